@@ -1,7 +1,7 @@
-"""Run the quickstart notebook as a person would, print what its cells say, and keep it as HTML beside its run.
+"""Run the quickstart notebook as a person would, and keep it as HTML beside its run.
 
-`make quickstart` calls this. It executes the notebook and shows what the notebook shows: there is no second path
-through the library here.
+`make quickstart` calls this. It executes the notebook and shows what
+the notebook shows: there is no second path through the library here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Terminal:
-    """Print what a kernel sends; a line that is rewritten in place stays one line, in a terminal and in a log."""
+    """Print what a kernel sends; a rewritten line stays one line, in a terminal and in a log."""
 
     def __init__(self) -> None:
         self._line = ""
@@ -113,7 +113,8 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> bool:
     """Run a notebook in a folder, telling what it says.
 
     Returns:
-        Whether every cell did what it should; the outputs, an error's among them, are then in `notebook`.
+        Whether every cell did what it should; the outputs,
+        an error's among them, are then in `notebook`.
     """
     client = TellingClient(
         notebook,
@@ -137,8 +138,9 @@ def main() -> int:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     succeeded = execute(notebook, folder)
     html = folder / NOTEBOOK.with_suffix(".html").name
-    # Streams are joined only now: the client, asked to, would no longer find the displays behind them (an IndexError).
-    # What it would load from a network is of no use to it: no cell has formulas or widgets.
+    # Streams are joined only now: the client, asked to, would no longer
+    # find the displays behind them (an IndexError). What it would load
+    # from a network is of no use to it: no cell has formulas or widgets.
     offline = {"require_js_url": "", "mathjax_url": ""}
     exporter = HTMLExporter(
         config=Config({"CoalesceStreamsPreprocessor": {"enabled": True}, "HTMLExporter": offline})

@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: Markdown and notebooks by MyST-NB, the theme Furo, nothing from the network."""
+"""How Sphinx builds the site: Markdown and notebooks by MyST-NB, the theme Furo, no network."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ sys.path.insert(0, str(HERE / "_ext"))
 
 import workbench  # noqa: E402
 
-# The notebooks are pages too. Sphinx reads only what is below its own folder, and MyST follows links to where they
-# lead, so they are copied; git ignores the copies.
+# The notebooks are pages too. Sphinx reads only what is below its own folder, and
+# MyST follows links to where they lead, so they are copied; git ignores the copies.
 COPIES = HERE / "notebooks"
 shutil.rmtree(COPIES, ignore_errors=True)
 COPIES.mkdir()

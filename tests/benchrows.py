@@ -1,4 +1,4 @@
-"""Rows of a benchmark made by hand, for what compares and draws them; and a page as its reader gets it."""
+"""Rows of a benchmark made by hand, for comparisons and plots; and a page as its reader gets it."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def write_row(
 
 
 def cells_of(page: Page, sheet: Sheet) -> dict[int, list[str]]:
-    """By the number of a line, the cells with its figures, of the first table and of the folded one."""
+    """By the number of a line, the cells with its figures, of the first and of the folded table."""
     who = 4 + sheet.several_models
     cells: dict[int, list[str]] = {}
     for row in page.rows:
@@ -190,7 +190,7 @@ def cells_of(page: Page, sheet: Sheet) -> dict[int, list[str]]:
 
 
 class Page(HTMLParser):
-    """A page: its tags, its text, and the cells of its tables by row, without what is written small."""
+    """A page: its tags, its text, and the cells of its tables by row, without the small print."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

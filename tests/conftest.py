@@ -1,4 +1,4 @@
-"""Shared by all tests: the real data set where it is present, and the proof that nothing of ours is left running."""
+"""Shared by all tests: the real data set, if present, and the proof that no process is left."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytest.register_assert_rewrite("forkedruns")  # its assertions tell values, as a
 # `make test` runs the others, and the quickstart in a browser; `make test-all` these too.
 LONG_NOTEBOOKS = tuple(f"{number:02d}_" for number in range(10) if number != 1)
 
-# A shell that starts this in the background has it ignore interrupts, and every child with it: tests that interrupt
-# a program would find it deaf.
+# A shell that starts this in the background has it ignore interrupts, and
+# every child with it: tests that interrupt a program would find it deaf.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests are never timed: hypothesis would fail a test for slow examples on a machine under load.
@@ -34,7 +34,8 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 
-# Under `--no-processes`, which `make check` uses, a test is left out as soon as it starts a process.
+# Under `--no-processes`, which `make check` uses, a
+# test is left out as soon as it starts a process.
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec")
 WITH_PROCESSES = ("slow", "long", "notebook", "browser", "images")
 
@@ -65,7 +66,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real WikiSQL questions beside a developer's checkout; the test is skipped where there is none."""
+    """The folder of real WikiSQL questions beside a developer's checkout; else skip the test."""
     folder = REPOSITORY.parent / "shared" / "data" / "wikisql"
     if not (folder / "train.jsonl").is_file():
         pytest.skip(
@@ -95,13 +96,14 @@ def processes_with(*marks: str) -> list[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail the session when a keeper, sshd, agent or rank that a test started outlives all tests."""
+    """Fail the session when a keeper, sshd, agent or rank of a test outlives all tests."""
     mark = f"WORKBENCH_TEST_SESSION={uuid.uuid4().hex}"
     os.environ.update([mark.split("=")])
     yield
     if (forked := sys.modules.get("forkedruns")) is not None:
         forked.end_parent()
-    # What a login on a pod starts has a fresh environment: it is known by a path of this session's in its arguments.
+    # What a login on a pod starts has a fresh environment: it
+    # is known by a path of this session's in its arguments.
     left = left_after(mark, f"{tmp_path_factory.getbasetemp()}/")
     assert not left, "still running after the tests:\n" + "\n".join(left)
 
@@ -118,7 +120,7 @@ def left_after(*marks: str) -> list[str]:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
-    """Mark the notebooks, which carry no marks of their own; order what is left when others are deselected."""
+    """Mark the notebooks, which carry no marks of their own; order the tests that are left."""
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker("notebook")
@@ -135,8 +137,8 @@ def pytest_collection_modifyitems(
 def order_files(items: list[pytest.Item]) -> None:
     """Order the files for pytest-xdist, which keeps the order with `--no-loadscope-reorder`.
 
-    Heavy files begin early, so that none comes last and leaves the other processes idle; light ones, which mostly
-    wait, come between them and leave the cores to the heavy.
+    Heavy files begin early, so that none comes last and leaves the other processes idle;
+    light ones, which mostly wait, come between them and leave the cores to the heavy.
     """
     weights: Counter[Path] = Counter()
     for item in items:
@@ -154,7 +156,7 @@ def order_files(items: list[pytest.Item]) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand on what was measured; the process that gets it looks after the notebooks, which share one folder."""
+    """Hand on the measured figures; the receiver looks after the notebooks' shared folder."""
     worker = getattr(session.config, "workeroutput", None)
     if worker is not None:
         worker["measured"] = list(MEASURED)

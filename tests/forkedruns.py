@@ -1,4 +1,4 @@
-"""Runs of the trainer on real ranks, without a cluster: all forked from one process that has imported torch once."""
+"""Runs of the trainer on real ranks, without a cluster: forks of a process that imported torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from workbench.rundir.events import Event, parse_event
 STEPS = 10
 GLOBAL_BATCH = 12
 TECHNIQUES = ("ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp")
-# A wrong scale of the gradients hides in AdamW, which divides it out, and shows in SGD without momentum.
+# A wrong scale of the gradients hides in AdamW, which
+# divides it out, and shows in SGD without momentum.
 OPTIMIZERS = ("adamw", "sgd")
 LENGTH = {"max_target_length": 24}
 # A model that has learned nothing answers up to the last token it may.
@@ -74,11 +75,12 @@ class Plan:
         sent: Mapping[str, object] | None = None,
         **job: object,
     ) -> None:
-        """Add a run; `more` are keys of forkrun.py's plan, `sent` is what travels for its metrics."""
+        """Add a run; `more` are keys of forkrun.py's plan, `sent` travels for its metrics."""
         folder = self.root / name
         folder.mkdir()
         spec = FineTune(**{**DEFAULTS, **job})  # type: ignore[arg-type]
-        # Hybrid shards, refused on CPUs, are rehearsed here with several ranks that count as one pod's.
+        # Hybrid shards, refused on CPUs, are rehearsed
+        # here with several ranks that count as one pod's.
         config = None if spec.technique == "fsdp" else resolve(spec, gpus=0, world_size=ranks)
         if callable(patch):
             patch(config)
@@ -138,7 +140,7 @@ def end_parent() -> None:
 
 
 def follows(run: Ran, reference: Ran, what: str = "") -> None:
-    """Hold a run to the curves of another at equal global batches; note by how much they differ, under a name."""
+    """Hold a run to another's curves at equal global batches; note the difference by name."""
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     off: dict[str, float] = {}
     for metric in ("loss", "grad_norm", "learning_rate"):

@@ -1,4 +1,4 @@
-"""Figures that tests measured on the way; printed when all are over, gathered from every process that ran some."""
+"""Figures that tests measured on the way; printed at the end, gathered from every process."""
 
 MEASURED: list[str] = []
 """One line each."""

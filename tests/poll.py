@@ -1,4 +1,4 @@
-"""The one way in which tests wait: until something holds, with a deadline on the monotonic clock."""
+"""The one way in which tests wait: until something holds, by a deadline on the monotonic clock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def until(
     every_s: float = 0.02,
     why: Callable[[], object] | None = None,
 ) -> float:
-    """Wait until something holds and return the seconds it took; an AssertionError, with `why()`, after `within_s`."""
+    """Wait until something holds and return the seconds; after `within_s`, fail with `why()`."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began >= within_s:

@@ -8,6 +8,6 @@ from workbench import FineTune
 
 
 def small_job(train_rows: int, eval_rows: int, **options: Any) -> FineTune:
-    """Make a job on so many bundled rows that neither answers nor profiles, unless it is told to."""
+    """Make a job on so many bundled rows, without answers or profiles unless asked for."""
     rows = {"kind": "wikisql-mini", "train_rows": train_rows, "eval_rows": eval_rows}
     return FineTune(**{"dataset": rows, "predict_rows": 0, "profile_step": 0, **options})

@@ -1,4 +1,4 @@
-"""A job's kind is asked for its members, never for its name: no room but its own tells kinds apart."""
+"""A job's kind is asked for its members, not its name: only its own room tells kinds apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m workbench run`: its exit codes, its refusals, and the real questions through each launcher."""
+"""`python -m workbench run`: exit codes, refusals, and the real questions by each launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journey of a job over two local pods: the real sshd, pdsh, mpirun, DeepSpeed; nothing faked."""
+"""The journey of a job over two local pods: the real sshd, pdsh, mpirun, DeepSpeed; no fakes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ TINY = FineTune(
     per_device_train_batch_size=4,
 )
 LAUNCHERS = ["ssh", "pdsh", "openmpi"]
-# Every launcher trains in `make test`; where each pod imports DeepSpeed, the same fault again is for `make test-all`.
+# Every launcher trains in `make test`; where each pod imports
+# DeepSpeed, the same fault again is for `make test-all`.
 each_launcher = pytest.mark.parametrize(
     "launcher", ["ssh", *(pytest.param(name, marks=pytest.mark.long) for name in LAUNCHERS[1:])]
 )

@@ -1,4 +1,4 @@
-"""What a user does to a run that is under way, over two local pods: look where its ranks are, and end it gently."""
+"""What a user does to a live run, over two local pods: look where its ranks are, and end it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the repository says of itself: README, pages, Makefile, requirements, hooks, notebooks as they are kept."""
+"""What the repository says of itself: README, pages, Makefile, requirements, hooks, notebooks."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ def test_no_page_sends_users_to_the_package_index_for_this_project() -> None:
 
 
 def test_every_pin_but_torch_is_locked_by_hashes() -> None:
-    """Whoever raises a version and forgets `make requirements` is told here, and by pip in `make setup`."""
+    """A raised version without `make requirements` fails here, and in pip in `make setup`."""
     text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
     lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
     locked = {pin: hashes for pin, *hashes in lines}

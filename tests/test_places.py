@@ -1,4 +1,4 @@
-"""A notebook moves to another place by its first cell alone: 03 as it stands, on each place that has one."""
+"""A notebook moves to another place by its first cell alone: 03 as it stands, on each place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that end before their time, and runs that go on from what they left: the loss curve is that of one run."""
+"""Runs that end early, and runs that continue from what they left: the loss curve of one run."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def submit(cluster: Cluster, **options: object) -> Run:
 
 
 def pids_of(rank: Path) -> list[int]:
-    """Find a rank by where its output goes; one that a warm server forked has that one's environment."""
+    """Find a rank by its output's file; a fork of a warm server has the server's environment."""
     pids: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -104,7 +104,7 @@ def run_for(rank: Path, seconds: float) -> None:
 
 
 def stopped_while_writing(rank: Path) -> bool:
-    """Let a rank go on for a moment, and tell whether that left it amid writing its part of a checkpoint."""
+    """Let a rank continue for a moment; tell whether it is writing its part of a checkpoint."""
     run_for(rank, 0.005)
     return bool(list(rank.parent.glob(f"checkpoints/step-*/{rank.name}.part")))
 
@@ -413,12 +413,13 @@ def test_epochs_workers_and_a_trace_are_told(whole: Run) -> None:
 
 
 def halt_at(run: Run, rank: Path, step: int) -> None:
-    """Stop a rank once a checkpoint of this step, or a later one, has come here; by turns, lest it end before."""
+    """Stop a rank once a checkpoint of this step or later has come here; by turns, for time."""
 
     def has_come() -> bool:
         parts = rank.parent.glob(f"checkpoints/step-*/{rank.name}/manifest.json")
         written = any(int(part.parent.parent.name.removeprefix("step-")) >= step for part in parts)
-        # Once it has written its part it need not get far until that comes: the keeper looks twice a second.
+        # Once it has written its part it need not get far
+        # until that comes: the keeper looks twice a second.
         run_for(rank, 0.002 if written else 0.02)
         time.sleep(0.1 if written else 0.0)
         return bool(pids_of(rank)) and any(kept_step >= step for kept_step in kept(run))

@@ -1,4 +1,4 @@
-"""The catalogue of sentences: what it finds, how identities stay, and that its file is up to date."""
+"""The catalogue of sentences: what it finds, how identities stay, and that its file is current."""
 
 from __future__ import annotations
 

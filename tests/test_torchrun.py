@@ -1,4 +1,4 @@
-"""Ranks find what torchrun sets, under every launcher; PyTorch Lightning's own detection of it runs unchanged."""
+"""Ranks find what torchrun sets, under every launcher; Lightning's own detection runs unchanged."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ def test_a_variable_of_the_job_wins_over_torchruns() -> None:
     base = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "GROUP_RANK": "9"}
     got = rank_environment(request, request.ranks[0], Path("/pods/pod-0"), base, {})
     assert (got["NODE_RANK"], got["TORCHELASTIC_RUN_ID"]) == ("7", "mine")
-    # The pod's own value of the default stays, as under torchrun; a place that another program left there does not.
+    # The pod's own value of the default stays, as under
+    # torchrun; a place that another program left there does not.
     assert (got["TORCH_NCCL_ASYNC_ERROR_HANDLING"], got["GROUP_RANK"]) == ("3", "0")
     assert (got["TORCHELASTIC_RESTART_COUNT"], got["TORCHELASTIC_MAX_RESTARTS"]) == ("1", "2")
 

@@ -1,4 +1,4 @@
-"""The wheel, installed outside the checkout, has all that its own command needs to train and to report."""
+"""The wheel, installed outside the checkout, has all that its command needs to train and report."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_its_command_trains_and_reports_outside_the_checkout(wheel: Path, tmp_pa
     install = ["install", "-q", "--no-deps", "--no-compile", str(wheel)]
     subprocess.run([*pip, *install], check=True, timeout=300)
     (packages,) = home.glob("lib/python*/site-packages")
-    # What it depends on is that of this environment; a .pth inside that, to this checkout, is not followed.
+    # What it depends on is that of this environment; a
+    # .pth inside that, to this checkout, is not followed.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     (tmp_path / "spec.json").write_text(json.dumps(SPEC))
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

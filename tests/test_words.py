@@ -42,7 +42,7 @@ POINTING = frozenset(
 """Pronouns and relatives that point at a thing where its name would do."""
 
 CEILING = 35
-"""Pronouns and relatives per 1,000 words, at most. Well-kept codebases of this field have 10 to 30."""
+"""Pronouns and relatives per 1,000 words, at most. Well-kept codebases here have 10 to 30."""
 
 MESSAGES = 30
 """The same for messages of errors. This ceiling may only become smaller."""
@@ -94,7 +94,7 @@ def comments(source: str) -> Iterator[str]:
 
 
 def messages(source: str) -> Iterator[str]:
-    """Yield the literal parts of what an error is raised with: ConfigError, RunError and the like."""
+    """Yield the literal parts of the arguments of an error: ConfigError, RunError and the like."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and re.search(
             r"(?:Error|Timeout|Refused|Full|Failed|Gone)$", ast.unparse(node.func)

@@ -1,8 +1,8 @@
-"""The directive `options`: a table of every option of a record, a class or a function, read from the code.
+"""The directive `options`: a table of every option of a record, a class or a function.
 
-Pydantic fields bring their description. Other records have a string literal below each field, which only the source
-has. A class without fields, or a function, describes its parameters in the Args section of its docstring. An option
-that nobody describes is a warning, and warnings fail the build.
+Pydantic fields bring their description. Other records have a string literal below each field, which
+only the source has. A class without fields, or a function, describes its parameters in the Args
+section of its docstring. An option that nobody describes is a warning, and warnings fail the build.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Option:
 
 
 def find(name: str) -> Any:
-    """Return the object of a name: a public one of `workbench`, or the only class or function called so below it.
+    """Return the object of a name: a public one of `workbench`, or the only one below it.
 
     Raises:
         LookupError: There is none, or more than one.
@@ -72,7 +72,7 @@ def find(name: str) -> Any:
 
 
 def options_of(thing: Any) -> list[Option]:
-    """Return the options of a pydantic model, a dataclass, a class with documented parameters, or a function."""
+    """Return the options of a pydantic model, a dataclass, a documented class, or a function."""
     if (model := getattr(thing, "__pydantic_fields__", None)) is not None:
         return [_of_pydantic(thing, name, info) for name, info in model.items()]
     if is_dataclass(thing) and isinstance(thing, type):
@@ -166,7 +166,7 @@ def _parsed(directive: SphinxDirective, lines: Sequence[str]) -> list[nodes.Node
 
 
 def _of_pydantic(model: type, name: str, info: Any) -> Option:
-    """Read one field of a pydantic model, whose description may stand below the field as in any other record."""
+    """Read one field of a pydantic model; its description may stand below it, as elsewhere."""
     default = _REQUIRED if info.is_required() else info.get_default(call_default_factory=True)
     text = info.description or _literals(model).get(name, "")
     return Option(
@@ -181,7 +181,7 @@ def _default_of(field: Any) -> object:
 
 
 def _literals(record: type) -> dict[str, str]:
-    """Return the string literal below each field, of the class and of those that it inherits from."""
+    """Return the string literal below each field of the class and of its bases."""
     texts: dict[str, str] = {}
     for cls in reversed(record.__mro__):
         if not cls.__module__.startswith("workbench"):
@@ -213,7 +213,10 @@ def _arguments(docstring: str) -> dict[str, str]:
 
 
 def _with_choices(record: type, name: str, text: str) -> str:
-    """Name the allowed values: in place of the name of their enum, or after the text where only the type has them."""
+    """Name the allowed values: in place of their enum's name, or after the text.
+
+    They stand after the text where only the type has them.
+    """
     # A field may be declared in a class above: its type is named in that class's module.
     modules = [importlib.import_module(owner.__module__) for owner in reversed(record.__mro__)]
     namespace = {name: value for module in modules for name, value in vars(module).items()}

@@ -304,7 +304,7 @@ def test_a_pod_under_a_memory_limit_imports_for_itself_and_no_other_pays_for_it(
 
 
 def test_pods_with_folders_of_their_own_share_one_import(make_agent, tmp_path, env):
-    """Each pod has a TMPDIR of its own: the fork takes it over, and what was found before it is forgotten."""
+    """Each pod has its own TMPDIR: the fork takes it over, and forgets what was found before it."""
     toy = f"import tempfile; before = tempfile.gettempdir()\n{TOY}{MORE}"
     (tmp_path / "toy_job.py").write_text(
         f"{toy}def where(): done(before=before, now=tempfile.gettempdir())\n"

@@ -1,4 +1,4 @@
-"""The agent's look at GPUs, against a small library that speaks NVML; real GPUs are not part of the tests."""
+"""The agent's look at GPUs, against a small library that speaks NVML; tests use no real GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's own launcher without torch: its real files, and all of DeepSpeed where another version wants more."""
+"""DeepSpeed's launcher without torch: its real files; all of DeepSpeed for another version."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from workbench.base.process import RankPlace
 
 TCP = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
 NCCL = "NCCL error in: /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:3690,"
-# Of a rank whose peer was killed, stopped or never there: gloo's and the store's are recorded from torch 2.13.
+# Of a rank whose peer was killed, stopped or never there:
+# gloo's and the store's are recorded from torch 2.13.
 LOST = [
     f"{TCP}/pair.cc:553] Connection closed by peer [127.0.0.1]:32442. "
     "This is typically caused by a remote worker crashing. Check the "

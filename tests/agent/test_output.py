@@ -1,4 +1,4 @@
-"""What ranks write goes through a pipe into their logs; a full disk keeps it in memory, and only then drops it."""
+"""What ranks write goes by a pipe into logs; a full disk keeps it in memory, then drops it."""
 
 from __future__ import annotations
 

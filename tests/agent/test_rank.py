@@ -1,4 +1,4 @@
-"""The program that pdsh, mpirun and a pasted line start: finds its pod, starts its rank, shows it, ends as it ends."""
+"""The program that pdsh, mpirun and a pasted line start: it finds its pod and runs its rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ending: stop, grace, sweep, lease, and what is left when the agent itself is killed. Never anybody else's process."""
+"""Ending: stop, grace, sweep, lease, and what a killed agent leaves. Never a stranger's process."""
 
 from __future__ import annotations
 

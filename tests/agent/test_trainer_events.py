@@ -1,4 +1,4 @@
-"""What a script writes for TensorBoard, by torch's writer or tensorboardX's, stands in the panel too."""
+"""What a script writes for TensorBoard, by torch or tensorboardX, stands in the panel too."""
 
 from __future__ import annotations
 
@@ -145,7 +145,8 @@ def test_all_ranks_of_a_trainer_end_after_the_same_step(
     assert ended == {0: 4, 1: 4}
     for each, folder in zip(ranks, folders, strict=True):
         each.on_train_end()
-        # An agent that hears of the stop only now must not signal a rank that saves its model already.
+        # An agent that hears of the stop only now must
+        # not signal a rank that saves its model already.
         assert (folder / "trainer-listens").exists()
 
 

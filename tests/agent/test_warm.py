@@ -1,4 +1,4 @@
-"""The warm server: what it forks is a program like any other, only sooner; where it cannot, ranks start cold."""
+"""The warm server: its forks are programs like any other, only sooner; else ranks start cold."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def warm(make_agent, tmp_path, request):
 
 @contextlib.contextmanager
 def fork_server(folder: Path, env: dict[str, str]) -> Iterator[str]:
-    """The socket of a fork server that has the tests' environment and imports, as the agents have."""
+    """The socket of a fork server with the tests' environment and imports, as agents have one."""
     (folder / "pods").mkdir(mode=0o700, exist_ok=True)  # beside the agents' folders
     server = ForkServer(folder / "pods", {**os.environ, **env}, env["PYTHONPATH"])
     try:

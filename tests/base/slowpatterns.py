@@ -1,6 +1,7 @@
-"""Time every regular expression of the package, and what masks and parses foreign text, on texts that slow such down.
+"""Time every regular expression of the package, and its masking and parsing, on slow texts.
 
-Run as a program: one line of JSON for each that took more than its limit of processor time, "done" at the end.
+Run as a program: one line of JSON for each that took
+more than its limit of processor time, "done" at the end.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def of_call(
 
 
 def held(value: object, depth: int = 2) -> Iterator[re.Pattern[Any]]:
-    """Yield the patterns in a container; those that stand alone were seen where they are compiled."""
+    """Yield the patterns in a container; those that stand alone are seen where compiled."""
     if isinstance(value, (list, tuple)) and depth:
         for each in value:
             if isinstance(each, re.Pattern):
@@ -189,7 +190,7 @@ def grams(number: int) -> list[str]:
 
 
 def texts_for(pattern: re.Pattern[Any]) -> Iterator[str]:
-    """Yield texts that begin to match everywhere and never end, made from what a pattern itself asks for."""
+    """Yield texts that begin to match everywhere and never end, made from a pattern's own parts."""
     from re import _parser  # type: ignore[attr-defined]
 
     source = (

@@ -1,4 +1,4 @@
-"""A child of ours finds this package, whatever lies in its folder, and no signal for the notebook reaches it."""
+"""A child of ours finds this package from any folder, and no signal for the notebook reaches it."""
 
 from __future__ import annotations
 

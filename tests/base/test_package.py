@@ -1,4 +1,4 @@
-"""The zip of this package that pods get: the same bytes from every process, and byte code that Python takes."""
+"""The zip of this package for pods: equal bytes from every process, and valid byte code."""
 
 from __future__ import annotations
 

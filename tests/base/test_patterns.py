@@ -1,4 +1,4 @@
-"""No text that a rank, a pod or a stranger wrote keeps a process busy in masking, in parsing or in any pattern."""
+"""No text of a rank, a pod or a stranger keeps a process busy in masking, parsing or a pattern."""
 
 from __future__ import annotations
 

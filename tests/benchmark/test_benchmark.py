@@ -1,4 +1,4 @@
-"""A benchmark on real pods: every outcome is a row, what stands is not run again, a killed kernel loses nothing."""
+"""A benchmark on real pods: every outcome is a row, and a killed kernel loses nothing."""
 
 from __future__ import annotations
 

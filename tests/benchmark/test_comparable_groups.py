@@ -154,7 +154,7 @@ def test_an_order_of_rows_is_kept_and_no_rows_give_no_groups() -> None:
 
 
 def test_published_rows_agree_with_themselves() -> None:
-    """The published seconds and samples a second are of the same three epochs: 56,355 training rows each."""
+    """The published seconds and samples a second are of the same three epochs: 56,355 rows each."""
     for row in PUBLISHED:
         if row.duration_s and row.samples_per_s and row.epochs:
             assert row.duration_s * row.samples_per_s / row.epochs == pytest.approx(

@@ -26,7 +26,7 @@ EVIL = "<script>alert(1)</script>"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of runs: two that may be compared, one with an evil name, one broken and one without an end."""
+    """A folder of runs: two comparable, one with an evil name, one broken, one without an end."""
     root = tmp_path_factory.mktemp("bench")
     write_row(root / "a", technique="zero1", pods=1)
     write_row(root / "b", technique="zero1", pods=3, train_samples_per_s=213.5, eval_loss=0.53125)

@@ -65,7 +65,7 @@ class Lab:
 
 
 class Book:
-    """One notebook in one tab, driven as a person would: menus by their commands, buttons by their names."""
+    """One notebook in one tab, driven as a person would: menus by command, buttons by name."""
 
     def __init__(self, page: Any, lab: Lab, name: str) -> None:
         self.page, self.lab, self.name = page, lab, name
@@ -106,7 +106,7 @@ class Book:
         return self.page.locator(".jp-Notebook .jp-Cell").nth(index).locator(".jp-OutputArea").first
 
     def said(self, index: int) -> str:
-        """The text of a cell's output by now; brought into sight, for what is out of sight is not rendered."""
+        """The text of a cell's output by now; the cell is scrolled into sight to be rendered."""
         area = self.output(index)
         return (
             str(area.evaluate("e => { e.scrollIntoView({block: 'nearest'}); return e.innerText; }"))

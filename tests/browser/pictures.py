@@ -1,7 +1,8 @@
 """`make pictures`: the pictures of README and docs, taken anew of real runs in a real JupyterLab.
 
-No test: its name keeps it out of the tests. Each picture is the output of one cell, in the light theme, as wide as the
-cell at 1,400 px; that of the sidebar is the whole window. Folders of this machine are shown as `demo`.
+No test: its name keeps it out of the tests. Each picture is the output of
+one cell, in the light theme, as wide as the cell at 1,400 px; that of the
+sidebar is the whole window. Folders of this machine are shown as `demo`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every view before axe-core, light and dark: contrast, names of controls, roles; all that is folded is unfolded."""
+"""Every view before axe-core, light and dark, unfolded: contrast, names of controls, roles."""
 
 from __future__ import annotations
 

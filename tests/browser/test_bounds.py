@@ -1,4 +1,4 @@
-"""What a run that prints very much costs the disk, the kernel and the browser: a real page with the live panel."""
+"""What a run that prints very much costs the disk, the kernel and a real page with the panel."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ COUNT_CHANGES = """cell => {
 def printing(
     lab: Any, open_book: Callable[[str], Any]
 ) -> Iterator[Callable[[int, float, int], tuple[Any, int]]]:
-    """Opens a page with a script that prints so many lines at such a speed once `go` exists; gives the kernel's pid."""
+    """Opens a page with a script that prints many lines from `go` on; gives the kernel's pid."""
     (lab.folder / "printing.py").write_text(PRINTING)
     go = lab.folder / "go"
 
@@ -131,7 +131,7 @@ def test_a_thousand_lines_a_second_cost_little(
 
 
 def sizes_mib(kernel: int, session: Any) -> dict[str, int]:
-    """Memory of the kernel, of the browser's processes (shared parts by share) and of the page's script."""
+    """Memory of the kernel, of the browser's processes (shared parts by share), of the script."""
     session.send("HeapProfiler.collectGarbage")
     session.send("Performance.enable")
     page = {

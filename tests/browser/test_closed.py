@@ -1,4 +1,4 @@
-"""A page that is closed while a run prints: the kernel and the run go on, and who comes back misses nothing."""
+"""A page is closed while a run prints: kernel and run continue, and a new page misses nothing."""
 
 from __future__ import annotations
 

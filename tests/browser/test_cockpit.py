@@ -222,7 +222,7 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
 
 
 def moving_steps(book: Any, index: int, wanted: int, timeout_s: float) -> list[int]:
-    """The different optimizer steps that a cell's output shows, one after another, until there are so many."""
+    """The different optimizer steps that a cell's output shows in turn, until there are so many."""
     steps: list[int] = []
 
     def enough() -> bool:

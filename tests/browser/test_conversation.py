@@ -1,4 +1,4 @@
-"""A chat below a cell: what is typed, answers while they are written, and what is left when the kernel is gone."""
+"""A chat below a cell: what is typed, answers as they grow, and what a dead kernel leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is drawn once, in a real page: a run with its buttons, loaded anew and reopened; and what the doctor found."""
+"""What is drawn once, in a real page: a run with buttons, loaded anew; the doctor's findings."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def shown(lab: Any, open_book: Callable[[str], Any], request: pytest.FixtureRequ
 
 
 def answers_under_the_pointer(cell: Any) -> None:
-    """Hold the pointer over the plot of the losses: the nearest step and the loss there are seen, and no others."""
+    """Hold the pointer over the plot of losses: only the nearest step and its loss are seen."""
     plot = cell.locator("svg.wb-plot").first
 
     def is_reached() -> bool:

@@ -1,4 +1,4 @@
-"""Plots that answer, as a person asks them: in a report opened from disk, and in JupyterLab while a run goes on."""
+"""Plots that answer a person: in a report opened from disk, and in JupyterLab during a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sidebar of runs in a real JupyterLab: a run of a real cluster is listed, opened, and stopped from there."""
+"""The sidebar of runs in a real JupyterLab: a real run is listed, opened and stopped from there."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def shoot(page: Any, name: str) -> None:
 def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
     page: Any, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The cluster's user is the server's: the way to a keeper lies in the state folder that both have.
+    # The cluster's user is the server's: the way to a
+    # keeper lies in the state folder that both have.
     monkeypatch.setenv("XDG_STATE_HOME", str(lab.home / ".local/state"))
     side = page.locator(".dw-side")
     side.get_by_text("No runs yet").wait_for(timeout=WAIT_MS)

@@ -1,4 +1,4 @@
-"""Tables in a real browser: nothing is pushed out of a notebook's cell, no word is broken, and a click sorts."""
+"""Tables in a real browser: nothing leaves the cell, no word is broken, and a click sorts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A saved notebook that JupyterLab does not trust: its own sanitizer leaves words, and the plot as an image."""
+"""A saved notebook that JupyterLab does not trust: its sanitizer leaves words and an image."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
 
 
 def saved_book(written: WrittenRun) -> Any:
-    """A notebook as it was saved with the picture of a finished run: HTML, and the plot as an image."""
+    """A notebook as saved with the picture of a finished run: HTML, and the plot as an image."""
     written.event("start", world_size=3, global_batch_size=24, parameters=1_033_984)
     for step in range(1, 120):
         written.step(step)

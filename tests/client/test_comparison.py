@@ -1,4 +1,4 @@
-"""Runs over each other: curves in one picture, options that differ, figures, and in what they are not like for like."""
+"""Runs over each other: curves in one picture, options that differ, figures, and unlike parts."""
 
 from __future__ import annotations
 

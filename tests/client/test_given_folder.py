@@ -1,4 +1,4 @@
-"""A run's or a cluster's directory that another person prepared starts nothing, ends nothing and removes nothing."""
+"""A run's or cluster's directory made by another person starts, ends and removes nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAYS: dict[str, Callable[[ClusterPaths], object]] = {
 
 
 def given(root: Path, backend: dict[str, object] = LOCAL, **state: object) -> ClusterPaths:
-    """A cluster whose keeper died while it closed, as a colleague could have written it, with one run."""
+    """A cluster with one run, whose keeper died while it closed, as a colleague might write it."""
     paths = ClusterPaths(root)
     run_at(paths.runs / "r1", "r1", str(root))
     write_json(paths.config, ClusterSpec(backend=backend).to_dict())
@@ -159,7 +159,7 @@ def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_no_keeper_makes_no_directory_a_cluster(tmp_path: Path) -> None:
-    """Else `doctor` and `submit` would believe the ssh configuration and the socket that lie there."""
+    """Else `doctor` and `submit` would believe the ssh configuration and the socket there."""
     paths = given(tmp_path / "c", phase="ready", pid=os.getpid(), start_time=None)
     with pytest.raises(
         RunError, match=sentence("client.takeover.not_its_keeper.process-names-keeper", os.getpid())

@@ -1,4 +1,4 @@
-"""Runs get names and notes, and the table of runs can be asked: filtered, sorted, compared, taken as data."""
+"""Runs get names and notes; the table of runs is filtered, sorted, compared, and read as data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a benchmark and its lines while it runs: right figures, nothing hidden, text and HTML alike."""
+"""The table of a benchmark and its live lines: right figures, nothing hidden, text as HTML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The view of a plan: the verdict first, bars against the limit, a unit that shows something, the rest folded."""
+"""The view of a plan: the verdict first, bars against the limit, a fitting unit, details folded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plots: their description, and that the static picture and the figure that answers hold the same numbers."""
+"""Plots: their description; the static picture and the live figure hold the same numbers."""
 
 from __future__ import annotations
 

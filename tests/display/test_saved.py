@@ -1,4 +1,4 @@
-"""What a notebook that a program executed keeps of a run that went on meanwhile, and what a reader sees of it."""
+"""What an executed notebook keeps of a run that continued meanwhile, and what a reader sees."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A notebook with twenty runs, each of which went on and ended in later cells than the one that shows it."""
+    """A notebook with twenty runs, each of which ended in a later cell than its own view."""
     cells = [new_code_cell(SETUP)]
     for number in range(RUNS):
         parts = (SHOWN, GOES_ON, ENDED, CLOSED) if number % 2 else (SHOWN, GOES_ON + ENDED + CLOSED)

@@ -1,4 +1,4 @@
-"""The plots over a benchmark's rows: what is drawn, what it is called, and that they stand inside any page."""
+"""The plots over a benchmark's rows: what is drawn, its name, and that it stands in any page."""
 
 from __future__ import annotations
 

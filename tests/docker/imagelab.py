@@ -1,7 +1,8 @@
-"""What the container test needs of a machine: the two images built, and an engine that `docker compose` can talk to.
+"""What the container test needs: the two images, and an engine for `docker compose`.
 
-Everything is kept below one folder, with storage, volumes and networks of its own: what else podman has on the machine
-is neither seen nor touched. The folder outlives the test, so that a second run builds only what changed.
+Everything is kept below one folder, with storage, volumes and networks of
+its own: what else podman has on the machine is neither seen nor touched.
+The folder outlives the test, so that a second run builds only what changed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Engine:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "networks").mkdir(parents=True, exist_ok=True)
-        # podman would ask for a million of each, which a machine that is a container itself may not grant.
+        # podman would ask for a million of each, which a
+        # machine that is a container itself may not grant.
         files = min(4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         processes = min(30_000, resource.getrlimit(resource.RLIMIT_NPROC)[1])
         (folder / "containers.conf").write_text(
@@ -117,7 +119,7 @@ class Engine:
             self.call("buildah", "commit", "--rm", container, BASE, timeout_s=600)
 
     def build(self, target: str, log: Path) -> float:
-        """Build a target of the Dockerfile on the base as this machine's pip is set up; give the seconds it took."""
+        """Build a target of the Dockerfile with this machine's pip settings; return the seconds."""
         with tempfile.TemporaryDirectory() as folder:
             settings, mounts = pip_settings()
             (Path(folder) / "pip.conf").write_text(settings)
@@ -172,10 +174,10 @@ class Engine:
 
     @contextmanager
     def compose(self, project: str) -> Iterator[Callable[..., str]]:
-        """Serve podman's API for `docker compose`; give what runs one of its commands and gives what that printed.
+        """Serve podman's API for `docker compose`; give a function that runs one of its commands.
 
-        What the project has started is gone afterwards, its volumes too, and the machine forwards packets again or not
-        as it did before.
+        What the project has started is gone afterwards, its volumes too,
+        and the machine forwards packets again or not as it did before.
         """
         forwarded = _FORWARDING.read_text()
         with ExitStack() as undo:
@@ -224,7 +226,7 @@ def run(argv: Sequence[str], timeout_s: float, environment: Mapping[str, str] | 
 
 
 def pip_settings() -> tuple[str, list[str]]:
-    """Give this machine's pip settings as a pip.conf for the inside of a build, and the mounts that its paths need."""
+    """Give this machine's pip settings as a pip.conf for a build, and the mounts of their paths."""
     said = run([sys.executable, "-m", "pip", "config", "list"], timeout_s=60)
     settings, mounts = {}, set()
     for line in said.splitlines():

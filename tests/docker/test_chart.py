@@ -1,4 +1,4 @@
-"""The Helm chart, rendered by helm itself, held against Kubernetes' schemas and against what the client calls."""
+"""The Helm chart, rendered by helm, held against Kubernetes' schemas and the client's calls."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_helm_finds_no_fault(helm: Path) -> None:
 def test_a_namespace_without_a_pod_security_standard_is_refused(
     helm: Path, tmp_path: Path, labels: dict[str, str], taken: bool
 ) -> None:
-    """`helm template` sees no namespace, so the check is given the labels that `lookup` would find."""
+    """`helm template` sees no namespace: the check is given the labels that `lookup` would find."""
     shutil.copytree(CHART, tmp_path / "chart")
     assert "workbench.checkLabels" in (CHART / "templates" / "namespace.yaml").read_text()
     there = " ".join(

@@ -1,4 +1,4 @@
-"""What of the images can be seen without building one: their files agree with each other, and the entry point works."""
+"""What is seen of the images without a build: their files agree, and the entry point works."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_kubernetes_runs_jupyterlab_as_the_image_does() -> None:
 
 
 class Containers:
-    """The entry point as containers run it, but on this machine: each has a home, all share a folder."""
+    """The entry point as containers run it, but on this machine: a home each, one shared folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""The folders that JupyterLab has in a pod, as Kubernetes makes them: root owns each, and the whole pod may write."""
+"""JupyterLab's folders in a pod, as Kubernetes makes them: of root, and open to the pod's user."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shipped() -> dict[str, Any]:
 def in_pod(
     pod: dict[str, Any], tmp_path: Path, argv: list[str], **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program with the mounts of a pod's manifest, as its user, with these variables alone."""
+    """Run a program with the mounts of a pod's manifest, as its user, with only these variables."""
     (container,) = pod["containers"]
     claims = {volume["name"] for volume in pod["volumes"] if "persistentVolumeClaim" in volume}
     pairs = []

@@ -1,7 +1,8 @@
-"""The images built from the Dockerfile, and what `docker compose up` makes of them; `make test-images` runs it.
+"""The images of the Dockerfile, and what `docker compose up` makes of them (`make test-images`).
 
-Minutes of CPU and some GB of disk, so it is not part of `make test`. The three workers are containers with a network
-address each; they are trained on from this machine and from the JupyterLab beside them.
+Minutes of CPU and some GB of disk, so it is not part of `make test`.
+The three workers are containers with a network address each; they
+are trained on from this machine and from the JupyterLab beside them.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ def test_the_dockerfile_has_no_fault_that_a_linter_knows() -> None:
     program = tool("hadolint")
     if program is None:
         pytest.skip("hadolint is not installed; make test-images installs it")
-    # Debian keeps no older versions to pin; grep fails at the end of its pipe if there is nothing; the rest is taste.
+    # Debian keeps no older versions to pin; grep fails at the
+    # end of its pipe if there is nothing; the rest is taste.
     ignored = [
         word for rule in ("DL3008", "DL4006", "DL3003", "DL3066") for word in ("--ignore", rule)
     ]

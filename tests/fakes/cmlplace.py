@@ -1,4 +1,4 @@
-"""A session of Cloudera ML, as far as its documented interface goes: `cmlworkers.py` put where `cml` would be."""
+"""A session of Cloudera ML, by its documented interface: `cmlworkers.py` in the place of `cml`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Cloudera ML's API v2 for tests, as far as jobs and applications go: over real HTTP, with the documented fields alone.
+"""Cloudera ML's API v2 for tests, for jobs and applications: real HTTP, documented fields alone.
 
-A run and an application are processes of this machine that carry out the project's script, as an engine does.
+A run and an application are processes of this machine
+that carry out the project's script, as an engine does.
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ from workbench.base.process import find
 
 
 class WorkersV1:
-    """`cml.workers_v1`, with the signatures of its documentation; a worker is a process on a loopback address.
+    """`cml.workers_v1` by its documentation; a worker is a process on a loopback address.
 
     https://docs.cloudera.com/machine-learning/cloud/distributed-computing/topics/ml-workers-api.html
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Begin; `folder`: where the platform notes its workers, so that they outlive the session that asked."""
+        """Begin; `folder`: the platform's notes of its workers, which outlive the session."""
         self.folder = folder
         self.workers: dict[int, dict[str, Any]] = {}
         self.processes: dict[int, subprocess.Popen[bytes] | _Engine] = {}
@@ -157,7 +157,7 @@ def _end_engine(engine: subprocess.Popen[bytes] | _Engine) -> None:
 
 
 def _group_lives(group: int) -> bool:
-    """Tell whether a process of the group still runs; whoever adopted its dead may take a while to bury them."""
+    """Tell whether a process of the group still runs; a dead one may wait a while to be reaped."""
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             words = stat.read_text().rpartition(")")[2].split()
@@ -167,7 +167,7 @@ def _group_lives(group: int) -> bool:
 
 
 def install_cml(folder: Path) -> None:
-    """Write a package `cml` that is the fake, for this process and those that it starts with `PYTHONPATH`."""
+    """Write a package `cml` that is the fake, for this process and its children (`PYTHONPATH`)."""
     package = folder / "cml"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")

@@ -170,7 +170,7 @@ class Hub:
 
 @contextmanager
 def hub() -> Iterator[Hub]:
-    """Serve one until the end; a request that it does not know is answered by 500, and fails the test at the end."""
+    """Serve one until the end; an unknown request gets a 500, and fails the test at the end."""
     held, errors = Hub(), []
 
     class Handler(BaseHTTPRequestHandler):

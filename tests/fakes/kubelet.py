@@ -1,8 +1,9 @@
-"""A small kubelet for tests: it runs each pod of the API server as processes of this machine, on its own address.
+"""A small kubelet for tests: it runs each pod as processes of this machine, on its own address.
 
-Containers see neither the notebook's folders nor its Python, where this process may mount. It mounts Secrets and
-volumes as folders (paths in commands and variables follow them), starts the container's very command, probes it,
-writes status and events back, honours deletion, and can be told to misbehave.
+Containers see neither the notebook's folders nor its Python, where this process may mount. It
+mounts Secrets and volumes as folders (paths in commands and variables follow them), starts the
+container's very command, probes it, writes status and events back, honours deletion, and can be
+told to misbehave.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ shift 4
 if [ -n "$user" ]; then set -- setpriv --reuid="$user" --regid=0 --clear-groups --no-new-privs "$@"; fi
 exec "$@"
 """
-"""Starts a container: its accounts, a root file system that cannot be written but for what is mounted, its user id."""
+"""Starts a container: its accounts, its mounts in a read-only root file system, its user id."""
 
 
 @dataclass
@@ -106,7 +107,7 @@ class Kubelet:
         self.going_s = 0.1
         """How long a deleted pod is still there, as Succeeded, once its program has ended."""
         self.user: int | None = None
-        """The user id of containers that name none, of group 0, as OpenShift chooses one; None: this process's."""
+        """The user id of containers that name none, as on OpenShift; None: this process's."""
         self.environment = {**session_environment(), **environment}
         """What the image sets."""
         self.apart: tuple[str, ...] = ()
@@ -153,7 +154,7 @@ class Kubelet:
         await self._patch(pod, {"status": {"conditions": [condition, _condition("Ready", True)]}})
 
     async def be_lost(self) -> None:
-        """Lose the node, as the controller of nodes notes it: no reason in the condition, an Event for each pod."""
+        """Lose the node, as the node controller notes it: no reason, and an Event for each pod."""
         lost = {
             "type": "Ready",
             "status": "False",
@@ -340,7 +341,7 @@ class Kubelet:
         await self._event(pod, "Pulled", f'Successfully pulled image "{image}" in 1m2s', "Normal")
 
     async def _pull_in_vain(self, pod: Running) -> None:
-        """Try to pull and fail, with a growing pause between, until the registry answers: `pulled` is set."""
+        """Try to pull and fail, with growing pauses, until the registry answers (`pulled`)."""
         image = pod.container["image"]
         cause = (
             f'failed to resolve reference "{image}": dial '
@@ -357,7 +358,7 @@ class Kubelet:
             await asyncio.sleep(0.5)
 
     async def _watch(self, pod: Running, listening: Path) -> None:
-        """Probe until the container is up, with an Event for each failure, then wait until it ends."""
+        """Probe until the container is up, with an Event for each failure; wait until it ends."""
         ready, probe_s = False, 0.0
         while not pod.deleting.is_set():
             code = pod.process.poll() if pod.process is not None else None
@@ -386,7 +387,8 @@ class Kubelet:
         """Make the volumes; wait for Secrets that are not there yet, as the real one does."""
         folders = {}
         for volume in pod.manifest["spec"]["volumes"]:
-            # One folder for the work of all pods, so that it has the same path on each, as in containers.
+            # One folder for the work of all pods, so that it
+            # has the same path on each, as in containers.
             claim = volume.get("persistentVolumeClaim", {}).get("claimName")
             shared = "work" if volume["name"] == "work" else f"claim-{claim}" if claim else ""
             if claim and not await self._claim(pod, claim):
@@ -425,7 +427,7 @@ class Kubelet:
         return {path: folder for path, folder in mounts.items() if path not in ("/dev/shm", "/tmp")}
 
     async def _claim(self, pod: Running, name: str) -> bool:
-        """Wait until a claim is there, saying that it is missed; False where the pod is deleted before."""
+        """Wait until a claim is there, and say that it is missing; False if the pod is deleted."""
         namespace, told = pod.manifest["metadata"]["namespace"], False
         while True:
             async with self._session.get(
@@ -441,7 +443,7 @@ class Kubelet:
             await asyncio.sleep(_TICK_S)
 
     async def _config_map(self, pod: Running, volume: str, name: str) -> bool:
-        """Wait until a ConfigMap is there, with an Event that it is missed; False where the pod is deleted before."""
+        """Wait until a ConfigMap is there, with an Event meanwhile; False if the pod is deleted."""
         words = f'MountVolume.SetUp failed for volume "{volume}" : configmap "{name}" not found'
         while not pod.deleting.is_set():
             async with self._session.get(f"/api/v1/namespaces/lab/configmaps/{name}") as response:

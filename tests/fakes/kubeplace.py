@@ -1,4 +1,4 @@
-"""Kubernetes as a place for tests: kmock's emulator and a kubelet, on an event loop in a thread of its own."""
+"""Kubernetes as a place for tests: kmock's emulator and a kubelet, on a thread's event loop."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class KubernetesPlace:
         return [f"{item['kind']} {item['metadata']['name']}" for item in self.server.live()]
 
     def lose_node(self) -> None:
-        """Have the node fall silent while containers run on: no kubelet answers, and the node controller notes it."""
+        """Silence the node while containers run: no kubelet answers, as its controller notes."""
         self.server.kubelet_away = True
         self.server.cut(self.server.forwards)
         self.do(self.kubelet.be_lost())

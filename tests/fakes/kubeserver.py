@@ -1,7 +1,8 @@
-"""A Kubernetes API server for tests: kmock's emulator, and what it leaves out that pods of ours depend on.
+"""A Kubernetes API server for tests: kmock's emulator, and what else our pods depend on.
 
-Added are uids, label selectors, delayed deletion, preconditions, the log, the port-forward over a WebSocket, refusals
-by a Role, and faults on demand. What it serves comes over real HTTP; `kubelet.py` runs the pods.
+Added are uids, label selectors, delayed deletion, preconditions, the
+log, the port-forward over a WebSocket, refusals by a Role, and faults on
+demand. What it serves comes over real HTTP; `kubelet.py` runs the pods.
 """
 
 from __future__ import annotations
@@ -57,9 +58,9 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         """What a ClusterRole allows in addition, where no namespace is named."""
         self.faults: list[Fault] = []
         self.away = False
-        """Whether it has gone: it breaks what is open, and every new call but the kubelet's; what it holds stays."""
+        """Whether it has gone: it breaks open and new calls, not the kubelet's; its objects stay."""
         self.kubelet_away = False
-        """Whether the node's kubelet does not answer, which has the logs and carries the port-forwards."""
+        """Whether the node's kubelet, which has logs and port-forwards, does not answer."""
         self.read_log: Callable[[str], str | None] = lambda _name: None
         self.watches: dict[int, web.BaseRequest] = {}  # a request cannot be hashed
         self.forwards: dict[int, web.BaseRequest] = {}
@@ -126,7 +127,7 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
             self.watches.pop(id(raw_request), None)
 
     def go_away(self) -> None:
-        """Be killed in the middle of what it does, as an API server is; `away = False` brings it up again."""
+        """Be killed in the middle, as an API server may be; `away = False` brings it up again."""
         self.away = True
         self.cut(self.watches)
         self.cut(self.forwards)

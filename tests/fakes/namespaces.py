@@ -1,4 +1,4 @@
-"""Network namespaces joined by a bridge: hosts that are really several, as far as one machine has such."""
+"""Network namespaces joined by a bridge: several hosts, as far as one machine has such."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import pytest
 
-# One of its own for each process of pytest-xdist: two that shared it took the route from one another.
+# One of its own for each process of pytest-xdist:
+# two that shared it took the route from one another.
 NET = f"10.213.{7 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw'))}"
 _TAGS = itertools.count()  # a namespace goes a little after its last process
 
@@ -64,7 +65,7 @@ class Namespace:
 
 @contextmanager
 def joined(count: int) -> Iterator[list[Namespace]]:
-    """Make namespaces, each with an address of its own that the bridge, and so this machine, reaches."""
+    """Make namespaces, each with an address that the bridge, and so this machine, reaches."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     tag = f"wb{os.getpid() % 100_000}{next(_TAGS)}"

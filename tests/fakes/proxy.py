@@ -1,4 +1,4 @@
-"""A bad network between two ends of a TCP connection: every byte late, and the line cut now and then."""
+"""A bad network between two ends of a TCP connection: late bytes, and a line cut now and then."""
 
 from __future__ import annotations
 

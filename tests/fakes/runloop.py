@@ -1,7 +1,8 @@
-"""Pods of a run without processes, network or waiting: what each does is scripted, and the clock is the simulator's.
+"""Pods of a run without processes or network: their acts are scripted, and so is the clock.
 
-A `Simulation` has pods, a clock and acts. The run loop drives it: whoever asks its queue for a report moves the clock
-to the next thing that happens. `runner` gives the real `Runner` that it is all for.
+A `Simulation` has pods, a clock and acts. The run loop drives it:
+whoever asks its queue for a report moves the clock to the next thing
+that happens. `runner` gives the real `Runner` that it is all for.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Plan:
     prints: Sequence[tuple[float, str, Mapping[str, object]]] = ()
     """Seconds after the start, kind of event and data."""
     launcher_code: int | None = None
-    """With what the launcher ends two seconds after the start; None where it ends after its ranks."""
+    """The launcher's end, two seconds after the start; None where it ends after its ranks."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
-"""Machines that exist, as `SSHPods` finds them: real SSH daemons that no backend started, on loopback addresses.
+"""Machines that exist, as `SSHPods` finds them: real SSH daemons on loopback addresses.
 
-As far as mounts allow, which take root, they share nothing with the notebook: neither its folders nor its Python.
+As far as mounts allow, which take root, they share nothing
+with the notebook: neither its folders nor its Python.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ exec "$@"
 
 
 def apart(python: Path, hidden: Sequence[Path]) -> tuple[tuple[str, ...], str]:
-    """Return the words before a program that shares nothing with this one, and the path of its Python.
+    """Return the words before a program that shares nothing with this one, and its Python's path.
 
     Without root there are no mounts, and both share everything.
     """

@@ -115,7 +115,7 @@ class World:
         )
 
     def ended(self, run: Run, limit_s: float = 60) -> RunResult:
-        """Wait for the end and check what holds after every fault: a whole directory, and nothing that still runs."""
+        """Wait for the end and check what every fault must leave: a whole directory, no process."""
         result = run.wait(limit_s, progress=False)
         assert result.left_processes == 0
         self.nothing_left(run)

@@ -1,4 +1,4 @@
-"""What a person reads when memory runs out or numbers leave their range: the cause in plain words, and fixes."""
+"""The message when memory runs out or numbers leave their range: the cause, and fixes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ if os.environ.get("RANK") == "1":
         return backward(self, *args, **options)
     torch.Tensor.backward = full
 """
-# In the fifth step the loss of some ranks is no number, as with a row that the arithmetic cannot bear.
+# In the fifth step the loss of some ranks is no number,
+# as with a row that the arithmetic cannot bear.
 NOT_A_NUMBER = """
 import os
 if os.environ.get("RANK") in os.environ.get("POISONED", "").split(","):

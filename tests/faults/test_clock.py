@@ -13,7 +13,8 @@ import pytest
 pytestmark = pytest.mark.slow
 BEAT = Path(__file__).parent.parent / "scripts" / "beat.py"
 
-# Every Python that is started with this on its path has the wall clock that a file says; monotonic ones go on.
+# Every Python that is started with this on its path has
+# the wall clock that a file says; monotonic ones go on.
 JUMPING = """
 import os, time
 _real = time.time

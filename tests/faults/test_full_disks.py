@@ -1,4 +1,4 @@
-"""Disks that are really full, at every moment of a run: one message, the right exit code, and nothing left running."""
+"""Disks that are really full, at every moment of a run: one message, the exit code, no process."""
 
 from __future__ import annotations
 

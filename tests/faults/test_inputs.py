@@ -1,4 +1,4 @@
-"""What goes wrong while a run's inputs travel: outlived where it can be, and else blamed on the pod."""
+"""What goes wrong while a run's inputs travel: outlived where it can be, else blamed on the pod."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def submit_much(world: World, cluster: Cluster, folder: Path, lines: int = 20) -> Run:
-    """Submit a script with so much beside it that it travels for a while, and wait until it does."""
+    """Submit a script with so many files that they travel for a while, and wait until they do."""
     folder.mkdir()
     shutil.copy(SCRIPTS / "beat.py", folder)
     (folder / "weights.bin").write_bytes(random.Random(7).randbytes(60 * MIB))

@@ -1,4 +1,4 @@
-"""The keeper between runs, at its start and at its end: queues, closing at every moment, interrupts."""
+"""The keeper between runs, at its start and at its end: queues, closing, interrupts."""
 
 from __future__ import annotations
 

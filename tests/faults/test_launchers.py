@@ -1,4 +1,4 @@
-"""A launcher that is killed in the middle is never a success, and a run that is stopped takes no other with it."""
+"""A launcher that is killed in the middle is no success; a stopped run takes no other with it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: st
 def test_stopping_one_run_leaves_all_others_alone(
     world: World, tmp_path: Path, launcher: str
 ) -> None:
-    """Row 47. DeepSpeed stops with `pkill -f`, which hits whatever has the same words in its command line."""
+    """Row 47. DeepSpeed stops with `pkill -f`, which hits each process with its words."""
     end = tmp_path / "end"
     with Cluster(LocalPods(), count=2, path=tmp_path / "other", warm=False) as other:
         kept = world.submit("beat.py", "--until", str(end), cluster=other, launcher=launcher)
@@ -87,7 +87,7 @@ def test_stopping_one_run_leaves_all_others_alone(
 def test_a_hostfile_that_was_changed_while_a_run_waited_starts_nothing(
     world: World, tmp_path: Path
 ) -> None:
-    """Row 45: reordered, removed, and with a line that a launcher would take for an option of ssh."""
+    """Row 45: reordered, removed, and with a line that a launcher would take for ssh's option."""
     end, canary = tmp_path / "end", tmp_path / "canary"
 
     def reorder(path: Path) -> None:

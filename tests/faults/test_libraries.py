@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-# A second installation, as far as versions go: on the second host another torch comes first on the path.
+# A second installation, as far as versions go: on the
+# second host another torch comes first on the path.
 PYTHON = """#!/bin/sh
 case "$SSH_CONNECTION" in *" 127.0.0.3 "*) export PYTHONPATH={fake};; esac
 exec {real} "$@"
@@ -69,7 +70,8 @@ def test_libraries_that_differ_are_refused_with_a_table_before_anything_starts(
 def test_the_lock_of_a_killed_build_is_removed_and_told(world: World, tmp_path: Path) -> None:
     """Row 37: whoever wants to build an op waits, without a word, for as long as its lock is there.
 
-    Training on CPUs builds none, so the test takes the lock as torch does. The killed holder is a real one.
+    Training on CPUs builds none, so the test takes the
+    lock as torch does. The killed holder is a real one.
     """
     lock = tmp_path / "cpu_adam" / "lock"
     lock.parent.mkdir()

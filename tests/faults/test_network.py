@@ -1,4 +1,4 @@
-"""What happens to a run when the network under it falls silent, is slow and keeps breaking, or carries junk."""
+"""What happens to a run when its network falls silent, is slow, breaks often, or carries junk."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def _all_grew(world: World, run: Run, seen: list[int]) -> bool:
 
 
 def test_junk_on_the_training_port_disturbs_nobody(world: World, tmp_path: Path) -> None:
-    """Row 35, with torch's own store: noise, HTTP, a megabyte without end of line, and connections left open."""
+    """Row 35, with torch's store: noise, HTTP, a megabyte without end of line, open connections."""
     end = tmp_path / "end"
     run = world.submit("ring.py", "--until", str(end), pods=2)
     until(lambda: "step 4 " in world.log(run, 0) or run.state.is_terminal, 120)

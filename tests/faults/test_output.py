@@ -1,4 +1,4 @@
-"""Output at its worst, and disks that are full: what ends up in the run directory, and what must not."""
+"""Output at its worst, and full disks: what the run directory gets, and what it must not get."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 def test_output_arrives_byte_for_byte_and_the_keeper_stays_small(world: World) -> None:
-    """Row 52: 10^5 lines at once, a line of 1 MB, bars, bytes that are no text; events among them."""
+    """Row 52: 10^5 lines at once, a line of 1 MB, bars, bytes that are no text, and events."""
     keeper = int(str(read_json(world.cluster.path / "state.json")["pid"]))
     before = resident(keeper)
     began = time.monotonic()
@@ -81,7 +81,7 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
 def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: Path) -> None:
-    """Row 39, the other side: what finds no room in a log there is handed on from the agent's memory."""
+    """Row 39, the other side: what finds no room in a log comes from the agent's memory."""
     disk, end = tmp_path / "disk", tmp_path / "end"
     with (
         small_disk(disk, "24m"),

@@ -1,4 +1,4 @@
-"""Faults of the keeper's own resources: descriptors, threads, the folders that it writes. None costs another run."""
+"""Faults of the keeper's own resources (descriptors, threads, folders) cost no other run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def no_descriptor(pid: int) -> Iterator[None]:
-    """Let a process open nothing for some time, beyond what it has; with a lower limit it could not even poll."""
+    """Let a process open nothing more for some time; with a lower limit it could not even poll."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = {int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir()}
     free = next(number for number in range(len(used) + 1) if number not in used)

@@ -1,4 +1,4 @@
-"""What happens to a run when its pods, their agents, their network or single ranks fail under it."""
+"""What happens to a run when its pods, their agents, their network or single ranks fail."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_cluster_lives_on_after_lost_agents(world: World) -> None:
 
 
 def test_a_cut_line_loses_and_doubles_nothing(world: World) -> None:
-    """Row 23. The pod's end of the keeper's connection is killed, twice, while lines are printed."""
+    """Row 23. The pod's end of the keeper's connection is killed twice while lines are printed."""
     run = world.submit("beat.py", "--lines", "300", "--pause-s", "0.02")
     for mark in (" line 50", " line 150"):
         world.until(lambda mark=mark: mark in world.log(run, 1), 120)
@@ -148,7 +148,7 @@ def test_ranks_that_do_not_listen_are_killed(world: World) -> None:
 
 @long
 def test_a_master_port_that_was_snatched_is_replaced(world: World) -> None:
-    """Row 34, with torch: another process takes the port after it was chosen and before rank 0 listens."""
+    """Row 34, with torch: another process takes the chosen port before rank 0 listens."""
     taken: list[socket.socket] = []
     snatch = threading.Thread(target=lambda: taken.append(snatched_port(run)))
     run = world.submit("ring.py", launcher="ssh", pods=2)
@@ -236,7 +236,7 @@ while not os.path.exists(os.environ["HERE"] + "end"):
 def test_nothing_of_a_pod_lies_where_other_users_may_have_been(
     world: World, tmp_path: Path, launcher: str
 ) -> None:
-    """Temporary folders are in the pod's own, and no Python of ours imports from where it is started."""
+    """Temporary folders are in the pod's own; no Python of ours imports from its working folder."""
     (tmp_path / "script").mkdir()
     (tmp_path / "script" / "where.py").write_text(WHERE)
     (tmp_path / "script" / "neighbour.py").write_text("NAME = 'neighbour'")

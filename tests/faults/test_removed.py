@@ -1,4 +1,4 @@
-"""What a cleaner of temporary folders removes on a pod in mid-run is said, costs no line, and no later run."""
+"""What a cleaner of temporary folders removes in mid-run is said, and costs no line or run."""
 
 from __future__ import annotations
 

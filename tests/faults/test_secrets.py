@@ -1,4 +1,4 @@
-"""Secrets that a job holds, by value: of 20 kinds, in 6 places, nothing is left on disk and nothing is in `ps`."""
+"""Secrets of a job, of 20 kinds, in 6 places: none is left on disk, and none is in `ps`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def left_in(folder: Path, secrets: Mapping[str, str]) -> Iterator[tuple[str, lis
 def test_nothing_is_left_of_secrets_and_ps_shows_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Row 51, under every launcher, of a job's and of a pod's environment and of what a script knows by itself."""
+    """Row 51, under every launcher: secrets of a job's, a pod's environment and a script's own."""
     jobs, pods, own = kinds(), kinds(), kinds()
     assert len(own) == 20
     job_env = {f"JOB_{n:02}": text for n, (text, _) in enumerate(jobs.values())}

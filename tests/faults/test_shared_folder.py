@@ -1,4 +1,4 @@
-"""A pod that shares the cluster's directory gets no program run, and no key, by what it reads and writes there."""
+"""A pod that shares the cluster's directory gets no program run, and no key, through it."""
 
 from __future__ import annotations
 

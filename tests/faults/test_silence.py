@@ -1,4 +1,4 @@
-"""What cannot be read, or does not answer, is not dead: it is named, and nothing is done in its place."""
+"""What cannot be read, or does not answer, is not dead: it is named, and nothing replaces it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cluster is frozen for longer than its lease, as by a paused machine or container, and then continues."""
+"""A cluster is frozen for longer than its lease, as with a paused machine, and then continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row 4: a run that stands still is told, with who holds it up and where all are, and ended where that is asked."""
+"""Row 4: a run that stands still says who holds it up and where all are, and ends if asked."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_fine_tuning_whose_rank_is_stopped_is_ended_with_its_last_step(world: 
 
 
 def test_a_stall_before_the_first_step_is_ended_too(world: World, tmp_path: Path) -> None:
-    """A rank that never reaches the process group: the others wait for it, with no step that could fail to come."""
+    """A rank never reaches the process group: the others wait for it before any step."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, time\nif os.environ.get('RANK') == '1':\n    time.sleep(600)\n"
     )

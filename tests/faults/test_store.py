@@ -86,7 +86,7 @@ def test_the_store_of_a_fine_tuning_listens_on_one_address(world: World, techniq
 
 
 def test_a_script_meets_nothing_of_ours(world: World, tmp_path: Path) -> None:
-    """It has the `sitecustomize` that its own PYTHONPATH has, and no module or path of this package."""
+    """It has the `sitecustomize` of its own PYTHONPATH, and no module or path of this package."""
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(THEIR_SITE)

@@ -1,4 +1,4 @@
-"""The moment between a run's directory and its keeper's answer: late answers, a notebook that dies, a take-over."""
+"""Between a run's directory and its keeper's answer: late answers, a dead notebook, a take-over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A keeper that is killed, and the one that takes its place: no line and no metric is lost, and there are never two."""
+"""A killed keeper, and its successor: no line and no metric is lost, and there are never two."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_a_run_that_was_asked_to_end_ends_under_the_next_keeper(
 def test_ranks_that_ended_well_after_their_keeper_are_a_success(
     world: World, tmp_path: Path, visited: bool
 ) -> None:
-    """The lease is over, the agents have ended, and so have the pods' daemons, but for one where somebody is still."""
+    """The lease is over; agents and pods' daemons have ended, but for one pod in use."""
     with started(tmp_path / "c", lease_s=4) as cluster:
         run = counting(cluster, "--lines", "40")
         world.until(lambda: " line 5" in world.log(run, 1), 60)
@@ -224,7 +224,8 @@ def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(
     kill_keeper(cluster)
     world.until(lambda: not nothing_but_keepers(world, cluster), 60, every_s=0.2)
     with started(tmp_path / "d") as other:
-        # The ranks trained on until their lease was over; no keeper has read what they saved meanwhile.
+        # The ranks trained on until their lease was over;
+        # no keeper has read what they saved meanwhile.
         parts = (cluster.path / "pods").glob(f"pod-*/runs/{run.id}/checkpoints/step-*")
         saved = [int(part.name.removeprefix("step-")) for part in parts]
         more = other.submit(job.replace(resume=str(run.path), max_steps=max(saved) + 2))
@@ -341,7 +342,7 @@ def test_a_cluster_starts_where_the_keepers_of_earlier_starts_died(
 
 
 def dies_in_a_start(world: World, paths: ClusterPaths, moment: str) -> None:
-    """Kill the keeper of a cluster that starts, and see that this is said and that nothing is left."""
+    """Kill the keeper of a cluster that starts, and see that this is said and nothing is left."""
     kernel = subprocess.Popen(
         [sys.executable, "-c", START, str(paths.root)], stderr=subprocess.PIPE, text=True
     )
@@ -405,7 +406,7 @@ def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(
 
 
 def restart(world: World, cluster: Cluster) -> None:
-    """End all of a cluster at once, and have it that this was under an earlier start of the machine."""
+    """End all of a cluster at once, as if this were under an earlier start of the machine."""
     mine = {os.getpid(), os.getppid()}
 
     def left() -> list[int]:

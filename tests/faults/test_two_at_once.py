@@ -1,4 +1,4 @@
-"""Two notebooks, or two cells, that want one directory at the same time: one gets it, the other is told who has it."""
+"""Two notebooks or cells want one directory: one gets it, the other reads who has it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot be written, and what somebody removes: a run still ends, its result is told, and a cluster closes."""
+"""What cannot be written or is removed: a run still ends with a result, and a cluster closes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def remove(folder: Path) -> None:
 def test_a_result_that_cannot_be_written_is_told_all_the_same(
     world: World, cluster: Cluster, tmp_path: Path, both: bool
 ) -> None:
-    """Row 39: the run's file system is read-only at its end; and with it the cluster's folder of such results."""
+    """Row 39: the run's file system is read-only at its end; so is the cluster's results folder."""
     disk, end = tmp_path / "disk", tmp_path / "end"
     disk.mkdir()
     subprocess.run(

@@ -1,4 +1,4 @@
-"""A kind of job that the package does not know: every rank counts, one number every tenth of a second."""
+"""A kind of job that the package does not know: every rank counts, ten numbers a second."""
 
 from __future__ import annotations
 

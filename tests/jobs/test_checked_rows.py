@@ -1,4 +1,4 @@
-"""What a chat template refuses is met where a job is submitted, wherever its template is known there."""
+"""What a chat template refuses is met at the submission, wherever its template is known there."""
 
 from __future__ import annotations
 

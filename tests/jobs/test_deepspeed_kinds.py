@@ -1,4 +1,4 @@
-"""A value of the wrong kind under a key that DeepSpeed knows is refused with the key, the value and what is allowed."""
+"""A value of the wrong kind under a DeepSpeed key is refused with key, value and allowed kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a job evaluates, what it measures and what hangs on that: what cannot work is refused with what to set."""
+"""When and what a job evaluates, and what hangs on that: refusals say what to set."""
 
 from __future__ import annotations
 

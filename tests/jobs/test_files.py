@@ -1,4 +1,4 @@
-"""Files of rows in every format, parted, limited and mixed; what is refused names file, line and columns."""
+"""Files of rows in every format, parted, limited and mixed; refusals name file, line, columns."""
 
 from __future__ import annotations
 
@@ -471,7 +471,8 @@ def test_a_dataset_of_the_hub_is_asked_over_http_before_a_run_is_made(
             "train.jsonl" in line for line in held.asked
         )
         assert made(columns=COLUMNS)["hub"]["columns"] == COLUMNS
-        # Without columns, the nearest form is named; what others may read alone is left to the pods.
+        # Without columns, the nearest form is named;
+        # what others may read alone is left to the pods.
         held.rows = dict.fromkeys(held.rows, b'{"dialogue": "a", "sumary": "b", "id": 3}\n')
         with pytest.raises(
             ConfigError,

@@ -1,4 +1,4 @@
-"""Rows that are not learned as they were meant: refused by name, or named as not read; in files of every format."""
+"""Rows not learned as meant: refused by name, or named as not read; in files of every format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chat rows as they are published: read into one form, and refused by file, line and field where they make no sense."""
+"""Chat rows as published: read into one form, and refused by file, line and field."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_calls_of_every_published_form_are_one_row() -> None:
         "tool_call_id": "call_1",
     }
     assert row_from(json.loads(made.to_json()), "here") == made
-    # Tables of objects have every key in each, and those that are not meant are null; lists may be JSON as text.
+    # Tables of objects have every key in each, and those
+    # that are not meant are null; lists may be JSON as text.
     sparse = {
         "id": "call_1",
         "function": {"name": "add", "arguments": {"a": 1, "b": None}},
@@ -127,7 +128,8 @@ def test_a_call_of_sharegpt_is_a_turn_of_the_assistant() -> None:
     schema = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}
 
     def row(call: object) -> Example:
-        # As LLaMA-Factory's own glaive_toolcall_en_demo.json has it: schemas and calls are JSON as text.
+        # As LLaMA-Factory's own glaive_toolcall_en_demo.json
+        # has it: schemas and calls are JSON as text.
         turns = [
             {"from": "human", "value": "1+1?"},
             {"from": "function_call", "value": json.dumps(call)},

@@ -1,4 +1,4 @@
-"""Files as people have them: compressed, of other encodings and delimiters, or in formats that are not read."""
+"""Files as people have them: compressed, of other encodings and delimiters, or not readable."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ import pytest
 
 from workbench.finetune.options.prompts import fill, source_text, wording
 
-# As tatsu-lab/stanford_alpaca prints them in its README, and meta-llama/llama joins them in generation.py.
+# As tatsu-lab/stanford_alpaca prints them in its README,
+# and meta-llama/llama joins them in generation.py.
 PUBLISHED = {
     ("alpaca", "Sort these.", "3 1 2", None): (
         "Below is an instruction that describes a task, paired with an input that "

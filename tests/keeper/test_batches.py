@@ -1,4 +1,4 @@
-"""Many small files in one stream: whole, on from where a break left them, and never elsewhere than the list says."""
+"""Many small files in one stream: whole, continued after a break, and only where the list says."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ def test_what_is_not_as_the_list_says_comes_alone_and_a_pod_that_lies_is_not_bel
 ) -> None:
     line, here = OwnLine(tmp_path), tmp_path / "here"
     files = [file for file in listed(there) if file.size][:30]
-    # Since the list was made one file has grown, so that all behind it are elsewhere in the stream; one never was so.
+    # Since the list was made one file has grown, so that all
+    # behind it are elsewhere in the stream; one never was so.
     listed_so = (there / files[4].name).read_bytes()
     (there / files[4].name).write_bytes(listed_so + b"more")
     files[12] = OutputFile(files[12].name, files[12].size, "0" * 64)

@@ -1,4 +1,4 @@
-"""Which checkpoints come back from the pods, and which is used: damaged ones, somebody else's, with a part too few."""
+"""Which checkpoints pods hand over, and which is used: damaged, foreign, or with a part too few."""
 
 from __future__ import annotations
 

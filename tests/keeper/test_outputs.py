@@ -1,4 +1,4 @@
-"""What a script wrote into its folder is there afterwards, whatever became of the run; and pods may lie."""
+"""What a script wrote into its folder is there after any end of the run; and pods may lie."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
 
 
 def reported(run: Run) -> None:
-    """What it reported by `workbench.log`, once and not by every rank, stands wherever a run's figures stand."""
+    """Its `workbench.log` figures, once and not by each rank, stand with a run's figures."""
     events = [event for event in run.events() if event.kind in ("step", "eval")]
     assert [(event.kind, event.rank, event.data["step"]) for event in events] == [
         ("step", 0, 1),

@@ -79,7 +79,7 @@ for line in sys.stdin:
 
 @contextmanager
 def serving(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a request server in a process of its own, which mends its socket for each line that it reads."""
+    """Run a request server in its own process, which mends its socket for each line it reads."""
     command = [sys.executable, "-c", SERVE, str(path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""What counts as a loss after which a run goes on, with what it goes on, and how its history reads then."""
+"""Which losses let a run continue, from what it continues, and how its history reads then."""
 
 from __future__ import annotations
 

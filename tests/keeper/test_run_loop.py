@@ -1,4 +1,4 @@
-"""The run loop, `Runner` and `Attempt`, over simulated pods: what comes of which reports and wishes in which order."""
+"""The run loop, `Runner` and `Attempt`, over simulated pods: reports and wishes in any order."""
 
 from __future__ import annotations
 

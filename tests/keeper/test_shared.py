@@ -1,4 +1,4 @@
-"""Folders that pods share with this machine: found by a probe, each pod on its own, and used in place."""
+"""Folders that pods share with this machine: found by a probe of each pod, and used in place."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Broken(Ssh):
 
 
 class Stale(Ssh):
-    """A folder of the same name whose files are others: it reads something, and what it writes is not seen here."""
+    """A folder of the same name with other files: it reads them; its writes are not seen here."""
 
     def run(self, argv: Sequence[str], timeout_s: float = 0.0) -> Completed:
         token = Path(argv[-2]).read_text()
@@ -105,7 +105,7 @@ def test_a_link_that_leads_out_of_a_shared_folder_is_not_in_it(tmp_path: Path) -
 
 
 class PodLink:
-    """A line to a pod that sees the run directory and wrote into it; what is fetched over it is counted."""
+    """A line to a pod that wrote into the run directory that it sees; counts what is fetched."""
 
     def __init__(self, root: Path) -> None:
         self.pod = Pod(name="pod-0", address="127.0.0.2", root=str(root / "pods" / "pod-0"))

@@ -1,4 +1,4 @@
-"""Scripts with the Trainer of transformers: their models are there afterwards, their figures in panel and history."""
+"""Scripts with transformers' Trainer: their models are kept, their figures in panel and history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a real Jupyter server with our extension answers, to whom, and how TensorBoard is reached through it."""
+"""What a real Jupyter server with our extension answers, to whom, and its way to TensorBoard."""
 
 from __future__ import annotations
 
@@ -200,7 +200,8 @@ def test_tensorboard_is_behind_the_login_and_opens_no_port(
         for method in ("PUT", "DELETE", "PATCH"):
             assert client.request(method, path).status_code == 405, "it is only read here"
 
-        # Neither pages, nor what lists and starts them, for who has no token; nor with a login's cookie from elsewhere.
+        # Neither pages, nor what lists and starts them, for who
+        # has no token; nor with a login's cookie from elsewhere.
         for method, where in [
             ("GET", path),
             ("GET", runs),

@@ -1,4 +1,4 @@
-"""Places that pods come from, the identity they must accept, and launched pods that are stopped again."""
+"""Places that pods come from, the identity they must accept, and launched pods, later stopped."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ PLACES: dict[str, type[Platform]] = {
     "kubernetes": KubernetesPlace,
     "cml": CMLPlace,
 }
-"""By kind of backend, what makes its platform in an empty folder; the contract suite runs against each."""
+"""By kind of backend, the maker of its platform in an empty folder, for the contract suite."""
 
 _OTHERS: list[Process] = []
 
 
 @pytest.fixture(autouse=True)
 def others() -> None:
-    """Take note of what other tests keep running in this session: a model server, say, or a browser's driver."""
+    """Note what other tests keep running in this session: a model server or a browser's driver."""
     note_others()
 
 

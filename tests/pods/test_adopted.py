@@ -1,4 +1,4 @@
-"""A keeper that is killed is replaced wherever pods come from: its run loses nothing, and nothing is left of it."""
+"""A killed keeper is replaced wherever pods come from: its run loses nothing; nothing is left."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_another_keeper_goes_on_there_and_leaves_nothing(place: Platform, tmp_pa
         exact(run, 200)
         log = ClusterPaths(cluster.path).keeper_log.read_text()
         assert log.count("taking over from a keeper that died") == 1
-        # The launcher finds the pods where they are now; mpirun is refused where they cannot connect back.
+        # The launcher finds the pods where they are now;
+        # mpirun is refused where they cannot connect back.
         launcher = "pdsh" if any(pod.ssh_address for pod in cluster.pods) else "openmpi"
         again = counting(cluster, "--lines", "3", pods=2, launcher=launcher)
         again.wait(120, progress=False).raise_for_status()
@@ -63,7 +64,7 @@ def test_another_keeper_goes_on_there_and_leaves_nothing(place: Platform, tmp_pa
 
 
 def leaving_out(place: Platform, cluster: Cluster) -> Pod:
-    """Have a fine-tuning lose a host for good, and hold that the others go on with its curve; return its pod."""
+    """Have a fine-tuning lose a host; the others continue with its curve; return the lost pod."""
     job = FineTune(
         dataset={"kind": "wikisql-mini", "train_rows": 240, "eval_rows": 4},
         technique="fsdp",
@@ -110,7 +111,7 @@ def losses(run: Run) -> list[dict[int, float]]:
 
 
 def losing(place: Platform, cluster: Cluster, number: int) -> Sequence[Pod]:
-    """Have a run lose a pod, and hold that it goes on with another, or without; return the pod that was lost."""
+    """Have a run lose a pod and continue with another, or without; return the lost pod."""
     run, pod = counting(cluster, "--lines", "300", pods=2, restarts=1), cluster.pods[number]
     until(
         lambda: all(" line 20" in printed(run, rank) for rank in (0, 1)),

@@ -1,4 +1,4 @@
-"""Hosts that share neither folders nor Python's path with the notebook: every launcher starts ranks there."""
+"""Hosts that share neither folders nor Python's path with the notebook: every launcher starts."""
 
 from __future__ import annotations
 

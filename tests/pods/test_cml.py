@@ -1,4 +1,4 @@
-"""`CMLPods` beyond the contract: what the platform refuses, what fails on the way, and that only ours is stopped."""
+"""`CMLPods` beyond the contract: the platform's refusals, failures; only ours is stopped."""
 
 from __future__ import annotations
 

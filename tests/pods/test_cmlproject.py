@@ -1,4 +1,4 @@
-"""`CMLProject`: jobs and applications over HTTP, against a server that takes the documented fields alone."""
+"""`CMLProject`: jobs and applications over HTTP, against a server of documented fields alone."""
 
 from __future__ import annotations
 

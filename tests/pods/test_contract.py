@@ -49,7 +49,7 @@ ECHO = "import json,sys; print(json.dumps(sys.argv[1:]))"
 
 
 def places(kinds: Iterable[str]) -> list[object]:
-    """Return these kinds as parameters: `make test` tries local pods, `make test-all` the other places too."""
+    """Return these kinds as parameters: `make test` tries local pods, `make test-all` all."""
     return [
         kind if kind == "local" else pytest.param(kind, marks=pytest.mark.long)
         for kind in sorted(kinds)
@@ -60,7 +60,8 @@ owning_only = pytest.mark.parametrize(
     "place", places(kind for kind in PLACES if PLACES[kind].owns_daemons), indirect=True
 )
 
-# Local pods have test_cluster.py; hosts and Kubernetes have a notebook of two such runs in test_places.py.
+# Local pods have test_cluster.py; hosts and Kubernetes
+# have a notebook of two such runs in test_places.py.
 elsewhere = pytest.mark.parametrize("place", places(["cml"]), indirect=True)
 
 
@@ -220,7 +221,8 @@ def test_no_forwarding_and_no_password(launched: Launched) -> None:
 def start_daemons(launched: Launched, place: Platform) -> None:
     """Leave on each pod a process that was daemonised and ignores TERM.
 
-    Where the daemon is not the backend's own, it bears the pod's mark as an agent does; one without it is a stranger's.
+    Where the daemon is not the backend's own, it bears the
+    pod's mark as an agent does; one without it is a stranger's.
     """
     for index, pod in enumerate(launched.pods):
         with launched.connect(index) as connection:

@@ -1,4 +1,4 @@
-"""The doctor: how it judges, what it says on real pods, and what an all-reduce between them gives."""
+"""The doctor: how it judges, what it says on real pods, and what their all-reduce gives."""
 
 from __future__ import annotations
 

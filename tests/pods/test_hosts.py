@@ -1,4 +1,4 @@
-"""`SSHPods` beyond the contract: who is let in, who is believed, what is refused before anything is made."""
+"""`SSHPods` beyond the contract: who is let in, who is believed, and early refusals."""
 
 from __future__ import annotations
 

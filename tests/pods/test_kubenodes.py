@@ -211,7 +211,7 @@ def test_nodes_of_another_place_are_refused() -> None:
 
 
 def cluster_role() -> set[tuple[str, str]]:
-    """Verb and resource of all that the ClusterRole that we ship allows, having seen that it is valid."""
+    """Verb and resource of all that our shipped ClusterRole allows, once it is found valid."""
     documents = list(yaml.safe_load_all((MANIFESTS / "nodes" / "role.yaml").read_text()))
     for document in documents:
         kubernetes_validate.validate(document, "1.37", strict=True)

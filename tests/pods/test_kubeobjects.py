@@ -1,4 +1,4 @@
-"""The manifests, ours and those that we ship, against the schemas of Kubernetes; and what must stand in them."""
+"""The manifests, ours and shipped, against the schemas of Kubernetes; and what they must hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Faults of a Kubernetes cluster, each with the platform's own words and nothing left behind; see test_contract.py."""
+"""Faults of a Kubernetes cluster, in the platform's words, with nothing left behind.
+
+The contract is in test_contract.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that are really several, as far as one machine has such: a network namespace each, joined by a bridge."""
+"""Several hosts, as far as one machine has such: network namespaces joined by a bridge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first process of a Kubernetes pod, by itself: what it refuses, when it ends, and what its logins get."""
+"""The first process of a Kubernetes pod alone: what it refuses, when it ends, how logins work."""
 
 from __future__ import annotations
 

@@ -365,7 +365,7 @@ def throw(port: int, messages: list[bytes]) -> None:
 
 
 def storm(pods: list[Pod], pool: ThreadPoolExecutor, count: int) -> None:
-    """Throw junk while 300 sockets stand open and say nothing: honest workers get through it, and memory stays."""
+    """Throw junk beside 300 silent open sockets: honest workers get through, and memory stays."""
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with Rendezvous(NAMES) as place:
         idle = [socket.create_connection((place.host, place.port)) for _ in range(100)]

@@ -1,4 +1,4 @@
-"""What is sent to pods arrives whole or not at all: full disks, a store that was spoiled, many writers at once."""
+"""What is sent to pods arrives whole or not at all: full disks, a spoiled store, many writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large files both ways: whole, verified, on from where a break left them, and never in memory at once."""
+"""Large files both ways: whole, verified, continued after a break, and never in memory at once."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def test_a_line_that_breaks_goes_on_from_where_it_was(
     assert target.read_bytes() == content
     assert line.begun == 3
     assert line.heard.count(0) == 1, "it began once"
-    # What was under way is lost with a line, and nothing else: pipes of 1 MiB on this side, smaller ones on the other.
+    # What was under way is lost with a line, and nothing else:
+    # pipes of 1 MiB on this side, smaller ones on the other.
     back = [
         before - after
         for before, after in zip(line.heard, line.heard[1:], strict=False)

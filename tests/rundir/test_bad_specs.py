@@ -1,4 +1,4 @@
-"""A spec with anything in any place is refused in words or can be started: no traceback, and nothing is left of it."""
+"""A spec with anything in any place is refused in words or starts: no traceback, no remains."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def mutated(spec: Any, how: str, where: int, wrong: object) -> Any:
 
 
 def refusal(file: Path, out: Path) -> str:
-    """What refuses a spec before anything starts, by the way that `workbench run` takes; empty where nothing does."""
+    """What refuses a spec before anything starts, as `workbench run` does; empty if none."""
     try:
         spec = RunSpec.load(file)
         prepared = prepare_run(spec, root=out)

@@ -1,4 +1,4 @@
-"""A cluster's and a run's directory written by the version before: they open, show, report, list and resume."""
+"""A cluster's and a run's directory of the version before: open, show, report, list, resume."""
 
 from __future__ import annotations
 

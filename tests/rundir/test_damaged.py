@@ -1,7 +1,8 @@
-"""A run directory that was cut, damaged or made to harm is one line of words: no traceback, no hang, nothing of ours.
+"""A run directory that was cut, damaged or made to harm is one line: no traceback, no hang.
 
-Each example takes a whole run, does something to some of its files, looks at it in every way there is, and puts back
-what it damaged. Its cluster is nobody's: it has been copied from another place, and no keeper may be started for it.
+Each example takes a whole run, does something to some of its files, looks at it
+in every way there is, and puts back what it damaged. Its cluster is nobody's:
+it has been copied from another place, and no keeper may be started for it.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ def put(path: Path, make: Callable[[], object]) -> None:
 
 
 def retype(path: Path, where: int, wrong: object) -> None:
-    """Put a wrong value into one of the places of a file's JSON objects, or for the whole of one."""
+    """Put a wrong value into a place of a file's JSON objects, or in place of a whole one."""
     if path.is_symlink() or not path.is_file() or path.stat().st_size > 1 << 20:
         return
     try:
@@ -306,7 +307,7 @@ def report_of(folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Place:
-    """A cluster's directory with one run, and the same once more, which is damaged again and again."""
+    """A cluster's directory with one run, and the same again, which is damaged again and again."""
 
     whole: Path
     folder: Path

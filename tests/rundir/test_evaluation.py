@@ -1,4 +1,4 @@
-"""A metric of the user's own is refused before pods start where its file shows that it cannot work; nothing is run."""
+"""A metric of the user's own that its file shows to be wrong is refused before pods start."""
 
 from __future__ import annotations
 

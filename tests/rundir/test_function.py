@@ -1,4 +1,4 @@
-"""A function of the notebook as it travels: what is refused here, what a rank does with it, and what is read of it."""
+"""A function of the notebook as it travels: refusals, its run in a rank, and what is read of it."""
 
 from __future__ import annotations
 

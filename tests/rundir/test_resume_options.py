@@ -15,7 +15,8 @@ from workbench.rundir.checkpoints import write_manifest
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
-# Written out on purpose: a new option fails this test until its author has put it into one of the lists.
+# Written out on purpose: a new option fails this test
+# until its author has put it into one of the lists.
 SAME = """
     router_aux_loss_coef
     model technique peft lora fsdp local_sgd precision learning_rate lr_scheduler_type warmup_steps

@@ -82,7 +82,7 @@ def test_a_dead_keeper_whose_lock_is_free_is_lost(run: WrittenRun) -> None:
 
 
 def test_a_keeper_is_not_dead_while_its_lock_is_held(run: WrittenRun) -> None:
-    """The state names a process that has ended: another keeper has the lock, and will write its own state."""
+    """The state names a process that ended: another keeper has the lock, and will write anew."""
     run.keeper(alive=False)
     with locked(run.cluster.root / "keeper.lock"):
         status = cluster_status(run.cluster.root)
@@ -136,7 +136,7 @@ def test_an_unreadable_state_shows_as_unknown_and_is_read_again(run: WrittenRun)
 
 
 def test_wait_retries_until_it_knows(run: WrittenRun) -> None:
-    """The process that waits has no descriptor for two seconds, as beside a data loader that leaks."""
+    """The waiting process has no descriptor for two seconds, as beside a data loader that leaks."""
     handle, results = Run(run.paths.root), []
     waiter = threading.Thread(target=lambda: results.append(handle.wait(60)))
     load_views()

@@ -1,4 +1,4 @@
-"""A training script without torch that speaks as the trainer does: numbered lines, and an event for each."""
+"""A training script without torch that speaks like the trainer: numbered lines, each an event."""
 
 import argparse
 import json

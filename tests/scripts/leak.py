@@ -1,4 +1,4 @@
-"""Print every secret that it was given or knows, in several ways, and fail with them in the exception."""
+"""Print every secret that it was given or knows, in several ways, and fail with them."""
 
 from __future__ import annotations
 

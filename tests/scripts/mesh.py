@@ -1,4 +1,4 @@
-"""A collective without torch: at each step rank 0 counts the ranks and tells them; and ways to go wrong on request.
+"""A collective without torch: rank 0 counts the ranks at each step; ways to go wrong on request.
 
 Says what gloo says when a peer is gone.
 """

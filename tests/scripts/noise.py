@@ -1,4 +1,4 @@
-"""Output as programs at their worst make it: very many lines, very long ones, bars, bytes that are no text, events."""
+"""Output of programs at their worst: very many lines, very long ones, bars, raw bytes, events."""
 
 import os
 import random

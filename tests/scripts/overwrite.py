@@ -1,4 +1,4 @@
-"""Leave two files for the notebook, and the keeper's own records, as a pod that was broken into would."""
+"""Leave two files for the notebook, and the keeper's own records, as a hostile pod would."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The plain way to train and to ask: the Trainer, both sequences padded to 96 tokens, and one question at a time.
+"""The plain way to train and ask: the Trainer, sequences padded to 96, one question at a time.
 
-`padded.py train|learn|ask FOLDER COUNT`: FOLDER holds `model/`, `train.jsonl` and `eval.jsonl`. Prints a line of JSON.
+`padded.py train|learn|ask FOLDER COUNT`: FOLDER holds `model/`,
+`train.jsonl` and `eval.jsonl`. Prints a line of JSON.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def train(
 def learn(
     model: Any, tokenizer: Any, rows: dict[str, list[dict[str, str]]], steps: int
 ) -> dict[str, float]:
-    """Return the evaluation loss after so many steps, and the share of tokens that padded rows use."""
+    """Return the evaluation loss after so many steps, and the share of tokens in padded rows."""
     data = padded(tokenizer, rows["train"])
     trained(model, data, steps, cut)
     useful = sum(int(row["attention_mask"].sum() + (row["labels"] != -100).sum()) for row in data)

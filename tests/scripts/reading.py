@@ -1,4 +1,4 @@
-"""Read rows to token batches of an epoch and print seconds and peak memory: `reading.py ours|plain FOLDER`."""
+"""Read rows to an epoch's batches; print seconds and peak memory (`ours|plain FOLDER`)."""
 
 from __future__ import annotations
 

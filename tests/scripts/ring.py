@@ -1,4 +1,4 @@
-"""A training script as a user might bring it: torch and gloo, for five steps or until a file appears."""
+"""A training script as of a user: torch and gloo, for five steps or until a file appears."""
 
 import argparse
 import itertools

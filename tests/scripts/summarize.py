@@ -1,4 +1,4 @@
-"""A summarization script as people write it with transformers and datasets; it knows nothing of this package."""
+"""A summarization script as people write it with transformers; it knows nothing of this package."""
 
 from collections import Counter
 from dataclasses import dataclass

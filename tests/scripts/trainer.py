@@ -1,4 +1,4 @@
-"""A script as people write it with the Trainer of transformers; it knows nothing of this package."""
+"""A script as people write it with transformers' Trainer; it knows nothing of this package."""
 
 import sys
 

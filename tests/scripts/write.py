@@ -1,4 +1,4 @@
-"""A training script without torch that writes into its folder as people do, and ends as it is told."""
+"""A training script without torch that writes into its folder as people do, and ends on request."""
 
 import argparse
 import contextlib

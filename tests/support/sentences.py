@@ -7,8 +7,8 @@ An identity stays when a sentence is reworded. Tests quote the identity, and nev
     with pytest.raises(ConfigError, match=sentence("pods.hosts.check.sshd-missing", "pod-1")):
     assert says(panel, "display.state.waiting.pods-missing", 3)
 
-`make sentences` (`python -m tests.support.sentences`) writes the file anew from the package. Where a
-function moved, the command renames the identities in the tests as well.
+`make sentences` (`python -m tests.support.sentences`) writes the file anew from the
+package. Where a function moved, the command renames the identities in the tests as well.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Sentence:
     """A sentence where the package writes it."""
 
     place: str
-    """Room, file and function, with dots between: `pods.hosts.check`. Folders between are left out."""
+    """Room, file and function, joined by dots: `pods.hosts.check`. Folders between are left out."""
     template: str
     """Wording, with `{}` for each value."""
 
@@ -76,7 +76,8 @@ class Catalogue:
 def sentence(identity: str, *figures: object) -> str:
     """Return a regular expression for the sentence, wherever a message has it.
 
-    Each figure has to occur in the message too. Patterns can be joined by `+`: both are then asked for.
+    Each figure has to occur in the message too. Patterns
+    can be joined by `+`: both are then asked for.
     """
     ahead = "".join(f"(?=.*?{_whole(str(figure))})" for figure in figures)
     return f"(?s:{ahead}(?=.*?{pattern(_template(identity))}))"
@@ -316,7 +317,7 @@ def _reads_as_prose(template: str) -> bool:
 
 
 def _name(sentences: Iterable[Sentence], taken: dict[str, Sentence]) -> None:
-    """Add new sentences to those that have identities: place and the first words that tell them apart."""
+    """Add new sentences to those with identities: place and first words tell them apart."""
     by_place: dict[str, list[Sentence]] = defaultdict(list)
     for sentence in sorted(sentences):
         by_place[sentence.place].append(sentence)
@@ -364,7 +365,7 @@ def _anywhere(_sentence: Sentence) -> str:
 
 
 def _likeness(before: str, after: str, least: float) -> float:
-    """Return how similar two templates are in their words; 0 where they are surely below `least`."""
+    """Return how similar the words of two templates are; 0 where surely below `least`."""
     matcher = difflib.SequenceMatcher(None, before.split(), after.split(), autojunk=False)
     if matcher.quick_ratio() < least:
         return 0.0

@@ -1,7 +1,8 @@
-"""`make bench`: what the project's own pieces cost or save, each beside the plain way, in one run on one machine.
+"""`make bench`: what the project's pieces cost or save, each beside the plain way, in one run.
 
-Both ways of a row take turns, so that other load of the machine hits both; a figure is the median of its turns. The
-ratio is what counts: seconds are those of the machine. Nothing here is a test, and no test is timed.
+Both ways of a row take turns, so that other load of the machine hits both;
+a figure is the median of its turns. The ratio is what counts: seconds are
+those of the machine. Nothing here is a test, and no test is timed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Rows = Iterator[Sequence[Pair]]
 
 
 def transfers(root: Path) -> Rows:
-    """Compare the speed of one large file over a loopback sshd, verified as ours is, with scp's, which is not."""
+    """Compare the speed of one large verified file over a loopback sshd with plain scp's."""
     from workbench.pods.ssh.bulk.transfer import fetch_file, route_to, send_file
     from workbench.pods.ssh.identity import Identity
 
@@ -91,7 +92,7 @@ GROUPS: Sequence[Callable[[Path], Rows]] = (
 
 
 def figures_of(make: Callable[[Path], Rows], root: Path, turns: int) -> tuple[list[Measured], bool]:
-    """Measure a group; what it has is returned also where the rest of it failed, and whether it did not."""
+    """Measure a group; return what it has, also where the rest failed, and whether all is well."""
     done, laps, whole = list[Measured](), Laps(), True
     try:
         with closing(make(root)) as groups:

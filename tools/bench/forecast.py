@@ -23,7 +23,7 @@ MODEL = os.environ.get("BENCH_MODEL", "tiny-t5")
 
 
 def forecasts(root: Path) -> Iterator[Sequence[Pair]]:
-    """Compare the predicted with the measured seconds of a step, technique by accumulation and pods."""
+    """Compare predicted with measured seconds of a step, technique by accumulation and pods."""
     job = FineTune(
         model=MODEL, eval_strategy="no", predict_rows=0, profile_step=0, logging_steps=100
     )

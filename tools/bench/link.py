@@ -1,8 +1,9 @@
-"""Rows of `make bench` on pods at a slow link, each with the same share of a CPU: what several are worth there.
+"""Rows of `make bench` on pods at a slow link, each with an equal share of a CPU.
 
-A pod is a network namespace and a CPU cgroup of its own. The link's rate is set so that a step of ZeRO-1 with one
-micro-batch on three pods spends three times as long on the network as on the micro-batch: the ratio R of the public
-walk-through's figures. Then every way trains on the same global batches.
+A pod is a network namespace and a CPU cgroup of its own. The link's rate is set so that a step of
+ZeRO-1 with one micro-batch on three pods spends three times as long on the network as on the
+micro-batch: the ratio R of the public walk-through's figures. Then every way trains on the same
+global batches.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from workbench.pods.ssh.identity import Identity
 __all__ = ["link"]
 
 RATIO = 3.0
-"""Time on the network over time of a micro-batch, as ZeRO-1 with one micro-batch a step on three pods has it."""
+"""The network's time over a micro-batch's, as ZeRO-1 with one micro-batch on three pods has it."""
 MICRO_BATCHES = 18
 """Micro-batches of a global batch: 6 a step for each of three pods."""
 CORES = float(os.environ.get("BENCH_CORES", "0.4"))
@@ -54,7 +55,7 @@ WAYS: Sequence[tuple[str, int, str, dict[str, object]]] = (
 
 
 def link(root: Path) -> Iterator[Sequence[Pair]]:
-    """Compare the rows a second of several pods with those of one, at a link where sending takes thrice as long."""
+    """Compare rows a second of several pods with one pod's, where sending takes thrice as long."""
     if os.geteuid() != 0 or not shutil.which("tc") or not os.access(_CPU, os.W_OK):
         print("  link: needs root, tc and the CPU cgroup of version 1", file=sys.stderr)
         return
@@ -96,7 +97,7 @@ class _Link:
         return job.global_batch(pods) / result.step_s
 
     def recommended(self) -> list[tuple[str, int, str, dict[str, object]]]:
-        """Return the ways that `cluster.plan` marks as the fastest on three pods, and `plan` then on two."""
+        """Return the ways that `cluster.plan` marks as fastest on three pods, and `plan` on two."""
         three = self._cluster.plan(_JOB.replace(gradient_accumulation_steps=MICRO_BATCHES // 3))
         two = _JOB.replace(gradient_accumulation_steps=MICRO_BATCHES // 2)
         ways: list[tuple[str, int, str, dict[str, object]]] = []

@@ -2,9 +2,10 @@
 
 `python -m tools.bench.order FOLDER`.
 
-Each order trains tiny-t5 on the same rows of wikisql-mini with the same initial weights: 8 rows a step, one rank, one
-thread. The loss is that of 300 held-out rows after half of the steps and after all. CPU seconds are of the training
-alone. A run that is in FOLDER already is not done again. Nothing here is a test, and no test is timed.
+Each order trains tiny-t5 on the same rows of wikisql-mini with the same initial weights: 8 rows a
+step, one rank, one thread. The loss is that of 300 held-out rows after half of the steps and after
+all. CPU seconds are of the training alone. A run that is in FOLDER already is not done again.
+Nothing here is a test, and no test is timed.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def where() -> str:
 
 
 def figures_of(root: Path, name: str, seed: int, steps: int) -> Figures:
-    """Return both evaluation losses of a run, the CPU seconds of its training, and the share of useful tokens."""
+    """Return both evaluation losses of a run, its training's CPU seconds, and the useful tokens."""
     folder = root / f"{name}-{seed}-{steps}"
     if not (folder / "cpu.json").exists():
         folder.mkdir(exist_ok=True)

@@ -25,7 +25,7 @@ class Pair:
     plain_is: str
     """What the plain way is."""
     bound: str = ""
-    """What is wanted of our figure (`<= 1.5 s`), of the ratio (`>= 4 x`) or of ours to plain (`<= 1.02 of plain`)."""
+    """Wanted of our figure (`<= 1.5 s`), the ratio (`>= 4 x`) or ours (`<= 1.02 of plain`)."""
     more_is_better: bool = False
     """Whether the figure is a rate; else it is a time."""
     turns: int = 3

@@ -1,4 +1,4 @@
-"""Rows of `make bench` on starts, on many pods, and on what our reading of a rank's output costs it."""
+"""Rows of `make bench` on starts, on many pods, and on the cost of reading a rank's output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOSS = re.compile(r"'loss'")
 
 
 def first_steps(root: Path) -> Iterator[Sequence[Pair]]:
-    """Compare the time from asking for a three-rank run to its first step's end, pods already there."""
+    """Compare the time from asking for a three-rank run to its first step's end, on ready pods."""
     with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "cluster") as cluster:
         zero1 = cluster.submit(FineTune(technique="zero1", **JOB)).wait().raise_for_status()
         folder = recipe_in(root / "plain", zero1)
@@ -53,7 +53,7 @@ def first_steps(root: Path) -> Iterator[Sequence[Pair]]:
 
 
 def launchers(root: Path) -> Iterator[Sequence[Pair]]:
-    """Compare the first step through DeepSpeed's launchers, and one from nothing, with the `deepspeed` command's."""
+    """Compare the first step by DeepSpeed's launchers, and one from nothing, with `deepspeed`'s."""
     number = itertools.count()
     with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "launchers") as cluster:
         pdsh, openmpi = (
@@ -99,7 +99,7 @@ def launchers(root: Path) -> Iterator[Sequence[Pair]]:
 
 
 def many_pods(root: Path) -> Iterator[Sequence[Pair]]:
-    """Compare the start of many pods, an examination, a script on all of them and their end with what is by hand.
+    """Compare many pods' start, an examination, a script on all and their end with work by hand.
 
     A turn is the life of one cluster, so that the first row's seconds are those of all.
     """
@@ -177,7 +177,7 @@ print("@took", time.process_time() - began)
 
 
 def output(root: Path) -> Iterator[Sequence[Pair]]:
-    """Compare the CPU time of a rank that prints 10,000 lines a second with that of the same program into a file."""
+    """Compare the CPU time of a rank with 10,000 lines a second with one that fills a file."""
     folder = root / "printer"
     folder.mkdir()
     (folder / "printer.py").write_text(PRINTER)
@@ -225,7 +225,7 @@ def recipe_in(folder: Path, result: RunResult) -> Path:
 
 
 def deepspeed_by_hand(cluster: Cluster, folder: Path) -> float:
-    """Train over a cluster's pods with DeepSpeed's own command, and return the seconds to the first step."""
+    """Train over a cluster's pods with DeepSpeed's own command; return the seconds to step one."""
     head = [
         "deepspeed",
         "--hostfile",
@@ -275,7 +275,7 @@ def over_pdsh(cluster: Cluster, command: Sequence[str]) -> float:
 
 
 def daemons_by_hand(folder: Path) -> float:
-    """Make a key and start a daemon for each pod, all at once, and end them; return the seconds until all listen."""
+    """Make a key and start a daemon for each pod; end them; return the seconds until all listen."""
     folder.mkdir()
     began = time.monotonic()
     keys = [folder / f"key-{number}" for number in range(PODS)]

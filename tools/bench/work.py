@@ -1,6 +1,7 @@
 """What `make bench` measures of rows: trained on, answered and read, each beside the plain way.
 
-The rows are WikiSQL's, which lie beside the checkout; where they do not, nothing of this is measured.
+The rows are WikiSQL's, which lie beside the checkout;
+where they do not, nothing of this is measured.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Training:
     steps: int
     """Steps of a turn."""
     padded_steps: int
-    """The same of the plain Trainer, whose steps are all alike: the first is left out of its figure."""
+    """The plain Trainer's, whose steps are all alike: the first is left out of its figure."""
     evaluated: int
     """Evaluation rows."""
     bound: str
@@ -69,10 +70,10 @@ TRAININGS = (
 
 
 def training(root: Path) -> Iterator[Sequence[Pair]]:
-    """Compare a run's training with the plain Trainer's over rows padded to 96 + 96 tokens, and with its bare script's.
+    """Compare a run's training with the plain Trainer's over padded rows, and with its script's.
 
-    The plain evaluation loss is of batches cut to their longest rows, which is sooner and changes no loss: what is
-    masked counts nowhere.
+    The plain evaluation loss is of batches cut to their longest rows,
+    which is sooner and changes no loss: what is masked counts nowhere.
     """
     for each in TRAININGS if ROWS.exists() else ():
         folder = root / f"{each.model}-{each.precision}"
@@ -171,7 +172,7 @@ def _useful(result: RunResult) -> float:
 
 
 def write_model(folder: Path, name: str, evaluated: int = 512) -> None:
-    """Write a model of random weights and real rows: `model/`, `train.jsonl`, and `eval.jsonl` of fewer."""
+    """Write a model of random weights and real rows: `model/`, `train.jsonl`, `eval.jsonl`."""
     from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
     from workbench.finetune.data.rows import Example
@@ -262,7 +263,7 @@ def answers(root: Path) -> Iterator[Sequence[Pair]]:
 
 
 def reading(root: Path) -> Iterator[Sequence[Pair]]:
-    """Compare how long 80,000 rows take to token batches, and how much more memory than 8,000 rows."""
+    """Compare how long 80,000 rows take to token batches, and the memory beyond that of 8,000."""
     if not ROWS.exists():
         return
     for count in (8_000, 80_000):

@@ -1,4 +1,4 @@
-"""`make chaos`: kill at random what the workbench is made of, for some minutes, and count what it makes of that."""
+"""`make chaos`: kill the workbench's parts at random for some minutes, and count the outcomes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ONE: dict[str, Callable[[Site, Trial], Outcome]] = {
 
 
 class Chaos:
-    """Trials taken from one list by two lanes; a lane has pods of its own, and the special ones are shared."""
+    """Trials of one list for two lanes; a lane has its own pods, and special pods are shared."""
 
     def __init__(self, trials: list[Trial], tally: Tally, folder: Path, deadline: float) -> None:
         """Keep what to do and until when."""
@@ -132,7 +132,7 @@ class Chaos:
 
 
 def main() -> int:
-    """Parse the words, make the trials, print and write the table; 1 where something was false, left or lost."""
+    """Parse the words, make the trials, print and write the table; 1 for a false or lost one."""
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument(
         "--minutes", type=float, default=FULL_MINUTES, help="for how long at most (30: all trials)"

@@ -1,4 +1,4 @@
-"""Small trainings whose ranks, agents, pods or keeper are killed, and that go on from what they saved."""
+"""Small trainings whose ranks, agents, pods or keeper are killed, and that continue as saved."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _job(technique: str, **more: object) -> FineTune:
 
 
 def _saved(run: Run, keep: str) -> list[int]:
-    """Return the steps that are safe by what was promised: on the pods, or here where they were to be brought."""
+    """Return the steps that are safe by promise: on the pods, or here where they were to come."""
     if keep == "bring":
         steps = run.paths.checkpoints.glob("step-*")
         return [1 for path in steps if len(list(path.glob("pod-*/rank-*/manifest.json"))) == _PARTS]

@@ -81,7 +81,7 @@ def _logs(site: Site, cluster: Cluster, outcome: Outcome, disk: Path, into: Path
 
 
 def _result(site: Site, cluster: Cluster, outcome: Outcome, disk: Path) -> None:
-    """A run directory that takes no result: waiting for it is to end, and a success is to stay one."""
+    """A run directory that takes no result: waiting for it ends, and a success stays one."""
     with small_disk(disk, "4m"):
         numbered = submit(cluster, site.folder, lines=60, path=disk / "run")
         until(lambda: numbered.printed(0) > 5 or numbered.run.state.is_terminal, 60)

@@ -17,7 +17,7 @@ from workbench.rundir.state import RunState
 
 
 def take_over(cluster: Cluster) -> Cluster | None:
-    """Have a new keeper go on with a cluster whose keeper is dead; None where it cannot be, and the run stays lost."""
+    """Let a new keeper continue a dead one's cluster; None where it cannot: the run is lost."""
     try:
         return Cluster.attach(cluster.path)
     except WorkbenchError:
@@ -25,7 +25,7 @@ def take_over(cluster: Cluster) -> Cluster | None:
 
 
 def keeper_death(site: Site, trial: Trial) -> Outcome:
-    """Kill the keeper amid a run; the run is to succeed with every line, also where the new keeper comes late."""
+    """Kill the keeper amid a run; the run is to succeed with every line, even by a late keeper."""
     chance, outcome = random.Random(trial.number), outcome_of(trial)
     cluster = site.cluster()
     late, sending = trial.phase == "late", trial.phase == "sending"

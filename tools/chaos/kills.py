@@ -1,4 +1,4 @@
-"""Kill, end or halt one process at one moment of a run, and judge what the workbench makes of it."""
+"""Kill, end or halt one process at one moment of a run, and judge what the workbench does."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _shown_s(run: Run, began: float) -> float:
 
 
 def hit(trial: Trial, cluster: Cluster, pod: Pod, run: Run | None, outcome: Outcome) -> str:
-    """Signal one process of the kind as soon as there is one; return the rank's number where it was a rank."""
+    """Signal one process of the kind as soon as there is one; return the rank's number, if any."""
     here = None if trial.victim == "rank" and trial.launcher != "ssh" and run is None else pod
     chosen: list[Process] = []
 

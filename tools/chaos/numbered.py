@@ -1,4 +1,4 @@
-"""One run of numbered lines: submitted, brought to a phase, followed to its end, its lines counted."""
+"""One run of numbered lines: submitted, brought to a phase, followed to its end, counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Numbered:
     ranks: int
 
     def reach(self, phase: str, chance: random.Random) -> None:
-        """Wait until the run is in a phase, and for a moment within it; also returns when it has ended."""
+        """Wait until the run is in a phase, and a moment longer; also returns at its end."""
         match phase:
             case "starting":
                 self._until(lambda: not self.run.message.startswith(("sending", "waiting")))
@@ -66,7 +66,7 @@ class Numbered:
             return None
 
     def faults_in_lines(self, rank: int) -> tuple[int, int]:
-        """Return how many lines within a rank's log are missing or doubled, and how many are missing at its end."""
+        """Return how many lines of a rank's log are missing or doubled, and missing at its end."""
         path = self.run.paths.rank_log(rank, "stdout")
         there = path.read_bytes().decode(errors="replace").split("\n")[:-1] if path.exists() else []
         numbers = [

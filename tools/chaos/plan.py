@@ -67,7 +67,7 @@ _SHARES = (
 
 
 def plan(seed: int, minutes: float) -> list[Trial]:
-    """Return the trials in the order in which they are made: every kind early, so that a cut-off misses none.
+    """Return the trials in their order: every kind early, so that a cut-off misses none.
 
     >>> trials = plan(1, 30)
     >>> sum(trial.kind in ("kill", "checkpoint") for trial in trials), sum(trial.kind == "keeper" for trial in trials)

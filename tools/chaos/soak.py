@@ -1,4 +1,4 @@
-"""Short runs one after another on one cluster, every seventh with a killed rank: the keeper must stay as it was."""
+"""Short runs in turn on one cluster, every seventh with a killed rank: the keeper stays well."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Soak:
 
     @property
     def growth(self) -> dict[str, float]:
-        """Return what came to the keeper since the first portion, and over how many runs; empty before a second."""
+        """Return what the keeper gained since the first portion, and over how many runs, if any."""
         if self._runs <= _EACH:
             return {}
         return {

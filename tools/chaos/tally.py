@@ -15,7 +15,7 @@ class Outcome:
     """One trial."""
 
     kind: str
-    """kill, keeper, cut, disk, checkpoint or soak; `close` for the end of the pods after all trials."""
+    """kill, keeper, cut, disk, checkpoint or soak; `close` for the end of the pods at last."""
     victim: str
     launcher: str = "ssh"
     phase: str = ""
@@ -54,7 +54,7 @@ class Tally:
     minutes: float
     outcomes: list[Outcome] = field(default_factory=list)
     growth: dict[str, float] = field(default_factory=dict)
-    """Of the keeper over the soak: MiB, file descriptors, threads, and the runs that it was measured over."""
+    """Of the keeper over the soak: MiB, file descriptors, threads, and the number of runs."""
     not_reached: int = 0
     """Trials of the plan for which there was no time."""
     took_s: float = 0.0

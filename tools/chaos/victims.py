@@ -1,4 +1,4 @@
-"""The processes of a cluster by what they are: by our marks, our own records and descent, never by a name alone."""
+"""The processes of a cluster by our marks, our records and descent, never by a name alone."""
 
 from __future__ import annotations
 
@@ -81,9 +81,10 @@ def sessions(pod: Pod) -> list[Process]:
 
 
 def bridges(pod: Pod) -> list[Process]:
-    """Return what carries the keeper's words to the agent: marked processes of the pod below its daemon.
+    """Return what carries the keeper's words to the agent: the pod's marked processes.
 
-    The agent was started over such a line and may still be below the daemon: it and all below it are no bridges.
+    The agent was started over such a line and may still be
+    below the daemon: it and all below it are no bridges.
     """
     daemon, serves = sshd(pod), agent(pod)
     if daemon is None:
@@ -117,7 +118,7 @@ def _is_rank(process: Process, run: Run, pod: Pod | None) -> bool:
 
 
 def launchers(run: Run, cluster: Path) -> list[Process]:
-    """Return the launcher's processes: below the keeper, with the launcher's program among their words."""
+    """Return the launcher's processes: below the keeper, with the launcher's program as a word."""
     owner = keeper(cluster)
     below_keeper = [] if owner is None else live_descendants(owner.pid)
     return [
@@ -145,7 +146,7 @@ def of_run(run_id: str) -> list[Process]:
 
 
 def below(folder: Path) -> Iterator[Process]:
-    """Yield all live processes, but this one and those above it, with this folder in their words or environment."""
+    """Yield the live processes with this folder in their words or environment, but our own line."""
     word = os.fsencode(folder)
     for pid, process in process_table().items():
         if process.zombie or pid == os.getpid():
@@ -173,7 +174,7 @@ def growth_of(process: Process) -> dict[str, float]:
 
 
 def find_victims(what: str, cluster: Path, pod: Pod, run: Run | None) -> list[Process]:
-    """Return the processes of one kind: of a pod where the kind is of pods, of the run where it is of runs."""
+    """Return the processes of one kind: of a pod or of the run, as the kind is."""
     match what:
         case "keeper":
             one = [keeper(cluster)]

@@ -1,10 +1,11 @@
 """Run trainer jobs in forked ranks and write down the most that their tensors held while they trained.
 
-`python measure.py PLAN.json`: the plan's `runs` are a list of {"folder", "world_size"}; each folder holds a job.json.
-Leaves peak.json ({"codes", "peaks": {rank: {"loading": bytes, "training": bytes}}}) in each folder.
-Every real storage of the rank is counted from its making to its release, those of the engine's own buffers among them,
-and nothing of the planner is used; pages of a model's files are not, until something is made of them. The `requests` of
-the plan are traced as the planner has it done, in a process beside, and their answers written to `traces`.
+`python measure.py PLAN.json`: the plan's `runs` are a list of {"folder", "world_size"}; each folder
+holds a job.json. Leaves peak.json ({"codes", "peaks": {rank: {"loading": bytes, "training":
+bytes}}}) in each folder. Every real storage of the rank is counted from its making to its release,
+those of the engine's own buffers among them, and nothing of the planner is used; pages of a model's
+files are not, until something is made of them. The `requests` of the plan are traced as the planner
+has it done, in a process beside, and their answers written to `traces`.
 """
 
 from __future__ import annotations

@@ -99,12 +99,13 @@ def test_other_ranks_share_the_link_by_the_law_of_the_ring() -> None:
     assert late.all_reduce_s(3_000_000, 3) == pytest.approx(0.6)
     assert late.all_reduce_s(0, 3) == pytest.approx(0.1)
     assert late.all_reduce_s(8_000_000, 3) == pytest.approx(1.8)
-    # Two layers, gathered twice and scattered once each, and the rest, once each: a message at a time.
+    # Two layers, gathered twice and scattered once each,
+    # and the rest, once each: a message at a time.
     assert sending_s("fsdp", exchange=late) == pytest.approx(0.9 * 1.8 / 2 + 0.9 / 2 + 8 * 0.1)
     busy = replace(late, meeting_s=0.2)
     assert sending_s("fsdp", exchange=busy) == pytest.approx(0.9 * 1.8 / 2 + 0.9 / 2 + 8 * 0.2)
-    # ZeRO-3 scatters the whole by one message of 2 a micro-batch (500,000 at most), and gathers small parameters once
-    # a step, each by itself: three here, where each of them is small.
+    # ZeRO-3 scatters the whole by one message of 2 a micro-batch (500,000 at most), and gathers
+    # small parameters once a step, each by itself: three here, where each of them is small.
     zero = {
         "stage": 3,
         "reduce_bucket_size": 500_000,
@@ -209,7 +210,8 @@ def test_one_pod_that_is_faster_is_named_with_what_would_change_that() -> None:
         fastest is not None and fastest.technique == "single"
     )  # local-sgd is faster and never marked
     assert table.row("local-sgd").speed_up == pytest.approx(3 * 0.8 / (0.8 + 0.4))
-    # ddp takes 0.5 k + 0.3 + 4.0 a step and one pod a third of the rows in 0.5 k + 0.3: equal at k = 3.4.
+    # ddp takes 0.5 k + 0.3 + 4.0 a step and one pod a
+    # third of the rows in 0.5 k + 0.3: equal at k = 3.4.
     assert table.pays_from == 4
     text = " ".join(to_text(plan_doc(table)).split())
     assert says(

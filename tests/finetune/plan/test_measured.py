@@ -1,4 +1,4 @@
-"""The planner's figures against real steps of the real engines, on shapes that are small but no toys."""
+"""The planner's figures against real steps of real engines, on shapes that are small, no toys."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
 
 
 def make_models(root: Path) -> None:
-    """Folders of a T5 and a Llama, in a process of their own: the tests' must not have torch when it forks."""
+    """Folders of a T5 and a Llama, from another process: the tests fork while free of torch."""
     code = (
         "import sys, json\n"
         "from pathlib import Path\n"
@@ -182,7 +182,8 @@ def test_loading_takes_what_is_predicted_and_no_second_copy(root: Path, name: st
         f"{name}: predicted {loading.tensors / 2**20:.1f} MiB, "
         f"measured {[p['loading'] / 2**20 for p in peaks]}"
     )
-    # Pages of files that some operation has given a name to are seen as tensors; a second copy in FP32 is far more.
+    # Pages of files that some operation has given a name to
+    # are seen as tensors; a second copy in FP32 is far more.
     assert (
         loading.tensors
         <= max(peak["loading"] for peak in peaks)

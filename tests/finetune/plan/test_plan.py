@@ -24,7 +24,8 @@ from workbench.finetune.plan.table import Fit, PlanRow, PlanTable
 from workbench.finetune.plan.tracing import Answer, Request, cached_trace
 from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, technique_of
 
-# Forks for all long tests: to import takes 3 s of CPU. The others have processes of their own, as the planner has it.
+# Forks for all long tests: to import takes 3 s of CPU. The
+# others have processes of their own, as the planner has it.
 TRACER = """
 import gc, json, os, sys
 gc.disable()
@@ -178,7 +179,8 @@ def test_loading_and_saving_are_in_the_verdict() -> None:
     assert zero3.stages["loading"].files == pytest.approx(
         26e9, rel=0.01
     )  # once, and not in the sum
-    # ZeRO-1 makes one tensor of all weights: in the pod's memory, with a copy, where the GPU has no room for both.
+    # ZeRO-1 makes one tensor of all weights: in the pod's
+    # memory, with a copy, where the GPU has no room for both.
     assert large.row("zero1").stages["loading"].total < 4 * 2**30
     assert small.row("zero1").stages["loading"].total > 4 * 2 * 2 * 13e9
     assert small.row("zero1").host_gib == pytest.approx(197, abs=2)
@@ -231,7 +233,8 @@ def test_fsdp_with_offload_and_4_bits_hold_less_on_the_gpu() -> None:
     )
     assert plain.fit is Fit.NOT and packed.fit is Fit.FITS
     assert plain.gpu is not None and offload.gpu is not None and packed.gpu is not None
-    # Weights, gradients and two states in FP32 go to the host, and the layers that are gathered stay.
+    # Weights, gradients and two states in FP32 go to
+    # the host, and the layers that are gathered stay.
     assert offload.gpu.parameters == offload.gpu.gradients == offload.gpu.optimizer == 0
     assert 0 < offload.gpu.communication < offload.gpu.total < 12 * 2**30
     assert offload.stages["training"].tensors > 16 * 69e9
@@ -242,7 +245,7 @@ def test_fsdp_with_offload_and_4_bits_hold_less_on_the_gpu() -> None:
 
 
 def test_gpus_have_the_memory_that_torch_reports() -> None:
-    """Memory as sold: some per cent of it are not for use, and "fits with a tenth to spare" would be wrong."""
+    """Memory as sold: some per cent is not for use; "fits with a tenth to spare" is wrong."""
     sold = {
         "T4": 16,
         "V100 16 GB": 16,
@@ -299,7 +302,8 @@ def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit() -> None
 def test_what_adapters_leave_frozen_is_planned_in_the_format_of_the_arithmetic(
     tmp_path: Path,
 ) -> None:
-    # The shape of Llama-3.1-8B: https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json
+    # The shape of Llama-3.1-8B:
+    # https://huggingface.co/meta-llama/Llama-3.1-8B/blob/main/config.json
     config = {
         "model_type": "llama",
         "vocab_size": 128256,
@@ -338,7 +342,8 @@ def test_what_adapters_leave_frozen_is_planned_in_the_format_of_the_arithmetic(
                 name
             )
     single = half.row("single")
-    # torchtune's README has 16.2 GiB for it, with a loss that never holds the scores of all words for all tokens.
+    # torchtune's README has 16.2 GiB for it, with a loss that
+    # never holds the scores of all words for all tokens.
     assert single.gpu is not None and single.gpu_gib == pytest.approx(23.1, rel=0.05)
     assert (single.gpu.total - single.gpu.logits) / 2**30 == pytest.approx(17.3, rel=0.05)
 

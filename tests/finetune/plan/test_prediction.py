@@ -1,4 +1,4 @@
-"""What is predicted for a run stands beside its other files, and the doctor judges it by what the pods have."""
+"""A run's prediction stands beside its other files, and the doctor judges it by the pods."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ HOST = HostReport(
     findings=(Finding(check="ssh", verdict=Verdict.GOOD, detail=""),),
 )
 HOSTS = (HOST, replace(HOST, pod="pod-1", address="127.0.0.3"))
-# A model of 100 million trained parameters whose step holds 1 MiB a row: 1.6e9 bytes, and 0.4e9 of DDP.
+# A model of 100 million trained parameters whose step
+# holds 1 MiB a row: 1.6e9 bytes, and 0.4e9 of DDP.
 RAW = {
     "points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]},
     "sizes": {"layers": [[[50_000_000, 1, 0]], [[50_000_000, 1, 0]]], "rest": []},

@@ -1,4 +1,4 @@
-"""A look at a dataset before training: what the model reads and learns, what is cut, and what is there twice."""
+"""A look at a dataset before training: what the model reads and learns, cuts, and doubles."""
 
 from __future__ import annotations
 

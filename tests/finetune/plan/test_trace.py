@@ -100,7 +100,8 @@ def test_formats_that_cannot_be_traced_are_named_and_the_others_are_traced() -> 
         "num_local_experts": 4,
     }
     request = {"config": {**shape, **heads}, "source": 8, "target": 8, "lora": None}
-    # torch's own fake kernel of grouped_mm takes bf16 alone; `prepared_trace` puts another in its place.
+    # torch's own fake kernel of grouped_mm takes bf16
+    # alone; `prepared_trace` puts another in its place.
     found = trace({**request, "arithmetic": ["bf16", "fp32"]})
     assert list(found["points"]) == ["bf16"] and list(found["failed"]) == ["fp32"]
     assert "RuntimeError" in found["failed"]["fp32"]

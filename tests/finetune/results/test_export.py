@@ -1,4 +1,4 @@
-"""A trained model taken away: as a folder, by the real child process, and to a stand-in of the model hub."""
+"""A trained model taken away: as a folder, by the real child process, and to a fake model hub."""
 
 from __future__ import annotations
 

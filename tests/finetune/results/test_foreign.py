@@ -1,4 +1,4 @@
-"""A run directory of somebody else is data: whatever it names or links to, nothing outside it is shown or handed on."""
+"""A stranger's run directory is data: nothing outside it that it links to is shown or handed on."""
 
 from __future__ import annotations
 

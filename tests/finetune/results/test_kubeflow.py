@@ -1,4 +1,4 @@
-"""A run as a job of Kubeflow: what stands in the manifests, held against the models of Kubeflow and of Kubernetes."""
+"""A run as a job of Kubeflow: its manifests against the models of Kubeflow and of Kubernetes."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def templates(job: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_by_kubeflow(job: Mapping[str, Any]) -> None:
-    """Read a job by Kubeflow's own models and back: what they do not know would be lost, what is wrong is refused."""
+    """Read a job by Kubeflow's models and back: unknown fields get lost, wrong ones refused."""
     if job["kind"] == "TrainJob":
         from kubeflow_trainer_api.models.trainer_v1alpha1_train_job import TrainerV1alpha1TrainJob
 
@@ -126,7 +126,7 @@ def check_by_kubeflow(job: Mapping[str, Any]) -> None:
 
 
 def build(models: Any, name: str, data: Mapping[str, Any]) -> object:
-    """Make a model of kubeflow.training's; it refuses what is missing, and we what it does not know."""
+    """Make a model of kubeflow.training's; it refuses what is missing, and we what is unknown."""
     model = getattr(models, name)
     names = {key: attribute for attribute, key in model.attribute_map.items()}
     assert set(data) <= set(names), f"{name} knows no {set(data) - set(names)}"

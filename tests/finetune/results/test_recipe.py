@@ -391,7 +391,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
-    """A finished run of each technique that the recipe's script knows; all forked from one process."""
+    """A finished run of each technique that the recipe's script knows; forks of one process."""
     results = {}
     root = tmp_path_factory.mktemp("ran")
     plan = Plan(root)

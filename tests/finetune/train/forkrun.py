@@ -1,11 +1,12 @@
-"""Run trainer jobs as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
+"""Run trainer jobs as forks of one parent, so that torch and DeepSpeed are imported once.
 
-It reads requests, one a line: {"plans": files, "env"}; and answers each with the exit code of the fork that did it. A
-plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that share a pod (1), "path", a folder that
-the ranks import from first, "watched", the options of watchedcalls.py, "compiles", where DeepSpeed's ops for a disk
-are used, and "shallow", a model's folder and the folder for a copy of it with one layer; each run's folder holds a
-job.json. Leaves exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of the
-trainer needs.
+It reads requests, one a line: {"plans": files, "env"}; and answers each with the exit code of the
+fork that did it. A plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that
+share a pod (1), "path", a folder that the ranks import from first, "watched", the options of
+watchedcalls.py, "compiles", where DeepSpeed's ops for a disk are used, and "shallow", a model's
+folder and the folder for a copy of it with one layer; each run's folder holds a job.json. Leaves
+exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of
+the trainer needs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from workbench.agent.imports import LATE_MODULES, MODULES, import_for_forks
 
 GRACE_S = 10
 LIMIT_S = 400
-# What the profiler, the shards and the other model import when they are made: seconds in every rank.
+# What the profiler, the shards and the other model
+# import when they are made: seconds in every rank.
 LATE = (
     *LATE_MODULES,
     "deepspeed.profiling.flops_profiler",

@@ -1,8 +1,8 @@
-"""Run unattended ranks as processes forked from one parent, so that torch and DeepSpeed are imported once for all.
+"""Run unattended ranks as forks of one parent, so that torch and DeepSpeed are imported once.
 
-`python forkunattended.py JOB_FOLDER SPEC.json OUT`: first the trainer alone in JOB_FOLDER, which holds a job.json; then
-unattended ranks into OUT; then with a rank less, as if the first attempt had failed after its last checkpoint but
-one. Prints the exit codes as JSON. Not a test.
+`python forkunattended.py JOB_FOLDER SPEC.json OUT`: first the trainer alone in JOB_FOLDER,
+which holds a job.json; then unattended ranks into OUT; then with a rank less, as if the first
+attempt had failed after its last checkpoint but one. Prints the exit codes as JSON. Not a test.
 """
 
 from __future__ import annotations

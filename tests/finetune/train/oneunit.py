@@ -1,4 +1,4 @@
-"""DeepSpeed's ops for offloads to a disk, from its own sources, each compiled as one unit: a minute instead of many."""
+"""DeepSpeed's ops for a disk from its sources, each compiled as one unit: a minute, not many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters on real ranks: trained under every technique, saved alone, asked, and merged into their base."""
+"""Adapters on real ranks: trained under every technique, saved, asked, and merged into the base."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from workbench.rundir.paths import RunPaths
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-# name: technique, ranks, rows of a micro-batch, accumulation; before the dash what is trained, as one process does
+# name: technique, ranks, rows of a micro-batch, accumulation;
+# before the dash what is trained, as one process does
 RUNS = {
     "lora-single": ("single", 1, 12, 1),
     "lora-ddp": ("ddp", 3, 4, 1),

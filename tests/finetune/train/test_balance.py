@@ -1,4 +1,4 @@
-"""The load-balancing loss of mixtures of experts: as plain transformers adds it, under every technique."""
+"""The load-balancing loss of mixtures of experts: as plain transformers, under every technique."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def ran(root: Path) -> dict[str, Ran]:
 
 
 def reference(folder: Path, weight: float) -> tuple[float, float, float]:
-    """The loss and the norm of the gradient of all rows in plain transformers, and the load-balancing loss alone."""
+    """The loss and gradient norm of all rows in plain transformers; the balancing loss alone."""
     job = FineTune(model=str(folder), technique="single", max_target_length=40)
     rows = [Example(source=row.source, target=row.target) for row in mini_rows(0, ROWS)]
     encoder = Encoder(model.load(str(folder), (), seed=0), job)
@@ -155,7 +155,8 @@ def test_every_technique_counts_it_alike(ran: dict[str, Ran], name: str) -> None
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     for figure in ("loss", "grad_norm", "aux_loss"):
         assert run.curve(figure) == pytest.approx(ran["ddp"].curve(figure), rel=1e-4), figure
-        # Two micro-batches of one process are other rows, and experts are chosen by each micro-batch.
+        # Two micro-batches of one process are other rows,
+        # and experts are chosen by each micro-batch.
         assert run.curve(figure) == pytest.approx(ran["accumulated"].curve(figure), rel=0.01), (
             figure
         )

@@ -1,4 +1,4 @@
-"""Best model, early stop and metrics on real ranks, forked from one process; figures are made to peak amid the run."""
+"""Best model, early stop and metrics on real forked ranks; figures are made to peak amid it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A causal model on real ranks: taught by instructions under several techniques, and by plain text."""
+"""A causal model on real ranks: taught by instructions under several techniques, and by text."""
 
 from __future__ import annotations
 

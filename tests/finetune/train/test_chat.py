@@ -1,4 +1,4 @@
-"""What is learned of a chat: the templates of more than a dozen model families, held against masks written by hand."""
+"""What is learned of a chat: templates of over a dozen model families against masks by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from workbench.finetune.model.text.chat import Chat
 
 pytestmark = pytest.mark.slow  # transformers
 
-# The models' own texts, whole: of trl's package, which carries many of them, or beside the other samples.
+# The models' own texts, whole: of trl's package, which
+# carries many of them, or beside the other samples.
 PUBLISHED = Path(str(find_spec("trl").submodule_search_locations[0])) / "chat_templates"
 SAMPLES = Path(__file__).parents[2] / "samples" / "chat"
 IM = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
@@ -36,7 +37,8 @@ GPT_OSS = tuple(
     f"<|{word}|>" for word in ("start", "end", "message", "channel", "call", "return", "constrain")
 )
 DEEPSEEK = ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>")
-# family: its special tokens, the start and the end of a text, and whether its tokenizer is a SentencePiece one
+# family: its special tokens, the start and the end of a
+# text, and whether its tokenizer is a SentencePiece one
 FAMILIES: dict[str, tuple[tuple[str, ...], str | None, str, bool]] = {
     "qwen2_5": (IM, None, "<|im_end|>", False),
     "qwen3": (IM, None, "<|im_end|>", False),
@@ -87,7 +89,8 @@ BY_HAND = {
         "«Hello.<|im_end|>»\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n«It "
         "is 2<|im_end|>»"
     ],
-    # Once another question follows, an answer has no thoughts before it: each answer is learned as it is asked for.
+    # Once another question follows, an answer has no thoughts
+    # before it: each answer is learned as it is asked for.
     "qwen3": [
         "<|im_start|>system\nBe "
         "brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
@@ -97,7 +100,8 @@ BY_HAND = {
         "Hello.<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
         "«<think>\n\n</think>\n\nIt is 2<|im_end|>»",
     ],
-    # The line break before an answer is marked, though it is asked with; what follows the last end is not learned.
+    # The line break before an answer is marked, though it is
+    # asked with; what follows the last end is not learned.
     "qwen2_5_training": [
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant"
         "«\nHello.<|im_end|>\n»<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant«\nIt is 2<|im_end|>»"
@@ -233,7 +237,8 @@ def _marked(its: Any, ids: list[int], marks: list[bool]) -> str:
 def test_a_turn_of_weight_0_is_read_and_not_learned(family: str) -> None:
     turns = CHAT if family in NO_SYSTEM else [SYSTEM, *CHAT]
     unlearned = [{**turn, "weight": 0} if turn["content"] == "Hello." else turn for turn in turns]
-    # By hand: the same rows without the marks of the first answer; a row of that answer alone is no row.
+    # By hand: the same rows without the marks of the
+    # first answer; a row of that answer alone is no row.
     first, *others = BY_HAND[family]
     expected = [first.replace("«", "", 1).replace("»", "", 1), *others]
     made = [row.removeprefix(" ") for row in marked(Chat(tokenizer(family)), family, unlearned)]
@@ -314,7 +319,8 @@ CALLS = {
         '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"12"<|end|><|start|>assistant'
         "«<|channel|>final<|message|>It is 2<|return|>»"
     ],
-    # With thoughts before each answer that follows the question, none before those once another is asked.
+    # With thoughts before each answer that follows the
+    # question, none before those once another is asked.
     "qwen3": [
         "<|im_start|>system\n…<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
         '«<think>\n\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>»',

@@ -1,4 +1,4 @@
-"""Saving and going on under every technique, on real ranks: what follows a checkpoint is the same to the last digit."""
+"""Checkpoints under every technique, on real ranks: what follows one is equal to the last digit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.rundir.checkpoints import problem_of, write_manifest
 
 pytestmark = pytest.mark.slow
-# An epoch of these 20 rows has three steps, the last filled up: step 3 ends the first, step 4 is amid the second.
+# An epoch of these 20 rows has three steps, the last filled
+# up: step 3 ends the first, step 4 is amid the second.
 STEPS, ROWS, BOUNDARY, AMID = 6, 20, 3, 4
 COMMON = {
     "max_steps": STEPS,

@@ -274,7 +274,8 @@ def test_under_a_chat_template_every_form_of_row_is_turns_and_the_end_of_a_turn_
         "<|system|>Be kind.<|end|><|user|>Name 1 towns.\nin "
         "order<|end|><|assistant|>»Lund, Graz<|end|>"
     )
-    # A system turn of the row's own stands; both answers are learned, with their ends, and nothing else is.
+    # A system turn of the row's own stands; both answers
+    # are learned, with their ends, and nothing else is.
     assert text_of(chatting, list(chat["input_ids"])).startswith(
         "<|system|>Be brief.<|end|><|user|>Name a town."
     )

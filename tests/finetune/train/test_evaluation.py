@@ -1,4 +1,4 @@
-"""Figures of an evaluation and what is decided by them, without ranks; test_best.py holds the same on real ones."""
+"""Figures of an evaluation and decisions on them, without ranks; test_best.py has real ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ STOPS = {"eval_steps": 1, "early_stopping_patience": 2}
 
 
 def test_rouge_by_hand() -> None:
-    # 3 of 4 and 3 of 5 words, 1 of 3 and 1 of 4 pairs; in order: "police kill gunman" without its middle.
+    # 3 of 4 and 3 of 5 words, 1 of 3 and 1 of 4 pairs;
+    # in order: "police kill gunman" without its middle.
     score = rouge_of("Police ended the gunman", "police killed the gunman today")
     assert score == pytest.approx({"rouge1": 2 * 3 / 9, "rouge2": 2 * 1 / 7, "rougeL": 2 * 3 / 9})
     assert rouge_of("the gunman police", "police the gunman")["rougeL"] == pytest.approx(2 * 2 / 6)

@@ -1,4 +1,4 @@
-"""The weights beneath adapters, held in the format of the arithmetic, and what is trained, in FP32."""
+"""The weights beneath adapters, held in the arithmetic's format; what is trained stays in FP32."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ RUNS: dict[str, tuple[str, int, int, dict[str, object]]] = {
     "files-in-fp32": ("single", 1, 12, {"model": "tiny-llama"}),
 }
 HALVES = [name for name in RUNS if not name.startswith("fp32")]
-# Of what each run of bf16 follows the losses; local SGD follows none, and biases and 4 bits are other trainings.
+# Of what each run of bf16 follows the losses; local SGD
+# follows none, and biases and 4 bits are other trainings.
 FOLLOWS = dict.fromkeys(("ddp", "zero1", "zero3", "fsdp", "pipeline"), "single")
 FOLLOWS |= {"qlora-fsdp": "qlora", "biases-fsdp": "biases", "fp32-fsdp": "fp32"}
 

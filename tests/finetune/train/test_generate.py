@@ -1,4 +1,4 @@
-"""Rows whose answers end late go on together without those that have ended, and say what they say alone."""
+"""Rows whose answers end late continue without those that have ended, and answer as if alone."""
 
 from __future__ import annotations
 

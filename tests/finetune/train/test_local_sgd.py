@@ -1,4 +1,4 @@
-"""Local SGD on real ranks: what it computes, how much it sends, and how near its losses come to ZeRO's."""
+"""Local SGD on real ranks: what it computes and sends, and how near its losses come to ZeRO's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 PATIENCE_S = 900
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(PATIENCE_S + 60)]
 STEPS, SYNC = 40, 10
-# Targets cut to one length give every rank as many tokens, so that the mean of the ranks' gradients is that of all.
+# Targets cut to one length give every rank as many tokens,
+# so that the mean of the ranks' gradients is that of all.
 EVEN = {
     "max_target_length": 4,
     "optimizer": "sgd",
@@ -96,7 +97,7 @@ def test_its_loss_after_as_many_samples_is_that_of_zero1_within_2_percent(
 
 
 def test_it_sends_no_gradients(ran: dict[str, Ran]) -> None:
-    """A synchronisation is an all-reduce of the weights: 4/3 of a model from each of three ranks."""
+    """A synchronisation is an all-reduce of the weights: 4/3 of a model from each of 3 ranks."""
     for rank in range(3):
         sent, zero1 = (
             int(str(ran[name].data("traffic", rank)[0]["sent_bytes"]))

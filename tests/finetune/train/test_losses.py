@@ -85,7 +85,8 @@ def test_beside_the_gradients_ranks_meet_once_a_step(ran: dict[str, Ran]) -> Non
 def test_no_micro_batch_waits_for_its_loss(ran: dict[str, Ran], technique: str) -> None:
     inside = [call for call in calls_of(ran[technique]) if call["inside"]]
     assert [call for call in inside if call["is_float"]] == []
-    # Outside of it the host reads one tensor of losses a step, and the gradient norm of the same step.
+    # Outside of it the host reads one tensor of losses
+    # a step, and the gradient norm of the same step.
     outside = [call for call in calls_of(ran[technique]) if call["is_float"] and not call["inside"]]
     assert len(outside) <= 3 * STEPS
 

@@ -131,7 +131,8 @@ def test_the_kernel_s_count_of_a_real_connection(
     assert before is not None and after is not None
     assert after[ends] - before[ends] == 12_345
     assert HOME in addresses()
-    # Within a pod of several ranks, to an address that is no rank's, and to the store: none of it counts.
+    # Within a pod of several ranks, to an address that
+    # is no rank's, and to the store: none of it counts.
     assert ends not in (read_sent({HOME}, alone=False) or {})
     assert ends not in (read_sent({"10.0.0.9"}, alone=True) or {})
     monkeypatch.setenv("MASTER_PORT", str(there.getsockname()[1]))

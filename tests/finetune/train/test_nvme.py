@@ -1,4 +1,4 @@
-"""ZeRO-3 with what only it has: optimizer and weights offloaded to files, and ZeRO++'s groups; real ranks, real files.
+"""ZeRO-3's own: optimizer and weights offloaded to files, and ZeRO++'s groups; real ranks.
 
 The op that writes the files is compiled, which takes a minute the first time on a machine.
 """
@@ -96,7 +96,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory, swap: Path) -> dict[str, Ran]:
 
 
 def make_model(folder: Path) -> None:
-    """A T5 with matrices of a MiB on each of two ranks, the least that DeepSpeed moves; not made in this process."""
+    """A T5 with matrices of a MiB a rank, the least that DeepSpeed moves; from another process."""
     code = (
         "import sys\n"
         "from tokenizers import Tokenizer\n"

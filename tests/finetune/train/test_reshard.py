@@ -1,4 +1,4 @@
-"""Runs that go on with another number of ranks, on real ranks: the curve is that of one process, at equal batches."""
+"""Real runs that continue with another number of ranks: at equal batches, one process's curve."""
 
 from __future__ import annotations
 

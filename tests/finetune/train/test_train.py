@@ -1,4 +1,4 @@
-"""The trainer on real ranks: every run of this file is forked from one process that has imported torch once."""
+"""The trainer on real ranks: every run here is forked from one process that imported torch once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from safetensors.numpy import load_file
 PATIENCE_S = 1800
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S + 60)]
 
-# Bytes that a rank of three sends per step, in models of FP32: an all-reduce is 4/3 of one, a gather or a scatter 2/3.
+# Bytes that a rank of three sends per step, in models of FP32:
+# an all-reduce is 4/3 of one, a gather or a scatter 2/3.
 SENT = {"ddp": 4 / 3, "zero1": 2.0, "zero2": 2.0, "zero3": 2.0}
 SENT_IN_BF16 = {"ddp": 2 / 3, "zero1": 4 / 3}
 TOLD = {"predict_rows": 3}  # a row for each rank

@@ -1,4 +1,4 @@
-"""What the trainer takes of transformers that is not public: a new release must not change it unseen."""
+"""What the trainer takes of transformers' private parts: a release must not change it unseen."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_every_method_that_is_overridden_is_held_here_and_each_private_one_has_i
 
 
 def test_transformers_sums_the_losses_of_a_step_where_the_trainer_reads_them() -> None:
-    """The loss that `_maybe_log_save_evaluate` gets is zeroed in place, and the mean is of `_total_loss_scalar`."""
+    """`_maybe_log_save_evaluate` zeroes its loss in place; `_total_loss_scalar` has the mean."""
     epoch = inspect.getsource(Trainer._run_epoch)
     assert epoch.count("self._tr_loss += tr_loss_step") == 1
     end = inspect.getsource(Trainer._finalize_training)
@@ -141,7 +141,7 @@ def test_transformers_sums_the_losses_of_a_step_where_the_trainer_reads_them() -
 
 
 def test_transformers_skips_rows_by_the_path_of_a_checkpoint_and_reads_nothing_else_of_it() -> None:
-    """`_run_epoch` gets a path that holds nothing; random numbers are the only thing that it looks for."""
+    """`_run_epoch` gets a path that holds nothing; it looks there for random numbers alone."""
     epoch = inspect.getsource(Trainer._run_epoch)
     uses = [line.strip() for line in epoch.splitlines() if "resume_from_checkpoint" in line]
     assert uses == [

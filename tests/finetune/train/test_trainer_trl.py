@@ -1,4 +1,4 @@
-"""A trainer of TRL under the mixin: the losses are those of TRL alone, and a resumed run follows to the last digit."""
+"""A trainer of TRL under the mixin: TRL's own losses, and a resumed run equal to the last digit."""
 
 from __future__ import annotations
 

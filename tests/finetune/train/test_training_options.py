@@ -1,4 +1,4 @@
-"""The options that transformers' users know: under every technique the same numbers, and where they may be given."""
+"""The options that transformers' users know: equal numbers under every technique; their places."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         technique="single",
         **{**one, **OPTIONS, **chosen, **spread, "profile_step": 2},
     )
-    # Its own backend compiles nothing: what is looked at is that a wrapped model trains and is saved as it was.
+    # Its own backend compiles nothing: what is looked at is
+    # that a wrapped model trains and is saved as it was.
     compiled = {
         "torch_compile": True,
         "profile_step": 2,

@@ -1,4 +1,4 @@
-"""Ranks without keeper and agents: the very commands of the manifests, what they leave, and what goes wrong."""
+"""Ranks without keeper and agents: the manifests' commands, what they leave, what goes wrong."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def _refuse() -> Mapping[str, object]:
 
 
 class StatusServer(HTTPServer):
-    """Kubeflow Trainer's server for the status of TrainJobs, as far as transformers' KubeflowCallback speaks to it."""
+    """Kubeflow Trainer's server for a TrainJob's status, as transformers' callback uses it."""
 
     def __init__(self) -> None:
         self.posted: list[tuple[str, dict[str, Any]]] = []
@@ -329,7 +329,8 @@ def test_a_trainjob_reports_its_progress_to_kubeflow_from_one_rank(tmp_path: Pat
     with StatusServer() as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        # The runtime gives torchrun its place by PET_ variables; the controller adds those of the status server.
+        # The runtime gives torchrun its place by PET_ variables;
+        # the controller adds those of the status server.
         env = {
             "PET_NNODES": "1",
             "PET_NPROC_PER_NODE": "2",
@@ -343,7 +344,8 @@ def test_a_trainjob_reports_its_progress_to_kubeflow_from_one_rank(tmp_path: Pat
     assert process.returncode == 0, said[-3000:]
     assert {header for header, _ in server.posted} == {"Bearer a-token"}
     told = [body["trainerStatus"] for _, body in server.posted]
-    # One rank alone reports the beginning and the end; what comes between is sent at most every 5 s.
+    # One rank alone reports the beginning and the end;
+    # what comes between is sent at most every 5 s.
     assert [each["progressPercentage"] for each in (told[0], told[-1])] == [0, 100]
     assert sum(each["progressPercentage"] == 100 for each in told) == 1
     metrics = {each["name"]: float(each["value"]) for each in told[-1]["metrics"]}

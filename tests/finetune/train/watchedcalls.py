@@ -1,4 +1,4 @@
-"""Count, in a rank of forkrun.py, what makes ranks wait for each other and what makes the host wait for a device."""
+"""Count, in a rank of forkrun.py, what makes ranks wait for each other or the host for a device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ READS = ("item", "tolist", "__float__", "__int__", "__bool__")
 
 
 def watch(folder: Path, options: dict[str, Any]) -> None:
-    """Write all calls to calls.json when training ends; `poisoned` is a step whose loss becomes a NaN on a `rank`.
+    """Write all calls to calls.json when training ends; a `poisoned` step's loss is NaN on `rank`.
 
     DDP sums gradients below Python, so its own collectives are not among the calls.
     """

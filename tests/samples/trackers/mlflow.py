@@ -1,4 +1,4 @@
-"""Stands for MLflow: the part of its documented interface that a Trainer uses, kept as JSON lines."""
+"""Stands for MLflow: the documented interface that a Trainer uses, kept as JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training script without torch: numbered lines, and a witness on this machine of how far each rank came."""
+"""A training script without torch: numbered lines, and a record here of each rank's progress."""
 
 import argparse
 import os
