@@ -206,6 +206,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.long
 def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "cluster"
     kernel = subprocess.Popen(

@@ -172,6 +172,7 @@ def test_every_launcher_sets_the_same(cluster: Cluster, tmp_path: Path) -> None:
     assert [each["TORCHELASTIC_MAX_RESTARTS"] for each in told["ssh"]] == ["1", "1"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_lightning_fabric_trains_over_two_pods_unchanged(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "own" / "fabric.py"

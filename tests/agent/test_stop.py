@@ -257,6 +257,7 @@ def test_an_agent_that_no_keeper_ever_greeted_ends_too(make_agent, wait_gone):
     wait_gone(process, timeout_s=30)
 
 
+@pytest.mark.long
 def test_ranks_can_be_ended_a_hundred_times_without_a_trace(agent):
     open_before = len(list(Path(f"/proc/{agent.pid}/fd").iterdir()))
     code = "import os\nif os.fork(): os.kill(os.getpid(), 9)\nimport time; time.sleep(60)"

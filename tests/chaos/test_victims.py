@@ -14,6 +14,7 @@ from workbench import Cluster, LocalPods, PodSpec
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.long
 def test_the_bridge_of_a_pod_is_one_process_and_neither_agent_nor_rank(tmp_path: Path) -> None:
     with Cluster(LocalPods(), PodSpec(), count=1, path=tmp_path / "c", warm=False) as cluster:
         run = counting(cluster, "--until", str(tmp_path / "end"))

@@ -344,6 +344,7 @@ def test_the_pictures_share_of_a_core_at_a_thousand_lines_a_second(
     assert 0 < looks <= 4
 
 
+@pytest.mark.long
 def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: WrittenRun) -> None:
     with written.paths.events.open("a") as out:
         for step in range(1, 100_001):

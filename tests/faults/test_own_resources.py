@@ -247,6 +247,7 @@ def under_another_keeper(cluster: Cluster, code: str, *args: str) -> subprocess.
     return keeper
 
 
+@pytest.mark.long
 def test_a_run_whose_pods_are_cleared_has_its_result_already(
     world: World, cluster: Cluster
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_fine_tuning_whose_rank_is_stopped_is_ended_with_its_last_step(world: 
     assert waits in error.message
 
 
+@pytest.mark.long
 def test_a_stall_before_the_first_step_is_ended_too(world: World, tmp_path: Path) -> None:
     """A rank never reaches the process group: the others wait for it before any step."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -157,6 +157,7 @@ def test_a_run_that_has_ended_stays_as_it_is_when_it_is_cancelled(
     assert run.state is RunState.SUCCEEDED
 
 
+@pytest.mark.long
 def test_a_run_is_cancelled_while_another_keeper_still_looks_for_its_pods(
     world: World, tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_compressed_rows_are_read_as_they_are(
     assert prepared(folder) == plain
 
 
+@pytest.mark.long
 def test_broken_and_far_too_large_compressed_content_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

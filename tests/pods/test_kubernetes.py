@@ -734,7 +734,6 @@ def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
     assert any(says(line, "keeper.pod._loop.answers-again-after") for line in lines)
 
 
-@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")
 def test_pods_share_neither_folders_nor_python_with_the_notebook(
     place: KubernetesPlace, tmp_path: Path
@@ -759,6 +758,7 @@ def test_pods_share_neither_folders_nor_python_with_the_notebook(
             cluster.submit(Script(path=str(script), launcher="openmpi"))
 
 
+@pytest.mark.long
 def test_a_lost_node_is_named_by_the_run_and_outlived(
     place: KubernetesPlace, tmp_path: Path
 ) -> None:

@@ -192,7 +192,6 @@ def test_loading_and_saving_are_in_the_verdict() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("fsdp", "shards"),
@@ -211,6 +210,7 @@ def test_hybrid_shards_are_spread_over_the_gpus_of_a_pod(
     assert setting_of(job.replace(technique="zero3", fsdp={}), pods=2, gpus=4).shards == 8
 
 
+@pytest.mark.long
 def test_fsdp_with_offload_and_4_bits_hold_less_on_the_gpu() -> None:
     options = {
         "precision": "bf16",
