@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from forkedruns import LENGTH, Plan, Ran
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 BUCKETS = {"reduce_bucket_size": 70_000, "allgather_bucket_size": 80_000, "overlap_comm": False}
 STAGE_3 = {"stage3_prefetch_bucket_size": 90_000, "sub_group_size": 100_000}
 
