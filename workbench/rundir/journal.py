@@ -76,7 +76,8 @@ class Journal:
         Raise OSError if there is no room.
         """
         with suppress(OSError):
-            if self._paths.reserve.lstat().st_size == _RESERVE_BYTES:  # from an earlier keeper
+            size = self._paths.reserve.lstat().st_size
+            if size == _RESERVE_BYTES:  # from an earlier keeper
                 return
         write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
 
@@ -99,8 +100,11 @@ class Journal:
         except Exception as error:  # a run continues without curves
             self._curves_broken = True
             self._warn(error)
-        recovered = StateRecord.read(read_json(self._paths.state))
-        self._change(**{**asdict(recovered), "hint": ""})
+        content = read_json(self._paths.state)
+        recovered = StateRecord.read(content)
+        changes = asdict(recovered)
+        changes["hint"] = ""
+        self._change(**changes)
         return recovered, events
 
     def begin(self, started_s: float) -> None:
@@ -116,8 +120,11 @@ class Journal:
 
     @property
     def current_state(self) -> tuple[RunState, str]:
-        hint = f" ({self._now['hint']})" if self._now["hint"] else ""
-        return self._now["state"], self._now["message"] + hint
+        message = self._now["message"]
+        hint = self._now["hint"]
+        if hint:
+            message += f" ({hint})"
+        return self._now["state"], message
 
     def hint(self, message: str) -> None:
         """Set the temporary remark of the state. Empty: no remark."""
@@ -134,7 +141,8 @@ class Journal:
         """Append an event, and its numbers to the curves. A failed write is repeated later."""
         with self._writing:
             if len(self._late) < _MOST_LATE:
-                self._late.append(self._redact(event.to_json()) + "\n")
+                line = self._redact(event.to_json())
+                self._late.append(line + "\n")
         self._write_late()
         try:
             if not self._curves_broken:
@@ -148,8 +156,9 @@ class Journal:
         with self._writing:
             if not self._late:
                 return
+            lines = "".join(self._late)
             try:
-                _append(self._paths, "".join(self._late).encode())
+                _append(self._paths, lines.encode())
                 self._late.clear()
             except OSError as error:
                 self._warn(error)
@@ -170,7 +179,9 @@ class Journal:
     def _warn(self, error: Exception) -> None:
         if not self._warned:
             logger.warning(
-                "cannot write events of %s yet: %s; the run continues", self._paths.root, error
+                "cannot write events of %s yet: %s; the run continues",
+                self._paths.root,
+                error,
             )
         self._warned = True
 
@@ -193,23 +204,30 @@ class Journal:
         self._close_scalars()
         started_s = float(str(facts.get("started_s", now_s())))
         ended_s = now_s()
+        duration_s = max(0.0, ended_s - started_s)
         figures, left_out = self._figures(started_s)
         message += left_out
+        versions = dict(pods[0].versions) if pods else {}
+        hosts = []
+        for pod in pods:
+            host = HostSlots(address=pod.address, slots=pod.slots, pod=pod.name)
+            hosts.append(host)
         raw = {
             **spec.job.facts,
             **submitted_rows(self._paths),
-            "versions": dict(pods[0].versions) if pods else {},
+            "versions": versions,
             **figures,
-            "duration_s": round(max(0.0, ended_s - started_s), 3),
+            "duration_s": round(duration_s, 3),
             **facts,
             "state": state,
             "message": message,
             "error": fault,
-            "hosts": [HostSlots(address=p.address, slots=p.slots, pod=p.name) for p in pods],
+            "hosts": hosts,
             "world_size": world_size,
             "ended_s": ended_s,
         }
-        self.result = self._redact.json(ResultRecord.at(self._paths.root, raw).to_dict())
+        record = ResultRecord.at(self._paths.root, raw)
+        self.result = self._redact.json(record.to_dict())
         try:
             self._paths.reserve.unlink(missing_ok=True)
             write_json(self._paths.result, self.result)
@@ -230,17 +248,19 @@ class Journal:
         Every run needs a result.
         """
         try:
-            return RunTotals.of(read_events(self._paths.events)).facts(started_s), ""
+            totals = RunTotals.of(read_events(self._paths.events))
+            return totals.facts(started_s), ""
         except Exception as error:  # printed events may hold any values
             logger.exception("the figures of %s", self._paths.root)
-            return (
-                {},
+            remark = (
                 f"; the figures of the run are missing: {self._paths.events} "
-                f"cannot be summed up ({type(error).__name__})",
+                f"cannot be summed up ({type(error).__name__})"
             )
+            return {}, remark
 
     def _keep_elsewhere(self, error: OSError) -> None:
-        why = f"{self._paths.root} could not take the result ({error.strerror or error})"
+        reason = error.strerror or error
+        why = f"{self._paths.root} could not take the result ({reason})"
         self.result = {
             **self.result,
             "message": f"{self.result['message']}; {why}",
@@ -255,48 +275,67 @@ class Journal:
 
     def finish_in_memory(self, state: RunState, message: str) -> None:
         """Keep a result that no file can take, for requests to the keeper."""
-        self.result = {"state": state, "message": message, "of": str(self._paths.root)}
+        self.result = {
+            "state": state,
+            "message": message,
+            "of": str(self._paths.root),
+        }
         self._change(state=state, message=message, hint="", wish="")
 
     def amend(self, remark: str, facts: Mapping[str, object] | None = None) -> None:
         """Add a remark and figures to the result of a run that has ended."""
         result = read_json(self._paths.result)
-        if remark and result:
-            message = self._redact(f"{result.get('message')}; {remark}")
-            write_json(self._paths.result, {**result, **(facts or {}), "message": message})
-            write_json(self._paths.state, {**read_json(self._paths.state), "message": message})
+        if not remark or not result:
+            return
+        message = self._redact(f"{result.get('message')}; {remark}")
+        amended = {**result}
+        if facts:
+            amended.update(facts)
+        amended["message"] = message
+        write_json(self._paths.result, amended)
+        state = read_json(self._paths.state)
+        write_json(self._paths.state, {**state, "message": message})
 
     def mend(self, message: str, facts: Mapping[str, object]) -> None:
         """Mark a run as succeeded if only its results were missing."""
         mended = {"state": RunState.SUCCEEDED, "message": message}
-        write_json(
-            self._paths.result,
-            {**read_json(result_file(self._paths)), **facts, **mended, "error": None},
-        )
-        write_json(self._paths.state, {**read_json(self._paths.state), **mended})
+        result = {
+            **read_json(result_file(self._paths)),
+            **facts,
+            **mended,
+            "error": None,
+        }
+        write_json(self._paths.result, result)
+        state = read_json(self._paths.state)
+        write_json(self._paths.state, {**state, **mended})
 
     def _close_scalars(self) -> None:
         try:
             if self._curves_broken:
-                self._draw_anew(read_events(self._paths.events))
+                events = read_events(self._paths.events)
+                self._draw_anew(events)
             self._scalars.close()
         except Exception as error:  # the result must be written, even without curves
             logger.warning("the curves of %s are incomplete: %s", self._paths.root, error)
 
     def _change(self, **changes: object) -> None:
         self._now |= changes
+        content = {**self._now, "time_s": now_s()}
         try:
-            self._state_file.write(self._redact.json({**self._now, "time_s": now_s()}))
+            self._state_file.write(self._redact.json(content))
         except OSError as error:
             logger.warning("cannot write the state of %s: %s", self._paths.root, error)
 
 
 def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
     """Write the result of a run that never started, with the reason."""
-    Journal(paths, Redactor(spec.cluster.pods.env, spec.job.env)).finish(
+    redact = Redactor(spec.cluster.pods.env, spec.job.env)
+    journal = Journal(paths, redact)
+    fault = RunFault(kind=type(error).__name__, message=str(error))
+    journal.finish(
         RunState.FAILED,
         message=f"the run did not start: {error}",
-        fault=RunFault(kind=type(error).__name__, message=str(error)),
+        fault=fault,
         facts={"started_s": now_s()},
         spec=spec,
         pods=(),
@@ -319,26 +358,34 @@ def _mend_events(paths: RunPaths, states: Collection[str]) -> tuple[list[Event],
     """Return written events, and events that ranks printed but the keeper did not write."""
     _end_at_last_line(paths)
     events = list(read_events(paths.events))
-    by_rank = _by_rank(events)
+    written_by_rank = _by_rank(events)
+    printed_by_rank = _by_rank(_printed(paths, states))
     missing: list[Event] = []
-    for rank, printed in _by_rank(_printed(paths, states)).items():
-        written = by_rank.get(rank, [])
+    for rank, printed in printed_by_rank.items():
+        written = written_by_rank.get(rank, [])
         last = len(written) - 1
         # Written events have times of the local clock, printed events of the pod's clock.
-        offset_s = printed[last].time_s - written[last].time_s if 0 <= last < len(printed) else 0.0
-        missing += [replace(event, time_s=event.time_s - offset_s) for event in printed[last + 1 :]]
+        offset_s = 0.0
+        if 0 <= last < len(printed):
+            offset_s = printed[last].time_s - written[last].time_s
+        for event in printed[last + 1 :]:
+            local_s = event.time_s - offset_s
+            missing.append(replace(event, time_s=local_s))
     missing.sort(key=lambda event: event.time_s)
     return events, missing
 
 
 def _end_at_last_line(paths: RunPaths) -> None:
     """Remove an unfinished last line from the events."""
-    with os.fdopen(open_to_write(paths.events, os.O_RDWR | os.O_CREAT, paths.root), "r+b") as file:
-        end = size = file.seek(0, 2)
+    descriptor = open_to_write(paths.events, os.O_RDWR | os.O_CREAT, paths.root)
+    with os.fdopen(descriptor, "r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = size
         while end:
             start = max(0, end - _BLOCK_BYTES)
             file.seek(start)
-            at = file.read(end - start).rfind(b"\n")
+            block = file.read(end - start)
+            at = block.rfind(b"\n")
             if at >= 0:
                 end = start + at + 1
                 break
@@ -356,12 +403,16 @@ def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
 
 
 def _printed(paths: RunPaths, states: Collection[str]) -> Iterator[Event]:
-    for log in sorted(paths.logs.glob("rank-*.stdout.log")):
+    logs = sorted(paths.logs.glob("rank-*.stdout.log"))
+    for log in logs:
         with (
             suppress(OSError),
             io.TextIOWrapper(open_record(log, paths.root), "utf-8", "replace", "\n") as lines,
         ):
             for line in lines:
-                whole = line.startswith(MARK) and line.endswith("\n")
-                if whole and (event := parse_event(line[:-1], states=states)):
+                is_whole = line.endswith("\n")
+                if not is_whole or not line.startswith(MARK):
+                    continue
+                event = parse_event(line[:-1], states=states)
+                if event is not None:
                     yield event

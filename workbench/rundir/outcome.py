@@ -73,7 +73,8 @@ def rank_statuses(
     pod: Pod, answer: Mapping[str, object], clock_offset_s: float
 ) -> list[RankStatus]:
     """Read the states of the ranks from an agent's answer to `poll`."""
-    return [_status(pod, raw, clock_offset_s) for raw in parts(answer.get("ranks"))]
+    rows = parts(answer.get("ranks"))
+    return [_status(pod, raw, clock_offset_s) for raw in rows]
 
 
 def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankStatus:
@@ -90,57 +91,76 @@ def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankS
 def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:
     """Return the fault of the rank that failed first. Ranks that only lost a peer come last."""
     ranks = list(ranks)
-    failed = sorted((r for r in ranks if r.failed), key=_order)
+    failed = _failed(ranks)
+    failed.sort(key=_order)
     if not failed:
         return None
-    early = _ended_early(ranks, failed[0]) if only_echoes(ranks) else None
-    if early is not None:
-        error = RankError(message="ended early with 0 while others waited for it")
-        return _fault(early, error, failed)
+    # Where all failed ranks only lost a peer, the cause may be a rank that ended too early.
+    if only_echoes(ranks):
+        early = _ended_early(ranks, failed[0])
+        if early is not None:
+            error = RankError(message="ended early with 0 while others waited for it")
+            return _fault(early, error, failed)
     cause, *others = failed
-    return _fault(cause, cause.error or RankError(), others)
+    error = cause.error or RankError()
+    return _fault(cause, error, others)
 
 
 def only_echoes(ranks: Iterable[RankStatus]) -> bool:
     """Whether at least a rank failed and all failed ranks only lost a peer."""
-    failed = [r for r in ranks if r.failed]
-    return bool(failed) and all(_is_echo(r) for r in failed)
+    failed = _failed(ranks)
+    if not failed:
+        return False
+    return all(_is_echo(status) for status in failed)
 
 
 def fold_failures(ranks: Iterable[RankStatus]) -> str:
     """Summarise the failed ranks, for a run with its cause elsewhere."""
-    return _fold([r for r in ranks if r.failed])
+    return _fold(_failed(ranks))
+
+
+def _failed(ranks: Iterable[RankStatus]) -> list[RankStatus]:
+    return [status for status in ranks if status.failed]
 
 
 def _ended_early(ranks: Sequence[RankStatus], echo: RankStatus) -> RankStatus | None:
     # A rank's sockets close before the rank ends, and a busy pod notices the end late.
     latest_s = _order(echo)[1] + _END_SEEN_S
-    done = [
-        r
-        for r in ranks
-        if r.done and r.exit_code == 0 and r.ended_s is not None and r.ended_s <= latest_s
-    ]
-    return min(done, key=lambda r: r.ended_s or 0.0, default=None)
+    done: list[RankStatus] = []
+    for status in ranks:
+        ended_s = status.ended_s
+        if not status.done or status.exit_code != 0 or ended_s is None:
+            continue
+        if ended_s <= latest_s:
+            done.append(status)
+    return min(done, key=lambda status: status.ended_s or 0.0, default=None)
 
 
 def _is_echo(status: RankStatus) -> bool:
-    return status.error is not None and status.error.echo
+    if status.error is None:
+        return False
+    return status.error.echo
 
 
 def _fault(cause: RankStatus, error: RankError, others: Sequence[RankStatus]) -> RunFault:
+    message = error.message
+    if not message:
+        message = f"exited with {cause.exit_code}"
     return RunFault(
         host=cause.pod.address,
         pod=cause.pod.name,
         rank=cause.rank,
         kind=error.kind,
-        message=error.message or f"exited with {cause.exit_code}",
+        message=message,
         traceback=error.traceback,
         others=_fold(others),
     )
 
 
 def _order(status: RankStatus) -> tuple[bool, float, int]:
-    when_s = status.error.time_s if status.error else None
+    when_s = None
+    if status.error is not None:
+        when_s = status.error.time_s
     if when_s is None:
         when_s = status.ended_s or float("inf")
     return _is_echo(status), when_s, status.rank
@@ -155,15 +175,18 @@ def _fold(others: Sequence[RankStatus]) -> str:
         if _is_echo(status):
             lost.append(status.rank)
             continue
-        message = status.error.message if status.error else ""
-        ranks = by_message.setdefault(message or f"exit {status.exit_code}", [])
-        ranks.append(status.rank)
-    parts = []
+        message = ""
+        if status.error is not None:
+            message = status.error.message
+        if not message:
+            message = f"exit {status.exit_code}"
+        by_message.setdefault(message, []).append(status.rank)
+    clauses = []
     if lost:
-        parts.append(f"{counted(len(lost), 'rank')} lost their peer ({_numbers(lost)})")
+        clauses.append(f"{counted(len(lost), 'rank')} lost their peer ({_numbers(lost)})")
     for message, ranks in by_message.items():
-        parts.append(f"also {_numbers(ranks)}: {message}")
-    return "; ".join(parts)
+        clauses.append(f"also {_numbers(ranks)}: {message}")
+    return "; ".join(clauses)
 
 
 def _numbers(ranks: Sequence[int]) -> str:
@@ -183,28 +206,33 @@ class MemoryPeaks:
         sizes: dict[str, int] = {}
         for rank in ranks:
             address = rank.pod.address
-            sizes[address] = sizes.get(address, 0) + rank.rss_bytes
+            size = sizes.get(address, 0)
+            sizes[address] = size + rank.rss_bytes
         for address, size in sizes.items():
             self._record_resident(address, size / _GIB)
 
     def record_event(self, event: Event, address: str) -> None:
         reserved = event.number("cuda_reserved_gib")
-        if reserved is not None and event.rank is not None:
-            ranks = self._cuda.setdefault(address, {})
-            ranks[event.rank] = max(reserved, ranks.get(event.rank, 0.0))
+        if reserved is None or event.rank is None:
+            return
+        ranks = self._cuda.setdefault(address, {})
+        peak_before = ranks.get(event.rank, 0.0)
+        ranks[event.rank] = max(reserved, peak_before)
 
     def recall(self, events: Iterable[Event], addresses: Mapping[int, str]) -> None:
         """Restore the peaks from the events of a run, with the address of every rank."""
         for event in events:
             if event.rank is not None:
-                self.record_event(event, addresses.get(event.rank, ""))
+                address = addresses.get(event.rank, "")
+                self.record_event(event, address)
                 continue
             rss_gib = event.number("rss_gib")
             if event.kind == EventKind.SAMPLE and rss_gib is not None:
                 self._record_resident(event.text("host"), rss_gib)
 
     def _record_resident(self, address: str, now_gib: float) -> None:
-        self._resident[address] = max(now_gib, self._resident.get(address, 0.0))
+        peak_before = self._resident.get(address, 0.0)
+        self._resident[address] = max(now_gib, peak_before)
 
     @property
     def kind(self) -> str:
@@ -216,11 +244,17 @@ class MemoryPeaks:
 
         Only hosts with reports are included.
         """
-        return {address: round(peak, 4) for address, peak in self._resident.items() if peak}
+        peaks = {}
+        for address, peak in self._resident.items():
+            if peak:
+                peaks[address] = round(peak, 4)
+        return peaks
 
     @property
     def gib(self) -> dict[str, float]:
         peaks = self._resident
         if self._cuda:
-            peaks = {address: sum(ranks.values()) for address, ranks in self._cuda.items()}
+            peaks = {}
+            for address, ranks in self._cuda.items():
+                peaks[address] = sum(ranks.values())
         return {address: round(peak, 4) for address, peak in peaks.items()}

@@ -27,20 +27,26 @@ class Curve:
         self._time_s = array("d")
 
     def add(self, x: float | None, value: float | None, time_s: float = math.nan) -> None:
-        if x is not None and value is not None and math.isfinite(value):
-            self._x.append(x)
-            self._y.append(value)
-            self._time_s.append(time_s)
+        if x is None or value is None:
+            return
+        if not math.isfinite(value):
+            return
+        self._x.append(x)
+        self._y.append(value)
+        self._time_s.append(time_s)
 
     def cut(self, x: float) -> None:
         """Remove the last points beyond x, after a run went back to an earlier step."""
         while self._x and self._x[-1] > x:
-            for values in (self._x, self._y, self._time_s):
-                values.pop()
+            self._x.pop()
+            self._y.pop()
+            self._time_s.pop()
 
     @property
     def last(self) -> float | None:
-        return self._y[-1] if self._y else None
+        if not self._y:
+            return None
+        return self._y[-1]
 
     @property
     def highest(self) -> float | None:
@@ -49,7 +55,9 @@ class Curve:
     @property
     def last_time_s(self) -> float:
         """Time of the newest value in seconds since 1970. NaN: unknown."""
-        return self._time_s[-1] if self._time_s else math.nan
+        if not self._time_s:
+            return math.nan
+        return self._time_s[-1]
 
     def thinned(self, limit: int = 400) -> tuple[list[float], list[float], list[float]]:
         """Return x, values and times of at most `limit` points.
@@ -65,11 +73,10 @@ class Curve:
             (True, 50.0, 0.0, 999.0, 1998.0)
         """
         order = self._places(limit)
-        return (
-            [self._x[place] for place in order],
-            [self._y[place] for place in order],
-            [self._time_s[place] for place in order],
-        )
+        x = [self._x[place] for place in order]
+        values = [self._y[place] for place in order]
+        times = [self._time_s[place] for place in order]
+        return x, values, times
 
     def _places(self, limit: int) -> Sequence[int]:
         """Return the places of at most `limit` points that show the curve."""
@@ -83,8 +90,10 @@ class Curve:
             begin = stretch * size // stretches
             end = (stretch + 1) * size // stretches
             places = range(begin, end)
-            picked.add(min(places, key=self._y.__getitem__))
-            picked.add(max(places, key=self._y.__getitem__))
+            lowest = min(places, key=self._y.__getitem__)
+            highest = max(places, key=self._y.__getitem__)
+            picked.add(lowest)
+            picked.add(highest)
         return sorted(picked)
 
     def __len__(self) -> int:
@@ -136,8 +145,10 @@ class MemoryBook:
 
     @property
     def kind(self) -> str:
-        is_cuda = any(host.source >= _Source.CUDA for host in self.hosts.values())
-        return "cuda" if is_cuda else "resident"
+        for host in self.hosts.values():
+            if host.source >= _Source.CUDA:
+                return "cuda"
+        return "resident"
 
     def take(self, event: Event) -> None:
         if event.kind == EventKind.SAMPLE:
@@ -166,7 +177,8 @@ class MemoryBook:
         # A sum over only some of the ranks would look like a jump.
         if len(ranks) == count:
             host = self.hosts.setdefault(address, HostMemory())
-            host.add(source, event.time_s, sum(now for now, _ in ranks.values()))
+            now_gib = sum(now for now, _ in ranks.values())
+            host.add(source, event.time_s, now_gib)
             host.peak_gib = sum(peak for _, peak in ranks.values())
 
     def _sample(self, event: Event) -> None:
@@ -182,7 +194,9 @@ class MemoryBook:
                 busy.append(percent)
         if gpus:
             host.add(_Source.GPUS, event.time_s, used_gib)
-        host.gpu_percent = sum(busy) / len(busy) if busy else None
+        host.gpu_percent = None
+        if busy:
+            host.gpu_percent = sum(busy) / len(busy)
 
 
 def scalars_of(event: Event) -> Mapping[str, float]:
@@ -195,8 +209,14 @@ def scalars_of(event: Event) -> Mapping[str, float]:
     """
     if event.kind == EventKind.MEMORY:
         memory_gib = event.number("cuda_allocated_gib") or event.number("rss_gib")
-        return {} if memory_gib is None else {f"memory/rank-{event.rank}_gib": memory_gib}
-    return {tag_of(name, event.kind): value for name, value in numbers_in(event).items()}
+        if memory_gib is None:
+            return {}
+        return {f"memory/rank-{event.rank}_gib": memory_gib}
+    scalars = {}
+    for name, value in numbers_in(event).items():
+        tag = tag_of(name, event.kind)
+        scalars[tag] = value
+    return scalars
 
 
 class ScalarWriter:
@@ -210,7 +230,10 @@ class ScalarWriter:
         """Write the scalars of an event at its step; skip events without a step or numbers."""
         scalars = scalars_of(event)
         step = event.whole("step")
-        if not (scalars or event.kind == EventKind.RESTARTED) or step is None:
+        is_restart = event.kind == EventKind.RESTARTED
+        if step is None:
+            return
+        if not scalars and not is_restart:
             return
         from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent
         from tensorboard.compat.proto.event_pb2 import SessionLog
@@ -220,14 +243,23 @@ class ScalarWriter:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
             self._writer = EventFileWriter(str(self._folder), flush_secs=2)
-        if event.kind == EventKind.RESTARTED:
+        if is_restart:
             # TensorBoard drops the points of later steps at the start of a session.
             begin = SessionLog(status=SessionLog.SessionStatus.START)
-            written = TensorBoardEvent(wall_time=event.time_s, step=step + 1, session_log=begin)
+            written = TensorBoardEvent(
+                wall_time=event.time_s,
+                step=step + 1,
+                session_log=begin,
+            )
         else:
-            values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-            summary = Summary(value=values)
-            written = TensorBoardEvent(wall_time=event.time_s, step=step, summary=summary)
+            values = []
+            for tag, value in scalars.items():
+                values.append(Summary.Value(tag=tag, simple_value=value))
+            written = TensorBoardEvent(
+                wall_time=event.time_s,
+                step=step,
+                summary=Summary(value=values),
+            )
         self._writer.add_event(written)
 
     def close(self) -> None:

@@ -42,7 +42,9 @@ class LineSplitter:
     def feed(self, data: bytes) -> Iterator[str]:
         """Add a piece and yield its finished lines, decoded, without newlines."""
         *lines, rest = (self._pending + data).split(b"\n")
-        self._pending = rest if len(rest) <= _LONGEST_LINE else b""
+        if len(rest) > _LONGEST_LINE:
+            rest = b""
+        self._pending = rest
         for line in lines:
             yield line.decode("utf-8", errors="replace")
 
@@ -66,17 +68,21 @@ class Collector:
         self._files: dict[str, Path] = {}
         for rank in ranks:
             for stream in ("stdout", "stderr", "order"):
-                self._files[f"rank-{rank}/{stream}.log"] = paths.rank_log(rank, stream)
+                name = f"rank-{rank}/{stream}.log"
+                self._files[name] = paths.rank_log(rank, stream)
         self._root = paths.root
         self._redact = redact or Redactor()
         self._states = states  # the state events that its ranks may send
         self._clock = clock
         self.cut: dict[str, str] = {}
         """Reason for a truncated local copy, by file name."""
-        for path in self._files.values():
-            os.close(self._open(path))
-        self.offsets = {name: path.stat().st_size for name, path in self._files.items()}
+        self.offsets: dict[str, int] = {}
         """Offset of the next piece of every file."""
+        for path in self._files.values():
+            descriptor = self._open(path)
+            os.close(descriptor)
+        for name, path in self._files.items():
+            self.offsets[name] = path.stat().st_size
         self._ends = dict(self.offsets)  # of the local copies
         self._seen = dict(self.offsets)  # all events before these offsets have been returned
         self._again_at: dict[str, float] = {}  # time of the next attempt for a truncated file
@@ -94,28 +100,35 @@ class Collector:
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
         events: list[Event] = []
         for name, chunk in chunks.items():
-            if name not in self._files or chunk["offset"] != self.offsets[name]:
+            if name not in self._files:
+                continue
+            begin = self.offsets[name]
+            if chunk["offset"] != begin:
                 continue  # a late answer from before a reconnection
             data = str(chunk["data"]).encode("latin-1")
-            begin = self.offsets[name]
             # Read only events from a piece that does not continue the local copy.
             if begin == self._ends[name] and self._keep(name, data):
                 self._ends[name] += len(data)
-            new = data[self._seen[name] - begin :]
-            self._seen[name] += len(new)
+            seen = self._seen[name]
+            new = data[seen - begin :]
+            self._seen[name] = seen + len(new)
             if self._ends[name] == self._seen[name]:
                 self.cut.pop(name, None)
-            if name in self._splitters:
-                events += self._events_in(self._splitters[name].feed(new))
+            splitter = self._splitters.get(name)
+            if splitter is not None:
+                lines = splitter.feed(new)
+                events += self._events_in(lines)
         self._aim()
         return events
 
     def _events_in(self, lines: Iterable[str]) -> Iterator[Event]:
         for line in lines:
-            if line.startswith(MARK):
-                event = parse_event(self._redact(line), states=self._states)
-                if event is not None:
-                    yield event
+            if not line.startswith(MARK):
+                continue
+            masked = self._redact(line)
+            event = parse_event(masked, states=self._states)
+            if event is not None:
+                yield event
 
     def try_last(self) -> bool:
         """Request unwritten bytes at once after the end of all ranks.
@@ -133,21 +146,26 @@ class Collector:
         """Set offsets: after the seen bytes, or after the written bytes when a retry is due."""
         now = self._clock()
         for name in self._files:
-            waits = name in self.cut and now < self._again_at.get(name, 0.0)
-            self.offsets[name] = self._seen[name] if waits else self._ends[name]
+            again_at = self._again_at.get(name, 0.0)
+            if name in self.cut and now < again_at:
+                self.offsets[name] = self._seen[name]
+            else:
+                self.offsets[name] = self._ends[name]
 
     def _keep(self, name: str, data: bytes) -> bool:
         path = self._files[name]
         size = self._ends[name]
         # The unfinished text and the new data together may form a secret.
-        text = self._unfinished[name] + data
-        begin = size - len(self._unfinished[name])
+        unfinished = self._unfinished[name]
+        text = unfinished + data
+        begin = size - len(unfinished)
         masked = self._redact.blob(text)
         try:
             with os.fdopen(self._open(path), "wb", buffering=0) as log:
                 log.seek(begin)
                 while masked:
-                    masked = masked[log.write(masked) :]
+                    written = log.write(masked)
+                    masked = masked[written:]
         except OSError as error:
             self._fail(name, error)
             with suppress(OSError), os.fdopen(self._open(path), "wb", buffering=0) as log:
@@ -175,7 +193,8 @@ def _why_cut(path: Path, error: OSError) -> str:
         return "the disk is full"
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "the keeper has no free file descriptor (see ulimit -n)"
-    return f"{path} cannot be written ({error.strerror or error})"
+    reason = error.strerror or error
+    return f"{path} cannot be written ({reason})"
 
 
 def mask_file(path: Path, redact: Redactor) -> None:
@@ -191,15 +210,17 @@ def _mask(log: BinaryIO, redact: Redactor) -> None:
     begin = 0
     while data := log.read(_LONGEST_LINE):
         text = unfinished + data
+        masked = redact.blob(text)
         log.seek(begin)
-        log.write(redact.blob(text))
+        log.write(masked)
         unfinished = _unfinished(text)
         begin += len(text) - len(unfinished)
 
 
 def _end_of(path: Path) -> bytes:
     with open_record(path) as file:
-        file.seek(max(0, path.stat().st_size - _LONGEST_LINE))
+        size = path.stat().st_size
+        file.seek(max(0, size - _LONGEST_LINE))
         return file.read()
 
 
@@ -210,6 +231,8 @@ def _unfinished(text: bytes) -> bytes:
         key = text[begins[-1] :]
         if _KEY_ENDS not in key and len(key) <= _LONGEST_SECRET:
             return key
-    last_line_end = max(text.rfind(b"\n"), text.rfind(b"\r"))
+    last_newline = text.rfind(b"\n")
+    last_return = text.rfind(b"\r")
+    last_line_end = max(last_newline, last_return)
     line = text[last_line_end + 1 :]
     return line[-_LONGEST_SECRET:]
