@@ -187,7 +187,8 @@ def _question_of_row(row: Mapping[str, object], where: str) -> Question:
     if isinstance(row.get("prompt"), list | tuple) and row.get("completion") is None:
         row = {"messages": row["prompt"], TOOLS: row.get(TOOLS)}
     fields = Fields(row, where)
-    if turns := turns_of(fields) or completed_turns(fields):
+    turns = turns_of(fields) or completed_turns(fields)
+    if turns:
         return _question_of_turns(fields, turns)
     asked = next((key for key in ANSWERS if row.get(key) is not None), "")
     unknown = bool(asked) and all(row.get(key) is None for key in ANSWERS[asked])

@@ -36,7 +36,10 @@ _LORA = {
     "alpha": "lora_alpha",
     "dropout": "lora_dropout",
     "target_modules": "target_modules",
-} | {name: name for name in ("use_rslora", "use_dora", "bias")}
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+    "bias": "bias",
+}
 
 
 def choose(
@@ -56,16 +59,18 @@ def choose(
         >>> choose(FineTuneOptions(model="google/flan-t5-small"), gpus=1).learning_rate
         0.0003
     """
-    job = on_base(job) if looks else job
+    if looks:
+        job = on_base(job)
     if job.deepspeed is not None and (looks or not isinstance(job.deepspeed, str)):
         job = _as_json_says(job, world_size)
     if job.learning_rate is None:
-        job = job.replace(
-            learning_rate=_learning_rate(job, model_family if looks else family_by_name)
-        )
+        family = model_family if looks else family_by_name
+        job = job.replace(learning_rate=_learning_rate(job, family))
     if job.precision is None:
-        bf16 = gpus and job.model not in (TINY_T5, TINY_LLAMA)
-        job = job.replace(precision=Precision.BF16 if bf16 else Precision.FP32)
+        precision = Precision.FP32
+        if gpus and job.model not in (TINY_T5, TINY_LLAMA):
+            precision = Precision.BF16
+        job = job.replace(precision=precision)
     if job.communication is None and apart and not gpus:
         job = job.replace(communication=Communication.BF16)
     return job
@@ -90,9 +95,9 @@ def on_base(job: _Options) -> _Options:
         )
     config = _adapters(folder)
     made = {name: config[theirs] for name, theirs in _LORA.items() if theirs in config}
-    match made.get("target_modules"):
-        case [*names]:
-            made["target_modules"] = sorted(map(str, names))
+    modules = made.get("target_modules")
+    if isinstance(modules, list):
+        made["target_modules"] = sorted(str(name) for name in modules)
     now = Lora.from_dict(job.lora).to_dict()
     then = Lora.from_dict(made).to_dict()
     for name in job.lora:
@@ -103,7 +108,9 @@ def on_base(job: _Options) -> _Options:
             )
     base = job.model if named else text(config.get("base_model_name_or_path"))
     return job.replace(
-        model=base, seed=_seed_of(job, base, config), lora={**made, "resume_from": str(folder)}
+        model=base,
+        seed=_seed_of(job, base, config),
+        lora={**made, "resume_from": str(folder)},
     )
 
 
@@ -144,11 +151,12 @@ def _as_json_says(job: _Options, world_size: int | None) -> _Options:
     values = dict(_values(config, job, world_size))
     if job.warmup_ratio is not None:
         values.pop("warmup_steps", None)
-    left_open = {
-        name for name in values if name not in job.model_fields_set or getattr(job, name) is None
-    }
+    left_open = {}
+    for name, value in values.items():
+        if name not in job.model_fields_set or getattr(job, name) is None:
+            left_open[name] = value
     try:
-        return job.replace(**{name: values[name] for name in left_open})
+        return job.replace(**left_open)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
 
@@ -158,14 +166,18 @@ def _values(
 ) -> Iterator[tuple[str, object]]:
     """Yield the options that a user's JSON sets, by the job's names."""
     betas = value_at(config, "optimizer.params.betas")
-    beta1, beta2 = betas if isinstance(betas, list) and len(betas) == 2 else (None, None)
+    beta1 = None
+    beta2 = None
+    if isinstance(betas, list) and len(betas) == 2:
+        beta1, beta2 = betas
     communication = config.get("communication_data_type")
     values: dict[str, object] = {
         "technique": _technique(part(config, "zero_optimization")),
         "precision": _number_format(config),
         "communication": communication if communication in [*Communication] else None,
         "optimizer": _OPTIMIZERS.get(str(value_at(config, "optimizer.type")).lower()),
-        **{"adam_beta1": beta1, "adam_beta2": beta2},
+        "adam_beta1": beta1,
+        "adam_beta2": beta2,
         "lr_scheduler_type": SCHEDULES.get(str(value_at(config, "scheduler.type"))),
     }
     for key, name in FIELDS.items():
@@ -173,7 +185,9 @@ def _values(
             values[name] = _first(values.get(name), value_at(config, key))
     if value_at(config, "flops_profiler.enabled") is False:
         values["profile_step"] = 0
-    yield from ((name, value) for name, value in values.items() if value not in (None, "auto"))
+    for name, value in values.items():
+        if value not in (None, "auto"):
+            yield name, value
     whole = config.get("train_batch_size")
     rows = values["per_device_train_batch_size"]
     steps = _first(values["gradient_accumulation_steps"], job.gradient_accumulation_steps)
@@ -192,11 +206,11 @@ def _technique(zero: Mapping[str, Any]) -> str | None:
 
 
 def _number_format(config: Mapping[str, object]) -> Precision | None:
-    enabled = {
-        name: value_at(config, f"{name}.enabled")
-        for name in ("bf16", "bfloat16", "torch_autocast", "fp16")
-    }
-    formats = {**dict.fromkeys(enabled, Precision.BF16), "fp16": Precision.FP16}
-    if on := next((name for name, value in enabled.items() if value is True), None):
-        return formats[on]
-    return Precision.FP32 if False in (enabled["bf16"], enabled["bfloat16"]) else None
+    for name in ("bf16", "bfloat16", "torch_autocast"):
+        if value_at(config, f"{name}.enabled") is True:
+            return Precision.BF16
+    if value_at(config, "fp16.enabled") is True:
+        return Precision.FP16
+    if False in (value_at(config, "bf16.enabled"), value_at(config, "bfloat16.enabled")):
+        return Precision.FP32
+    return None

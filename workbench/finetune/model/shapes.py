@@ -93,7 +93,8 @@ def model_config(model: str) -> Mapping[str, object]:
         short = short.removesuffix(ending)
     if short in KNOWN and (kind is ModelKind.BUILTIN or model == short or "/" in model):
         return KNOWN[short]
-    if cached := _cached(model):
+    cached = _cached(model)
+    if cached:
         return _read(cached)
     raise ConfigError(
         f"the planner does not know the shape of {model!r}: it is in no local cache "

@@ -41,7 +41,8 @@ def _by_gpu(value: object) -> object:
             sizes = {str(gpu): _gib(size) for gpu, size in value.items()}
         case _:
             return value
-    if host := next((name for name in sizes if name in ("cpu", "disk")), None):
+    host = next((name for name in sizes if name in ("cpu", "disk")), None)
+    if host:
         raise ConfigError(
             f"max_memory names {host!r}: weights that accelerate keeps there get no gradients; "
             "name GPUs alone, or use technique 'fsdp' with fsdp={'offload': True}"

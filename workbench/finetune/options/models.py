@@ -53,7 +53,8 @@ def model_family(model: str) -> Family | None:
         >>> model_family("me/mine") is None
         True
     """
-    if config := _config_of(model) if model not in (TINY_T5, TINY_LLAMA) else {}:
+    config = _config_of(model) if model not in (TINY_T5, TINY_LLAMA) else {}
+    if config:
         return Family.ENCODER_DECODER if config.get("is_encoder_decoder") else Family.CAUSAL
     return family_by_name(model)
 
@@ -68,13 +69,11 @@ def family_by_name(model: str) -> Family | None:
     if not _HUB_ID.fullmatch(model):
         return None
     words = set(re.split(r"[^a-z0-9]+", model.lower()))
-    return (
-        Family.ENCODER_DECODER
-        if words & {"t5", "mt5", "t0"}
-        else Family.CAUSAL
-        if "llama" in words
-        else None
-    )
+    if words & {"t5", "mt5", "t0"}:
+        return Family.ENCODER_DECODER
+    if "llama" in words:
+        return Family.CAUSAL
+    return None
 
 
 def check_address(model: str) -> None:
@@ -87,7 +86,8 @@ def check_address(model: str) -> None:
     """
     if not _ADDRESS.fullmatch(model):
         return
-    if at_hub := _AT_HUB.match(model):
+    at_hub = _AT_HUB.match(model)
+    if at_hub:
         raise ConfigError(f"model {shortened(model)} is an address; give the hub id {at_hub[1]!r}")
     raise ConfigError(
         f"model {shortened(model)} is an address, and no pod fetches a model from an address: "
@@ -109,7 +109,8 @@ def model_kind(model: str) -> ModelKind:
     if _HUB_ID.fullmatch(model) and not is_there(folder):
         return ModelKind.HUB
     check_address(model)
-    if at := _AT_REVISION.fullmatch(model):
+    at = _AT_REVISION.fullmatch(model)
+    if at:
         raise ConfigError(
             f"model {shortened(model)} names a revision, and the option takes no revision: the "
             f"hub's newest is used. Give {at['id']!r}, or download the revision and give the "

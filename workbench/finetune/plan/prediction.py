@@ -63,7 +63,8 @@ def begin_prediction(
         except WorkbenchError as error:
             write_json(prediction, {WHY: str(error)})
             return
-        if (answer := cached_answer(request["request"])) is not None:
+        answer = cached_answer(request["request"])
+        if answer is not None:
             request["trace"] = dict(answer)
             write_json(prediction, prediction_of(request, trace_of([answer])))
         write_json(inquiry, request)

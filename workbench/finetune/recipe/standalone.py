@@ -47,26 +47,28 @@ _CHECKPOINTING = "activation_checkpointing" if _RENAMED else "gradient_checkpoin
 # Options of a job that are the Trainer's, with the same name. Jobs of earlier versions lack some,
 # and used the Trainer's defaults.
 _SAME = (
-    *(
-        "per_device_train_batch_size",
-        "per_device_eval_batch_size",
-        "gradient_accumulation_steps",
-        "learning_rate",
-    ),
-    *(
-        "lr_scheduler_type",
-        "weight_decay",
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "max_grad_norm",
-    ),
-    *("label_smoothing_factor", "torch_compile", "logging_steps", "ddp_timeout", "seed"),
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "learning_rate",
+    "lr_scheduler_type",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "torch_compile",
+    "logging_steps",
+    "ddp_timeout",
+    "seed",
     "train_sampling_strategy",
 )
 
 # Names of the update rules in the Trainer.
-_OPTIM = {"adamw": "adamw_torch_fused", "sgd": "sgd"} | {
+_OPTIM = {
+    "adamw": "adamw_torch_fused",
+    "sgd": "sgd",
     "adamw-8bit": "adamw_bnb_8bit",
     "paged-adamw": "paged_adamw_32bit",
     "paged-adamw-8bit": "paged_adamw_8bit",
@@ -87,9 +89,15 @@ def token_loss(
     # The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over
     # ranks.
     logits = outputs["logits"].float()
-    flat = logits.flatten(0, 1), labels.flatten()
-    total = torch.nn.functional.cross_entropy(*flat, reduction="sum", label_smoothing=smoothing)
-    return total if num_items_in_batch is None else total / num_items_in_batch
+    total = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1),
+        labels.flatten(),
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+    if num_items_in_batch is None:
+        return total
+    return total / num_items_in_batch
 
 
 def use_no_cache(model: Any) -> None:
@@ -110,11 +118,10 @@ def leave_norms_out_of_decay(trainer: Any, optimizer: Any) -> Any:
     for name, parameter in trainer.model.named_parameters():
         if parameter.requires_grad:
             groups[decay if name in decays else 0.0].append(parameter)
-    optimizer.params = [
-        {"params": parameters, "weight_decay": share}
-        for share, parameters in groups.items()
-        if parameters
-    ]
+    optimizer.params = []
+    for share, parameters in groups.items():
+        if parameters:
+            optimizer.params.append({"params": parameters, "weight_decay": share})
     return optimizer
 
 
@@ -254,24 +261,26 @@ def training_options(
     job: Mapping[str, Any], deepspeed: Mapping[str, Any] | None, *, gpus: bool
 ) -> dict[str, Any]:
     """Translate the job into the Trainer's options, without output folder and trackers."""
+    # The Trainer interprets a number below 1 as a share of the steps.
+    warmup = job.get("warmup_steps")
+    if warmup is None:
+        warmup = job.get("warmup_ratio")
+    if warmup is None:
+        warmup = _WARMUP
+    checkpointing = {}
+    if job["gradient_checkpointing"] and not job.get("checkpoint_layers"):
+        checkpointing[_CHECKPOINTING] = True
     return {
         **{name: job[name] for name in _SAME if name in job},
         "num_train_epochs": job["epochs"],
         "max_steps": job["max_steps"] or -1,
-        # The Trainer interprets a number below 1 as a share of the steps.
-        "warmup_steps": next(
-            n for n in (*map(job.get, ("warmup_steps", "warmup_ratio")), _WARMUP) if n is not None
-        ),
+        "warmup_steps": warmup,
         "optim": _OPTIM[job["optimizer"]],
         **_from_deepspeed(deepspeed or {}),
         "bf16": job["precision"] == "bf16",
         "fp16": job["precision"] == "fp16",
         "tf32": job["precision"] == "tf32" if gpus else None,
-        **(
-            {_CHECKPOINTING: True}
-            if job["gradient_checkpointing"] and not job.get("checkpoint_layers")
-            else {}
-        ),
+        **checkpointing,
         # The filter would replace a NaN by the last average.
         "logging_nan_inf_filter": False,
         "eval_strategy": job.get("eval_strategy") or ("steps" if job["eval_steps"] else "no"),
@@ -291,17 +300,16 @@ def training_options(
 def _from_deepspeed(config: Mapping[str, Any]) -> dict[str, Any]:
     # The Trainer requires its options to agree with DeepSpeed's configuration. Values without an
     # option of the job come from the configuration.
-    optimizer, scheduler = (
-        config.get(part, {}).get("params", {}) for part in ("optimizer", "scheduler")
-    )
-    beta1, beta2 = (
-        optimizer["betas"] if optimizer.get("betas", "auto") != "auto" else ("auto", "auto")
-    )
+    optimizer = config.get("optimizer", {}).get("params", {})
+    scheduler = config.get("scheduler", {}).get("params", {})
+    betas = optimizer.get("betas", "auto")
+    beta1, beta2 = ("auto", "auto") if betas == "auto" else betas
     configured = {
         "max_grad_norm": config.get("gradient_clipping", "auto"),
         "weight_decay": optimizer.get("weight_decay", "auto"),
         "adam_epsilon": optimizer.get("eps", "auto"),
-        **{"adam_beta1": beta1, "adam_beta2": beta2},
+        "adam_beta1": beta1,
+        "adam_beta2": beta2,
         "warmup_steps": scheduler.get("warmup_num_steps", "auto"),
     }
     return {name: value for name, value in configured.items() if value != "auto"}

@@ -67,7 +67,8 @@ def _check(job: FineTune, request: HandoverRequest, config: Json) -> None:
         )
     if request.elastic:
         alone = "it is one process" if runs_alone(job.technique) else ""
-        if why := alone or bound_to_ranks(job, config):
+        why = alone or bound_to_ranks(job, config)
+        if why:
             raise ConfigError(f"technique {job.technique!r} cannot be elastic: {why}")
     if job.lora.get("resume_from"):
         raise ConfigError(

@@ -197,7 +197,8 @@ def row_order(root: Path) -> int:
 
 def bound_to_ranks(job: FineTune, config: Json) -> str:
     """Return the reason why checkpoints fit only the same number of ranks; empty for any number."""
-    if why := technique_of(job.technique).bound_to_ranks(job):
+    why = technique_of(job.technique).bound_to_ranks(job)
+    if why:
         return why
     if part(config, "zero_optimization").get("round_robin_gradients") is True:
         return "round_robin_gradients puts weights in an order of their number"
@@ -218,7 +219,8 @@ def _check_ranks(
         if checkpoint.pods
         else ""
     )
-    if reason := bound_to_ranks(job, config) or apart:
+    reason = bound_to_ranks(job, config) or apart
+    if reason:
         raise ConfigError(
             f"the checkpoint of step {checkpoint.step} in {root} is of {checkpoint.world_size} "
             f"ranks, and the new run has {ranks}; {reason}: resume with as many pods and slots"

@@ -33,7 +33,8 @@ class LoadBalance:
         """Return the share of a micro-batch in the loss of the global batch."""
         if not self.coefficient:
             return 0.0
-        if (loss := outputs.get("aux_loss")) is None:
+        loss = outputs.get("aux_loss")
+        if loss is None:
             raise RunError(
                 "the model returns no load-balancing loss; give "
                 "router_aux_loss_coef=0 to train without it"

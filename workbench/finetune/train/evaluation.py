@@ -68,7 +68,8 @@ def other_figures(figures: Mapping[str, float]) -> dict[str, float]:
 
 def questions(rows: Sequence[Example], most: int) -> list[Example]:
     """Return the first evaluation rows that have a question; plain text has none."""
-    return list(islice((row for row in rows if row.source or row.input), most))
+    asking = (row for row in rows if row.source or row.input)
+    return list(islice(asking, most))
 
 
 class Evaluator:
@@ -88,7 +89,8 @@ class Evaluator:
         self.counts_right = "accuracy" in job.metrics
         self._job = job
         self._encoder = encoder
-        self._questions = questions(rows, answered_rows(job)) if answered_rows(job) else []
+        most_answers = answered_rows(job)
+        self._questions = questions(rows, most_answers) if most_answers else []
         self._tables: dict[str, Table] = {}
         for number, raw in enumerate(parts(sent.get("tables")), 1):
             table = TASK.table(raw, f"table {number}")
@@ -169,8 +171,13 @@ class Evaluator:
         return figures
 
     def _same_result(self, answer: Answer) -> bool | None:
-        table = self._tables.get(answer.table_id or "")
-        return judge(answer.source, answer.expected, answer.predicted, table=table).execution_match
+        judged = judge(
+            answer.source,
+            answer.expected,
+            answer.predicted,
+            table=self._tables.get(answer.table_id or ""),
+        )
+        return judged.execution_match
 
     def _measured(
         self,
@@ -216,12 +223,11 @@ def _function(sent: Mapping[str, object], number: int = 0) -> Function:
 
 
 def _numbers(returned: object, name: str = "") -> dict[str, float]:
-    match returned:
-        case Real():
-            return _numbers({name: returned})
-        case Mapping() if len(returned) <= _MOST_NAMES:
-            numbers = {str(name)[:64]: float(value) for name, value in returned.items()}
-            return {name: value for name, value in numbers.items() if math.isfinite(value)}
+    if isinstance(returned, Real):
+        return _numbers({name: returned})
+    if isinstance(returned, Mapping) and len(returned) <= _MOST_NAMES:
+        numbers = {str(name)[:64]: float(value) for name, value in returned.items()}
+        return {name: value for name, value in numbers.items() if math.isfinite(value)}
     raise RunError(
         f"it returned {type(returned).__name__}; it must return "
         f"a number, or at most {_MOST_NAMES} numbers by name"

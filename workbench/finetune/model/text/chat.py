@@ -190,9 +190,10 @@ def _of_learned(marks: Sequence[bool], answers: Sequence[bool]) -> list[bool]:
         >>> _of_learned([False, True, True, False, True], [False, True])
         [False, False, False, False, True]
     """
-    starts = {
-        n for n, (before, mark) in enumerate(pairwise([False, *marks])) if mark and not before
-    }
+    starts = set()
+    for place, (before, mark) in enumerate(pairwise([False, *marks])):
+        if mark and not before:
+            starts.add(place)
     if len(starts) != len(answers):
         raise ConfigError(
             f"the chat template marks {len(starts)} answers between its "
@@ -201,8 +202,8 @@ def _of_learned(marks: Sequence[bool], answers: Sequence[bool]) -> list[bool]:
         )
     made = list(marks)
     answer = -1
-    for n, mark in enumerate(marks):
-        if n in starts:
+    for place, mark in enumerate(marks):
+        if place in starts:
             answer += 1
-        made[n] = mark and answers[answer]
+        made[place] = mark and answers[answer]
     return made

@@ -68,7 +68,8 @@ class Template:
         Refuse turns with parts that the template omits.
         """
         turns = [_unweighted(turn) for turn in turns]
-        if (shape := shape_of(turns, tools)) not in self._forms:
+        shape = shape_of(turns, tools)
+        if shape not in self._forms:
             self._forms[shape] = self._form(turns, tools)
         return [_in_form(turn, self._forms[shape]) for turn in turns]
 
@@ -131,12 +132,10 @@ def _marked(turns: Sequence[Message], tools: Tools) -> tuple[dict[str, str], lis
         if turn["content"]:
             turn = {**turn, "content": word(f"the content of a turn of {turn['role']!r}")}
         if "tool_calls" in turn:
-            turn = {
-                **turn,
-                "tool_calls": [
-                    renamed(call, "the assistant's tool_calls") for call in turn["tool_calls"]
-                ],
-            }
+            calls = []
+            for call in turn["tool_calls"]:
+                calls.append(renamed(call, "the assistant's tool_calls"))
+            turn = {**turn, "tool_calls": calls}
         marked.append(turn)
     return words, marked, [renamed(tool, "the row's tools") for tool in tools]
 
@@ -164,13 +163,8 @@ def _in_form(turn: Message, form: _Form) -> Message:
 
 def _with_text(call: Json) -> Json:
     function = part(call, "function")
-    return {
-        **call,
-        "function": {
-            **function,
-            "arguments": json.dumps(function["arguments"], ensure_ascii=False),
-        },
-    }
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 @cache
@@ -179,19 +173,25 @@ def _known(model: str, given: str | None) -> Template | None:
     file = _file(model, "tokenizer_config.json")
     config = json.loads(file.read_text(encoding="utf-8")) if file else {}
     own = _file(model, "chat_template.jinja")
-    text_of_all = given or (
-        own.read_text(encoding="utf-8") if own else text(config.get("chat_template"))
-    )
-    several = {
-        text(each.get("name")): text(each.get("template"))
-        for each in parts(config.get("chat_template"))
-    }
-    named = {"default": text_of_all} if text_of_all else several
-    if not (source := named.get("default")):
+    if given:
+        text_of_all = given
+    elif own:
+        text_of_all = own.read_text(encoding="utf-8")
+    else:
+        text_of_all = text(config.get("chat_template"))
+    # The configuration may list several templates by name.
+    named = {}
+    if text_of_all:
+        named["default"] = text_of_all
+    else:
+        for template in parts(config.get("chat_template")):
+            named[text(template.get("name"))] = text(template.get("template"))
+    source = named.get("default")
+    if not source:
         return None
-    words = {
-        name: text(config.get(name)) or text(part(config, name).get("content")) for name in _SPECIAL
-    }
+    words = {}
+    for name in _SPECIAL:
+        words[name] = text(config.get(name)) or text(part(config, name).get("content"))
 
     def render(turns: list[Message], **options: Any) -> str:
         used = named.get("tool_use", source) if options["tools"] else source

@@ -34,7 +34,8 @@ def own_folders(deepspeed: dict[str, Any] | None, run: str) -> dict[str, Any] | 
 
 def prepare_folders(deepspeed: Mapping[str, Any] | None) -> None:
     """Make the folders, refuse unsuitable disks, and compile DeepSpeed's op for writing."""
-    if not (folders := _folders(deepspeed)):
+    folders = _folders(deepspeed)
+    if not folders:
         return
     for folder in folders:
         try:
