@@ -94,11 +94,10 @@ def _advice(
     prediction: Mapping[str, object],
 ) -> Advice:
     fixes = rule.fixes(job, prediction) if callable(rule.fixes) else rule.fixes
-    memory = (
-        {name: _first(patterns, words) for name, patterns in _MEMORY.items()}
-        if "memory" in rule.title
-        else {}
-    )
+    memory = {}
+    if "memory" in rule.title:
+        for name, patterns in _MEMORY.items():
+            memory[name] = _first(patterns, words)
     if rule.lacked_memory:
         memory["predicted"] = evidence(prediction)
     return Advice(
@@ -166,15 +165,10 @@ def _slower(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
 
 
 def _wider(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
-    return [
-        'precision="bf16": it has the range of fp32',
-        *(
-            [f"a lower learning rate than {job.learning_rate:g}"]
-            if job and job.learning_rate
-            else []
-        ),
-        'precision="fp32" where bf16 is not to be had',
-    ]
+    fixes = ['precision="bf16": it has the range of fp32']
+    if job and job.learning_rate:
+        fixes.append(f"a lower learning rate than {job.learning_rate:g}")
+    return [*fixes, 'precision="fp32" where bf16 is not to be had']
 
 
 _NETWORK = (
@@ -399,11 +393,9 @@ _RULES: tuple[_Rule, ...] = (
 def _general_title(fault: RunFault) -> str:
     if fault.rank is None:
         return "The run could not be carried out"
-    return (
-        "The program ended with an error"
-        if fault.kind == "exit"
-        else f"The program raised {fault.kind or 'an error'}"
-    )
+    if fault.kind == "exit":
+        return "The program ended with an error"
+    return f"The program raised {fault.kind or 'an error'}"
 
 
 def _general_fixes(fault: RunFault, job: Job | None) -> tuple[str, ...]:

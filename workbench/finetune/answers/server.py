@@ -65,11 +65,10 @@ class ModelServer:
 
     @property
     def pid(self) -> int | None:
-        return (
-            self._process.pid
-            if self._process is not None and self._process.poll() is None
-            else None
-        )
+        process = self._process
+        if process is None or process.poll() is not None:
+            return None
+        return process.pid
 
     def start(self) -> None:
         """Start the child unless it runs. Returns at once."""
@@ -269,10 +268,10 @@ def _check_shards(paths: RunPaths) -> None:
     """Raise RunError if an index of weights names files outside its folder."""
     for index in sorted(paths.model.glob("*.index.json")):
         shards = part(load_json(index, within=paths.root), "weight_map").values()
-        if outside := [
-            shard for shard in shards if not isinstance(shard, str) or PurePath(shard).name != shard
-        ]:
+        for shard in shards:
+            if isinstance(shard, str) and PurePath(shard).name == shard:
+                continue
             raise RunError(
                 f"{index} names weights outside its folder: "
-                f"{str(outside[0])[:200]!r}; put a whole copy back"
+                f"{str(shard)[:200]!r}; put a whole copy back"
             )

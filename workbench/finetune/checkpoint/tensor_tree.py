@@ -100,15 +100,14 @@ class TreePacker:
         key = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and key in self._names:
             return self._names[key]
-        name = self._names[key] = f"t{len(self.tensors)}"
-        whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        name = f"t{len(self.tensors)}"
+        self._names[key] = name
         # safetensors does not write parts of a larger buffer.
-        kept = (
-            tensor
-            if whole and tensor.is_contiguous()
-            else tensor.clone(memory_format=torch.contiguous_format)
-        )
-        self.tensors[name] = kept
+        own_bytes = tensor.numel() * tensor.element_size()
+        is_whole = tensor.untyped_storage().nbytes() == own_bytes
+        if not (is_whole and tensor.is_contiguous()):
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+        self.tensors[name] = tensor
         return name
 
 

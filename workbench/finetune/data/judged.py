@@ -107,36 +107,47 @@ def read_answers(path: Path, tables: Path | None = None) -> list[Answer]:
         if path.stat().st_size == 0:
             return []
         rows = [Fields(data, where) for where, data in read_lines(path, path.parent)]
-        of_source = (
-            _table_ids(tables.with_name("eval.jsonl"), tables.parent.parent) if tables else {}
-        )
-        ids = [
-            row.text("table_id") if row.data.get("table_id") else of_source.get(_source(row))
-            for row in rows
-        ]
-        there = read_tables(tables, tables.parent.parent) if tables else ()
-        by_id = {table.id: table for table in there if table.id in ids}
-        return [
-            judge(
+        of_source: dict[str, str] = {}
+        if tables:
+            of_source = _table_ids(tables.with_name("eval.jsonl"), tables.parent.parent)
+
+        ids: list[str | None] = []
+        for row in rows:
+            if row.data.get("table_id"):
+                ids.append(row.text("table_id"))
+            else:
+                ids.append(of_source.get(_source(row)))
+        by_id = {}
+        if tables:
+            for table in read_tables(tables, tables.parent.parent):
+                if table.id in ids:
+                    by_id[table.id] = table
+        answers = []
+        for row, table_id in zip(rows, ids, strict=True):
+            answer = judge(
                 _source(row),
                 row.words("expected", row.get("expected")),
                 row.words("predicted", row.get("predicted")),
                 table=by_id.get(table_id or ""),
                 table_id=table_id,
             )
-            for row, table_id in zip(rows, ids, strict=True)
-        ]
+            answers.append(answer)
+        return answers
     except (OSError, ConfigError) as error:
         raise RunError(f"the predictions in {path} cannot be read: {error}") from error
 
 
 def _source(row: Fields) -> str:
-    return " ".join([row.text("source"), row.words("input", row.data.get("input", ""))]).strip()
+    source = row.text("source")
+    given = row.words("input", row.data.get("input", ""))
+    return f"{source} {given}".strip()
 
 
 def _table_ids(path: Path, run: Path) -> dict[str, str]:
+    if not path.exists():
+        return {}
     ids_of: dict[str, set[str]] = {}
-    for where, data in read_lines(path, run) if path.exists() else ():
+    for where, data in read_lines(path, run):
         row = Fields(data, where)
         if row.data.get("table_id"):
             ids_of.setdefault(row.text("source"), set()).add(row.text("table_id"))

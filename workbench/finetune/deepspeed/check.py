@@ -225,7 +225,8 @@ def _check_equal(
     if value_at(config, "flops_profiler.enabled") is not True:
         del wanted["flops_profiler.profile_step"]
     for key, (name, want) in wanted.items():
-        if (got := value_at(config, key)) not in (None, "auto", want):
+        got = value_at(config, key)
+        if got not in (None, "auto", want):
             raise ConfigError(
                 f"{source}: {key} is {got!r}, and the job's "
                 f"{name} is {want!r}; write 'auto', or change one"

@@ -19,12 +19,19 @@ class Kind:
     null: bool = False
 
     def takes(self, value: object) -> bool:
-        return (self.auto and value == "auto") or (self.null and value is None) or self.fits(value)
+        if self.auto and value == "auto":
+            return True
+        if self.null and value is None:
+            return True
+        return self.fits(value)
 
     def __str__(self) -> str:
-        return (
-            self.words + (", or 'auto'" if self.auto else "") + (", or null" if self.null else "")
-        )
+        words = self.words
+        if self.auto:
+            words += ", or 'auto'"
+        if self.null:
+            words += ", or null"
+        return words
 
 
 Table = Mapping[str, "Kind | Table"]
@@ -53,15 +60,14 @@ def table_of(text: str) -> Whole:
     kind = KINDS["object"]
     for word in text.split():
         if word.startswith("["):
-            sections = [
-                _opened(top, path, Whole() if word.endswith("!") else {})
-                for path in word.strip("[]!").split(",")
-            ]
+            sections = []
+            for path in word.strip("[]!").split(","):
+                section = Whole() if word.endswith("!") else {}
+                sections.append(_opened(top, path, section))
         elif word.endswith(":"):
             name, *more = word.removesuffix(":").split(",")
-            kind = replace(
-                KINDS.get(name) or _one_of(name), auto="auto" in more, null="null" in more
-            )
+            plain = KINDS.get(name) or _one_of(name)
+            kind = replace(plain, auto="auto" in more, null="null" in more)
         else:
             for section in sections:
                 section[word] = kind
@@ -109,7 +115,9 @@ def check_kinds(config: Mapping[str, object], table: Table, source: str, where: 
 
 _SHOWN = 100  # most letters of a key in an error
 _MAY_BE_NULL = {
-    *(("zero_optimization.", name) for name in ("offload_param", "offload_optimizer", "zenflow")),
+    ("zero_optimization.", "offload_param"),
+    ("zero_optimization.", "offload_optimizer"),
+    ("zero_optimization.", "zenflow"),
     ("autotuning.", "model_info"),
 }
 

@@ -80,14 +80,12 @@ def check_export(paths: RunPaths, dtype: str | None, merged: bool) -> None:
     if dtype not in (None, *_DTYPES):
         raise one_of("dtype", dtype, _DTYPES)
     check_model(paths)
-    if (
-        not merged
-        and has_adapters(paths)
-        and model_kind(base := job_of(paths).model) is ModelKind.BUILTIN
-    ):
-        raise ConfigError(
-            f"adapters of the built-in {base!r} fit no model elsewhere; export with merged=True"
-        )
+    if not merged and has_adapters(paths):
+        base = job_of(paths).model
+        if model_kind(base) is ModelKind.BUILTIN:
+            raise ConfigError(
+                f"adapters of the built-in {base!r} fit no model elsewhere; export with merged=True"
+            )
 
 
 def export(

@@ -186,9 +186,11 @@ def _check_token(who: Mapping[str, object], repo_id: str) -> None:
         case {"auth": {"accessToken": {"role": "read"}}}:
             raise RunError(f"the token of {who.get('name')} may only read: {_GET_TOKEN}")
     organisations = who.get("orgs")
-    names = [each.get("name") for each in organisations] if isinstance(organisations, list) else []
+    owners = [who.get("name")]
+    if isinstance(organisations, list):
+        owners += [each.get("name") for each in organisations]
     owner, slash, _ = repo_id.rpartition("/")
-    if slash and owner not in (owners := [who.get("name"), *names]):
+    if slash and owner not in owners:
         raise RunError(
             f"{who.get('name')} may not write to {owner!r}; allowed owners: "
             f"{', '.join(map(str, owners))}"

@@ -101,11 +101,9 @@ def _masked_recipe(
 
 def _masked(name: str, content: bytes) -> bytes:
     # Rows and tokenizers are data: a mask would change the training.
-    return (
-        content
-        if name.endswith(".jsonl") or name.startswith("tokenizer/")
-        else Redactor().blob(content)
-    )
+    if name.endswith(".jsonl") or name.startswith("tokenizer/"):
+        return content
+    return Redactor().blob(content)
 
 
 def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
@@ -148,13 +146,14 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
 
 def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence[str]:
     trained = read_json(paths.model / "config.json")
-    causal = (
-        not trained.get("is_encoder_decoder")
-        if trained
-        else "llama" in str(job.get("model", "")).lower()
-    )
+    if family:
+        causal = family == Family.CAUSAL
+    elif trained:
+        causal = not trained.get("is_encoder_decoder")
+    else:
+        causal = "llama" in str(job.get("model", "")).lower()
     parts = {
-        "a causal model": family == Family.CAUSAL if family else causal,
+        "a causal model": causal,
         f"technique {job.get('technique')!r}": not has_recipe(job.get("technique")),
         f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
         f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw")
@@ -182,13 +181,16 @@ def _with_workbench(
     fetched: Sequence[str] = ()
     if resolved.get("train"):
         fetched = _add_rows(files, differs, paths, resolved)
-        job["dataset"] = {
-            "kind": "files",
-            **{name: f"{name}.jsonl" for name in ("train", "eval") if resolved.get(name)},
-        }
-    if text(job.get("deepspeed")) and (own := _there(paths, paths.deepspeed)):
-        files |= own
-        job["deepspeed"] = "deepspeed.json"
+        dataset = {"kind": "files"}
+        for name in ("train", "eval"):
+            if resolved.get(name):
+                dataset[name] = f"{name}.jsonl"
+        job["dataset"] = dataset
+    if text(job.get("deepspeed")):
+        own = _there(paths, paths.deepspeed)
+        if own:
+            files |= own
+            job["deepspeed"] = "deepspeed.json"
     if (whole(resolved.get("order")) or 1) != ROW_ORDER:
         differs.append(
             "steps of fewer than 32 rows mix lengths in this version, and did not in the run"
@@ -355,11 +357,9 @@ def _add_tokenizer(
     model: str,
 ) -> None:
     if model != TINY_T5:
-        where = (
-            "a folder of that machine: copy it to every host"
-            if Path(model).is_absolute()
-            else "the model hub"
-        )
+        where = "the model hub"
+        if Path(model).is_absolute():
+            where = "a folder of that machine: copy it to every host"
         differs.append(f"the model {model} is loaded from {where}; its newest revision is taken")
         return
     kept = _there(

@@ -39,7 +39,8 @@ def checked_rows(job: FineTuneOptions) -> Iterator[Refusal]:
 
     def refusal(row: Example) -> str:
         nonlocal count
-        if (why := by_form(row)) or not row.asks or not _is_rendered(job, row):
+        why = by_form(row)
+        if why or not row.asks or not _is_rendered(job, row):
             return why
         turns = [
             *asked(row.messages, source_text(row.source, row.input), job.system),

@@ -269,17 +269,20 @@ class FineTune(FineTuneOptions, Job):
         """
         rows = self.global_batch(before)
         most = self.per_device_train_batch_size
-        counts = [
-            (max(1, rows // (micro * ranks) + more), micro)
-            for micro in range(1, most + 1)
-            for more in (0, 1)
-        ]
-        accumulation, micro = min(
-            counts, key=lambda each: (abs(each[0] * each[1] * ranks - rows), each[0])
-        )
-        match own := self.deepspeed:
-            case Mapping():
-                own = {**own, **AUTO_BATCHES}
+        counts = []
+        for micro in range(1, most + 1):
+            fewer = rows // (micro * ranks)
+            counts.append((max(1, fewer), micro))
+            counts.append((max(1, fewer + 1), micro))
+
+        def distance(each: tuple[int, int]) -> tuple[int, int]:
+            accumulation, micro = each
+            return abs(accumulation * micro * ranks - rows), accumulation
+
+        accumulation, micro = min(counts, key=distance)
+        own = self.deepspeed
+        if isinstance(own, Mapping):
+            own = {**own, **AUTO_BATCHES}
         return self.replace(
             per_device_train_batch_size=micro,
             gradient_accumulation_steps=accumulation,

@@ -150,7 +150,8 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
     check_family(job, model_family(job.model))
     _check_prompt(job, has_chat_template(job.model))
     technique_of(job.technique).refuse_on_pods(job, gpus=gpus)
-    if gpus and (missing := [gpu for gpu in job.max_memory if int(gpu) >= gpus]):
+    missing = [gpu for gpu in job.max_memory if int(gpu) >= gpus]
+    if gpus and missing:
         raise ConfigError(
             f"max_memory names GPU {missing[0]}, and a pod has {gpus}, numbered from 0; drop GPU "
             f"{missing[0]}"

@@ -38,12 +38,10 @@ def save_model(model: Any, folder: Path, *, read: bool) -> None:
         parts.append(folder / f"part-{len(parts)}.safetensors")
         names.update(dict.fromkeys(state, len(parts)))
         total += sum(value.nbytes for value in state.values())
-        save_file(
-            {name: value.cpu().contiguous() for name, value in state.items()},
-            parts[-1],
-            {"format": "pt"},
-        )
-        del state
+        on_host = {name: value.cpu().contiguous() for name, value in state.items()}
+        save_file(on_host, parts[-1], {"format": "pt"})
+        # Free both before the next part is gathered.
+        del state, on_host
     if ranks.rank() == 0:
         _name(folder, parts, names, total)
         model.config.dtype = str(model.dtype).removeprefix("torch.")
@@ -70,11 +68,11 @@ def whole(value: Any) -> Iterator[torch.Tensor]:
 
 def _parts(model: Any) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the weights one file at a time, whole on rank 0. A layer's weights stay together."""
-    once, every = (
-        {name for name, _ in model.named_parameters(remove_duplicate=r)} for r in (True, False)
-    )
+    once = {name for name, _ in model.named_parameters()}
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     # A tied weight has one name.
-    left_out = {*(every - once), *(model._keys_to_ignore_on_save or ())}
+    tied = every - once
+    left_out = {*tied, *(model._keys_to_ignore_on_save or ())}
     part: dict[str, torch.Tensor] = {}
     size = 0
     layer = ""
@@ -97,17 +95,18 @@ def _parts(model: Any) -> Iterator[dict[str, torch.Tensor]]:
 
 def _name(folder: Path, parts: list[Path], names: dict[str, int], total: int) -> None:
     """Rename the files as transformers expects, and remove the files of an earlier save."""
-    final = [f"model-{n:05}-of-{len(parts):05}.safetensors" for n in range(1, len(parts) + 1)]
+    count = len(parts)
+    final = ["model.safetensors"]
+    if count > 1:
+        final = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
     index = folder / "model.safetensors.index.json"
-    final = final if len(parts) > 1 else ["model.safetensors"]
     for part, name in zip(parts, final, strict=True):
         part.rename(folder / name)
     index.unlink(missing_ok=True)
-    if len(parts) > 1:
+    if count > 1:
         files = {name: final[number - 1] for name, number in names.items()}
-        index.write_text(
-            json.dumps({"metadata": {"total_size": total}, "weight_map": files}, indent=2)
-        )
+        content = {"metadata": {"total_size": total}, "weight_map": files}
+        index.write_text(json.dumps(content, indent=2))
     for other in folder.glob("model*.safetensors"):
         if other.name not in final:
             other.unlink()

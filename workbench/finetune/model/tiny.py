@@ -53,18 +53,24 @@ def tokenizer_for_all(
     causal = model_family(name) is Family.CAUSAL
     made = None
     if rank() == 0:
-        sample = examples[:: -(-len(examples) // _TOKENIZER_ROWS) or 1]
-        texts = [text for e in sample for text in _said(e)]
-        made = train_tokenizer(
-            [*texts, *[wording] * (len(sample) if wording else 0)], causal=causal
-        ).encode()
+        step = max(1, -(-len(examples) // _TOKENIZER_ROWS))  # rounded up
+        sample = examples[::step]
+        texts = []
+        for example in sample:
+            texts += _said(example)
+        # The wording of the prompt stands in every row.
+        if wording:
+            texts += [wording] * len(sample)
+        made = train_tokenizer(texts, causal=causal).encode()
     # Only one rank learns the tokenizer: pods share no file system, and ties may be resolved
     # differently.
+    learned = broadcast_bytes(made).decode()
+    start = {"bos_token": START} if causal else {}
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(broadcast_bytes(made).decode()),
+        tokenizer_object=Tokenizer.from_str(learned),
         pad_token=PAD,
         eos_token=END,
-        **({"bos_token": START} if causal else {}),
+        **start,
         clean_up_tokenization_spaces=False,
     )
     if chat_template is not None:
@@ -75,9 +81,8 @@ def tokenizer_for_all(
 def _said(example: Example) -> list[str]:
     if not example.messages:
         return [example.source, example.target]
-    written = [json.dumps(each) for turn in example.messages for each in turn.get("tool_calls", ())]
-    return [
-        *(turn["content"] for turn in example.messages),
-        *written,
-        *map(json.dumps, example.tools),
-    ]
+    texts = [turn["content"] for turn in example.messages]
+    for turn in example.messages:
+        texts += [json.dumps(call) for call in turn.get("tool_calls", ())]
+    texts += [json.dumps(tool) for tool in example.tools]
+    return texts

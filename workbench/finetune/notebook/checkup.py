@@ -51,11 +51,11 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> D
                 fix=fix,
             )
             findings.append(finding)
-    judged = [
-        replace(h, findings=(*h.findings, f))
-        for h, f in zip(diagnosis.hosts, findings, strict=False)
-    ]
-    return replace(diagnosis, hosts=(*judged, *diagnosis.hosts[len(judged) :]))
+    judged = []
+    for host, finding in zip(diagnosis.hosts, findings, strict=False):
+        judged.append(replace(host, findings=(*host.findings, finding)))
+    others = diagnosis.hosts[len(judged) :]
+    return replace(diagnosis, hosts=(*judged, *others))
 
 
 def plan_for(
@@ -66,7 +66,8 @@ def plan_for(
 ) -> PlanTable:
     """Plan a job for measured pods after timing a few of its steps on a single pod."""
     paces: dict[str, Pace] = {}
-    for technique in (each.name for each in TECHNIQUES if not each.timed_as):
+    timed_techniques = [each.name for each in TECHNIQUES if not each.timed_as]
+    for technique in timed_techniques:
         try:
             timed = _timed(job, technique)
         except ConfigError:  # QLoRA supports fewer techniques
@@ -87,7 +88,8 @@ def plan_for(
             accumulation=_ACCUMULATION,
         )
     if exchange:
-        exchange = replace(exchange, slowdowns=slowdowns(cluster, job, exchange, paces[YARDSTICK]))
+        measured = slowdowns(cluster, job, exchange, paces[YARDSTICK])
+        exchange = replace(exchange, slowdowns=measured)
     return plan(job, paces=paces, exchange=exchange, **options)
 
 
@@ -116,9 +118,8 @@ def slowdowns(
 
 
 def _run_timed(cluster: Submission, job: FineTune, pods: int = 1) -> RunResult:
-    run = cluster.submit(
-        job, pods=pods, path=cluster.path / "timed" / f"{job.technique}-{secrets.token_hex(3)}"
-    )
+    name = f"{job.technique}-{secrets.token_hex(3)}"
+    run = cluster.submit(job, pods=pods, path=cluster.path / "timed" / name)
     try:
         return run.wait(_TIMED_S, progress=False)
     except TimeoutError:

@@ -124,7 +124,8 @@ def _check_best(job: FineTuneOptions) -> None:
             "save_total_limit limits checkpoints, and no checkpoint is saved; set save_steps, or "
             "drop save_total_limit"
         )
-    if not own_metrics(job.metrics) and best_metric(job) not in (measured := _measured(job)):
+    measured = _measured(job)
+    if not own_metrics(job.metrics) and best_metric(job) not in measured:
         raise one_of("metric_for_best_model", best_metric(job), measured)
 
 

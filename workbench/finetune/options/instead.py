@@ -242,12 +242,16 @@ def value_hint(option: str, value: object) -> str:
         >>> hint.startswith("use 'sdpa', or")
         True
     """
-    texts = (
-        [value] if isinstance(value, str) else list(value) if isinstance(value, Sequence) else []
-    )
+    texts: list[object] = []
+    if isinstance(value, str):
+        texts = [value]
+    elif isinstance(value, Sequence):
+        texts = list(value)
     for text in texts:
         if option == "attn_implementation" and "/" in str(text):  # kernel of the hub
             return _ATTENTION
-        if isinstance(text, str) and (hint := _VALUES.get(option, {}).get(text)):
-            return hint
+        if isinstance(text, str):
+            hint = _VALUES.get(option, {}).get(text)
+            if hint:
+                return hint
     return ""

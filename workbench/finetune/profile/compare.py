@@ -83,9 +83,8 @@ class ProfileComparison(Shown):
         """Return the modules of a level as a table; see `modules`."""
         one, other = self.names
         pairs = self.modules(depth, sort)
-        columns: dict[str, list[tuple[str, Key]]] = {
-            "module": [(pair.path, pair.path) for pair in pairs]
-        }
+        paths: list[tuple[str, Key]] = [(pair.path, pair.path) for pair in pairs]
+        columns = {"module": paths}
         writers: Sequence[Callable[[float | None], str]] = (scaled, scaled, duration)
         titles = ("params", "MACs", "forward")
         for figure, title, write in zip(FIGURES, titles, writers, strict=True):
@@ -104,11 +103,16 @@ class ProfileComparison(Shown):
             factor = other_s / one_s if one_s and other_s else None
             times.append((ratio(one_s, other_s), factor))
         columns[f"time {other} / {one}"] = times
+        rows = []
+        keys = []
+        for cells in zip(*columns.values(), strict=True):
+            rows.append([text for text, _ in cells])
+            keys.append([key for _, key in cells])
         sorted_by = f", by the difference in {sort}" if sort else ""
         return Grid(
             columns=list(columns),
-            rows=[[text for text, _ in row] for row in zip(*columns.values(), strict=True)],
-            keys=[[key for _, key in row] for row in zip(*columns.values(), strict=True)],
+            rows=rows,
+            keys=keys,
             right=list(columns)[1:],
             caption=f"Modules {depth} levels down{sorted_by}",
         )
@@ -123,9 +127,10 @@ class ProfileComparison(Shown):
             "ranks": (one.world_size, other.world_size),
             "rows per rank": (one.micro_batch_size, other.micro_batch_size),
         }
-        different = [
-            f"{what} {count(a)} and {count(b)}" for what, (a, b) in pairs.items() if a != b
-        ]
+        different = []
+        for what, (first, second) in pairs.items():
+            if first != second:
+                different.append(f"{what} {count(first)} and {count(second)}")
         if not different:
             return ""
         return (

@@ -107,38 +107,22 @@ class Profile(Shown):
 
     def summary(self) -> Grid:
         """Return the figures of the whole model as a table."""
+        operations = f"{scaled(self.macs, 'MACs')}, {scaled(self.flops, 'FLOP')}"
+        rows = [
+            ("ranks", count(self.world_size)),
+            ("micro-batch, rows", count(self.micro_batch_size)),
+            ("parameters", scaled(self.params)),
+            ("forward: operations", operations),
+            ("forward: time", _time_and_rate(self.fwd_latency_s, self.fwd_flops_per_s)),
+            ("backward: time", _time_and_rate(self.bwd_latency_s, self.bwd_flops_per_s)),
+            ("optimizer: time", duration(self.step_latency_s)),
+            ("whole step: time", _time_and_rate(self.iter_latency_s, self.flops_per_s)),
+            ("samples/s by the profiler", number(self.samples_per_s)),
+        ]
         trainer = self.trainer_samples_per_s
-        return facts(
-            f"FLOPS profile, step {count(self.step)}",
-            [
-                ("ranks", count(self.world_size)),
-                ("micro-batch, rows", count(self.micro_batch_size)),
-                ("parameters", scaled(self.params)),
-                (
-                    "forward: operations",
-                    f"{scaled(self.macs, 'MACs')}, {scaled(self.flops, 'FLOP')}",
-                ),
-                (
-                    "forward: time",
-                    f"{duration(self.fwd_latency_s)}, {scaled(self.fwd_flops_per_s, 'FLOP/s')}",
-                ),
-                (
-                    "backward: time",
-                    f"{duration(self.bwd_latency_s)}, {scaled(self.bwd_flops_per_s, 'FLOP/s')}",
-                ),
-                ("optimizer: time", duration(self.step_latency_s)),
-                (
-                    "whole step: time",
-                    f"{duration(self.iter_latency_s)}, {scaled(self.flops_per_s, 'FLOP/s')}",
-                ),
-                ("samples/s by the profiler", number(self.samples_per_s)),
-                *(
-                    [("samples/s by the trainer, all steps", number(trainer))]
-                    if trainer is not None
-                    else []
-                ),
-            ],
-        )
+        if trainer is not None:
+            rows.append(("samples/s by the trainer, all steps", number(trainer)))
+        return facts(f"FLOPS profile, step {count(self.step)}", rows)
 
     def table(self, depth: int = 2, sort: str | None = None) -> Grid:
         """Return the modules as a table with a row per module."""
@@ -197,6 +181,10 @@ class Profile(Shown):
             f"forward, {duration(self.iter_latency_s or self.fwd_latency_s)}, "
             f"{scaled(self.flops_per_s, 'FLOP/s')})"
         )
+
+
+def _time_and_rate(time_s: float | None, flops_per_s: float | None) -> str:
+    return f"{duration(time_s)}, {scaled(flops_per_s, 'FLOP/s')}"
 
 
 def read_profile(path: Path, trainer_samples_per_s: float | None = None) -> Profile:

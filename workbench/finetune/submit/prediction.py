@@ -58,11 +58,9 @@ class PredictionInquiry:
                     remember(inquiry["request"], answer["trace"])
         except Exception as error:  # thread boundary: a failed prediction must not fail the run
             logger.warning("what run %s needs is not predicted: %s", self._run_id, error)
-            why = (
-                str(error)
-                if isinstance(error, WorkbenchError)
-                else f"{type(error).__name__}: {error}"
-            )
+            why = str(error)
+            if not isinstance(error, WorkbenchError):
+                why = f"{type(error).__name__}: {error}"
             if not self._paths.prediction.exists():
                 with contextlib.suppress(OSError):
                     write_json(self._paths.prediction, {"why": why})

@@ -214,11 +214,10 @@ def _check_ranks(
 ) -> None:
     if checkpoint.world_size == ranks:
         return
-    apart = (
-        f"its parts stay on {', '.join(sorted({*checkpoint.pods.values()}))}"
-        if checkpoint.pods
-        else ""
-    )
+    apart = ""
+    if checkpoint.pods:
+        pods = ", ".join(sorted({*checkpoint.pods.values()}))
+        apart = f"its parts stay on {pods}"
     reason = bound_to_ranks(job, config) or apart
     if reason:
         raise ConfigError(
@@ -257,11 +256,9 @@ def _check_settings(
     if ranks[0] != ranks[1] and rows[0] != rows[1]:
         fits = before.on_ranks(*ranks)
         options = ", ".join(f"{name}={getattr(fits, name)}" for name in _BATCH)
-        how = (
-            f" ({options})"
-            if fits.global_batch(ranks[0]) == rows[1]
-            else ", which this number cannot share evenly"
-        )
+        how = ", which this number cannot share evenly"
+        if fits.global_batch(ranks[0]) == rows[1]:
+            how = f" ({options})"
         different.append(
             f"the global batch is {rows[0]} rows on {ranks[0]} "
             f"ranks and was {rows[1]} on {ranks[1]}{how}"

@@ -36,21 +36,23 @@ def query_of(row: Fields, tables: Mapping[str, SqlTable] | None) -> tuple[Query,
 def table_from(data: object, where: str, *, named_types: bool = True) -> SqlTable:
     """Read a table in the form of the release or of the hub."""
     fields = Fields(data, where)
-    names = enumerate(fields.items("header"))
-    header = tuple(fields.words(f"header[{i}]", name) for i, name in names)
+    header = []
+    for number, column in enumerate(fields.items("header")):
+        header.append(fields.words(f"header[{number}]", column))
     if not header:
         fields.fail("header", "is empty; a table has a column at least")
     types = _types(fields, len(header), needed=named_types)
-    lines = enumerate(fields.items("rows"))
-    rows = tuple(_cells(fields, i, row, len(header)) for i, row in lines)
-    titles = (fields.data.get(key) for key in ("name", "caption", "page_title"))
+    rows = []
+    for number, row in enumerate(fields.items("rows")):
+        rows.append(_cells(fields, number, row, len(header)))
+    titles = [fields.data.get(key) for key in ("name", "caption", "page_title")]
     name = next((str(title) for title in titles if title), "")
     return SqlTable(
         id=fields.text("id"),
         name=name,
-        header=header,
+        header=tuple(header),
         types=types,
-        rows=rows,
+        rows=tuple(rows),
     )
 
 
@@ -84,8 +86,10 @@ def _named(sql: Fields, table: SqlTable | None) -> Query:
         constant = _constant(sql, f"conds[{i}][2]", value)
         conditions.append(Condition(name, str(operator), constant))
     query = Query(select=sql.text("sel"), aggregate=str(aggregate), conditions=tuple(conditions))
-    for name in (query.select, *(c.column for c in conditions)):
-        if table is not None and table.column(name) is None:
+    if table is None:
+        return query
+    for name in (query.select, *(condition.column for condition in conditions)):
+        if table.column(name) is None:
             raise one_of(f"{sql.where}: column", name, table.header)
     return query
 
@@ -165,7 +169,9 @@ def _checked_cell(fields: Fields, i: int, cell: object) -> Cell:
     if isinstance(cell, str):
         fields.words(f"rows[{i}]", cell)
         return cell
-    if cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool)):
+    if cell is None:
+        return cell
+    if isinstance(cell, int | float) and not isinstance(cell, bool):
         return cell
     return fields.fail(
         f"rows[{i}]", f"has the cell {short(cell)}; a cell is text, a number or null"

@@ -214,11 +214,9 @@ class Encoder:
             return asked
         for number, example in enumerate(examples, first):
             if example.messages:
-                why = (
-                    no_template(self.job.model)
-                    if self.job.prompt is None
-                    else f"prompt is {self.job.prompt!r}"
-                )
+                why = f"prompt is {self.job.prompt!r}"
+                if self.job.prompt is None:
+                    why = no_template(self.job.model)
                 raise ConfigError(f"row {number} is a row of messages, and {why}")
         texts = [self._text(example.source, example.input) for example in examples]
         prompts = []
@@ -247,10 +245,13 @@ class Encoder:
 
     def _shortened(self, text: str, prompt: Callable[[str], list[int]]) -> str:
         """Return the longest beginning of a text with a prompt within the limit."""
-        while (over := len(prompt(text)) - self.job.max_source_length) > 0:
+        most = self.job.max_source_length
+        while True:
+            over = len(prompt(text)) - most
+            if over <= 0:
+                return text
             if not text:
                 form = f"the prompt form {self.job.prompt or 'plain'!r} takes alone"
-                most = self.job.max_source_length
                 if self._chat is not None:
                     form = "the chat template takes alone (with the tools of a row that has some)"
                 raise ConfigError(
@@ -260,7 +261,6 @@ class Encoder:
             kept = str(self.tokenizer.decode(ids[: max(0, len(ids) - over)]))
             # Some tokenizers decode to a different text; every round must shorten it.
             text = kept if len(kept) < len(text) else text[:-1]
-        return text
 
     def _text(self, instruction: str, given: str) -> str:
         return fill(self.job.prompt or "plain", instruction, given, system=self.job.system)

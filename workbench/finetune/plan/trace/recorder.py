@@ -40,9 +40,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
             if isinstance(tensor, torch.Tensor):
                 self._see(tensor)
         base, row, logits, logits_row = self._held
-        self.moments.setdefault(self.place, []).append(
-            Moment(base, row, logits, logits_row, self.gradients)
-        )
+        moment = Moment(base, row, logits, logits_row, self.gradients)
+        self.moments.setdefault(self.place, []).append(moment)
         return out
 
     @classmethod
@@ -62,13 +61,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         size = storage.nbytes()
         if key in self._known:
             return
-        is_logits = tensor.dim() > 1 and self._vocabulary in (
-            tensor.shape[-1],
-            tensor.shape[-1] + 1,
-        )
+        is_logits = False
+        if tensor.dim() > 1:
+            width = tensor.shape[-1]
+            is_logits = self._vocabulary in (width, width + 1)
         of_rows = size % self._rows == 0
         share = size // self._rows if of_rows else size
-        changed = (int(of_rows), 2 + int(of_rows)) if is_logits else (int(of_rows),)
+        # Places of `_held` that the storage belongs to
+        changed = [int(of_rows)]
+        if is_logits:
+            changed.append(2 + int(of_rows))
 
         def gone(_: object) -> None:
             self._known.pop(key, None)
@@ -83,13 +85,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 def layer_stacks(model: Any) -> list[Any]:
     """Return the lists of transformer layers of a model: two for a T5, one for a Llama."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, torch.nn.ModuleList)
-        and len(module)
-        and type(module[0]).__name__ in names
-    ]
+    stacks = []
+    for module in model.modules():
+        if not isinstance(module, torch.nn.ModuleList) or not len(module):
+            continue
+        if type(module[0]).__name__ in names:
+            stacks.append(module)
+    return stacks
 
 
 def watch_layers(model: Any, recorder: Recorder) -> None:
@@ -97,10 +99,12 @@ def watch_layers(model: Any, recorder: Recorder) -> None:
     recorder.known_before(model)
     for number, stack in enumerate(layer_stacks(model)):
         for index, layer in enumerate(stack):
-            end = (
-                "first" if index == 0 else "last" if index == len(stack) - 1 else f"middle {index}"
-            )
-            _watch(layer, recorder, f"{number} {end}")
+            place = f"middle {index}"
+            if index == 0:
+                place = "first"
+            elif index == len(stack) - 1:
+                place = "last"
+            _watch(layer, recorder, f"{number} {place}")
 
     def arrived(parameter: torch.Tensor) -> None:
         recorder.gradients += parameter.numel()
@@ -113,9 +117,8 @@ def watch_layers(model: Any, recorder: Recorder) -> None:
 
 def _watch(layer: torch.nn.Module, recorder: Recorder, name: str) -> None:
     def before(*_: object) -> None:
-        recorder.place = (
-            f"{'again' if recorder.gradients or recorder.place == 'loss' else 'forward'} {name}"
-        )
+        is_backward = recorder.gradients or recorder.place == "loss"
+        recorder.place = f"again {name}" if is_backward else f"forward {name}"
 
     def after(_module: object, _args: object, output: Any) -> None:
         recorder.place = f"after {name}"
