@@ -64,11 +64,11 @@ class PodCheckpoints:
     @property
     def whole(self) -> list[int]:
         """Steps with a part of every rank, newest first."""
-        whole = [
-            step
-            for step, parts in self.steps.items()
-            if len({rank for _, rank, _ in parts}) == self.world_size
-        ]
+        whole = []
+        for step, parts in self.steps.items():
+            ranks = {rank for _, rank, _ in parts}
+            if len(ranks) == self.world_size:
+                whole.append(step)
         return sorted(whole, reverse=True)
 
 
@@ -79,18 +79,24 @@ def list_parts(context: RunContext, lost: Collection[str] = ()) -> PodCheckpoint
     """
 
     def one(link: AgentLink) -> list[tuple[int, int, PurePosixPath]] | None:
-        asked = link.pod.name not in lost or _answers(link)
-        return _parts_on(link, context.on_pod(link).checkpoints) if asked else None
+        if link.pod.name in lost and not _answers(link):
+            return None
+        return _parts_on(link, context.on_pod(link).checkpoints)
 
     answers = context.everywhere(one)
     steps: dict[int, list[PodPart]] = {}
+    silent = []
     for link, parts in zip(context.links, answers, strict=True):
-        for step, rank, folder in parts or ():
+        if parts is None:
+            silent.append(link.pod.name)
+            continue
+        for step, rank, folder in parts:
             steps.setdefault(step, []).append((link, rank, folder))
-    silent = sorted(
-        link.pod.name for link, parts in zip(context.links, answers, strict=True) if parts is None
+    return PodCheckpoints(
+        steps=steps,
+        world_size=len(context.places),
+        silent=sorted(silent),
     )
-    return PodCheckpoints(steps=steps, world_size=len(context.places), silent=silent)
 
 
 def part_reader(links: Sequence[AgentLink]) -> ReadPart:
@@ -143,9 +149,8 @@ def held_checkpoint(
             logger.info("the checkpoints of %s are not copied back: %s", paths.root, error)
     try:
         request = {"op": "held", "path": str(paths.root), "last_step": last_step}
-        checkpoint: Any = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)[
-            "checkpoint"
-        ]
+        answer = ask(ClusterPaths(cluster).socket, request, timeout_s=_READ_S)
+        checkpoint: Any = answer["checkpoint"]
     except RunError as error:
         raise ConfigError(
             f"{error}; the checkpoints stayed on the pods of {home};"
@@ -218,18 +223,23 @@ class CheckpointCollector:
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()
-        return self._carry(lost) if self._saved() else Returned()
+        if not self._saved():
+            return Returned()
+        return self._carry(lost)
 
     def _loop(self) -> None:
         done = 0
         while not self._end.wait(_LOOK_S):
-            if (step := self._saved()) > done:
+            step = self._saved()
+            if step > done:
                 self._carry(())
                 done = step
 
     def _carry(self, lost: Collection[str]) -> Returned:
         try:
-            return (bring_checkpoints_back if self._brings else record_on_pods)(self._context, lost)
+            if self._brings:
+                return bring_checkpoints_back(self._context, lost)
+            return record_on_pods(self._context, lost)
         except Exception as error:  # Thread boundary: the outcome must be written in any case.
             logger.exception("bringing back the checkpoints of %s", self._context.run_id)
             return Returned(notes=[f"the checkpoints could not be copied back: {error}"])
@@ -260,12 +270,12 @@ def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> Returned:
     checkpoints = list_parts(context, lost)
     steps = checkpoints.whole
     if steps:
-        parts = {
-            step: {
-                rank: [link.pod.name, str(folder)] for link, rank, folder in checkpoints.steps[step]
-            }
-            for step in steps
-        }
+        parts: dict[int, dict[int, list[str]]] = {}
+        for step in steps:
+            of_step = {}
+            for link, rank, folder in checkpoints.steps[step]:
+                of_step[rank] = [link.pod.name, str(folder)]
+            parts[step] = of_step
         write_json(context.paths.held, {"steps": steps, "parts": parts})
     return Returned(steps=steps, notes=_out_of_reach(checkpoints, steps))
 
@@ -315,8 +325,10 @@ def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, 
         return _fetch_part(link, folder, part / link.pod.name / f"rank-{rank}")
 
     try:
-        if problem := next(filter(None, list(pool.map(one, parts))), ""):
-            return problem
+        problems = list(pool.map(one, parts))
+        for problem in problems:
+            if problem:
+                return problem
         part.rename(final)
     except (OSError, WorkbenchError) as error:
         return str(error)

@@ -83,7 +83,8 @@ class Fleet:
         self._connect()
         self._report("starting agents")
         self._everywhere(AgentLink.open)
-        if pip := self.spec.pods.pip:
+        pip = self.spec.pods.pip
+        if pip:
             self._report(f"installing packages: {', '.join(pip)}")
             self._everywhere(self._install)
 
@@ -94,40 +95,44 @@ class Fleet:
         """Reconnect to or replace lost pods. Return the reason for pods still lost, by name."""
         with self._restoring:
             self.refresh()
-            links = [link for link in self._links if link.pod.name in lost]
-            gone = {
-                link.pod.name
-                for link in links
-                if self._reason_gone(link.pod.name) or not _try_open(link)
-            }
+            gone = set()
+            for link in self._links:
+                name = link.pod.name
+                if name not in lost:
+                    continue
+                if self._reason_gone(name) or not _try_open(link):
+                    gone.add(name)
             if not gone:
                 return {}
-            before = {pod.name: pod for pod in self.pods}
+            keys_before = {pod.name: pod.host_key for pod in self.pods}
             try:
                 now = {pod.name: pod for pod in self._replace(gone)}
             except WorkbenchError as error:
                 logger.warning("replacing %s: %s", sorted(gone), error)
                 return dict.fromkeys(gone, str(error))
-            left = {
-                name: now[name].message or "the pod has ended"
-                for name in gone
-                if now[name].phase.is_terminal
-            }
+            left = {}
+            for name in gone:
+                if now[name].phase.is_terminal:
+                    left[name] = now[name].message or "the pod has ended"
             for link in self._links:
                 pod = now[link.pod.name]
-                if pod.name not in left and (
-                    pod.name in gone or pod.host_key != before[pod.name].host_key
-                ):
-                    left[pod.name] = self._renew(link, pod)
-            return {name: words for name, words in left.items() if words}
+                if pod.name in left:
+                    continue
+                if pod.name in gone or pod.host_key != keys_before[pod.name]:
+                    words = self._renew(link, pod)
+                    if words:
+                        left[pod.name] = words
+            return left
 
     def _replace(self, gone: Collection[str]) -> Sequence[Pod]:
         with self._looking:
             self._replacing = True
         try:
             self._report(f"{', '.join(sorted(gone))} lost; looking for replacements")
-            self._set_pods(self._backend.restore(gone, self.spec.pods, self._context()))
-            _check_versions([pod for pod in self.pods if not pod.phase.is_terminal])
+            pods = self._backend.restore(gone, self.spec.pods, self._context())
+            self._set_pods(pods)
+            alive = [pod for pod in self.pods if not pod.phase.is_terminal]
+            _check_versions(alive)
             return self.pods
         finally:
             self._replacing = False
@@ -147,9 +152,11 @@ class Fleet:
     def _set_pods(self, pods: Sequence[Pod]) -> None:
         seen = {pod.name: pod for pod in pods}
         gone = "the pod does not exist any more"
-        self.pods = [
-            seen.get(pod.name, replace(pod, phase=Phase.FAILED, message=gone)) for pod in self.pods
-        ]
+        now = []
+        for pod in self.pods:
+            failed = replace(pod, phase=Phase.FAILED, message=gone)
+            now.append(seen.get(pod.name, failed))
+        self.pods = now
 
     def adopt(self) -> None:
         """Take over the pods of a dead keeper. Pods without an answer are tried again later."""
@@ -183,11 +190,9 @@ class Fleet:
     def _connect(self) -> None:
         self.identity.pin(self.pods)
         write_text(self.paths.hostfile, str(Hostfile.from_pods(self.pods)))
-        spec, package, folders = (
-            self.spec,
-            package_zip(),
-            folders_to_probe(self.spec, self.paths.root),
-        )
+        spec = self.spec
+        package = package_zip()
+        folders = folders_to_probe(spec, self.paths.root)
         shared = Stock() if spec.is_local else None
         self._links = [
             AgentLink(
@@ -224,7 +229,8 @@ class Fleet:
             for pod in self.pods
             if pod.phase.is_terminal
         ]
-        if len(alive := self._alive()) < count:
+        alive = self._alive()
+        if len(alive) < count:
             raise RunError("\n".join([*ended, "start another cluster"]))
         return alive[:count]
 
@@ -235,7 +241,9 @@ class Fleet:
             # Pods died while the run waited. The run itself reports the loss.
             return self._links[:count]
         free = [link for link in alive if link not in busy]
-        return free[:count] if len(free) >= count else None
+        if len(free) < count:
+            return None
+        return free[:count]
 
     def at(self, addresses: Collection[str]) -> list[AgentLink]:
         """Return the links to the pods with the given addresses, in any phase."""
@@ -289,9 +297,13 @@ class Fleet:
                     logger.exception("speaking to %s", link.pod.name)
 
         for link in self._links:
-            threading.Thread(
-                target=speak, args=(link,), name=f"keep-{link.pod.name}", daemon=True
-            ).start()
+            thread = threading.Thread(
+                target=speak,
+                args=(link,),
+                name=f"keep-{link.pod.name}",
+                daemon=True,
+            )
+            thread.start()
         while not closing.wait(pause_s):
             try:
                 self.refresh()
@@ -306,9 +318,12 @@ class Fleet:
             self._identity.destroy()
 
     def _everywhere(self, action: Callable[[AgentLink], object]) -> None:
-        if self._links:
-            with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(self._links))) as pool:
-                list(pool.map(action, self._links))
+        if not self._links:
+            return
+        workers = min(_AT_ONCE, len(self._links))
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            # The list raises the first error of a call.
+            list(pool.map(action, self._links))
 
 
 def _keep_alive(link: AgentLink, busy: Collection[AgentLink]) -> None:
@@ -336,13 +351,16 @@ def _shut_down(link: AgentLink) -> None:
 
 def _check_versions(pods: Sequence[Pod]) -> None:
     """Raise PodError if library versions differ: collectives then hang or return wrong sums."""
-    names = sorted({name for pod in pods for name in pod.versions})
-    rows = [(name, [pod.versions.get(name, "none") for pod in pods]) for name in names]
-    different = [
-        f"{name}: " + ", ".join(f"{p.name} {v}" for p, v in zip(pods, row, strict=True))
-        for name, row in rows
-        if len(set(row)) > 1
-    ]
+    names: set[str] = set()
+    for pod in pods:
+        names.update(pod.versions)
+    different = []
+    for name in sorted(names):
+        versions = [pod.versions.get(name, "none") for pod in pods]
+        if len(set(versions)) > 1:
+            pairs = zip(pods, versions, strict=True)
+            on_pods = ", ".join(f"{pod.name} {version}" for pod, version in pairs)
+            different.append(f"{name}: {on_pods}")
     if different:
         raise PodError(
             "the pods have different versions; make them equal first:\n" + "\n".join(different)

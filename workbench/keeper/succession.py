@@ -64,15 +64,16 @@ def inherited_runs(
     restarted = fleet.spec.is_local and before.boot not in ("", boot_id())
     own = own_runs(fleet.paths.root)
     for run in read_queue(fleet.paths.queue):
+        info = RunPaths(run.path).info
         # A readable record naming another cluster belongs to a foreign run. Neither continue nor
         # end it.
-        if read_json(RunPaths(run.path).info) and run not in own:
+        if read_json(info) and run not in own:
             logger.warning(
                 "run %s in %s does not name this cluster, and is left alone", run.id, run.path
             )
             continue
         try:
-            if not is_there(RunPaths(run.path).info):
+            if not is_there(info):
                 raise RunError(f"the directory {run.path} is gone or cannot be read")
             runners[run.id] = _inherited_run(fleet, run, redact, restarted=restarted)
         except Exception as error:  # Run boundary: later runs continue.
@@ -88,19 +89,23 @@ def _fail_inherited(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[s
     """
     fleet.stop_ranks(run.id)
     message = f"the keeper died, and a new keeper cannot continue the run: {error}"
-    result = {"state": RunState.FAILED, "message": message, "of": str(run.path)}
+    place = str(run.path)
+    result = {"state": RunState.FAILED, "message": message, "of": place}
     # No reader looks for a result there.
     if not is_there(run.path):
         return result
+    paths = RunPaths(run.path)
     try:
-        if before := read_json(result_file(RunPaths(run.path))):
-            return {**before, "of": str(run.path)}
-        write_json(RunPaths(run.path).result, result)
+        before = read_json(result_file(paths))
+        if before:
+            return {**before, "of": place}
+        write_json(paths.result, result)
     except OSError as why:
         logger.warning("cannot write the result of %s: %s", run.id, why)
         try:
-            fleet.paths.results.mkdir(mode=0o700, exist_ok=True)
-            write_json(fleet.paths.results / f"{run.id}.json", result)
+            results = fleet.paths.results
+            results.mkdir(mode=0o700, exist_ok=True)
+            write_json(results / f"{run.id}.json", result)
         except OSError as again:
             logger.error(
                 "cannot write the result of %s to the cluster's directory either: %s", run.id, again
@@ -109,16 +114,23 @@ def _fail_inherited(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[s
 
 
 def _inherited_run(fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: bool) -> Runner:
-    asked = RunSpec.load(RunPaths(run.path).spec)
-    job = asked.job
+    paths = RunPaths(run.path)
+    job = RunSpec.load(paths.spec).job
     unstartable = _missing_variables(fleet.paths, fleet.spec)
     try:
         job = resolved(job)
     except ConfigError as error:  # Running ranks already have their variables.
         unstartable = str(error)
-    hostfile = RunPaths(run.path).hostfile
-    links = fleet.at(Hostfile.parse(read_text(hostfile), source=str(hostfile)).addresses)
-    context = run_context(fleet, links, run, job, redact, inherited=True, unstartable=unstartable)
+    hostfile = Hostfile.parse(read_text(paths.hostfile), source=str(paths.hostfile))
+    context = run_context(
+        fleet,
+        fleet.at(hostfile.addresses),
+        run,
+        job,
+        redact,
+        inherited=True,
+        unstartable=unstartable,
+    )
     return Runner(replace(context, restarted=restarted))
 
 

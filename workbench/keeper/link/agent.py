@@ -100,11 +100,15 @@ class AgentLink(PodFiles):
             self._ssh = SSHConnection(self.pod, self._identity)
             self._ssh.open()
             self._meet()
-            self._stream = self._ssh.stream(
-                self.agent(
-                    "serve", self.pod.root, "--lease-s", str(self._lease_s), self._warm, "--connect"
-                )
+            serve = self.agent(
+                "serve",
+                self.pod.root,
+                "--lease-s",
+                str(self._lease_s),
+                self._warm,
+                "--connect",
             )
+            self._stream = self._ssh.stream(serve)
             self._line = rpc.Client(self._stream, largest_answer=_LARGEST)
             try:
                 self._line.call({"op": "ping"}, _SERVED_S)
@@ -118,15 +122,17 @@ class AgentLink(PodFiles):
     def _greet(self) -> None:
         hello = self.call("hello", keeper=True, address=self.pod.address)
         # Measure again: the first answer includes the start of the remote process, up to 1 s.
-        _, self.clock_offset_s = min(self._look_at_its_clock() for _ in range(_LOOKS))
+        readings = [self._look_at_its_clock() for _ in range(_LOOKS)]
+        _, self.clock_offset_s = min(readings)
         self.agent_pid = int(hello["pid"])
         self.interface = str(hello.get("interface") or "lo")
 
     def _look_at_its_clock(self) -> tuple[float, float]:
         before = now_s()
-        there = float(self.call("hello")["time_s"])
+        answer = self.call("hello")
         after = now_s()
-        return after - before, there - (before + after) / 2
+        middle = (before + after) / 2
+        return after - before, float(answer["time_s"]) - middle
 
     def ensure(self) -> None:
         """Open the connection unless it works. A new agent may answer after the old lease."""
@@ -218,16 +224,17 @@ class AgentLink(PodFiles):
 
     def _stamp_now(self, path: str) -> str:
         with suppress(RemoteError):
-            return str(self.call("stamp", path=path)["stamp"])
+            answer = self.call("stamp", path=path)
+            return str(answer["stamp"])
         return ""
 
     def _free_bytes(self) -> int:
-        words = (
-            self._connection()
-            .run(["df", "-B1", "--output=avail", "--", self.pod.root])
-            .stdout.split()
-        )
-        return int(words[-1]) if words and words[-1].isdigit() else 0
+        argv = ["df", "-B1", "--output=avail", "--", self.pod.root]
+        done = self._connection().run(argv)
+        words = done.stdout.split()
+        if words and words[-1].isdigit():
+            return int(words[-1])
+        return 0
 
     def close(self) -> None:
         """Close the connection. The agent continues until its lease ends. Idempotent."""
@@ -237,10 +244,15 @@ class AgentLink(PodFiles):
                     # The underlying connection may have just broken.
                     with suppress(OSError, EOFError):
                         part.close()
-            self._stream = self._ssh = self._line = None
+            self._stream = None
+            self._ssh = None
+            self._line = None
 
     def retry_until_lease(
-        self, action: Callable[[SSHConnection], _T], *, unwanted: Callable[[], bool] = lambda: False
+        self,
+        action: Callable[[SSHConnection], _T],
+        *,
+        unwanted: Callable[[], bool] = lambda: False,
     ) -> _T:
         """Retry an idempotent action over new connections until the lease ends.
 
@@ -251,6 +263,7 @@ class AgentLink(PodFiles):
         self._retrying.now = True
         until = awake() + self._lease_s
         pause_s = _PAUSE_S
+        longest_s = min(max(_PAUSE_S, self._lease_s / 20), _PAUSE_AT_MOST_S)
         try:
             while True:
                 ssh = self._ssh
@@ -259,7 +272,7 @@ class AgentLink(PodFiles):
                 except (RemoteError, PodError) as error:
                     self._raise_if_hopeless(error, ssh, until, unwanted)
                 time.sleep(pause_s)
-                pause_s = min(2 * pause_s, max(_PAUSE_S, self._lease_s / 20), _PAUSE_AT_MOST_S)
+                pause_s = min(2 * pause_s, longest_s)
                 if not self._is_alive(self._ssh):
                     with suppress(RemoteError, PodError):
                         self.open()
@@ -277,7 +290,8 @@ class AgentLink(PodFiles):
             raise error
         if unwanted():
             raise self._error(str(error)) from error
-        if why := self.reason_gone():
+        why = self.reason_gone()
+        if why:
             raise PodGone(why, host=self.pod.address) from error
         if awake() > until:
             message = f"no sign from {self.pod.name} for {self._lease_s:.0f} s: {error}"
@@ -297,10 +311,19 @@ class AgentLink(PodFiles):
         return self._ssh
 
     def _error(
-        self, message: str, command: str = "", *, exit_code: int | None = None, stderr: str = ""
+        self,
+        message: str,
+        command: str = "",
+        *,
+        exit_code: int | None = None,
+        stderr: str = "",
     ) -> RemoteError:
         return RemoteError(
-            message, host=self.pod.address, command=command, exit_code=exit_code, stderr=stderr
+            message,
+            host=self.pod.address,
+            command=command,
+            exit_code=exit_code,
+            stderr=stderr,
         )
 
     def agent(self, *args: str) -> list[str]:
@@ -319,8 +342,9 @@ class AgentLink(PodFiles):
         """
         if not requirements:
             return ""
-        asked = hashlib.sha256(json.dumps([self.pod.python, *requirements]).encode()).hexdigest()
-        return str(self.store / f"packages-{asked[:16]}")
+        asked = json.dumps([self.pod.python, *requirements])
+        digest = hashlib.sha256(asked.encode()).hexdigest()
+        return str(self.store / f"packages-{digest[:16]}")
 
     def install(self, spec: PodSpec, timeout_s: float) -> None:
         """Install missing packages with the pip settings of the pod and the spec's variables."""
@@ -331,9 +355,10 @@ class AgentLink(PodFiles):
             "requirements": list(spec.pip),
             "env": dict(spec.env),
         }
+        content = json.dumps(request)
         # Not passed in argv, as the address of an index may contain a password.
         path = str(PurePosixPath(self.pod.root) / "packages.json")
-        self.write(json.dumps(request).encode(), path)
+        self.write(content.encode(), path)
         began = time.monotonic()
         try:
             self.run(self.agent("packages", path), timeout_s)
@@ -359,8 +384,10 @@ class AgentLink(PodFiles):
 
     def _keep_package(self, ssh: SSHConnection) -> None:
         """Send the package if missing from the store, which a user may have deleted."""
-        if (here := self._shelf()) is not None:
-            self.package = str(shelved(here / self._package_name, self._package_bytes))
+        shelf = self._shelf()
+        if shelf is not None:
+            path = shelved(shelf / self._package_name, self._package_bytes)
+            self.package = str(path)
             return
         self._shelve(ssh, self.package, self._package_bytes)
 

@@ -58,12 +58,18 @@ class RunContext:
         """Return a copy of the context for the given pods, and write the run's hostfile."""
         pods = [link.pod for link in links]
         hostfile = Hostfile.from_pods(pods)
+        content = str(hostfile)
         # Skip the write if unchanged, so that a full disk does not end a running job.
-        if not _holds(self.paths.hostfile, str(hostfile)):
-            write_text(self.paths.hostfile, str(hostfile))
+        if not _holds(self.paths.hostfile, content):
+            write_text(self.paths.hostfile, content)
         places = place_ranks(pods)
-        places = places[: self.spec.job.ranks(len(places))]
-        return replace(self, links=links, places=places, hostfile_sha256=hostfile.sha256)
+        count = self.spec.job.ranks(len(places))
+        return replace(
+            self,
+            links=links,
+            places=places[:count],
+            hostfile_sha256=hostfile.sha256,
+        )
 
     def on_pod(self, link: AgentLink) -> PodRunPaths:
         return PodRunPaths.of(link.pod.root, self.run_id)
@@ -73,26 +79,29 @@ class RunContext:
 
     def everywhere(self, action: Callable[[AgentLink], _T]) -> list[_T]:
         """Call a function for all pods in parallel. Return the results in rank order."""
-        with ThreadPoolExecutor(max_workers=max(1, len(self.links))) as pool:
-            return list(pool.map(action, self.links))
+        workers = max(1, len(self.links))
+        with ThreadPoolExecutor(max_workers=workers) as pool:
+            results = pool.map(action, self.links)
+            return list(results)
 
     def stacks(self) -> dict[int, str]:
         """Return the stack of every rank. Empty if a rank does not answer."""
 
         def one(link: AgentLink) -> dict[str, str]:
             try:
-                stacks: dict[str, str] = link.call("stacks", timeout_s=_STACKS_S, run=self.run_id)[
-                    "stacks"
-                ]
+                answer = link.call("stacks", timeout_s=_STACKS_S, run=self.run_id)
             except WorkbenchError as error:
                 logger.warning("%s", error)
                 return {}
+            stacks: dict[str, str] = answer["stacks"]
             return stacks
 
-        answers = {
-            int(rank): text for answer in self.everywhere(one) for rank, text in answer.items()
-        }
-        return {place.rank: answers.get(place.rank, "") for place in self.places}
+        stacks = {place.rank: "" for place in self.places}
+        for answer in self.everywhere(one):
+            for rank, text in answer.items():
+                if int(rank) in stacks:
+                    stacks[int(rank)] = text
+        return stacks
 
 
 def _holds(path: Path, content: str) -> bool:

@@ -49,31 +49,41 @@ def fetch_files(
 
     `pile` is the temporary file of a stream. An interrupted transfer leaves it behind.
     """
-    alone = [each for each in files if not _is_small(each)]
-    for batch in _batches(filter(_is_small, files)):
+    small: list[Arrival] = []
+    alone: list[Arrival] = []
+    for arrival in files:
+        if _is_small(arrival[0]):
+            small.append(arrival)
+        else:
+            alone.append(arrival)
+    for batch in _batches(small):
         late = list(batch)
         if len(batch) >= _FEWEST:
             late = yield from _fetch_together(link, folder, batch, pile)
-        alone = [*late, *alone]
+        alone = late + alone
     for file, target in alone:
-        yield file, _fetch_one(link, folder / file.name, target, file.digest)
+        digest = _fetch_one(link, folder / file.name, target, file.digest)
+        yield file, digest
 
 
-def _is_small(each: Arrival) -> bool:
-    return bool(each[0].digest) and each[0].size < LARGE
+def _is_small(file: OutputFile) -> bool:
+    return bool(file.digest) and file.size < LARGE
 
 
 def _batches(files: Iterable[Arrival]) -> Iterator[Sequence[Arrival]]:
     batch: list[Arrival] = []
-    size = letters = 0
+    size = 0
+    letters = 0
     for file, target in files:
-        size = size + file.size
-        letters = letters + len(file.name.encode()) + 1
-        if batch and (size > _MOST_BYTES or letters > _MOST_LETTERS):
+        own_letters = len(file.name.encode()) + 1
+        size += file.size
+        letters += own_letters
+        is_full = size > _MOST_BYTES or letters > _MOST_LETTERS
+        if batch and is_full:
             yield batch
             batch = []
             size = file.size
-            letters = len(file.name.encode()) + 1
+            letters = own_letters
         batch.append((file, target))
     yield batch
 
@@ -83,7 +93,8 @@ def _fetch_together(
 ) -> Generator[tuple[OutputFile, str], None, list[Arrival]]:
     """Fetch small files in one stream and return the files with a wrong checksum."""
     others: list[Arrival] = []
-    link.get_many(str(folder), [file.name for file, _ in batch], pile)
+    names = [file.name for file, _ in batch]
+    link.get_many(str(folder), names, pile)
     with pile.open("rb") as source:
         for file, target in batch:
             data = source.read(file.size)

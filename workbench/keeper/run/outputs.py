@@ -71,7 +71,11 @@ def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
     if archive is not None and archive.exists():
         sent = link.put(archive.read_bytes(), ".zip")
     below = _HASH_ALL if link.sees(paths.arrivals) else LARGE
-    fields = {"run": context.run_id, "archive": sent, "below": below}
+    fields = {
+        "run": context.run_id,
+        "archive": sent,
+        "below": below,
+    }
     raw = link.retry_until_lease(lambda _: _ask_for_list(link, fields))
     lists = {name: items(value) for name, value in raw.items()}
     out = lists.get("out", [])

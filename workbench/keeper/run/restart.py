@@ -29,7 +29,10 @@ _PAUSE_S = 0.5
 
 
 def pods_lost(ledger: RunLedger, fault: RunFault) -> set[str]:
-    return {*ledger.lost, fault.pod} if fault.kind == "pod" else set(ledger.lost)
+    lost = set(ledger.lost)
+    if fault.kind == "pod":
+        lost.add(fault.pod)
+    return lost
 
 
 def describe_loss(ledger: RunLedger, fault: RunFault) -> str:
@@ -40,7 +43,8 @@ def describe_loss(ledger: RunLedger, fault: RunFault) -> str:
         >>> describe_loss(RunLedger(pods=[], world_size=2), fault)
         'rank 1 on pod-1 was killed by SIGKILL'
     """
-    if lost := sorted(pods_lost(ledger, fault)):
+    lost = sorted(pods_lost(ledger, fault))
+    if lost:
         return f"{' and '.join(lost)} {'was' if len(lost) == 1 else 'were'} lost"
     if fault.kind == "signal" and fault.message in _KILLED:
         return f"rank {fault.rank} on {fault.pod} was {fault.message}"
@@ -92,13 +96,12 @@ def restart_on(
         "lost_step": totals.reached_step,
         "step": step,
     }
-    data |= {"fresh": fresh} if fresh else {}
-    data |= {
-        "pods": len(links),
-        "ranks": len(new.places),
-        "batch": batch,
-        "lost_s": round(lost_s, 3),
-    }
+    if fresh:
+        data["fresh"] = fresh
+    data["pods"] = len(links)
+    data["ranks"] = len(new.places)
+    data["batch"] = batch
+    data["lost_s"] = round(lost_s, 3)
     return new, Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
 
 
@@ -126,13 +129,16 @@ def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
     link.ensure()
     # Otherwise the program looks for its own checkpoints, and their place is unknown.
     if resumes:
-        link.run(["rm", "-rf", "--", *map(str, (pod.checkpoints, pod.resume, pod.stop))])
+        removed = [str(path) for path in (pod.checkpoints, pod.resume, pod.stop)]
+        link.run(["rm", "-rf", "--", *removed])
     for rank in context.ranks_on(link):
-        link.run(["mkdir", "-p", "-m", "700", "--", str(pod.root), str(pod.rank(rank))])
+        folder = pod.rank(rank)
+        link.run(["mkdir", "-p", "-m", "700", "--", str(pod.root), str(folder)])
         for stream in LOG_STREAMS:
             here = paths.rank_log(rank, stream)
             if here.exists() and here.stat().st_size:
-                link.put_file(here, str(pod.rank(rank) / f"{stream}.log"))
+                there = folder / f"{stream}.log"
+                link.put_file(here, str(there))
 
 
 def inherited_ranks(context: RunContext) -> tuple[LauncherProcess | None, bool] | None:
@@ -146,9 +152,11 @@ def inherited_ranks(context: RunContext) -> tuple[LauncherProcess | None, bool] 
         PodGone: A pod has ended, or has been silent for a lease.
         RunError: The run cannot start, or was already over.
     """
-    answers = context.everywhere(lambda link: _ask(context, link))
-    phases = {phase for each, _ in answers for phase in each}
-    unwatched = any(ended for _, ended in answers)
+    phases: set[str] = set()
+    unwatched = False
+    for on_pod, ended in context.everywhere(partial(_ask, context)):
+        phases.update(on_pod)
+        unwatched = unwatched or ended
     launcher = LauncherProcess.left_by_another(context.run_id, context.paths.launcher_log)
     if not phases and context.paths.manifest.exists():  # Written once all ranks have ended.
         raise RunError(
@@ -178,17 +186,14 @@ def _ask(context: RunContext, link: AgentLink) -> tuple[list[str], bool]:
             request = rank_request(context, link, (context.links[0].pod.address, 0))
             answer = link.call("rejoin", run=context.run_id, request=request)
             # An agent of an earlier version names the fact "left".
-            inherited = answer["inherited"] if "inherited" in answer else answer["left"]
-            return answer["phases"], inherited
+            name = "inherited" if "inherited" in answer else "left"
+            return answer["phases"], answer[name]
         except (RemoteError, PodError) as error:
-            ended = next(
-                (p for p in context.refresh() if p.name == link.pod.name and p.phase.is_terminal),
-                None,
-            )
-            if ended is not None:
-                raise PodGone(
-                    f"{ended.name} is {ended.phase}: {ended.message}", host=link.pod.address
-                ) from error
+            for pod in context.refresh():
+                if pod.name == link.pod.name and pod.phase.is_terminal:
+                    raise PodGone(
+                        f"{pod.name} is {pod.phase}: {pod.message}", host=link.pod.address
+                    ) from error
             if time.monotonic() > until:
                 lease_s = context.spec.cluster.lease_s
                 why = f"no sign from {link.pod.name} for {lease_s:.0f} s: {error}"

@@ -52,7 +52,8 @@ class Runner:
         self._emptied: set[str] = set()
         self._attempt = self._new_attempt(rejoin=context.inherited)
         self._started_s = now_s()
-        self._cleared = self._unbrought = False
+        self._cleared = False
+        self._unbrought = False
         self._settling = threading.Lock()
         self._ended = context.inherited and self.ended
 
@@ -142,13 +143,15 @@ class Runner:
         if self.context.inherited:
             self._recover()
         self._journal.begin(self._started_s)
-        companion = self.context.spec.job.companion(
-            self.context.links[0], self.context.run_id, self.context.paths.root
-        )
+        context = self.context
+        companion = context.spec.job.companion(context.links[0], context.run_id, context.paths.root)
         if companion is not None:
             companion.start()
         collector, fault = self._try()
-        while fault is not None and (what := self._loss(fault)):
+        while fault is not None:
+            what = self._loss(fault)
+            if not what:
+                break
             try:
                 goes_on = self._go_on(what, fault, collector)
             except (WorkbenchError, OSError) as error:
@@ -205,7 +208,9 @@ class Runner:
         """Describe the loss of the last attempt. Return an empty string if no restart is due."""
         unwanted = self._requests.cancel.is_set() or self._requests.stop.is_set()
         spent = self.context.restart >= self.context.spec.job.restarts
-        return "" if unwanted or spent else describe_loss(self._attempt.ledger, fault)
+        if unwanted or spent:
+            return ""
+        return describe_loss(self._attempt.ledger, fault)
 
     def _go_on(self, what: str, fault: RunFault, collector: CheckpointCollector) -> bool:
         """Prepare a restart after a loss. Return False if the run was cancelled meanwhile."""
@@ -217,7 +222,8 @@ class Runner:
         logger.warning("run %s: %s; %s: %s", context.run_id, what, which, fault.message)
         self._journal.state(RunState.STARTING, f"{what}; {which}")
         returned = collector.finish(lost)
-        if (links := replace_lost_pods(context, lost, self._requests)) is None:
+        links = replace_lost_pods(context, lost, self._requests)
+        if links is None:
             return False
         self.context, event = restart_on(context, links, ledger, (what, lost_s, fault), returned)
         self._journal.event(event)
@@ -259,11 +265,8 @@ class Runner:
 
     @property
     def failed(self) -> bool:
-        return self._journal.current_state[0] in (
-            RunState.FAILED,
-            RunState.STOPPED,
-            RunState.CANCELLED,
-        )
+        state, _ = self._journal.current_state
+        return state in (RunState.FAILED, RunState.STOPPED, RunState.CANCELLED)
 
     def bring(self) -> Returned:
         """Copy the last checkpoint from the pods and update the result. Blocks."""
@@ -292,7 +295,9 @@ class Runner:
         rest = [link for link in context.links if link.pod.name not in self._emptied]
         for link in rest:
             fetch_logs(context, link)
-        brought = bring_back(context, rest=True) if rest else Brought()
+        brought = Brought()
+        if rest:
+            brought = bring_back(context, rest=True)
         returned = bring_checkpoints_back(context)
         if self._unbrought:
             self._journal.mend(
@@ -304,11 +309,9 @@ class Runner:
                 "the files on the pods were copied back later", output_facts(context.paths)
             )
         self._unbrought = False
-        return [
-            *returned.notes,
-            *brought.notes,
-            *(f"{name} stays there" for name in brought.strange),
-        ]
+        notes = [*returned.notes, *brought.notes]
+        notes += [f"{name} stays there" for name in brought.strange]
+        return notes
 
     def abandon(self, why: str) -> None:
         """End a run that never started as cancelled, with a result. Raises nothing."""
@@ -335,8 +338,11 @@ class Runner:
     def _port_was_taken(self, fault: RunFault) -> bool:
         """Whether another process took the port of torch's rendezvous, as named in the error."""
         text = fault.message + fault.traceback
-        named = re.search(rf"\b{self._attempt.master_port}\b", text) is not None
-        return named and bool(_PORT_TAKEN.search(text)) and not self._attempt.ledger.totals.training
+        if re.search(rf"\b{self._attempt.master_port}\b", text) is None:
+            return False
+        if _PORT_TAKEN.search(text) is None:
+            return False
+        return not self._attempt.ledger.totals.training
 
     def _bring_back(self, fault: RunFault | None, progress: TransferProgress) -> RunFault | None:
         context = self.context
@@ -347,11 +353,9 @@ class Runner:
         try:
             # Otherwise the previous keeper has already copied the results.
             if not (context.inherited and context.paths.manifest.exists()):
-                unreached = (
-                    {*ledger.lost, *ledger.silent(_SILENT_S)}
-                    if not ledger.all_done
-                    else ledger.lost
-                )
+                unreached = set(ledger.lost)
+                if not ledger.all_done:
+                    unreached.update(ledger.silent(_SILENT_S))
                 self._brought = bring_back(context, unreached, progress.say)
         except Exception as error:  # The run's own outcome must be written in any case.
             logger.exception("bringing back %s", self.context.run_id)
@@ -365,23 +369,23 @@ class Runner:
 
     def _clear(self) -> None:
         for link in self.context.links:
-            if link.pod.name in self._brought.keeps:
+            name = link.pod.name
+            if name in self._brought.keeps:
                 continue
             try:
-                clear(link, self.context.on_pod(link), all_but_checkpoints=self._keeps_checkpoints)
-                self._emptied.add(link.pod.name)
+                folders = self.context.on_pod(link)
+                clear(link, folders, all_but_checkpoints=self._keeps_checkpoints)
+                self._emptied.add(name)
             except Exception as error:  # Run boundary: the run has its result.
-                logger.warning("clearing %s: %s", link.pod.name, error)
+                logger.warning("clearing %s: %s", name, error)
 
     def _command(self) -> str:
         if self._attempt.command is not None:
             return str(self._attempt.command)
+        if not self.context.inherited:
+            return ""
         with suppress(OSError):
-            return (
-                self.context.paths.command.read_text(encoding="utf-8").strip()
-                if self.context.inherited
-                else ""
-            )
+            return self.context.paths.command.read_text(encoding="utf-8").strip()
         return ""
 
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,10 +29,12 @@ _UNPACKED_S = 600.0
 def rank_request(
     context: RunContext, link: AgentLink, master: tuple[str, int]
 ) -> dict[str, object]:
-    pod, job, spec = link.pod, context.spec.job, context.spec.cluster.pods
-    folder = (
-        None if job.archive_in(context.paths.root) is None else str(context.on_pod(link).script)
-    )
+    pod = link.pod
+    job = context.spec.job
+    spec = context.spec.cluster.pods
+    folder = None
+    if job.archive_in(context.paths.root) is not None:
+        folder = str(context.on_pod(link).script)
     program = job.program_on(
         PodView(
             package=link.package,
@@ -40,8 +43,13 @@ def rank_request(
             restart=context.restart,
         )
     )
-    extra = {"WORKBENCH_PACKAGES": link.packages_folder(spec.pip)} if spec.pip else {}
-    network = {"GLOO_SOCKET_IFNAME": link.interface, "NCCL_SOCKET_IFNAME": link.interface}
+    extra = {}
+    if spec.pip:
+        extra["WORKBENCH_PACKAGES"] = link.packages_folder(spec.pip)
+    network = {
+        "GLOO_SOCKET_IFNAME": link.interface,
+        "NCCL_SOCKET_IFNAME": link.interface,
+    }
     return {
         "run": context.run_id,
         "success": job.success,
@@ -81,6 +89,12 @@ def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -
     identity = context.identity
     links = context.links
     pods = [link.pod for link in links]
+    pdsh_env = {}
+    if launcher is Launcher.PDSH:
+        pdsh_env = pdsh_environment(identity)
+    rsh_wrapper = "ssh"
+    if launcher is Launcher.OPENMPI:
+        rsh_wrapper = ssh_wrapper(identity, pods)
     return LaunchPlan(
         run_id=context.run_id,
         launcher=launcher,
@@ -91,10 +105,8 @@ def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -
         package=links[0].package,
         hostfile=context.paths.hostfile,
         ssh_argv={link.pod.name: ssh_argv(link.pod, identity) for link in links},
-        pdsh_env=pdsh_environment(identity) if launcher is Launcher.PDSH else {},
-        rsh_wrapper=Path(ssh_wrapper(identity, pods))
-        if launcher is Launcher.OPENMPI
-        else Path("ssh"),
+        pdsh_env=pdsh_env,
+        rsh_wrapper=Path(rsh_wrapper),
         quiet=quiet,
     )
 
@@ -105,7 +117,9 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
     paths = context.paths
     target = context.on_pod(link)
     packed = job.archive_in(paths.root)
-    archive = "" if packed is None else link.put(packed.read_bytes(), ".zip")
+    archive = ""
+    if packed is not None:
+        archive = link.put(packed.read_bytes(), ".zip")
     files = dict(job.files_for(link, paths.root, context.spec.cluster.pods.gpus))
     link.work("stage", _UNPACKED_S, run=context.run_id, files=files, archive=archive)
     # On a shared disk, results are written directly to the run directory.
@@ -113,11 +127,13 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
         paths.arrivals.mkdir(exist_ok=True)
         link.run(["rm", "-rf", "--", str(target.out)])
         link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
-    if resume := resumed_from(paths):
-        here = context.ranks_on(link)
+    resume = resumed_from(paths)
+    if resume:
+        parts: Collection[int] = context.ranks_on(link)
         # With another number of ranks, every rank reads from all parts.
-        as_many = resume.world_size == len(context.places)
-        send_checkpoint(link, resume, here if as_many else resume.parts.keys(), target.resume)
+        if resume.world_size != len(context.places):
+            parts = resume.parts.keys()
+        send_checkpoint(link, resume, parts, target.resume)
 
 
 def resumed_from(paths: RunPaths) -> Checkpoint | None:
@@ -130,7 +146,8 @@ def fetch_logs(context: RunContext, link: AgentLink) -> None:
     """Fetch the logs of a pod's ranks that are longer than the local copies."""
     for rank in context.ranks_on(link):
         for stream in LOG_STREAMS:
-            there = str(context.on_pod(link).rank(rank) / f"{stream}.log")
+            folder = context.on_pod(link).rank(rank)
+            there = str(folder / f"{stream}.log")
             here = context.paths.rank_log(rank, stream)
             try:
                 longer = link.size(there) > here.stat().st_size

@@ -86,67 +86,85 @@ class StallWatch:
         if not report.drained:
             self._told_at = now
         for rank in report.ranks:
+            is_running = rank.phase == "running"
             since, used_s = self._busy.get(rank.rank, (now, -1.0))
-            if (
-                rank.cpu_s - used_s > _IDLE_SLACK_S + _IDLE_SHARE * (now - since)
-                or rank.phase != "running"
-            ):
+            idle_cpu_s = _IDLE_SLACK_S + _IDLE_SHARE * (now - since)
+            if not is_running or rank.cpu_s - used_s > idle_cpu_s:
                 self._busy[rank.rank] = now, rank.cpu_s
-            if rank.halted and rank.phase == "running":
+            if is_running and rank.halted:
                 self._halted.setdefault(rank.rank, now)
             else:
                 self._halted.pop(rank.rank, None)
 
     def record_event(self, event: Event) -> None:
         self._told_at = self.clock()
-        if event.kind == EventKind.STEP:
-            if self._step is not None and event.time_s > self._step.time_s:
-                self._gaps.append(event.time_s - self._step.time_s)
-            self._step = event
+        if event.kind != EventKind.STEP:
+            return
+        if self._step is not None:
+            gap_s = event.time_s - self._step.time_s
+            if gap_s > 0:
+                self._gaps.append(gap_s)
+        self._step = event
 
     @property
     def patience_s(self) -> float:
         """Time without progress, in seconds, before a run counts as stalled."""
-        return max(_LEAST_S, _STEPS * statistics.median(self._gaps) if self._gaps else 0.0)
+        if not self._gaps:
+            return _LEAST_S
+        return max(_LEAST_S, _STEPS * statistics.median(self._gaps))
 
     def stall(
-        self, ranks: Mapping[int, RankStatus], *, training: bool, least_s: float | None = None
+        self,
+        ranks: Mapping[int, RankStatus],
+        *,
+        training: bool,
+        least_s: float | None = None,
     ) -> Stall | None:
         """Return the current stall of the run, or None. `least_s` shortens the patience."""
         now = self.clock()
-        patience_s = self.patience_s if least_s is None else min(self.patience_s, least_s)
+        patience_s = self.patience_s
+        if least_s is not None:
+            patience_s = min(patience_s, least_s)
         running = [rank for rank in ranks.values() if rank.phase == "running"]
         silent_s = now - self._told_at
-        if halted := [rank for rank in running if rank.rank in self._halted]:
-            seconds = now - min(self._halted[rank.rank] for rank in halted)
-            return Stall(seconds, self._last_step(), halted, halted=True)
+        halted = [rank for rank in running if rank.rank in self._halted]
+        if halted:
+            first_halted = min(self._halted[rank.rank] for rank in halted)
+            return Stall(now - first_halted, self._last_step(), halted, halted=True)
         if silent_s < patience_s:
             return None
         if not running:
-            return (
-                None
-                if ranks and all(rank.phase == "exited" for rank in ranks.values())
-                else Stall(silent_s, f"no rank has started for {silent_s:.0f} s")
-            )
+            if ranks and all(rank.phase == "exited" for rank in ranks.values()):
+                return None
+            return Stall(silent_s, f"no rank has started for {silent_s:.0f} s")
         idle = [rank for rank in running if now - self._busy[rank.rank][0] >= patience_s]
         others = [rank for rank in running if rank not in idle]
         if training:
             what = f"no step for {silent_s:.0f} s{self._last_step(', ')}"
-            return Stall(silent_s, what, idle or running, others if idle else ())
+            if not idle:
+                return Stall(silent_s, what, running)
+            return Stall(silent_s, what, idle, others)
+        if not idle:
+            return None
         what = f"no output and no CPU for {silent_s:.0f} s{self._last_step(', ')}"
-        return Stall(silent_s, what, idle, others) if idle else None
+        return Stall(silent_s, what, idle, others)
 
     def _last_step(self, before: str = "") -> str:
-        step = self._step.whole("step") if self._step is not None else None
+        if self._step is None:
+            return ""
+        step = self._step.whole("step")
         return "" if step is None else f"{before}the last step was {step}"
 
 
 def culprits(stall: Stall, stacks: Mapping[int, str]) -> Sequence[RankStatus]:
     """Return the ranks whose stacks are outside collectives. Empty if no rank stands out."""
-    waiting = {rank for rank, stack in stacks.items() if _IN_A_COLLECTIVE.search(innermost(stack))}
-    apart: list[RankStatus] = []
-    for ranks in (stall.suspects, stall.others):
-        apart = apart or [rank for rank in ranks if rank.rank not in waiting]
+    waiting = set()
+    for number, stack in stacks.items():
+        if _IN_A_COLLECTIVE.search(innermost(stack)):
+            waiting.add(number)
+    apart = [rank for rank in stall.suspects if rank.rank not in waiting]
+    if not apart:
+        apart = [rank for rank in stall.others if rank.rank not in waiting]
     return apart if len(apart) < len(stacks) else ()
 
 
@@ -171,9 +189,9 @@ class StallGuard:
 
     def check(self, ledger: RunLedger, launcher: LauncherProcess | None) -> RunFault | None:
         """Check the run for a stall. Return the fault that ends the run, or None."""
-        stall = self._launcher_stall(ledger, launcher) or self.watch.stall(
-            ledger.ranks, training=ledger.in_steps, least_s=self._limit_s
-        )
+        stall = self._launcher_stall(ledger, launcher)
+        if stall is None:
+            stall = self.watch.stall(ledger.ranks, training=ledger.in_steps, least_s=self._limit_s)
         if stall is None:
             self.remark = ""
             self._stacks = {}
@@ -182,30 +200,26 @@ class StallGuard:
             return None
         suspects = {rank.rank for rank in stall.suspects}
         # A rank that was computing at the last request may have stopped elsewhere since.
-        if ledger.started and (
-            not self._stacks or (not ledger.in_steps and suspects - self._asked_for)
-        ):
+        has_new_suspects = not ledger.in_steps and not suspects <= self._asked_for
+        if ledger.started and (not self._stacks or has_new_suspects):
             self._stacks = self._keep_stacks(ledger.ranks)
             self._asked_for = self._asked_for | suspects
             self._flight = self._keep_flight()
         blamed = stall.suspects if stall.halted else culprits(stall, self._stacks)
-        parts = [stall.what, *map(self._words, blamed[:_NAMED])]
+        parts = [stall.what]
+        parts += [self._words(rank) for rank in blamed[:_NAMED]]
         parts += self._flight[:_NAMED]
-        parts += (
-            [f"{self._context.paths.stacks.name} in logs/ has the stacks of all ranks"]
-            if self._stacks
-            else []
-        )
-        self.remark = "; ".join(filter(None, parts))
-        if (
-            self._limit_s is None
-            and launcher is not None
-            and not ledger.started
-            and stall.seconds >= _UNSTARTED_S
-        ):
-            return self._never_started(launcher)
+        if self._stacks:
+            name = self._context.paths.stacks.name
+            parts.append(f"{name} in logs/ has the stacks of all ranks")
+        self.remark = "; ".join(part for part in parts if part)
+        if self._limit_s is None:
+            is_late = not ledger.started and stall.seconds >= _UNSTARTED_S
+            if is_late and launcher is not None:
+                return self._never_started(launcher)
+            return None
         computing = not ledger.in_steps and any(rank in stall.others for rank in blamed)
-        if self._limit_s is None or stall.seconds < self._limit_s or computing:
+        if stall.seconds < self._limit_s or computing:
             return None
         return self._fault(blamed[0] if blamed else None)
 
@@ -213,10 +227,12 @@ class StallGuard:
         if launcher is None or ledger.started or not launcher.halted:
             self._launcher_halted_at = None
             return None
-        self._launcher_halted_at = self._launcher_halted_at or self._clock()
+        if not self._launcher_halted_at:
+            self._launcher_halted_at = self._clock()
         name = self._context.spec.job.launcher
         what = f"no rank has started: the launcher {name} is stopped by a signal (SIGSTOP)"
-        return Stall(self._clock() - self._launcher_halted_at, what)
+        seconds = self._clock() - self._launcher_halted_at
+        return Stall(seconds, what)
 
     def _never_started(self, launcher: LauncherProcess) -> RunFault:
         name = self._context.spec.job.launcher
@@ -229,28 +245,34 @@ class StallGuard:
             )
             message += " may forbid that."
         return RunFault(
-            kind="launcher", message=f"{message} Use launcher 'ssh'", traceback=launcher.tail()
+            kind="launcher",
+            message=f"{message} Use launcher 'ssh'",
+            traceback=launcher.tail(),
         )
 
     def _words(self, rank: RankStatus) -> str:
         where = f"rank {rank.rank} on {rank.pod.name}"
         if rank.halted:
             return f"{where} is stopped by a signal (SIGSTOP)"
-        at = _FRAME.search(innermost(self._stacks.get(rank.rank, "")))
-        return f"{where} is at {at[1]}:{at[2]} in {at[3]}" if at else f"{where} gives no position"
+        stack = self._stacks.get(rank.rank, "")
+        at = _FRAME.search(innermost(stack))
+        if at is None:
+            return f"{where} gives no position"
+        return f"{where} is at {at[1]}:{at[2]} in {at[3]}"
 
     def _keep_stacks(self, ranks: Mapping[int, RankStatus]) -> Mapping[int, str]:
         stacks = self._context.stacks()
         lines: list[str] = []
         for number, text in sorted(stacks.items()):
             status = ranks.get(number)
-            silent = (
-                "stopped by a signal"
-                if status is not None and status.halted
-                else "the stack gives no position"
-            )
-            pod = f" on {status.pod.name}" if status is not None else ""
-            lines.append(f"rank {number}{pod}\n{self._context.redact(text) or silent}\n")
+            pod = ""
+            silent = "the stack gives no position"
+            if status is not None:
+                pod = f" on {status.pod.name}"
+                if status.halted:
+                    silent = "stopped by a signal"
+            stack = self._context.redact(text) or silent
+            lines.append(f"rank {number}{pod}\n{stack}\n")
         try:
             write_text(self._context.paths.stacks, "\n".join(lines))
         except OSError as error:
@@ -266,25 +288,27 @@ class StallGuard:
 
         def fetch(link: AgentLink) -> None:
             for rank in context.ranks_on(link):
+                remote = context.on_pod(link).rank(rank) / FLIGHT
                 # A stopped rank writes nothing.
                 with suppress(WorkbenchError, OSError):
-                    link.get(
-                        str(context.on_pod(link).rank(rank) / FLIGHT), context.paths.flight(rank)
-                    )
+                    link.get(str(remote), context.paths.flight(rank))
 
         context.everywhere(fetch)
-        dumps = {rank: read_json(path) for rank, path in flights(context.paths)}
+        dumps = {}
+        for rank, path in flights(context.paths):
+            dumps[rank] = read_json(path)
         return flight_words(dumps)
 
     def _fault(self, rank: RankStatus | None) -> RunFault:
         message = f"{self.remark}; ended as stall_timeout_s={self._limit_s:g} asks"
         if rank is None:
             return RunFault(kind="stall", message=message)
+        stack = self._stacks.get(rank.rank, "")
         return RunFault(
             kind="stall",
             message=message,
             rank=rank.rank,
             pod=rank.pod.name,
             host=rank.pod.address,
-            traceback=self._context.redact(self._stacks.get(rank.rank, "")),
+            traceback=self._context.redact(stack),
         )

@@ -51,17 +51,15 @@ def verdict(
         return RunState.FAILED, "; ".join([str(short), *_killed(ledger), *notes])
     step = ledger.totals.stopped_step
     if not ledger.all_done:
-        by_itself = asked_to_stop and bool(ledger.ranks) and not ledger.forced
-        state = RunState.STOPPED if by_itself else RunState.CANCELLED
+        state = RunState.CANCELLED
+        if asked_to_stop and ledger.ranks and not ledger.forced:
+            state = RunState.STOPPED
         how = f"stopped when asked{_how_it_stopped(ledger)}"
     elif step is not None:
         state = RunState.STOPPED
-        is_saved = bool(returned.steps) and returned.steps[0] == step
-        how = (
-            f"stopped after a checkpoint at step {step}"
-            if is_saved
-            else f"stopped after step {step}"
-        )
+        how = f"stopped after step {step}"
+        if returned.steps and returned.steps[0] == step:
+            how = f"stopped after a checkpoint at step {step}"
     else:
         state = RunState.SUCCEEDED
         how = "every rank is done"
@@ -74,10 +72,13 @@ def _notes_on_the_way(
     """Return notes on the start, warnings, and files that were copied back or not."""
     notes = []
     # Restart notes already name their starting step.
-    resumed = None if ledger.totals.restarts else resumed_from(context.paths)
-    if resumed:
-        notes += [f"the run continued from step {resumed.step}", *resumed.notes]
-    notes += [*ledger.warnings, *returned.notes]
+    if not ledger.totals.restarts:
+        resumed = resumed_from(context.paths)
+        if resumed:
+            notes.append(f"the run continued from step {resumed.step}")
+            notes += resumed.notes
+    notes += ledger.warnings
+    notes += returned.notes
     if brought.strange:
         names = short_list(brought.strange)
         notes.append(
@@ -86,7 +87,8 @@ def _notes_on_the_way(
     match output_facts(context.paths):
         case {"output_files": int() as files, "output_bytes": int() as bytes_}:
             notes.append(f"outputs/ has {counted(files, 'file')} ({size(bytes_)})")
-    return [*notes, *brought.notes]
+    notes += brought.notes
+    return notes
 
 
 def _notes_on_the_rest(
@@ -108,7 +110,9 @@ def _notes_on_the_rest(
 
 def _killed(ledger: RunLedger) -> list[str]:
     forced = ledger.forced
-    return [f"ranks {forced} did not end when asked and were killed"] if forced else []
+    if not forced:
+        return []
+    return [f"ranks {forced} did not end when asked and were killed"]
 
 
 def _how_it_stopped(ledger: RunLedger) -> str:
@@ -116,30 +120,37 @@ def _how_it_stopped(ledger: RunLedger) -> str:
     if ledger.forced or not ledger.asked_s or not ended:
         return "".join(f": {killed}" for killed in _killed(ledger))
     asked = {rank.asked for rank in ledger.ranks.values() if rank.asked}
-    took_s = math.ceil(max(1.0, max(ended) - ledger.asked_s))
+    last_s = max(ended) - ledger.asked_s
+    took_s = math.ceil(max(1.0, last_s))
     if asked == {"Trainer"}:
         return f": the Trainer ended after a step, and the ranks by themselves within {took_s} s"
-    signals = " and ".join(sorted(asked))
-    since = f" of {signals}" if asked else ""
+    since = ""
+    if asked:
+        signals = " and ".join(sorted(asked))
+        since = f" of {signals}"
     return f": the ranks ended by themselves within {took_s} s{since}"
 
 
 def fault_of(context: RunContext, error: RemoteError) -> RunFault:
     """Build a fault that blames the pod of an error."""
     names = [link.pod.name for link in context.links if link.pod.address == error.host]
-    match error:
-        case PodGone():
-            kind = "pod"
-        case _:
-            kind = type(error).__name__
-    return RunFault(kind=kind, message=str(error), host=error.host, pod=names[0] if names else "")
+    kind = type(error).__name__
+    if isinstance(error, PodGone):
+        kind = "pod"
+    return RunFault(
+        kind=kind,
+        message=str(error),
+        host=error.host,
+        pod=names[0] if names else "",
+    )
 
 
 def in_users_files(run_id: str, job: Job, fault: RunFault | None) -> RunFault | None:
     """Return the fault with file names in the traceback changed from pod copies to user files."""
     if fault is None:
         return None
-    return replace(fault, traceback=job.in_users_files(fault.traceback, run_id))
+    traceback = job.in_users_files(fault.traceback, run_id)
+    return replace(fault, traceback=traceback)
 
 
 def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:
@@ -171,14 +182,16 @@ def place_words(context: RunContext) -> str:
     count = len(context.links)
     parts = []
     for words, names in said.items():
-        is_said_of_all = len(names) == count
-        parts.append(words if is_said_of_all else f"{short_list(names)}: {words}")
+        if len(names) != count:
+            words = f"{short_list(names)}: {words}"
+        parts.append(words)
     return "; ".join(parts)
 
 
 def _platform_pods(context: RunContext) -> list[Pod]:
     """Return the pods as seen by their platform. Empty if the platform cannot observe pods."""
-    if not backend_class(context.spec.cluster.backend.get("kind")).observes_pods:
+    kind = context.spec.cluster.backend.get("kind")
+    if not backend_class(kind).observes_pods:
         return []
     ours = {link.pod.name for link in context.links}
     try:
@@ -200,5 +213,9 @@ def stopped_by_others(ledger: RunLedger, context: RunContext, *, unwatched: bool
         if context.restarted:
             why = "ended with the pod when this machine was rebooted"
     return RunFault(
-        host=stopped.pod.address, pod=stopped.pod.name, rank=stopped.rank, kind="pod", message=why
+        host=stopped.pod.address,
+        pod=stopped.pod.name,
+        rank=stopped.rank,
+        kind="pod",
+        message=why,
     )

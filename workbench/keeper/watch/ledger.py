@@ -55,36 +55,39 @@ class RunLedger:
             return
         self._heard_at[name] = self.clock()
         self.cut.pop(name, None)
-        self.cut.update({name: report.cut} if report.cut else {})
-        self.full.update({name: report.full} if report.full else {})
-        self.removed.update({name: report.removed} if report.removed else {})
+        if report.cut:
+            self.cut[name] = report.cut
+        if report.full:
+            self.full[name] = report.full
+        if report.removed:
+            self.removed[name] = report.removed
         self.live[name] = report.live_processes
         self._drained[name] = report.drained
-        self.ranks.update({rank.rank: rank for rank in report.ranks})
+        for rank in report.ranks:
+            self.ranks[rank.rank] = rank
 
     @property
     def warnings(self) -> list[str]:
         """Warnings for the result: restarts, failed checkpoints, deleted files, full disks."""
-        saves = self.totals.failed_saves
-        saved = [
-            f"no checkpoint of step {event.whole('step')}: {event.text('message')}"
-            for event in saves
-        ]
-        gone = [
-            f"on {pod} {words} during the run; other files of the run may be missing there"
-            for pod, words in self.removed.items()
-        ]
-        cut = [f"logs are incomplete: {message}" for message in self.full.values()]
-        return [*map(str, self.totals.restarts), *saved, *self.totals.notes, *gone, *cut]
+        warnings = [str(restart) for restart in self.totals.restarts]
+        for event in self.totals.failed_saves:
+            step = event.whole("step")
+            warnings.append(f"no checkpoint of step {step}: {event.text('message')}")
+        warnings += self.totals.notes
+        for pod, words in self.removed.items():
+            warnings.append(
+                f"on {pod} {words} during the run; other files of the run may be missing there"
+            )
+        for message in self.full.values():
+            warnings.append(f"logs are incomplete: {message}")
+        return warnings
 
     @property
     def over(self) -> bool:
         """Whether all ranks have ended, no process is left, and all output has been read."""
-        return (
-            self.gone
-            and (bool(self.lost) or len(self.ranks) == self.world_size)
-            and self._all_in("exited")
-        )
+        if not self.gone or not self._all_in("exited"):
+            return False
+        return bool(self.lost) or len(self.ranks) == self.world_size
 
     @property
     def gone(self) -> bool:
@@ -93,10 +96,11 @@ class RunLedger:
 
     def gone_from(self, pods: Sequence[str]) -> bool:
         """Whether no process of the run is alive on the given pods and all output was read."""
-        quiet = all(self.live.get(name) == 0 and self._drained.get(name, False) for name in pods)
-        return quiet and all(
-            r.phase in ("exited", "waiting") for r in self.ranks.values() if r.pod.name in pods
-        )
+        for name in pods:
+            if self.live.get(name) != 0 or not self._drained.get(name, False):
+                return False
+        ranks = [rank for rank in self.ranks.values() if rank.pod.name in pods]
+        return all(rank.phase in ("exited", "waiting") for rank in ranks)
 
     @property
     def live_processes(self) -> int | None:
@@ -106,9 +110,9 @@ class RunLedger:
             return 0
         answering = self.answering()
         counts = [self.live[name] for name in answering if name in self.live]
-        return (
-            sum(counts) if len(counts) == len(answering) and not self.silent(_UNKNOWN_S) else None
-        )
+        if len(counts) < len(answering) or self.silent(_UNKNOWN_S):
+            return None
+        return sum(counts)
 
     @property
     def all_exited(self) -> bool:
@@ -127,12 +131,14 @@ class RunLedger:
     def silent(self, least_s: float) -> dict[str, float]:
         """Return the silent pods with seconds of silence. Lost pods are excluded."""
         now = self.clock()
-        silent = {
-            name: now - self._heard_at.get(name, self._begun_at)
-            for name in self.pods
-            if name not in self.lost
-        }
-        return {name: seconds for name, seconds in silent.items() if seconds >= least_s}
+        silent = {}
+        for name in self.pods:
+            if name in self.lost:
+                continue
+            silent_s = now - self._heard_at.get(name, self._begun_at)
+            if silent_s >= least_s:
+                silent[name] = silent_s
+        return silent
 
     def answering(self, most_silent_s: float = float("inf")) -> list[str]:
         """Return the pods that are neither lost nor silent for `most_silent_s`."""
@@ -149,9 +155,11 @@ class RunLedger:
         if not self._any_in("running"):
             return {}
         now = now_s()
-        return {
-            r.rank: now - r.ended_s for r in self.ranks.values() if r.done and r.ended_s is not None
-        }
+        ended = {}
+        for rank in self.ranks.values():
+            if rank.done and rank.ended_s is not None:
+                ended[rank.rank] = now - rank.ended_s
+        return ended
 
     @property
     def started(self) -> bool:
@@ -160,10 +168,18 @@ class RunLedger:
     @property
     def in_steps(self) -> bool:
         """Whether the run is taking optimizer steps, not evaluating, saving or preparing."""
-        return self.totals.training and self.totals.phases.get(0, "training") == "training"
+        if not self.totals.training:
+            return False
+        phase = self.totals.phases.get(0, "training")
+        return phase == "training"
 
     def remark(
-        self, stall: str, *, stopping: str, slept: str = "", place: Callable[[], str] = str
+        self,
+        stall: str,
+        *,
+        stopping: str,
+        slept: str = "",
+        place: Callable[[], str] = str,
     ) -> str:
         """Return the current message for the user. Empty: no problem and no stop request.
 
@@ -173,12 +189,9 @@ class RunLedger:
             slept: Description of a recent sleep of this machine.
             place: Function that returns the platform's messages. Called only if pods are silent.
         """
-        silent = self.silent(SILENCE_SHOWN_S)
-        alone = sorted(
-            rank for rank, seconds in self.ended_alone.items() if seconds >= _ALONE_SHOWN_S
-        )
         if slept:
             return f"{slept}; training continues"
+        silent = self.silent(SILENCE_SHOWN_S)
         if silent:
             pods = ", ".join(f"{name} for {seconds:.0f} s" for name, seconds in silent.items())
             # The platform's message takes precedence over a guess about this machine.
@@ -188,6 +201,8 @@ class RunLedger:
             elif words:
                 pods += f": {words}"
             return f"no sign from {pods}; training continues there until the lease ends"
+        ended = self.ended_alone
+        alone = sorted(rank for rank in ended if ended[rank] >= _ALONE_SHOWN_S)
         if alone:
             return f"ranks {alone} have ended; the others run on" + (f"; {stall}" if stall else "")
         if stall or stopping:
@@ -204,6 +219,5 @@ class RunLedger:
         return any(rank.phase in phases for rank in self.ranks.values())
 
     def _all_in(self, *phases: str) -> bool:
-        return all(
-            rank.phase in phases for rank in self.ranks.values() if rank.pod.name not in self.lost
-        )
+        reachable = [rank for rank in self.ranks.values() if rank.pod.name not in self.lost]
+        return all(rank.phase in phases for rank in reachable)
