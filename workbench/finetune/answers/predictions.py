@@ -146,11 +146,9 @@ class Answers(Shown):
 
         Columns: `model` and the fields of an answer.
         """
-        rows = (
-            {"model": name, **asdict(row)}
-            for name, model in zip(self.names, self.models, strict=True)
-            for row in model
-        )
+        rows = []
+        for name, model in zip(self.names, self.models, strict=True):
+            rows += [{"model": name, **asdict(answer)} for answer in model]
         return data_frame(rows, ["model", *(field.name for field in fields(Answer))])
 
     @property
@@ -204,15 +202,15 @@ def judge_answers(
             f"{len(answers)} answers to {len(rows)} rows: give one for each, in the same order"
         )
     by_id = {table.id: table for table in read_tables(tables)} if tables else {}
-    judged = (
-        judge(
+    judged = []
+    for row, text in zip(rows, answers, strict=True):
+        answer = judge(
             row["source"],
             row["target"],
-            answer,
+            text,
             table=by_id.get(row.get("table_id", "")),
             table_id=row.get("table_id"),
             input=row.get("input", ""),
         )
-        for row, answer in zip(rows, answers, strict=True)
-    )
+        judged.append(answer)
     return Predictions(tuple(judged))

@@ -110,14 +110,18 @@ class RowTally:
 
     def not_read(self, *others: RowTally) -> list[str]:
         """Return the columns that no row of this stream and `others` read, as printable text."""
-        tallies = (self, *others)
-        there = dict.fromkeys(name for tally in tallies for name in tally._there)
-        read = {name for tally in tallies for name in tally._read}
+        there: dict[str, None] = {}
+        read: set[str] = set()
+        for tally in (self, *others):
+            there |= tally._there
+            read |= tally._read
         return [plain(name)[:_LETTERS] for name in there if name not in read]
 
     def check_ignored(self, *others: RowTally) -> None:
         """Raise ConfigError if an ignored column is in no row."""
-        there = {name: None for tally in (self, *others) for name in tally._there}
+        there: dict[str, None] = {}
+        for tally in (self, *others):
+            there |= tally._there
         for name in self._ignore:
             if len(there) < _MOST and name not in there:
                 raise one_of("dataset ignore: the column", name, there)

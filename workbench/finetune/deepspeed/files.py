@@ -59,12 +59,10 @@ def _shipped(name: str) -> Traversable:
     package = importlib.resources.files("workbench")
     # In a checkout, the folder is beside the package, visible to users.
     folders = [place / "dsconfig" for place in (package, getattr(package, "parent", package))]
-    there: dict[str, Traversable] = {
-        file.name: file
-        for folder in reversed(folders)
-        if folder.is_dir()
-        for file in folder.iterdir()
-    }
+    there: dict[str, Traversable] = {}
+    for folder in reversed(folders):
+        if folder.is_dir():
+            there |= {file.name: file for file in folder.iterdir()}
     if name not in there:
         shipped = ", ".join(sorted(there)) or "none; install again"
         raise ConfigError(f"dsconfig/{name} is not among the files that are shipped: {shipped}")

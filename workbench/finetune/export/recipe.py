@@ -300,13 +300,13 @@ def _program() -> dict[str, bytes]:
 
 
 def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:
-    pins = [
-        f"{name}=={result.versions[name].partition('+')[0]}"
-        for name in _PINNED
-        if name in result.versions
-    ]
+    pins = ""
+    for name in _PINNED:
+        if name in result.versions:
+            public_version = result.versions[name].partition("+")[0]
+            pins += f"{name}=={public_version}\n"
     return {
-        "requirements.txt": "".join(f"{pin}\n" for pin in pins).encode(),
+        "requirements.txt": pins.encode(),
         **_there(paths, paths.hostfile),
     }
 
@@ -343,9 +343,10 @@ def _add_rows(
     differs.append(
         f"the rows are too many for this card; they are in {paths.inputs} where the run was started"
     )
-    files["rows.sha256"] = "".join(
-        f"{hashlib.sha256(b).hexdigest()}  {name}\n" for name, b in rows.items()
-    ).encode()
+    digests = ""
+    for name, content in rows.items():
+        digests += f"{hashlib.sha256(content).hexdigest()}  {name}\n"
+    files["rows.sha256"] = digests.encode()
     copies = [f"cp {shlex.quote(str(source))} ." for source in sources]
     return ["# the rows, which are too many for this card", *copies, "sha256sum -c rows.sha256", ""]
 

@@ -24,7 +24,10 @@ def _texts(value: object) -> list[str]:
         case str():
             return [value]
         case Mapping():
-            return [found for each in value.values() for found in _texts(each)]
+            return _texts(list(value.values()))
         case [*several]:
-            return [found for each in several for found in _texts(each)]
+            texts = []
+            for each in several:
+                texts += _texts(each)
+            return texts
     return []

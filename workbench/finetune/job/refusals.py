@@ -243,11 +243,10 @@ def _check_schedule(job: FineTuneOptions) -> None:
 def _check_optimizer(job: FineTuneOptions) -> None:
     optimizer = Optimizer(job.optimizer)
     fields = type(job).model_fields
-    adams = [
-        n
-        for n in ("adam_beta1", "adam_beta2", "adam_epsilon")
-        if getattr(job, n) != fields[n].default
-    ]
+    adams = []
+    for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
+        if getattr(job, name) != fields[name].default:
+            adams.append(name)
     if optimizer is Optimizer.SGD and adams:
         raise ConfigError(
             f"{adams[0]} is AdamW's, and the optimizer is 'sgd'; drop {adams[0]}, or choose 'adamw'"

@@ -118,21 +118,24 @@ def _hold_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 def counts(model: torch.nn.Module) -> tuple[int, int]:
     """Count the trained and all parameters, whole, in any storage format."""
-    trained = everything = 0
+    trained = 0
+    everything = 0
     # Weights in 4 bits share numbers, and are padded.
-    states = {
-        id(m.weight): m.quant_state
-        for m in model.modules()
-        if getattr(m, "quant_state", None) is not None
-    }
+    states: dict[int, Any] = {}
+    for module in model.modules():
+        state = getattr(module, "quant_state", None)
+        if state is not None:
+            states[id(module.weight)] = state
     for parameter in model.parameters():
-        state: Any = states.get(id(parameter))
-        shape = (
-            state.shape if state is not None else getattr(parameter, "ds_shape", parameter.shape)
-        )
+        state = states.get(id(parameter))
+        # ZeRO-3 leaves an empty tensor, and keeps the whole shape beside it.
+        shape = getattr(parameter, "ds_shape", parameter.shape)
+        if state is not None:
+            shape = state.shape
         count = torch.Size(shape).numel()
         everything += count
-        trained += count if parameter.requires_grad else 0
+        if parameter.requires_grad:
+            trained += count
     return trained, everything
 
 
@@ -141,9 +144,11 @@ def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
 
-    state = {
-        name: value for name, p in model.named_parameters() if p.requires_grad for value in whole(p)
-    }
+    state = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            for value in whole(parameter):
+                state[name] = value
     if ranks.rank() != 0:
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -76,14 +76,16 @@ def carried_metrics(
         >>> carried_metrics(["rouge", "/home/me/m.py:f"], [{"function": "f", "source": "f = max"}])
         (['rouge', 'metric-1.py:f'], {'metric-1.py': b'f = max'})
     """
-    own = {metric: number for number, metric in enumerate(m for m in metrics if m not in METRICS)}
+    own = {}
+    for number, metric in enumerate(m for m in metrics if m not in METRICS):
+        own[metric] = number
     if len(own) != len(sent):
         return list(metrics), {}
-    files = {
-        f"metric-{number}.py": text(each.get("source")).encode()
-        for number, each in enumerate(sent, 1)
-    }
-    named = {
-        m: f"{folder}metric-{n + 1}.py:{text(sent[n].get('function'))}" for m, n in own.items()
-    }
+    files = {}
+    for number, each in enumerate(sent, 1):
+        files[f"metric-{number}.py"] = text(each.get("source")).encode()
+    named = {}
+    for metric, number in own.items():
+        function = text(sent[number].get("function"))
+        named[metric] = f"{folder}metric-{number + 1}.py:{function}"
     return [named.get(metric, metric) for metric in metrics], files

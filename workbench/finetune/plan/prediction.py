@@ -137,15 +137,21 @@ def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[st
 
 
 def _largest(inquiry: Mapping[str, Any], trace: Trace, limits: Limits) -> dict[str, int]:
-    settings = [
-        setting_from(raw) for raw in (inquiry["setting"], *inquiry.get("others", {}).values())
-    ]
-    if limits[0 if settings[0].gpu else 1] is None:
+    own = setting_from(inquiry["setting"])
+    others = [setting_from(raw) for raw in inquiry.get("others", {}).values()]
+    gpu_gib, pod_gib = limits
+    deciding_gib = gpu_gib if own.gpu else pod_gib
+    if deciding_gib is None:
         return {}
-    gpu_gib, pod_gib = (None if limit is None else limit * MARGIN for limit in limits)
-    return {
-        setting.technique: most_rows(setting, trace, (gpu_gib, pod_gib)) for setting in settings
-    }
+    # Leave a margin for the error of a prediction.
+    usable = (
+        None if gpu_gib is None else gpu_gib * MARGIN,
+        None if pod_gib is None else pod_gib * MARGIN,
+    )
+    largest = {}
+    for setting in (own, *others):
+        largest[setting.technique] = most_rows(setting, trace, usable)
+    return largest
 
 
 def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
@@ -154,11 +160,12 @@ def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
         "of each GPU's": (row.gpu_gib, limits[0]),
         "of each pod's memory": (row.host_gib, limits[1]),
     }
-    parts = [
-        f"{need:.2f} GiB {where}" + ("" if limit is None else f" (there are {limit:.2f})")
-        for where, (need, limit) in needs.items()
-        if need is not None
-    ]
+    parts = []
+    for where, (need, limit) in needs.items():
+        if need is None:
+            continue
+        there = "" if limit is None else f" (there are {limit:.2f})"
+        parts.append(f"{need:.2f} GiB {where}{there}")
     fit = fit_of(*needs.values())
     heading = {Fit.NOT: "will not fit: ", Fit.TIGHT: "will be tight: "}.get(fit, "")
     return fit, f"{heading}predicted {', '.join(parts)}"
@@ -166,11 +173,10 @@ def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
 
 def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
     """Return the GiB stored on the first pod: the model, two checkpoints and offloaded states."""
-    model = (
-        setting.weight_bytes * trace.trained
-        if trace.trained < trace.parameters
-        else 4 * trace.parameters
-    )
+    model = 4 * trace.parameters
+    if trace.trained < trace.parameters:
+        # Only the adapters are saved.
+        model = setting.weight_bytes * trace.trained
     share = trace.trained / setting.shards * setting.on_pod
     checkpoint = (4 + setting.state_bytes) * share
     offloaded = bytes_on_disk(setting, trace)

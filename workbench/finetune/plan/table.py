@@ -133,12 +133,12 @@ class PlanTable(Shown):
     @property
     def fastest(self) -> PlanRow | None:
         """Fastest fitting row without `local-sgd`, which changes losses. None: no known speed."""
-        speeds = [
-            row
-            for row in self.rows
-            if row.samples_per_s and technique_of(row.technique).same_losses
-        ]
-        fitting = [row for row in speeds if row.fit in (Fit.FITS, Fit.TIGHT, Fit.UNKNOWN)]
+        fitting = []
+        for row in self.rows:
+            if row.fit not in (Fit.FITS, Fit.TIGHT, Fit.UNKNOWN):
+                continue
+            if row.samples_per_s and technique_of(row.technique).same_losses:
+                fitting.append(row)
         return max(fitting, key=lambda row: row.samples_per_s or 0.0, default=None)
 
     @property

@@ -67,18 +67,22 @@ def trace_step(request: Request) -> Trace:
 
 def trace_of(answers: Sequence[Answer]) -> Trace:
     """Merge the answers of tracing processes to the same request into a trace."""
-    sizes = answers[0]["sizes"]
+    first = answers[0]
+    sizes = first["sizes"]
+    moments = {}
+    for answer in answers:
+        for name, points in answer["points"].items():
+            moments[name] = [Moment(*values) for values in points]
+    part = None
+    if "part" in first:
+        part = trace_of([answer["part"] for answer in answers])
     return Trace(
-        moments={
-            name: [Moment(*values) for values in each["points"][name]]
-            for each in answers
-            for name in each["points"]
-        },
+        moments=moments,
         layers=[_parameters(layer) for layer in sizes["layers"]],
         rest=_parameters(sizes["rest"]),
-        part=trace_of([each["part"] for each in answers]) if "part" in answers[0] else None,
-        gpus=answers[0].get("gpus", 1),
-        unplaced=answers[0].get("unplaced", ""),
+        part=part,
+        gpus=first.get("gpus", 1),
+        unplaced=first.get("unplaced", ""),
     )
 
 

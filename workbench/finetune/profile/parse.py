@@ -138,19 +138,19 @@ class Profile(Shown):
             "forward",
             "share of time",
         )
-        rows = [
-            (
+        rows = []
+        for name, module in self._named(depth, sort):
+            cells = (
                 name,
-                m.module,
-                scaled(m.params),
-                percent(m.params_share),
-                scaled(m.macs),
-                percent(m.macs_share),
-                duration(m.latency_s),
-                percent(m.latency_share),
+                module.module,
+                scaled(module.params),
+                percent(module.params_share),
+                scaled(module.macs),
+                percent(module.macs_share),
+                duration(module.latency_s),
+                percent(module.latency_share),
             )
-            for name, m in self._named(depth, sort)
-        ]
+            rows.append(cells)
         level = f" {depth} levels down, by {sort}" if sort else ""
         return Grid(
             columns=columns,

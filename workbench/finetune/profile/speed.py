@@ -74,18 +74,19 @@ def peak_tflops(device: str, precision: str) -> float | None:
         >>> peak_tflops("Tesla V100-SXM2-16GB", "bf16") is None
         True
     """
-    return next(
-        (peaks.get(precision) for name, peaks in _PEAKS if re.fullmatch(name, device)), None
-    )
+    for name, peaks in _PEAKS:
+        if re.fullmatch(name, device):
+            return peaks.get(precision)
+    return None
 
 
 def _peaks(fp32: float, tf32: float | None, half: float, *, bf16: bool = True) -> dict[str, float]:
-    return {
-        "fp32": fp32,
-        "fp16": half,
-        **({"tf32": tf32} if tf32 else {}),
-        **({"bf16": half} if bf16 else {}),
-    }
+    peaks = {"fp32": fp32, "fp16": half}
+    if tf32:
+        peaks["tf32"] = tf32
+    if bf16:
+        peaks["bf16"] = half
+    return peaks
 
 
 # NVIDIA's own figures, without sparsity and with accumulation in FP32.

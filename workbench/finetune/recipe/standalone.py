@@ -379,12 +379,11 @@ def main() -> None:
     state = trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}
     # A compiled model adds a prefix.
     state = {name.removeprefix("_orig_mod."): weight for name, weight in state.items()}
-    names = [
-        {name for name, _ in model.named_parameters(remove_duplicate=once)}
-        for once in (False, True)
-    ]
+    every = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    once = {name for name, _ in model.named_parameters()}
     # Save a tied weight once.
-    state = {name: weight for name, weight in state.items() if name not in names[0] - names[1]}
+    for name in every - once:
+        state.pop(name, None)
     if arguments.process_index == 0:
         model.save_pretrained(folder / "model", state_dict=state)
         tokenizer.save_pretrained(folder / "model")
@@ -435,13 +434,16 @@ def _rows(file: Path, tokenizer: Any, job: Mapping[str, Any]) -> list[dict[str, 
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     for row in rows:
         row["source"] = "\n".join(part for part in (row["source"], row.get("input")) if part)
-    sources, targets = (
-        tokenizer([row[key] for row in rows], truncation=True, max_length=job[f"max_{key}_length"])[
-            "input_ids"
-        ]
-        for key in ("source", "target")
-    )
-    return [{"input_ids": s, "labels": t} for s, t in zip(sources, targets, strict=True)]
+
+    def tokens_of(key: str) -> list[list[int]]:
+        texts = [row[key] for row in rows]
+        encoded = tokenizer(texts, truncation=True, max_length=job[f"max_{key}_length"])
+        return list(encoded["input_ids"])
+
+    encoded_rows = []
+    for source, target in zip(tokens_of("source"), tokens_of("target"), strict=True):
+        encoded_rows.append({"input_ids": source, "labels": target})
+    return encoded_rows
 
 
 if __name__ == "__main__":

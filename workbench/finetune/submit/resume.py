@@ -242,13 +242,13 @@ def _check_settings(
     # Older runs wrote 'plain' if `prompt` was not set.
     chats = True if job.chat_template is not None else has_chat_template(job.model)
     default = {True: "chat", False: "plain", None: None}[chats]
-    now, then = ({**each.to_dict(), "prompt": each.prompt or default} for each in (job, before))
+    now = {**job.to_dict(), "prompt": job.prompt or default}
+    then = {**before.to_dict(), "prompt": before.prompt or default}
     same = (*COMPARED, *_BATCH) if ranks[0] == ranks[1] else COMPARED
-    different = [
-        f"{name} is {now[name]!r} and was {then[name]!r}"
-        for name in same
-        if now[name] != then[name]
-    ]
+    different = []
+    for name in same:
+        if now[name] != then[name]:
+            different.append(f"{name} is {now[name]!r} and was {then[name]!r}")
     sent = _sent(job), _sent(before)
     if sent[0] != sent[1] and not (left_open and ranks[0] != ranks[1]):
         different.append(f"communication is {sent[0]!r} and was {sent[1]!r}")
@@ -289,11 +289,12 @@ def _job_before(made: Mapping[str, Any]) -> FineTune:
 def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
     """Return a note if a resumed job trains longer or shorter than the job of the checkpoint."""
     before = _job_before(made)
-    changed = [
-        f"{name} is {getattr(job, name)!r} and was {getattr(before, name)!r}"
-        for name in sorted(LENGTH)
-        if getattr(job, name) != getattr(before, name)
-    ]
+    changed = []
+    for name in sorted(LENGTH):
+        now = getattr(job, name)
+        then = getattr(before, name)
+        if now != then:
+            changed.append(f"{name} is {now!r} and was {then!r}")
     if not changed:
         return []
     # A constant rate does not depend on the last step.

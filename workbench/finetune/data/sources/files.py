@@ -121,7 +121,10 @@ class RowFiles(Record):
             case str() as path:
                 return _matching(option, path)
             case several:
-                return [file for path in several for file in _matching(option, path)]
+                files = []
+                for path in several:
+                    files += _matching(option, path)
+                return files
 
     def write(self, folder: Path, *, refusal: Refusal) -> Written:
         """Convert the files; return the numbers of rows."""

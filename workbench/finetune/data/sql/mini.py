@@ -125,12 +125,17 @@ def _condition(rng: random.Random, table: SqlTable, position: int, cell: Cell) -
     column = table.header[position]
     if isinstance(cell, str) or cell is None:
         return Condition(column, "=", str(cell))
-    numbers = [number for row in table.rows if isinstance(number := row[position], int | float)]
+    values = [row[position] for row in table.rows]
+    numbers = [value for value in values if isinstance(value, int | float)]
     operator = _pick(rng, ("=", ">", "<"))
-    fitting = [
-        number for number in numbers if (number < cell if operator == ">" else number > cell)
-    ]
-    if operator == "=" or not fitting:
+    if operator == "=":
+        return Condition(column, "=", cell)
+    # The cell itself fits the condition.
+    if operator == ">":
+        fitting = [number for number in numbers if number < cell]
+    else:
+        fitting = [number for number in numbers if number > cell]
+    if not fitting:
         return Condition(column, "=", cell)
     return Condition(column, operator, _pick(rng, fitting))
 
@@ -141,9 +146,10 @@ def _question(rng: random.Random, table: SqlTable, query: Query) -> str:
         subject = f"all {subject}"
     else:
         lead, phrases = _pick(rng, _STYLES)
-        parts = [
-            _pick(rng, phrases[c.operator]).format(c.column, c.value) for c in query.conditions
-        ]
+        parts = []
+        for condition in query.conditions:
+            phrase = _pick(rng, phrases[condition.operator])
+            parts.append(phrase.format(condition.column, condition.value))
         subject += f" {lead} " + " and ".join(parts)
     return _pick(rng, _OPENINGS[query.aggregate]).format(query.select, subject)
 

@@ -48,11 +48,12 @@ def format_query(query: Query) -> str:
     """Return the text of a query, as taught to a model."""
     aggregate = f"{query.aggregate} " if query.aggregate else ""
     text = f"SELECT {aggregate}{_column_text(query.select)} FROM table"
-    if query.conditions:
-        text += " WHERE " + " AND ".join(
-            f"{_column_text(c.column)} {c.operator} {_value_text(c.value)}"
-            for c in query.conditions
-        )
+    conditions = []
+    for condition in query.conditions:
+        column = _column_text(condition.column)
+        conditions.append(f"{column} {condition.operator} {_value_text(condition.value)}")
+    if conditions:
+        text += " WHERE " + " AND ".join(conditions)
     return text
 
 

@@ -196,15 +196,15 @@ class StepTrace(TrainerCallback):  # type: ignore[misc]  # transformers publishe
         profiler.export_chrome_trace(str(self.out / TRACE))
         averages = profiler.key_averages()
         rows = sorted(averages, key=_own_us, reverse=True)[:_MOST_OPERATORS]
-        operators = [
-            {
+        operators = []
+        for row in rows:
+            operator = {
                 "name": str(row.key),
                 "calls": int(row.count),
                 "cpu_s": row.self_cpu_time_total / 1e6,
                 "device_s": getattr(row, "self_device_time_total", 0.0) / 1e6,
             }
-            for row in rows
-        ]
+            operators.append(operator)
         report = {"steps": [self.steps.start, last], "operators": operators}
         write_json(self.out / TRACE_OPERATORS, report)
 
@@ -226,9 +226,8 @@ def _linear_counted_once() -> Iterator[None]:
     counted = functional.linear
 
     def once(*args: Any, **kwargs: Any) -> Any:
-        tallies = [
-            each[-1] for each in (profiler.module_flop_count, profiler.module_mac_count) if each
-        ]
+        stacks = (profiler.module_flop_count, profiler.module_mac_count)
+        tallies = [stack[-1] for stack in stacks if stack]
         before = [len(tally) for tally in tallies]
         output = counted(*args, **kwargs)
         for tally, length in zip(tallies, before, strict=True):

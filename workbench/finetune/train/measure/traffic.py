@@ -27,7 +27,11 @@ Sent = Mapping[tuple[str, ...], int]
 
 def addresses() -> set[str]:
     """Return this pod's addresses in connections other than to the rendezvous store."""
-    return {here for link in _links() for here, _, _, _ in [_ends(link)]}
+    own = set()
+    for link in _links():
+        here, _, _, _ = _ends(link)
+        own.add(here)
+    return own
 
 
 def read_sent(peers: Collection[str], *, alone: bool) -> Sent | None:
