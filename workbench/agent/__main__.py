@@ -22,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     root = Path(asked.root)
     if asked.command == "serve":
         code = _serve(root, asked.lease_s, asked.warm, quiet=asked.connect)
-        return bridge(root.resolve()) if asked.connect and code == 0 else code
+        if asked.connect and code == 0:
+            return bridge(root.resolve())
+        return code
     if asked.command == "connect":
         return bridge(root)
     if asked.command == "packages":
@@ -34,8 +36,10 @@ def _serve(root: Path, lease_s: float, warm: bool, *, quiet: bool) -> int:
     """Start the agent and print its pid, unless quiet: a bridge carries answers only."""
     from workbench.agent.main import serve
 
+    answer: dict[str, object]
     try:
-        answer: dict[str, object] = {"ok": True, "pid": serve(root, lease_s=lease_s, warm=warm)}
+        pid = serve(root, lease_s=lease_s, warm=warm)
+        answer = {"ok": True, "pid": pid}
     except (RuntimeError, OSError) as error:
         answer = {"ok": False, "error": str(error)}
         sys.stderr.write(f"{error}\n")
@@ -81,7 +85,10 @@ def _parser() -> argparse.ArgumentParser:
         help="how long to live without a word of the keeper",
     )
     serving.add_argument(
-        "--warm", action=argparse.BooleanOptionalAction, default=True, help="keep torch imported"
+        "--warm",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep torch imported",
     )
     serving.add_argument(
         "--connect", action="store_true", help="then bridge stdin and stdout to it"

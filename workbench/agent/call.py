@@ -53,12 +53,15 @@ def load(facts: dict[str, Any], pickled: bytes | str) -> Any:
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     with tempfile.TemporaryDirectory() as folder:
         for name, content in facts.get("files", {}).items():
-            (Path(folder) / name).parent.mkdir(exist_ok=True)
-            (Path(folder) / name).write_text(content, encoding="utf-8")
+            path = Path(folder) / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content, encoding="utf-8")
         sys.path.insert(0, folder)
         try:
+            if isinstance(pickled, str):
+                pickled = base64.b64decode(pickled)
             # Written by the notebook's own process, and sent over its pinned channel.
-            return pickle.loads(base64.b64decode(pickled) if isinstance(pickled, str) else pickled)
+            return pickle.loads(pickled)
         finally:
             sys.path.remove(folder)
 
@@ -87,9 +90,10 @@ def _tree(value: Any, where: str, arrays: dict[str, Any]) -> object:
         for key in value:
             if type(key) not in _PLAIN:
                 raise TypeError(f"{where} has a key of type {_name(key)}; use text or a number")
-        return {
-            "dict": [[key, _tree(item, f"{where}[{key!r}]", arrays)] for key, item in value.items()]
-        }
+        pairs = []
+        for key, item in value.items():
+            pairs.append([key, _tree(item, f"{where}[{key!r}]", arrays)])
+        return {"dict": pairs}
     array = _array(value)
     if array is None:
         raise TypeError(
@@ -111,11 +115,8 @@ def _array(value: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         value = value.detach().cpu()
-        if value.is_floating_point() and value.dtype not in (
-            torch.float16,
-            torch.float32,
-            torch.float64,
-        ):
+        known = (torch.float16, torch.float32, torch.float64)
+        if value.is_floating_point() and value.dtype not in known:
             value = value.float()  # numpy has no bf16; nothing is lost
         value = value.contiguous().numpy()
         import numpy

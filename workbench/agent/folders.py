@@ -29,7 +29,8 @@ def list_outputs(
         import zipfile
 
         with zipfile.ZipFile(archive) as packed:
-            sent = {member.filename: (member.file_size, member.CRC) for member in packed.infolist()}
+            for member in packed.infolist():
+                sent[member.filename] = (member.file_size, member.CRC)
     put = _Listing(below, {}, frozenset())
     wrote = _Listing(below, sent, _CACHES)
     put.read(out)
@@ -58,7 +59,10 @@ def stage(folder: Path, files: Mapping[str, str], archive: str) -> dict[str, obj
 
 class _Listing:
     def __init__(
-        self, below: int, sent: Mapping[str, tuple[int, int]], caches: frozenset[str]
+        self,
+        below: int,
+        sent: Mapping[str, tuple[int, int]],
+        caches: frozenset[str],
     ) -> None:
         self.files: list[Entry] = []
         self.links: list[str] = []
@@ -71,31 +75,38 @@ class _Listing:
         for place, folders, names in os.walk(folder):
             here = Path(place)
             links = [name for name in folders if (here / name).is_symlink()]
-            self.links += [(here / name).relative_to(folder).as_posix() for name in links]
+            for name in links:
+                link = (here / name).relative_to(folder)
+                self.links.append(link.as_posix())
+            # The walk enters the folders that this list keeps.
             folders[:] = sorted(set(folders) - self._caches - set(links))
             for name in sorted(names):
-                if not (self._caches and name.endswith(".pyc")):
-                    self._take((here / name).relative_to(folder).as_posix(), here / name)
+                if self._caches and name.endswith(".pyc"):
+                    continue
+                path = here / name
+                relative = path.relative_to(folder)
+                self._take(relative.as_posix(), path)
 
     def _take(self, name: str, path: Path) -> None:
         from workbench.base.package import file_digest
 
         try:
             facts = path.lstat()
+            size = facts.st_size
             if not stat.S_ISREG(facts.st_mode):
                 self.links.append(name)
-            elif not self._is_sent(name, path, facts.st_size):
-                self.files.append(
-                    (name, facts.st_size, file_digest(path) if facts.st_size < self._below else "")
-                )
+            elif not self._is_sent(name, path, size):
+                digest = file_digest(path) if size < self._below else ""
+                self.files.append((name, size, digest))
         except OSError:
             self.unread.append(name)
 
     def _is_sent(self, name: str, path: Path, size: int) -> bool:
-        if self._sent.get(name, (-1, 0))[0] != size:
+        sent_size, sent_crc = self._sent.get(name, (-1, 0))
+        if sent_size != size:
             return False
         crc = 0
         with path.open("rb") as file:
             while piece := file.read(_PIECE):
                 crc = zlib.crc32(piece, crc)
-        return self._sent[name][1] == crc
+        return crc == sent_crc

@@ -40,8 +40,12 @@ class _ClientConnection:
     @property
     def events(self) -> int:
         """Poll events to wait for. A client with too many unread answers is not read."""
-        reads = select.POLLIN if len(self.unsent) < _UNSENT_BYTES and not self.closing else 0
-        return reads | (select.POLLOUT if self.unsent else 0)
+        events = 0
+        if len(self.unsent) < _UNSENT_BYTES and not self.closing:
+            events |= select.POLLIN
+        if self.unsent:
+            events |= select.POLLOUT
+        return events
 
 
 class Server:
@@ -57,7 +61,8 @@ class Server:
         while True:
             ready = self._ready(wake)
             for connection in list(self.connections):
-                if connection.socket.fileno() in ready and connection.events & select.POLLIN:
+                is_read = connection.events & select.POLLIN
+                if is_read and connection.socket.fileno() in ready:
                     self._receive(connection)
             if self.listener.fileno() in ready:
                 self._accept()
@@ -85,9 +90,11 @@ class Server:
         for connection in self.connections:
             if connection.events:
                 poll.register(connection.socket, connection.events)
-        pending = any(connection.pending for connection in self.connections)
-        pause_s = min(self.agent.pause_s(), 0.05 if pending else 60.0)
-        return {number for number, events in poll.poll(1000 * pause_s) if events & ~select.POLLOUT}
+        pause_s = self.agent.pause_s()
+        if any(connection.pending for connection in self.connections):
+            pause_s = min(pause_s, 0.05)
+        happened = poll.poll(1000 * min(pause_s, 60.0))
+        return {number for number, events in happened if events & ~select.POLLOUT}
 
     def _tick(self) -> None:
         try:

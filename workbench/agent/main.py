@@ -47,14 +47,19 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
     root = root.resolve()
     root.chmod(0o700)
     (root / "tmp").mkdir(mode=0o700, exist_ok=True)
-    # A stopped agent would not answer: do not wait for the timeout.
-    if (agent := _agent_of(root)) is not None and activity(agent.pid)[1]:
-        agent.send(signal.SIGKILL)
-    if (pid := _ping(root)) is not None:
+    agent = _agent_of(root)
+    if agent is not None:
+        _, is_stopped = activity(agent.pid)
+        # A stopped agent would not answer: do not wait for the timeout.
+        if is_stopped:
+            agent.send(signal.SIGKILL)
+    pid = _ping(root)
+    if pid is not None:
         return pid
     lock = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if (pid := _take_lock(root, lock)) is not None:
+        pid = _take_lock(root, lock)
+        if pid is not None:
             return pid
         end_leftovers(root)
         return _daemonise(root, lock, lease_s, warm)
@@ -70,9 +75,8 @@ def end_leftovers(root: Path) -> int:
         table = process_table()
         marked = {pid for pid in table if pod_of(pid) == str(root)}
         spared = ancestors(table, os.getpid())
-        family = {
-            table[pid] for pid in descendants(table, marked) - spared if not table[pid].zombie
-        }
+        pids = descendants(table, marked) - spared
+        family = {table[pid] for pid in pids if not table[pid].zombie}
         ended.update(family)
         return family
 
@@ -97,10 +101,13 @@ def _take_lock(root: Path, lock: int) -> int | None:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return None
         except BlockingIOError:
-            if (pid := _ping(root, 1.0)) is not None:
+            pid = _ping(root, 1.0)
+            if pid is not None:
                 return pid
-        if time.monotonic() > hung_at and (hung := _agent_of(root)) is not None:
-            hung.send(signal.SIGKILL)
+        if time.monotonic() > hung_at:
+            hung = _agent_of(root)
+            if hung is not None:
+                hung.send(signal.SIGKILL)
         if time.monotonic() > deadline:
             raise RuntimeError(f"the agent in {root} neither answers nor ends; see agent.log there")
         time.sleep(0.05)
@@ -112,9 +119,10 @@ def _agent_of(root: Path) -> Process | None:
         process = look_up(int(state["pid"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return (
-        process if process is not None and process.start_time == state.get("start_time") else None
-    )
+    # Another process may have the pid of an ended agent.
+    if process is None or process.start_time != state.get("start_time"):
+        return None
+    return process
 
 
 def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
@@ -126,14 +134,15 @@ def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
             _run(root, lease_s, warm, write)
         except BaseException as error:  # process boundary
             logging.getLogger(__name__).exception("the agent ended")
-            os.write(write, json.dumps(f"{type(error).__name__}: {error}").encode())
+            answer = json.dumps(f"{type(error).__name__}: {error}")
+            os.write(write, answer.encode())
         finally:
             logging.shutdown()
             os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as answers:
-        answer = answers.readline()
-    answer = json.loads(answer or b'"it ended at once"')
+        line = answers.readline()
+    answer = json.loads(line or b'"it ended at once"')
     if answer != pid:
         raise RuntimeError(f"the agent in {root} did not start: {answer}")
     return pid
@@ -148,42 +157,47 @@ def _become_daemon(root: Path, kept: set[int]) -> None:
     os.dup2(log, 2)
     # Other inherited descriptors (such as ssh's pipes) would keep their readers waiting.
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths)
-        if int(name) > 2 and int(name) not in kept:
+        descriptor = int(name)
+        if descriptor > 2 and descriptor not in kept:
             with contextlib.suppress(OSError):
-                os.close(int(name))
+                os.close(descriptor)
     os.chdir(root)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     logging.basicConfig(
-        format="%(asctime)s %(message)s", level=logging.INFO, stream=sys.stderr, force=True
+        format="%(asctime)s %(message)s",
+        level=logging.INFO,
+        stream=sys.stderr,
+        force=True,
     )
     become_subreaper()
 
 
 def _find_this_package() -> None:
-    paths = [
-        str(Path(path).absolute())
-        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if path
-    ]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths if HOME in paths else [HOME, *paths])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [str(Path(path).absolute()) for path in given if path]
+    if HOME not in paths:
+        paths.insert(0, HOME)
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
-    state = {"pid": os.getpid(), "start_time": process_start_time(os.getpid()) or 0}
+    pid = os.getpid()
+    state = {"pid": pid, "start_time": process_start_time(pid) or 0}
     (root / "agent.json").write_text(json.dumps(state) + "\n")
     listener = listen(root / "agent.sock")
     share_clock()
     agent = Agent(root, lease_s)
-    logging.getLogger(__name__).info("agent %d serves %s", os.getpid(), root)
+    logging.getLogger(__name__).info("agent %d serves %s", pid, root)
     fork_server = os.environ.pop(FORK_SERVER_SOCKET, "")
     if warm:
         agent.warm.start(root, fork_server)
-    os.write(ready, json.dumps(os.getpid()).encode() + b"\n")
+    answer = json.dumps(pid) + "\n"
+    os.write(ready, answer.encode())
     os.close(ready)
 
     def leave() -> None:
         for name in ("agent.sock", "agent.json"):
             (root / name).unlink(missing_ok=True)
-        logging.getLogger(__name__).info("agent %d has ended", os.getpid())
+        logging.getLogger(__name__).info("agent %d has ended", pid)
 
     Server(agent, listener).run(leave)

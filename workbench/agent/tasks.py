@@ -54,7 +54,9 @@ class Tasks:
             if not data:
                 pipe.close()
                 del self._working[task]
-                return from_line(answer) if answer else {"error": "it was killed"}
+                if not answer:
+                    return {"error": "it was killed"}
+                return from_line(answer)
         return None
 
 
@@ -72,5 +74,6 @@ def _answer_of(work: Callable[[], Answer]) -> bytes:
     except Exception as error:  # process boundary: the caller receives the error
         with contextlib.suppress(OSError):
             os.write(2, f"task: {error!r}\n".encode())
+        message = str(error) or type(error).__name__
         full = isinstance(error, DiskFull) or (isinstance(error, OSError) and is_full(error))
-        return to_line({"error": str(error) or type(error).__name__, "full": full})
+        return to_line({"error": message, "full": full})

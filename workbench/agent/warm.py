@@ -51,15 +51,17 @@ def serve_forked(link: socket.socket) -> None:
     reported: list[int] = []
 
     def tell(*_: object) -> None:
+        if reported:
+            return
         with contextlib.suppress(ChildProcessError):
-            if (
-                not reported
-                and (info := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT))
-                is not None
-            ):
-                reported.append(info.si_pid)
-                code = info.si_status if info.si_code == os.CLD_EXITED else -info.si_status
-                link.send(json.dumps({"ended": info.si_pid, "code": code}).encode())
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if info is None:
+                return
+            reported.append(info.si_pid)
+            code = info.si_status
+            if info.si_code != os.CLD_EXITED:
+                code = -info.si_status  # the signal that ended the process
+            _send(link, {"ended": info.si_pid, "code": code})
 
     signal.signal(signal.SIGCHLD, tell)
     server = os.getpid()
@@ -78,19 +80,30 @@ def serve_forked(link: socket.socket) -> None:
 
 def import_third_party() -> None:
     """Import all modules except this package, of which a pod has its own copy."""
-    _import(*([name for name in names if not is_ours(name)] for names in chosen_modules()))
+    modules, late = chosen_modules()
+    others = [name for name in modules if not is_ours(name)]
+    late_others = [name for name in late if not is_ours(name)]
+    _import(others, late_others)
 
 
 def import_ours() -> None:
     """Import the modules of this package, as found on the path now."""
-    _import([entries.WARM_SERVER, *filter(is_ours, chosen_modules()[0])], ())
+    modules, _ = chosen_modules()
+    ours = [name for name in modules if is_ours(name)]
+    _import([entries.WARM_SERVER, *ours], ())
 
 
 def _import_all(link: socket.socket) -> None:
     began = time.monotonic()
-    _import(*chosen_modules())
-    ready = {"state": "ready", "took_s": round(time.monotonic() - began, 3), "pid": os.getpid()}
-    link.send(json.dumps(ready).encode())
+    modules, late = chosen_modules()
+    _import(modules, late)
+    took_s = time.monotonic() - began
+    _send(link, {"state": "ready", "took_s": round(took_s, 3), "pid": os.getpid()})
+
+
+def _send(link: socket.socket, message: Mapping[str, object]) -> None:
+    """Send a message to the agent as one JSON packet."""
+    link.send(json.dumps(message).encode())
 
 
 def _import(modules: Sequence[str], late: Sequence[str]) -> None:
@@ -129,27 +142,30 @@ def _fork(link: socket.socket, request: Mapping[str, object]) -> bool:
             if rank:
                 os._exit(0)
             return True
-        failed = os.waitpid(middle, 0)[1] != 0
+        _, status = os.waitpid(middle, 0)
+        failed = status != 0
         error = "the second fork failed"
     except OSError as refusal:
         failed = True
         error = str(refusal)
     if failed:
-        link.send(json.dumps({"token": request["token"], "error": error}).encode())
+        _send(link, {"token": request["token"], "error": error})
     return False
 
 
 def _run_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
     _become_rank(link, request)
-    module, _, function = str(request["entry"]).partition(":")
+    name, _, function = str(request["entry"]).partition(":")
     # An exception leaves the server's loop and ends the rank with a traceback and exit code 1.
-    getattr(importlib.import_module(module), function)()
+    module = importlib.import_module(name)
+    run = getattr(module, function)
+    run()
     _end()
 
 
 def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
     # Send the pid first: the agent then knows the pid before the rank can end.
-    link.send(json.dumps({"token": request["token"], "pid": os.getpid()}).encode())
+    _send(link, {"token": request["token"], "pid": os.getpid()})
     link.close()
     agent = int(str(request["agent"]))
     deadline = time.monotonic() + _ADOPTION_S
@@ -173,8 +189,10 @@ def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
     sys.argv = [str(request["entry"])]
     faulthandler.enable()
     stacks.write_on_signal(folder)
-    if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(int(str(request["threads"])))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        threads = int(str(request["threads"]))
+        torch.set_num_threads(threads)
 
 
 def _end() -> None:

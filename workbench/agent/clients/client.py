@@ -60,10 +60,9 @@ def bridge(root: Path) -> int:
     agent.settimeout(None)
     agent.set_inheritable(True)
     loader: Any = getattr(find_spec(_RELAY), "loader", None)  # reads from a folder or a zip
-    return os.execv(
-        sys.executable,
-        [sys.executable, "-ISc", loader.get_source(_RELAY), str(agent.fileno()), str(root)],
-    )
+    source = loader.get_source(_RELAY)
+    argv = [sys.executable, "-ISc", source, str(agent.fileno()), str(root)]
+    return os.execv(sys.executable, argv)
 
 
 def place_from(flags: Mapping[str, int | str | None], env: Mapping[str, str]) -> Place:
@@ -84,8 +83,11 @@ def place_from(flags: Mapping[str, int | str | None], env: Mapping[str, str]) ->
     for key, variables in names.items():
         value = flags.get(key)
         if value is None:
-            value = next((env[name] for name in variables if env.get(name)), None)
-        place[key] = value if value is None or key == "master_addr" else int(value)
+            given = [env[name] for name in variables if env.get(name)]
+            value = given[0] if given else None
+        if value is not None and key != "master_addr":
+            value = int(value)
+        place[key] = value
     if place["rank"] is None:
         raise ValueError("which rank is this? Give --rank, or set RANK or OMPI_COMM_WORLD_RANK")
     return place
@@ -100,14 +102,14 @@ def launch_rank(pods_root: Path, run: str, place: Place, *, quiet: bool = False)
     if client is None:
         sys.stderr.write(f"no agent below {pods_root} has rank {place['rank']} of run {run}\n")
         return 1
-    env = (
-        {"CUDA_VISIBLE_DEVICES": value}
-        if (value := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None
-        else {}
-    )
+    env = {}
+    devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = devices
     try:
         started = client.ask("start_rank", run=run, env=env, **place)
-        return _follow(client, run, place["rank"], [] if quiet else _echoes(started))
+        echoes = [] if quiet else _echoes(started)
+        return _follow(client, run, place["rank"], echoes)
     except _NobodyReads:
         return 128 + signal.SIGPIPE
     except (OSError, Refused) as error:
@@ -124,7 +126,8 @@ def _agent_of(pods_root: Path, run: str, place: Place) -> Client | None:
         except OSError:
             continue
         try:
-            if client.ask("prepared", run=run, rank=place["rank"]).get("mine"):
+            answer = client.ask("prepared", run=run, rank=place["rank"])
+            if answer.get("mine"):
                 return client
         except (OSError, Refused):
             pass
@@ -135,10 +138,10 @@ def _agent_of(pods_root: Path, run: str, place: Place) -> Client | None:
 def _echoes(started: Mapping[str, Any]) -> list[_Echo]:
     folder = Path(started["folder"])
     sizes = started["sizes"]
-    return [
-        _Echo(folder / f"{name}.log", sizes[f"{name}.log"], fd)
-        for fd, name in ((1, "stdout"), (2, "stderr"))
-    ]
+    echoes = []
+    for descriptor, log in ((1, "stdout.log"), (2, "stderr.log")):
+        echoes.append(_Echo(folder / log, sizes[log], descriptor))
+    return echoes
 
 
 def _follow(client: Client, run: str, rank: object, echoes: Sequence[_Echo]) -> int:
@@ -151,7 +154,10 @@ def _follow(client: Client, run: str, rank: object, echoes: Sequence[_Echo]) -> 
             echo.copy()
         if state["phase"] == "exited":
             code = state["exit_code"]
-            return 1 if code is None else int(code) if code >= 0 else 128 - int(code)
+            if code is None:
+                return 1
+            # A signal that ended the rank counts as in a shell: 128 and its number.
+            return int(code) if code >= 0 else 128 - int(code)
         if readers.poll(0):
             raise _NobodyReads
         time.sleep(_POLL_S)
@@ -179,7 +185,8 @@ class _Echo:
             while data := file.read(_CHUNK_BYTES):
                 self.offset += len(data)
                 while data:
-                    data = data[self._write(data) :]
+                    written = self._write(data)
+                    data = data[written:]
 
     def _write(self, data: bytes) -> int:
         try:

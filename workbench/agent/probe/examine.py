@@ -40,32 +40,47 @@ def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | N
     """Return the most GPU and host memory that a job can have here, regardless of current use."""
     limit = memory_limit_bytes(os.getpid())
     whole = _memory_gib("MemTotal")
-    sizes = [
-        size for size in (whole, limit / _GIB if limit is not None else None) if size is not None
-    ]
-    return min((gpu["total_gib"] for gpu in gpus), default=None), min(sizes, default=None)
+    memory_gib = []
+    if whole is not None:
+        memory_gib.append(whole)
+    if limit is not None:
+        memory_gib.append(limit / _GIB)
+    gpu_gib = [gpu["total_gib"] for gpu in gpus]
+    return min(gpu_gib, default=None), min(memory_gib, default=None)
 
 
 def extensions_folder() -> Path:
     """Return the folder where torch compiles ops."""
-    return Path(
-        os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
-    )
+    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
+    if chosen:
+        return Path(chosen)
+    return Path.home() / ".cache" / "torch_extensions"
 
 
 def compile_locks(folder: Path) -> Iterator[dict[str, object]]:
     """Find the lock files of compiled ops. A build waits silently until the lock is removed."""
     locks = [path for path in folder.glob("**/lock") if path.is_file()]
-    busy = _working_folders() if locks else set()
+    if not locks:
+        return
+    busy = _working_folders()
     for path in locks:
         with suppress(FileNotFoundError):  # the build has just ended
-            age_s = max(0.0, time.time() - path.stat().st_mtime)
-            yield {"path": str(path), "age_s": age_s, "busy": str(path.parent.resolve()) in busy}
+            age_s = time.time() - path.stat().st_mtime
+            folder = path.parent.resolve()
+            yield {
+                "path": str(path),
+                "age_s": max(0.0, age_s),
+                "busy": str(folder) in busy,
+            }
 
 
 def clear_stale_locks() -> None:
     """Remove the locks of killed builds: torch waits silently for the lock of a compiled op."""
-    while idle := [lock for lock in compile_locks(extensions_folder()) if not lock["busy"]]:
+    while True:
+        locks = compile_locks(extensions_folder())
+        idle = [lock for lock in locks if not lock["busy"]]
+        if not idle:
+            return
         for lock in idle:
             path = str(lock["path"])
             if float(str(lock["age_s"])) > _BUILD_LOCK_S:
@@ -99,12 +114,15 @@ def _memory_gib(name: str) -> float | None:
     except OSError:
         return None
     sizes = dict(line.split(":", 1) for line in lines)
-    return int(sizes[name].split()[0]) * 1024 / _GIB
+    size_kib = sizes[name].split()[0]
+    return int(size_kib) * 1024 / _GIB
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    address, *folder = sys.argv[1:] if argv is None else argv
-    sys.stdout.write(json.dumps(examine(address, Path(folder[0] if folder else "."))) + "\n")
+    address, *rest = sys.argv[1:] if argv is None else argv
+    folder = Path(rest[0]) if rest else Path()
+    facts = examine(address, folder)
+    sys.stdout.write(json.dumps(facts) + "\n")
     return 0
 
 

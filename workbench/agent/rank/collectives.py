@@ -23,17 +23,23 @@ def connected() -> bool:
 
 def rank() -> int:
     """Return this process's rank, 0 without a process group."""
-    return dist.get_rank() if connected() else 0
+    if not connected():
+        return 0
+    return dist.get_rank()
 
 
 def world_size() -> int:
     """Return the number of ranks, 1 without a process group."""
-    return dist.get_world_size() if connected() else 1
+    if not connected():
+        return 1
+    return dist.get_world_size()
 
 
 def backend() -> str:
     """Return the library of the collectives, "gloo" or "nccl"; "" without a process group."""
-    return str(dist.get_backend()) if connected() else ""
+    if not connected():
+        return ""
+    return str(dist.get_backend())
 
 
 def barrier() -> None:
@@ -58,15 +64,16 @@ def add_up(values: torch.Tensor) -> None:
 
 def broadcast_bytes(data: bytes | None) -> bytes:
     """Send rank 0's bytes to every rank; the others pass None."""
+    own = data or b""
     if not connected():
-        return data or b""
-    size = torch.tensor([len(data or b"")], dtype=torch.int64, device=_device())
+        return own
+    size = torch.tensor([len(own)], dtype=torch.int64, device=_device())
     dist.broadcast(size, src=0)
-    content = (
-        _tensor(data or b"")
-        if rank() == 0
-        else torch.empty(int(size.item()), dtype=torch.uint8, device=_device())
-    )
+    if rank() == 0:
+        content = _tensor(own)
+    else:
+        count = int(size.item())
+        content = torch.empty(count, dtype=torch.uint8, device=_device())
     dist.broadcast(content, src=0)
     return _bytes(content)
 
@@ -75,15 +82,20 @@ def gather_bytes(data: bytes) -> list[bytes]:
     """Return every rank's bytes to every rank, in the order of ranks."""
     if not connected():
         return [data]
+    count = world_size()
+    # Tensors of a collective must have the same size: gather the sizes first, then padded bytes.
     size = torch.tensor([len(data)], dtype=torch.int64, device=_device())
-    sizes = [torch.zeros_like(size) for _ in range(world_size())]
+    sizes = [torch.zeros_like(size) for _ in range(count)]
     dist.all_gather(sizes, size)
-    longest = max(int(each.item()) for each in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8, device=_device())
+    lengths = [int(each.item()) for each in sizes]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=_device())
     padded[: len(data)] = _tensor(data)
-    everyone = [torch.empty_like(padded) for _ in range(world_size())]
+    everyone = [torch.empty_like(padded) for _ in range(count)]
     dist.all_gather(everyone, padded)
-    return [_bytes(each[: int(n.item())]) for each, n in zip(everyone, sizes, strict=True)]
+    pieces = []
+    for content, length in zip(everyone, lengths, strict=True):
+        pieces.append(_bytes(content[:length]))
+    return pieces
 
 
 class FailedAlike(RunError):
@@ -104,10 +116,11 @@ def alike(*, collective: bool) -> Iterator[None]:
             raise
         traceback.print_exc(file=sys.stderr)
         failure = f"rank {rank()}: {type(error).__name__}: {error}"
-    if not collective and (
-        failures := [text.decode() for text in gather_bytes(failure.encode()) if text]
-    ):
-        raise FailedAlike(failures[0])
+    if collective:
+        return
+    for text in gather_bytes(failure.encode()):
+        if text:
+            raise FailedAlike(text.decode())
 
 
 def close() -> None:

@@ -28,8 +28,10 @@ def _watch(folder: Path) -> None:
         time.sleep(_LOOK_S)
         with suppress(OSError, RuntimeError):
             size = (folder / STACKS).stat().st_size
-            if size > seen and (dump := recorded()):
-                write_bytes(folder / FLIGHT, dump)
+            if size > seen:
+                dump = recorded()
+                if dump:
+                    write_bytes(folder / FLIGHT, dump)
             seen = size
 
 
@@ -39,4 +41,6 @@ def recorded() -> bytes:
         return b""
     library = "nccl" if "nccl" in str(dist.get_backend()) else "fr"
     dump = getattr(_distributed_c10d, f"_dump_{library}_trace_json", None)
-    return bytes(dump()) if dump is not None else b""
+    if dump is None:
+        return b""
+    return bytes(dump())

@@ -19,7 +19,9 @@ def phase(name: str, **how_far: int) -> None:
 
 def counted(items: Iterable[T], total: int, name: str) -> Iterator[T]:
     """Yield the items. Rank 0 reports the number of finished batches once a second."""
-    told_s = time.monotonic() if ranks.rank() == 0 else float("inf")
+    told_s = float("inf")
+    if ranks.rank() == 0:
+        told_s = time.monotonic()
     for done, item in enumerate(items):
         if time.monotonic() - told_s >= _EVERY_S:
             told_s = time.monotonic()

@@ -21,18 +21,19 @@ class EndedWithAnother(RunError):
 
 def write_error(folder: Path, rank: int, error: BaseException) -> None:
     """Write `error.json` atomically."""
-    message = str(error) or type(error).__name__
-    write_record(
-        folder / "error.json",
-        {
-            "rank": rank,
-            "host": socket.gethostname(),
-            "kind": type(error).__name__,
-            "message": message,
-            "traceback": "".join(traceback.format_exception(error)),
-            "echo": isinstance(error, EndedWithAnother) or only_lost_its_peer(message),
-        },
-    )
+    kind = type(error).__name__
+    message = str(error) or kind
+    is_echo = isinstance(error, EndedWithAnother) or only_lost_its_peer(message)
+    lines = traceback.format_exception(error)
+    record = {
+        "rank": rank,
+        "host": socket.gethostname(),
+        "kind": kind,
+        "message": message,
+        "traceback": "".join(lines),
+        "echo": is_echo,
+    }
+    write_record(folder / "error.json", record)
 
 
 def write_done(folder: Path, rank: int) -> None:
@@ -48,8 +49,10 @@ def memory() -> dict[str, float]:
     sizes = {"rss_gib": now / _GIB, "peak_rss_gib": peak / _GIB}
     if torch.cuda.is_available():
         gpus = range(torch.cuda.device_count())  # a model may use several
-        sizes["cuda_allocated_gib"] = max(map(torch.cuda.max_memory_allocated, gpus)) / _GIB
-        sizes["cuda_reserved_gib"] = max(map(torch.cuda.max_memory_reserved, gpus)) / _GIB
+        allocated = [torch.cuda.max_memory_allocated(gpu) for gpu in gpus]
+        reserved = [torch.cuda.max_memory_reserved(gpu) for gpu in gpus]
+        sizes["cuda_allocated_gib"] = max(allocated) / _GIB
+        sizes["cuda_reserved_gib"] = max(reserved) / _GIB
     return {name: round(value, 4) for name, value in sizes.items()}
 
 
@@ -60,9 +63,14 @@ def device() -> str:
     if torch.cuda.is_available():
         return str(torch.cuda.get_device_name())
     path = Path("/proc/cpuinfo")
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.machine()
+    lines: list[str] = []
+    if path.exists():
+        lines = path.read_text(errors="replace").splitlines()
+    for line in lines:
+        if line.startswith("model name"):
+            _, _, model = line.partition(":")
+            return model.strip() or platform.machine()
+    return platform.machine()
 
 
 def cores() -> str:
@@ -73,4 +81,7 @@ def cores() -> str:
             ranges[-1][1] = core
         else:
             ranges.append([core, core])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+    texts = []
+    for first, last in ranges:
+        texts.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(texts)

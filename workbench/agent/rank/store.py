@@ -28,9 +28,12 @@ def install() -> None:
 
 def when_imported(name: str, change: Callable[[Any], None]) -> None:
     """Change a module now if imported, else at its import. Once for a name."""
-    if (module := sys.modules.get(name)) is not None:
+    module = sys.modules.get(name)
+    if module is not None:
         change(module)
-    elif name not in [getattr(finder, "changes", "") for finder in sys.meta_path]:
+        return
+    awaited = [getattr(finder, "changes", "") for finder in sys.meta_path]
+    if name not in awaited:
         sys.meta_path.insert(0, _Finder(name, change))
 
 
@@ -42,10 +45,10 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if (
-            name != self.changes
-            or (spec := importlib.machinery.PathFinder.find_spec(name, path, target)) is None
-        ):
+        if name != self.changes:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None:
             return None
         loader: Any = spec.loader
         execute = loader.exec_module
@@ -72,7 +75,8 @@ def _bound(make: Callable[..., Any]) -> Callable[..., Any]:
         if args or not host or not port or "master_listen_fd" in options:
             return make(*args, **options)
         if not options.get("is_master"):
-            _await(str(host), int(port), options["timeout"].total_seconds())
+            timeout_s = options["timeout"].total_seconds()
+            _await(str(host), int(port), timeout_s)
             return make(**options)
         try:
             listener = _listener(str(host), int(port))
@@ -90,7 +94,8 @@ def _bound(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, _, _, _, address = found[0]
     return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
 
 

@@ -44,33 +44,42 @@ class Helpers:
     def ask(self, name: str, inquiry: Mapping[str, object]) -> dict[str, object]:
         """Start an inquiry or return its state. A finished inquiry's answer is returned once."""
         folder = self._folder / name
+        answered = folder / "answer.json"
         if name in self.asked.values() or name in self.pids.values():
             return {"state": "busy"}
-        if (folder / "answer.json").exists():
-            answer = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+        if answered.exists():
+            answer = json.loads(answered.read_text(encoding="utf-8"))
             shutil.rmtree(folder, ignore_errors=True)
             return {"state": "done", "answer": answer}
-        if folder.exists() or name in self._refused or self._closed or not self._warm.serves({}):
+        if folder.exists() or name in self._refused:
+            return {"state": "none"}
+        if self._closed or not self._warm.serves({}):
             return {"state": "none"}
         folder.mkdir(mode=0o700, parents=True)
         (folder / "inquiry.json").write_text(json.dumps(inquiry), encoding="utf-8")
-        env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
         token = self._warm.fork(
-            env=env, cwd=str(folder), folder=folder, entry=entries.INQUIRY, threads=1
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            cwd=str(folder),
+            folder=folder,
+            entry=entries.INQUIRY,
+            threads=1,
         )
         self.asked[token] = name
         return {"state": "busy"}
 
     def forked(self, token: int, pid: int) -> bool:
+        """Record the process of an inquiry. Return False for the token of a rank."""
         name = self.asked.pop(token, None)
-        if name is not None:
-            self.pids[pid] = name
-            if self._closed:
-                self.close()
-        return name is not None
+        if name is None:
+            return False
+        self.pids[pid] = name
+        if self._closed:
+            self.close()
+        return True
 
     def refused(self, token: int) -> None:
-        if (name := self.asked.pop(token, None)) is not None:
+        name = self.asked.pop(token, None)
+        if name is not None:
             self._refused.add(name)
 
     def reaped(self, pid: int) -> None:
@@ -79,7 +88,8 @@ class Helpers:
     def close(self) -> None:
         self._closed = True
         for pid in self.pids:
-            if (process := look_up(pid)) is not None:
+            process = look_up(pid)
+            if process is not None:
                 with contextlib.suppress(OSError):
                     process.send(signal.SIGKILL)
 
@@ -105,17 +115,16 @@ class RankLauncher:
         request = run.request
         for stream in rank.streams.values():
             self.pump.add(stream)
-        launch = _Launch(
-            run, rank, rank_environment(request, rank.place, run.root, os.environ, overrides)
-        )
-        if not request.entry or not self.warm.serves({**request.env, **overrides}):
+        env = rank_environment(request, rank.place, run.root, os.environ, overrides)
+        launch = _Launch(run, rank, env)
+        job_env = {**request.env, **overrides}
+        if not request.entry or not self.warm.serves(job_env):
             self._launch_cold(launch)
             return
         rank.phase = "forking"
-        cwd = request.cwd or str(run.folder)
         token = self.warm.fork(
-            env=launch.env,
-            cwd=cwd,
+            env=env,
+            cwd=request.cwd or str(run.folder),
             folder=rank.folder,
             entry=request.entry,
             threads=request.threads,
@@ -134,15 +143,18 @@ class RankLauncher:
         """Handle the messages of the warm server: pids of ranks, and refusals."""
         forked, refused = self.warm.receive()
         for token, pid in forked.items():
-            if (launch := self._asked.pop(token, None)) is not None:
+            launch = self._asked.pop(token, None)
+            if launch is not None:
                 launch.run.begun(launch.rank, pid, "warm")
-            elif not self.helpers.forked(token, pid) and (stranger := look_up(pid)) is not None:
-                stranger.send(signal.SIGKILL)
+            elif not self.helpers.forked(token, pid):
+                stranger = look_up(pid)
+                if stranger is not None:
+                    stranger.send(signal.SIGKILL)
         for token in refused:
-            if (launch := self._asked.pop(token, None)) is None:
+            launch = self._asked.pop(token, None)
+            if launch is None:
                 self.helpers.refused(token)
-                continue
-            if launch.run.stopping:
+            elif launch.run.stopping:
                 launch.rank.stopped = True
                 launch.rank.end(None)
             else:
@@ -151,12 +163,16 @@ class RankLauncher:
     def _launch_cold(self, launch: _Launch) -> None:
         run = launch.run
         rank = launch.rank
+        request = run.request
         try:
+            env = launch.env
             # A rank that the warm server could have started gets the same allocator when cold.
-            env = {**preloaded(), **launch.env} if run.request.entry else launch.env
-            pid = start_cold(run.request.argv, env, run.request.cwd or str(run.folder), rank.folder)
+            if request.entry:
+                env = {**preloaded(), **env}
+            cwd = request.cwd or str(run.folder)
+            pid = start_cold(request.argv, env, cwd, rank.folder)
         except OSError as error:
-            _log.error("cannot fork rank %d of run %s: %s", rank.place.rank, run.request.run, error)
+            _log.error("cannot fork rank %d of run %s: %s", rank.place.rank, request.run, error)
             rank.end(
                 _CANNOT_EXECUTE, cannot_start=f"{run.root.name} cannot start a process: {error}"
             )

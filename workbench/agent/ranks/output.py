@@ -51,10 +51,9 @@ class OutputOrder:
             self._last = (stream, end)
             if before in ("", stream):
                 return
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             try:
-                file = os.open(
-                    self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-                )
+                file = os.open(self.log, flags, 0o600)
             except OSError:
                 return
             try:
@@ -103,7 +102,8 @@ class OutputStream:
         self._lock = threading.Lock()
         self._kept = bytearray()
         self._written = size_of(self.log)
-        self._asked = self._gap = 0
+        self._asked = 0
+        self._gap = 0
         self._again_at = 0.0
 
     @property
@@ -174,13 +174,14 @@ class OutputStream:
         with self._lock:
             self._flush()
             self._asked = max(self._asked, min(offset, self.size))
-            data = (
-                self._read(offset, min(count, self._written - offset))
-                if offset < self._written
-                else b""
-            )
+            # The file has the bytes up to `_written`, memory has the rest.
+            data = b""
+            in_file = self._written - offset
+            if in_file > 0:
+                data = self._read(offset, min(count, in_file))
             at = max(offset + len(data), self._written) - self._written
-            return data + bytes(self._kept[at : at + count - len(data)])
+            end = at + count - len(data)
+            return data + bytes(self._kept[at:end])
 
     def _read(self, offset: int, count: int) -> bytes:
         if self._file < 0:
@@ -192,13 +193,15 @@ class OutputStream:
 
     def tail(self) -> str:
         asked = self._asked  # reading the tail does not mean that the keeper has the bytes
-        end = self.read(max(0, self.size - _TAIL_BYTES), _TAIL_BYTES)
+        offset = max(0, self.size - _TAIL_BYTES)
+        end = self.read(offset, _TAIL_BYTES)
         self._asked = asked
         return end.decode("utf-8", "replace")
 
     def _take(self, data: bytes) -> None:
         if not self._kept:
-            data = data[self._write(data) :]
+            written = self._write(data)
+            data = data[written:]
         room = _KEPT_BYTES - len(self._kept)
         # The keeper has these bytes: a hole in the file replaces them.
         if room < len(data) and self._asked > self._written:
@@ -209,10 +212,13 @@ class OutputStream:
         if self._gap and room > len(data):
             self._kept += f"\n[{self._gap} bytes are lost here: the disk was full]\n".encode()
             self._gap = 0
-        fits = 0 if self._gap else min(room, len(data))
+        fits = 0
+        if not self._gap:
+            fits = min(room, len(data))
+        lost = len(data) - fits
         self._kept += data[:fits]
-        self._gap += len(data) - fits
-        self.dropped += len(data) - fits
+        self._gap += lost
+        self.dropped += lost
         if self._order is not None:
             self._order.note(self._name, self._written + len(self._kept))
 
@@ -227,7 +233,8 @@ class OutputStream:
             if self._file < 0:
                 self._file = os.open(self.log, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             while done < len(data):
-                done += os.pwrite(self._file, data[done:], self._written + done)
+                rest = data[done:]
+                done += os.pwrite(self._file, rest, self._written + done)
         except OSError as error:
             if not self._kept:
                 _log.warning("%s takes no more for now: %s", self.log, error)
@@ -260,12 +267,14 @@ class OutputPump:
     def _loop(self) -> None:
         while True:
             for pipe, _ in self._poll.poll(_AGAIN_S):
-                if (stream := self._streams.get(pipe)) is not None:
-                    try:
-                        stream.drain()
-                    except Exception:  # thread boundary: the other ranks' output must continue
-                        _log.exception("emptying the pipe of %s", stream.log)
-                        time.sleep(_AGAIN_S)
+                stream = self._streams.get(pipe)
+                if stream is None:
+                    continue
+                try:
+                    stream.drain()
+                except Exception:  # thread boundary: the other ranks' output must continue
+                    _log.exception("emptying the pipe of %s", stream.log)
+                    time.sleep(_AGAIN_S)
 
 
 Readable = OutputStream | OutputOrder
@@ -276,13 +285,20 @@ def read_chunks(
 ) -> dict[str, Chunk]:
     """Read new output by offset. The limit keeps the agent fast and its memory small."""
     starts = {name: whole_in(offsets, name, 0) for name in streams}
-    fresh = {name: start for name, start in starts.items() if streams[name].size > start}
+    fresh = []
+    for name, start in starts.items():
+        new_bytes = streams[name].size - start
+        if new_bytes > 0:
+            fresh.append((new_bytes, name))
     chunks: dict[str, Chunk] = {}
     left = max_bytes
+    streams_left = len(fresh)
     # The smallest stream first: the unused part of its share goes to the others.
-    for index, name in enumerate(sorted(fresh, key=lambda n: streams[n].size - fresh[n])):
-        data = streams[name].read(fresh[name], left // (len(fresh) - index))
+    for _, name in sorted(fresh, key=lambda each: each[0]):
+        share = left // streams_left
+        data = streams[name].read(starts[name], share)
         left -= len(data)
+        streams_left -= 1
         if data:
-            chunks[name] = {"offset": fresh[name], "data": data.decode("latin-1")}
+            chunks[name] = {"offset": starts[name], "data": data.decode("latin-1")}
     return chunks

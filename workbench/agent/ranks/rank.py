@@ -63,9 +63,9 @@ class Rank:
 
     def __post_init__(self) -> None:
         self.order = OutputOrder(self.folder)
-        self.streams = {
-            name: OutputStream(self.folder, name, self.order) for name in ("stdout", "stderr")
-        }
+        self.streams = {}
+        for name in ("stdout", "stderr"):
+            self.streams[name] = OutputStream(self.folder, name, self.order)
 
     @property
     def live(self) -> bool:
@@ -91,9 +91,14 @@ class Rank:
             _keep(self.folder / "done.json", {"rank": self.place.rank, "exit_code": 0})
             self.done = True
         self.done = self.done or self._left_its_record()
-        if self.error is None and not self.done and not self.stopped and exit_code is not None:
-            failure = failure_from(self.streams["stderr"].tail(), exit_code, oom_hint=oom_hint)
-            self._fail(Failure(kind="exit", message=cannot_start) if cannot_start else failure)
+        has_reason = self.error is not None or self.done or self.stopped
+        if has_reason or exit_code is None:
+            return
+        if cannot_start:
+            self._fail(Failure(kind="exit", message=cannot_start))
+        else:
+            stderr = self.streams["stderr"].tail()
+            self._fail(failure_from(stderr, exit_code, oom_hint=oom_hint))
 
     def ask(self, process: Process) -> None:
         """Ask the rank to end: its Trainer after a step, else by a handled SIGTERM, or SIGINT."""
@@ -102,7 +107,9 @@ class Rank:
                 (self.folder / "trainer-asked").touch()
                 self.asked = "Trainer"
                 return
-        signum = signal.SIGTERM if catches(process.pid, signal.SIGTERM) else signal.SIGINT
+        signum = signal.SIGINT
+        if catches(process.pid, signal.SIGTERM):
+            signum = signal.SIGTERM
         self.asked = signum.name
         process.send(signum)
 
@@ -121,15 +128,18 @@ class Rank:
 
     def _fail(self, failure: Failure) -> None:
         # The message is a single line; NCCL names the lost peer only in a later line.
+        text = failure.message
         start = failure.traceback.rfind(failure.message)
-        text = failure.message if start < 0 else failure.traceback[start:]
+        if start >= 0:
+            text = failure.traceback[start:]
+        is_python = failure.kind not in ("signal", "exit")
         self.error = {
             "rank": self.place.rank,
             "kind": failure.kind,
             "message": failure.message,
             "traceback": failure.traceback,
             "time_s": now_s(),
-            "echo": failure.kind not in ("signal", "exit") and only_lost_its_peer(text),
+            "echo": is_python and only_lost_its_peer(text),
         }
         _keep(self.folder / "error.json", self.error)
 
@@ -141,12 +151,11 @@ class Rank:
         roots = {process.pid for process in self._known if table.get(process.pid) == process}
         # A session's number is not reused while a member lives. Under another leader, the session
         # was empty in between.
-        if (leader := table.get(own.pid)) is None or leader == own:
-            roots |= {
-                p.pid
-                for p in table.values()
-                if p.session == own.pid and p.start_time >= own.start_time > 0
-            }
+        leader = table.get(own.pid)
+        if leader is None or leader == own:
+            for process in table.values():
+                if process.session == own.pid and process.start_time >= own.start_time > 0:
+                    roots.add(process.pid)
         members = {pid for pid in descendants(table, roots) if not table[pid].zombie}
         self._known = {table[pid] for pid in members} | {own}
         return members
@@ -155,9 +164,13 @@ class Rank:
         """Measure the resident memory and the CPU time of the rank's processes."""
         sizes = {pid: memory(pid) for pid in members}
         self.rss_bytes = family_memory({pid: now for pid, (now, _) in sizes.items()})
-        self.cpu_s = max(self.cpu_s, sum(activity(pid)[0] for pid in members))
-        self.halted = self.process is not None and activity(self.process.pid)[1]
-        own_peak = sizes.get(self.process.pid, (0, 0))[1] if self.process else 0
+        cpu_s = sum(activity(pid)[0] for pid in members)
+        self.cpu_s = max(self.cpu_s, cpu_s)
+        self.halted = False
+        own_peak = 0
+        if self.process is not None:
+            _, self.halted = activity(self.process.pid)
+            _, own_peak = sizes.get(self.process.pid, (0, 0))
         self.peak_rss_bytes = max(self.peak_rss_bytes, self.rss_bytes, own_peak)
 
     def to_dict(self) -> dict[str, object]:
@@ -216,7 +229,8 @@ def start_cold(argv: Sequence[str], env: Mapping[str, str], cwd: str, folder: Pa
         os.chdir(cwd)
         os.execvpe(argv[0], list(argv), dict(env))
     except BaseException as error:  # process boundary: nothing may continue into the agent's code
-        os.write(2, f"cannot start {argv[0]!r} in {cwd!r}: {error}\n".encode(errors="replace"))
+        message = f"cannot start {argv[0]!r} in {cwd!r}: {error}\n"
+        os.write(2, message.encode(errors="replace"))
     finally:
         os._exit(127)
 

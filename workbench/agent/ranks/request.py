@@ -77,13 +77,16 @@ class RunRequest:
     @classmethod
     def from_dict(cls, raw: Message) -> RunRequest:
         """Read the JSON form. Unknown keys of a newer keeper are ignored."""
-        ranks = tuple(_place(object_in({"ranks": item}, "ranks")) for item in _list(raw, "ranks"))
+        ranks = []
+        for item in _list(raw, "ranks"):
+            fields = object_in({"ranks": item}, "ranks")
+            ranks.append(_place(fields))
         cwd = raw.get("cwd")
         entry = raw.get("entry")
         return cls(
             run=check_run_id(raw.get("run")),
             success=str(raw.get("success", "exit code")),
-            ranks=ranks,
+            ranks=tuple(ranks),
             argv=tuple(str(item) for item in _list(raw, "argv")),
             entry=None if entry is None else str(entry),
             world_size=whole_in(raw, "world_size", len(ranks)),
@@ -146,9 +149,10 @@ def rank_environment(
     overrides: Mapping[str, str],
 ) -> dict[str, str]:
     folder = root / "runs" / request.run
-    pods = list(
-        dict.fromkeys(each.pod for each in sorted(request.ranks, key=lambda each: each.rank))
-    )
+    pods: list[str] = []
+    for each in sorted(request.ranks, key=lambda each: each.rank):
+        if each.pod not in pods:
+            pods.append(each.pod)
     elastic = torchrun_variables(
         run=request.run,
         rank=place.rank,
@@ -182,9 +186,10 @@ def rank_environment(
 
 
 def _place(item: Message) -> RankPlace:
-    pod = str(item.get("pod", ""))
     return RankPlace(
-        rank=whole_in(item, "rank"), local_rank=whole_in(item, "local_rank", 0), pod=pod
+        rank=whole_in(item, "rank"),
+        local_rank=whole_in(item, "local_rank", 0),
+        pod=str(item.get("pod", "")),
     )
 
 

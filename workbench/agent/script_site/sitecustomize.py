@@ -24,16 +24,23 @@ def _spare_compiling(comm: ModuleType) -> None:
 
 _here = __file__.rpartition("/")[0]
 _agent = _here.rpartition("/")[0]
-if _store := PathFinder.find_spec("store", [f"{_agent}/rank"]):
-    (_imports := _executed(_store)).install()
+_store = PathFinder.find_spec("store", [f"{_agent}/rank"])
+if _store:
+    _imports = _executed(_store)
+    _imports.install()
     _imports.when_imported("deepspeed.comm.torch", _spare_compiling)
-    if _events := PathFinder.find_spec("trainer_events", [f"{_agent}/rank"]):
+    _events = PathFinder.find_spec("trainer_events", [f"{_agent}/rank"])
+    if _events:
         _executed(_events).install(_imports.when_imported)
-if _stacks := PathFinder.find_spec("stacks", [f"{_agent}/ranks"]):
+_stacks = PathFinder.find_spec("stacks", [f"{_agent}/ranks"])
+if _stacks:
     with suppress(OSError, KeyError):
         _executed(_stacks).write_on_signal(Path(os.environ["WORKBENCH_RANK_DIR"]))
 sys.path = [path for path in sys.path if path != _here]
 # Last: packages of the job must not shadow the pod's.
-sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))
-if _theirs := PathFinder.find_spec("sitecustomize"):
+_packages = os.environ.get("WORKBENCH_PACKAGES")
+if _packages:
+    sys.path.append(_packages)
+_theirs = PathFinder.find_spec("sitecustomize")
+if _theirs:
     sys.modules["sitecustomize"] = _executed(_theirs)
