@@ -87,11 +87,13 @@ def _import_package_of(line: socket.socket) -> str:
         package = str(request["env"]["PYTHONPATH"])
     except (_Refused, OSError, ValueError, KeyError):
         return ""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "workbench"]:
+    imported = [name for name in sys.modules if name.partition(".")[0] == "workbench"]
+    for name in imported:
         del sys.modules[name]
     ours = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     rest = [path for path in sys.path if path not in ours]
-    sys.path[:] = [*filter(None, package.split(os.pathsep)), *rest]
+    packages = [path for path in package.split(os.pathsep) if path]
+    sys.path[:] = packages + rest
     import_ours()
     return package
 
@@ -127,14 +129,16 @@ def _serve_agent(line: socket.socket, born: Mapping[str, str], package: str) -> 
     if not data:  # the agent has ended
         return
     request = json.loads(data)
-    for number, handle in enumerate([os.open(os.devnull, os.O_RDONLY), *outputs]):
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, handle in enumerate([null, *outputs]):
         os.dup2(handle, number)
         os.close(handle)
     try:
         _check_agent(request, born, package)
         _become_child_of(int(request["agent"]), request["env"])
     except (_Refused, OSError, ValueError) as error:
-        line.send(json.dumps({"refused": str(error)}).encode())
+        refusal = json.dumps({"refused": str(error)})
+        line.send(refusal.encode())
         return
     become_subreaper()
     importlib.import_module(entries.WARM_SERVER).serve_forked(line)

@@ -88,10 +88,15 @@ def _pip(args: Sequence[str], env: Mapping[str, str]) -> None:
     ]
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [*command, *args], env={**own, **env}, cwd="/", capture_output=True, text=True, check=False
+        [*command, *args],
+        env={**own, **env},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
-        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise PackageError(
-            "\n".join(re.sub(r"\x1b\[[\d;]*m", "", line) for line in lines[-_TAIL_LINES:])
-        )
+        output = done.stderr or done.stdout
+        lines = [line for line in output.splitlines() if line.strip()]
+        tail = "\n".join(lines[-_TAIL_LINES:])
+        raise PackageError(re.sub(r"\x1b\[[\d;]*m", "", tail))

@@ -98,7 +98,12 @@ def _import_all(link: socket.socket) -> None:
     modules, late = chosen_modules()
     _import(modules, late)
     took_s = time.monotonic() - began
-    _send(link, {"state": "ready", "took_s": round(took_s, 3), "pid": os.getpid()})
+    ready = {
+        "state": "ready",
+        "took_s": round(took_s, 3),
+        "pid": os.getpid(),
+    }
+    _send(link, ready)
 
 
 def _send(link: socket.socket, message: Mapping[str, object]) -> None:

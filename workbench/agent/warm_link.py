@@ -87,7 +87,9 @@ class WarmLink:
 
     def revive(self) -> None:
         """Start a new server after a ready server has ended. Failed imports are not tried again."""
-        due = self.state == "failed" and self.pid is None and time.monotonic() >= self._again_at
+        if self.state != "failed" or self.pid is not None:
+            return
+        due = time.monotonic() >= self._again_at
         if due and self._start is not None and self._was_ready:
             _log.info("warm server: another one is started")
             self.start(*self._start)
@@ -96,11 +98,16 @@ class WarmLink:
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         line.settimeout(_CONNECT_S)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
-        request = {"agent": os.getpid(), "python": sys.executable, "env": self._env}
+        request = {
+            "agent": os.getpid(),
+            "python": sys.executable,
+            "env": self._env,
+        }
+        message = json.dumps(request).encode()
         try:
             # A Unix socket's address is too short for long paths.
             line.connect(os.path.relpath(path))
-            socket.send_fds(line, [json.dumps(request).encode()], [1, 2])
+            socket.send_fds(line, [message], [1, 2])
         except OSError as error:
             _log.info("warm server: no fork server at %s: %s", path, error)
             line.close()
@@ -146,7 +153,13 @@ class WarmLink:
         return not late
 
     def fork(
-        self, *, env: Mapping[str, str], cwd: str, folder: Path, entry: str, threads: int
+        self,
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        folder: Path,
+        entry: str,
+        threads: int,
     ) -> int:
         """Request a process for `entry`. Return the request's token, also returned by `receive`."""
         self._token += 1
@@ -226,9 +239,8 @@ class WarmLink:
         """Kill a server that hangs. Its state becomes failed."""
         now = time.monotonic()
         late = [token for token, asked in self._asked.items() if now > asked + _FORK_S]
-        if self.socket is not None and (
-            late or (self.state == "starting" and now > self._deadline)
-        ):
+        is_late = self.state == "starting" and now > self._deadline
+        if self.socket is not None and (late or is_late):
             self.kill(f"no answer in time while {self.state}")
 
     def kill(self, why: str) -> None:

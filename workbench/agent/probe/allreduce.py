@@ -55,11 +55,10 @@ def main() -> None:
         first_s = torch.tensor([_median_s(buffer, 0, 1)], device=device)
         dist.all_reduce(first_s, op=dist.ReduceOp.MAX)  # all ranks must repeat equally often
         longest_s = float(first_s)
-        took_s = (
-            longest_s
-            if longest_s > _LONG_S
-            else _median_s(buffer, 1, max(2, min(20, int(0.3 / longest_s))))
-        )
+        took_s = longest_s
+        if longest_s <= _LONG_S:
+            times = int(0.3 / longest_s)
+            took_s = _median_s(buffer, 1, max(2, min(20, times)))
         _say(request, {"bytes": size, "took_s": took_s})
         if longest_s > _LONG_S:
             break
@@ -67,7 +66,8 @@ def main() -> None:
     alone_s, _ = _computed_and_waited_s(device, 1, chunks, _ROUNDS)
     world_size = request["world_size"]
     # A few numbers of computing ranks: doubled from 4 on.
-    crowds = [n for n in (2, 3, *(1 << bits for bits in range(2, 12))) if n < world_size]
+    doubled = [1 << bits for bits in range(2, 12)]
+    crowds = [count for count in (2, 3, *doubled) if count < world_size]
     for among in (*crowds, world_size):
         computed_s, waited_s = _computed_and_waited_s(device, among, chunks, _ROUNDS)
         _say(request, {"computing": among, "slowdown": computed_s / alone_s})

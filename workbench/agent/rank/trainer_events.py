@@ -183,7 +183,14 @@ def _add(module: Any) -> None:  # noqa: C901
             self._since = (state.global_step, time.monotonic())
 
         @_quiet
-        def on_log(self, args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
+        def on_log(
+            self,
+            args: Any,
+            state: Any,
+            _control: Any,
+            logs: Any = None,
+            **_: Any,
+        ) -> None:
             logs = dict(logs or {})
             if "train_runtime" in logs:
                 self._report_end(args, state, logs)

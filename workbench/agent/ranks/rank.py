@@ -162,15 +162,18 @@ class Rank:
 
     def sample(self, members: set[int]) -> None:
         """Measure the resident memory and the CPU time of the rank's processes."""
-        sizes = {pid: memory(pid) for pid in members}
-        self.rss_bytes = family_memory({pid: now for pid, (now, _) in sizes.items()})
+        now: dict[int, int] = {}
+        peaks: dict[int, int] = {}
+        for pid in members:
+            now[pid], peaks[pid] = memory(pid)
+        self.rss_bytes = family_memory(now)
         cpu_s = sum(activity(pid)[0] for pid in members)
         self.cpu_s = max(self.cpu_s, cpu_s)
         self.halted = False
         own_peak = 0
         if self.process is not None:
             _, self.halted = activity(self.process.pid)
-            _, own_peak = sizes.get(self.process.pid, (0, 0))
+            own_peak = peaks.get(self.process.pid, 0)
         self.peak_rss_bytes = max(self.peak_rss_bytes, self.rss_bytes, own_peak)
 
     def to_dict(self) -> dict[str, object]:

@@ -107,14 +107,19 @@ def last_traceback(text: str) -> Failure | None:
     while (earlier := _chained_to(lines, heads, first)) is not None:
         first = earlier
     bare = [line.removeprefix("  | ") for line in lines]  # the margin of an exception group
-    at = next(
-        (i for i in range(last + 1, len(bare)) if bare[i] and not bare[i].startswith((" ", "\t"))),
-        None,
-    )
-    if at is None or not (match := _EXCEPTION.match(bare[at])):
+    # The exception is the first line without an indent below the frames.
+    at = last + 1
+    while at < len(bare) and (not bare[at] or bare[at].startswith((" ", "\t"))):
+        at += 1
+    if at == len(bare):
+        return None
+    match = _EXCEPTION.match(bare[at])
+    if match is None:
         return None
     end = _end_of_message(lines, at)
-    message = (match[2] or "").strip() or " ".join(lines[at + 1 : end]).strip()
+    message = (match[2] or "").strip()
+    if not message:
+        message = " ".join(lines[at + 1 : end]).strip()
     lines[first] = _HEAD.sub(r"\1", lines[first])
     block = "\n".join(lines[first:end])
     return Failure(
@@ -168,9 +173,8 @@ def _from_signal(signum: int, last: Failure | None, stderr: str, oom_hint: str) 
             "; often shared memory that is too small: "
             f"/dev/shm has {_free_mib('/dev/shm')} MiB free"
         )
-    return Failure(
-        kind="signal", message=message, traceback=last.traceback if last else _last_lines(stderr)
-    )
+    text = last.traceback if last else _last_lines(stderr)
+    return Failure(kind="signal", message=message, traceback=text)
 
 
 def _free_mib(path: str) -> int:
@@ -183,32 +187,36 @@ def _free_mib(path: str) -> int:
 
 def _clean(line: str) -> str:
     # A half-drawn bar precedes the text and ends in \r.
-    return _PREFIX.sub("", line.rpartition("\r")[2]).rstrip()
+    _, _, text = line.rpartition("\r")
+    return _PREFIX.sub("", text).rstrip()
 
 
 def _last_lines(text: str) -> str:
-    return "\n".join(_clean(line) for line in text.split("\n")[-_TAIL_LINES - 1 :]).strip()[
-        -_RECORD_BYTES:
-    ]
+    # A final newline leaves an empty last part.
+    last = text.split("\n")[-_TAIL_LINES - 1 :]
+    cleaned = "\n".join(_clean(line) for line in last)
+    return cleaned.strip()[-_RECORD_BYTES:]
 
 
 def _is_harmless(lines: list[str], head: int) -> bool:
-    before = next((line for line in reversed(lines[:head]) if line), "")
-    return before.startswith(_HARMLESS)
+    for line in reversed(lines[:head]):
+        if line:
+            return line.startswith(_HARMLESS)
+    return False
 
 
 def _chained_to(lines: list[str], heads: list[int], head: int) -> int | None:
     before = [i for i in range(head) if lines[i]]
     if not before or lines[before[-1]] not in _CHAIN:
         return None
-    return next((i for i in reversed(heads) if i < before[-1]), None)
+    earlier = [i for i in heads if i < before[-1]]
+    return earlier[-1] if earlier else None
 
 
 def _end_of_message(lines: list[str], at: int) -> int:
+    most = min(len(lines), at + _TAIL_LINES)
     end = at + 1
-    while (
-        end < len(lines) and end - at < _TAIL_LINES and lines[end] and not _HEAD.match(lines[end])
-    ):
+    while end < most and lines[end] and not _HEAD.match(lines[end]):
         end += 1
     return end
 
@@ -218,9 +226,9 @@ def _syntax_error(lines: list[str]) -> Failure | None:
     for at in range(len(lines) - 1, -1, -1):
         if _SYNTAX.match(lines[at]):
             kind, _, message = lines[at].partition(": ")
-            return Failure(
-                kind=kind, message=message, traceback="\n".join(lines[max(0, at - 4) : at + 1])
-            )
+            first = max(0, at - 4)
+            text = "\n".join(lines[first : at + 1])
+            return Failure(kind=kind, message=message, traceback=text)
     return None
 
 
