@@ -108,7 +108,7 @@ class Agent:
 
     @property
     def _live(self) -> bool:
-        """Whether a rank of any run is alive or may start."""
+        """Whether a rank of any run is being forked or is running."""
         return any(run.live for run in self._runs.values())
 
     @property
