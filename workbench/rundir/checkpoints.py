@@ -67,7 +67,10 @@ def newest_good(
         if last_step is not None and step >= last_step:
             problem = f"max_steps is {last_step}, no step is left after the checkpoint"
         else:
-            looked_at = {rank: (pod, *read(pod, part)) for rank, (pod, part) in places.items()}
+            looked_at = {}
+            for rank, (pod, place) in places.items():
+                part_problem, manifest = read(pod, place)
+                looked_at[rank] = (pod, part_problem, manifest)
             problem = _problem(step, looked_at)
         if not problem:
             parts = {rank: part for rank, (_, part) in places.items()}
@@ -116,7 +119,9 @@ def number_in(name: str, what: str) -> int:
         (12, -1)
     """
     word, _, number = name.partition("-")
-    return int(number) if word == what and number.isdigit() else -1
+    if word != what or not number.isdigit():
+        return -1
+    return int(number)
 
 
 Places = Mapping[int, tuple[str, Path]]
@@ -127,9 +132,14 @@ def _here(folder: Path) -> dict[int, Places]:
     steps: dict[int, Places] = {}
     for path in folder.glob("step-*"):
         step = number_in(path.name, "step")
-        if step >= 0:
-            parts = [part for part in path.glob("*/rank-*") if part.is_dir()]
-            steps[step] = {number_in(part.name, "rank"): (part.parent.name, part) for part in parts}
+        if step < 0:
+            continue
+        places: dict[int, tuple[str, Path]] = {}
+        for place in path.glob("*/rank-*"):
+            if place.is_dir():
+                rank = number_in(place.name, "rank")
+                places[rank] = (place.parent.name, place)
+        steps[step] = places
     return steps
 
 
@@ -155,8 +165,9 @@ def _places(parts: Json) -> Places:
 def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]]) -> str:
     # The first part says how many ranks wrote the checkpoint.
     manifests = [manifest for _, _, manifest in parts.values()]
-    reported = whole(manifests[0].get("world_size")) if manifests else None
-    size = reported or 0
+    size = 0
+    if manifests:
+        size = whole(manifests[0].get("world_size")) or 0
     for rank in range(size):
         if rank not in parts:
             return f"the part of rank {rank} of {size} is missing"
@@ -166,7 +177,9 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
         written = [manifest.get(name) for name in ("rank", "step", "world_size")]
         if written != [rank, step, size]:
             return f"rank-{rank} is the part of another checkpoint ({pod})"
-    return "" if size and len(parts) == size else "no part has a readable manifest"
+    if not size or len(parts) != size:
+        return "no part has a readable manifest"
+    return ""
 
 
 def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
@@ -183,10 +196,11 @@ def write_manifest(folder: Path, **facts: object) -> int:
     listed = {}
     total = 0
     for path in sorted(folder.iterdir()):
-        if path.name != NAME:
-            size = path.stat().st_size
-            total += size
-            listed[path.name] = {"bytes": size, "sha256": file_digest(path)}
+        if path.name == NAME:
+            continue
+        size = path.stat().st_size
+        total += size
+        listed[path.name] = {"bytes": size, "sha256": file_digest(path)}
     write_json(folder / NAME, {**facts, "files": listed})
     return total
 

@@ -69,7 +69,11 @@ class ClusterSpec(Record):
     def chosen(self, job: _J, *, world_size: int | None = None) -> _J:
         """Return a job with every open option decided for the pods of the cluster."""
         apart = not self.is_local and self.count > 1
-        return job.chosen(gpus=self.pods.gpus, ranks=world_size, apart=apart)
+        return job.chosen(
+            gpus=self.pods.gpus,
+            ranks=world_size,
+            apart=apart,
+        )
 
     @property
     def is_local(self) -> bool:
@@ -85,12 +89,15 @@ class ClusterSpec(Record):
             return float(self.pods.memory_gib)
         if not self.is_local:
             return None
-        machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return machine_bytes / 2**30 / pods
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        pages = os.sysconf("SC_PHYS_PAGES")
+        machine_gib = page_bytes * pages / 2**30
+        return machine_gib / pods
 
     def resolved(self) -> ClusterSpec:
         """Return a copy with every `${NAME}` filled in from the environment; see `expand_env`."""
-        return self.replace(pods=resolved(self.pods))
+        pods = resolved(self.pods)
+        return self.replace(pods=pods)
 
 
 class RunSpec(Record):
@@ -110,26 +117,29 @@ class RunSpec(Record):
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form, without a value of an environment variable."""
-        return stored(
-            {
-                "cluster": self.cluster.to_dict(),
-                "job": self.job.to_dict(),
-                "pods": self.pods,
-            }
-        )
+        spec = {
+            "cluster": self.cluster.to_dict(),
+            "job": self.job.to_dict(),
+            "pods": self.pods,
+        }
+        return stored(spec)
 
     def resolved(self) -> RunSpec:
         """Return a copy with every `${NAME}` filled in from the environment; see `expand_env`."""
-        return self.replace(cluster=self.cluster.resolved(), job=resolved(self.job))
+        cluster = self.cluster.resolved()
+        job = resolved(self.job)
+        return self.replace(cluster=cluster, job=job)
 
     @property
     def world_size(self) -> int:
         pods = self.pods or self.cluster.count
-        return self.job.ranks(self.cluster.pods.slots * pods)
+        slots = self.cluster.pods.slots * pods
+        return self.job.ranks(slots)
 
     def chosen(self) -> RunSpec:
         """Return a copy with every open option of the job decided."""
-        return self.replace(job=self.cluster.chosen(self.job, world_size=self.world_size))
+        job = self.cluster.chosen(self.job, world_size=self.world_size)
+        return self.replace(job=job)
 
     @classmethod
     def load(cls, path: Path, *, of_run: bool = False) -> RunSpec:
@@ -147,7 +157,8 @@ class RunSpec(Record):
             raise ConfigError(f"{path}: {error}") from None
         except ValueError as error:
             raise ConfigError(f"the spec {path} is not JSON: {error}") from error
-        return spec.replace(job=_relative_to(spec.job, path.parent))
+        job = _relative_to(spec.job, path.parent)
+        return spec.replace(job=job)
 
 
 def hide_values(env: Mapping[str, object]) -> dict[str, str]:
@@ -161,8 +172,11 @@ def hide_values(env: Mapping[str, object]) -> dict[str, str]:
     """
     hidden = {}
     for name, value in env.items():
-        is_reference = _ONLY_REFERENCES.fullmatch(str(value))
-        hidden[name] = str(value) if is_reference else f"${{{name}}}"
+        written = str(value)
+        if _ONLY_REFERENCES.fullmatch(written):
+            hidden[name] = written
+        else:
+            hidden[name] = f"${{{name}}}"
     return hidden
 
 
@@ -172,21 +186,30 @@ def stored(spec: Json) -> dict[str, object]:
     pods = part(cluster, "pods")
     job = part(spec, "job")
     # Values of the environment may also stand in other options.
-    redact = Redactor(_texts(part(pods, "env")), _texts(part(job, "env")))
+    pod_values = _texts(part(pods, "env"))
+    job_values = _texts(part(job, "env"))
+    redact = Redactor(pod_values, job_values)
     if pods:
         cluster = {**cluster, "pods": _without_values(pods)}
-    return redact.json({**spec, "cluster": cluster, "job": _without_values(job)})
+    shown = {
+        **spec,
+        "cluster": cluster,
+        "job": _without_values(job),
+    }
+    return redact.json(shown)
 
 
 def _without_values(record: Json) -> Json:
     if "env" not in record:
         return record
-    return {**record, "env": hide_values(part(record, "env"))}
+    hidden = hide_values(part(record, "env"))
+    return {**record, "env": hidden}
 
 
 def resolved(record: _WithEnv) -> _WithEnv:
     """Return a job or a pod with every `${NAME}` of its `env` filled in; see `expand_env`."""
-    return record.replace(env=expand_env(record.env))
+    env = expand_env(record.env)
+    return record.replace(env=env)
 
 
 def expand_env(env: Mapping[str, str]) -> dict[str, str]:
@@ -213,8 +236,12 @@ def _value_of(reference: re.Match[str]) -> str:
 
 def _texts(env: Json) -> dict[str, str]:
     """Return the values of an environment that are more than references."""
-    texts = {name: str(value) for name, value in env.items()}
-    return {name: text for name, text in texts.items() if not _ONLY_REFERENCES.fullmatch(text)}
+    texts = {}
+    for name, value in env.items():
+        text = str(value)
+        if not _ONLY_REFERENCES.fullmatch(text):
+            texts[name] = text
+    return texts
 
 
 def _relative_to(job: Job, folder: Path) -> Job:
@@ -231,4 +258,7 @@ def _relative_to(job: Job, folder: Path) -> Job:
 
 def _matches(pattern: str, folder: Path) -> bool:
     """Whether a pattern with `*` matches files of a folder. The pattern may be absolute."""
-    return "*" in pattern and bool(glob.glob(pattern, root_dir=folder))  # noqa: PTH207
+    if "*" not in pattern:
+        return False
+    found = glob.glob(pattern, root_dir=folder)  # noqa: PTH207
+    return bool(found)

@@ -49,7 +49,8 @@ class RunView:
         self.unpredicted = ""
         """Reason for a missing prediction. Empty: the prediction exists or is in progress."""
         self.totals = RunTotals()
-        names = (*(metric.name for metric in metrics.METRICS), *curves)
+        names = [metric.name for metric in metrics.METRICS]
+        names.extend(curves)
         self.curves: dict[str, Curve] = {name: Curve() for name in names}
         """Curves over optimizer steps, by name: the known metrics, and the requested curves."""
         self.result: ResultRecord | None = None
@@ -61,7 +62,8 @@ class RunView:
         self.memory: Mapping[str, HostMemory] = self._book.hosts
         self.hosts: Sequence[HostSlots] = ()
         """Pods of the run, in rank order. Empty before the start."""
-        self._submitted_s = number(read_json(self.paths.info).get("submitted_s"))
+        info = read_json(self.paths.info)
+        self._submitted_s = number(info.get("submitted_s"))
         self._first_s: float | None = None
         self._seen: tuple[object, ...] = ()
         self.spec: RunSpec | None = None
@@ -82,11 +84,11 @@ class RunView:
         for event in events:
             self._take(event)
         self._read_state(state, problem)
-        changed = self._look_at_cluster()
+        has_new_phase = self._look_at_cluster()
         seen = (self.state, self.message, self.hint, self.unpredicted)
-        changed = bool(events) or seen != self._seen or changed
+        has_new_state = seen != self._seen
         self._seen = seen
-        return changed
+        return bool(events) or has_new_state or has_new_phase
 
     @property
     def is_over(self) -> bool:
@@ -113,7 +115,9 @@ class RunView:
         reported = whole(self.start.get("world_size"))
         if reported is not None:
             return reported
-        return self.result.world_size if self.result else sum(host.slots for host in self.hosts)
+        if self.result is not None:
+            return self.result.world_size
+        return sum(host.slots for host in self.hosts)
 
     @property
     def batch(self) -> str:
@@ -123,9 +127,11 @@ class RunView:
         rows = self.spec.job.global_batch(self.world_size)
         factors = self.spec.job.batch_factors(self.world_size)
         reported = self.start.get("global_batch_size")
-        if not factors or reported not in (None, rows):
+        if not factors:
             return ""
-        product = " x ".join(map(str, factors))
+        if reported is not None and reported != rows:
+            return ""
+        product = " x ".join(str(factor) for factor in factors)
         return f"{product} = {rows}"
 
     @property
@@ -136,16 +142,21 @@ class RunView:
         """
         if self.result is not None:
             return self.result.duration_s
-        ended = self.totals.last_s if self.state.is_terminal else time.time()
-        if self._submitted_s is None or ended is None:
+        until_s: float | None = time.time()
+        if self.state.is_terminal:
+            until_s = self.totals.last_s
+        if self._submitted_s is None or until_s is None:
             return None
-        return max(0.0, ended - self._submitted_s)
+        return max(0.0, until_s - self._submitted_s)
 
     @property
     def began_s(self) -> float | None:
         """Time of submission in seconds since 1970, or of the first event if earlier."""
-        times = [at for at in (self._submitted_s, self._first_s) if at is not None]
-        return min(times, default=None)
+        if self._submitted_s is None:
+            return self._first_s
+        if self._first_s is None:
+            return self._submitted_s
+        return min(self._submitted_s, self._first_s)
 
     @property
     def ranks(self) -> list[int]:
@@ -160,8 +171,10 @@ class RunView:
     def log(self, rank: int) -> list[str]:
         """Return a rank's last output lines without event lines: standard output, then stderr."""
         if rank not in self._logs:
-            logs = [self.paths.rank_log(rank, stream) for stream in ("stdout", "stderr")]
-            self._logs[rank] = [LogTail(log) for log in logs]
+            self._logs[rank] = [
+                LogTail(self.paths.rank_log(rank, "stdout")),
+                LogTail(self.paths.rank_log(rank, "stderr")),
+            ]
         lines: list[str] = []
         for tail in self._logs[rank]:
             tail.refresh()
@@ -191,7 +204,9 @@ class RunView:
             self.hosts = self.result.hosts or self.hosts
             return
         raw = read_json(self.paths.state)
-        warning = "" if state.is_terminal else text(prediction.get("warning"))
+        warning = ""
+        if not state.is_terminal:
+            warning = text(prediction.get("warning"))
         self.state = state
         self.hint = self._silence(state) or text(raw.get("hint")) or warning
         if state is RunState.LOST:
@@ -208,13 +223,20 @@ class RunView:
     def _look_at_cluster(self) -> bool:
         before = self.cluster_phase
         cluster = cluster_status(cluster_of(self.paths))
-        self.cluster_phase = cluster.phase if cluster.alive else "closed"
-        if not any(host.pod for host in self.hosts):
-            self.hosts = hosts_in(self.paths.hostfile, cluster.pods) or self.hosts
+        if cluster.alive:
+            self.cluster_phase = cluster.phase
+        else:
+            self.cluster_phase = "closed"
+        # The names of the pods are known only once the cluster has reported the pods.
+        has_names = any(host.pod for host in self.hosts)
+        if not has_names:
+            hosts = hosts_in(self.paths.hostfile, cluster.pods)
+            self.hosts = hosts or self.hosts
         return before != self.cluster_phase
 
     def _take(self, event: Event) -> None:
-        self._first_s = event.time_s if self._first_s is None else self._first_s
+        if self._first_s is None:
+            self._first_s = event.time_s
         self.totals.take(event)
         self._book.take(event)
         if event.kind == EventKind.RESTARTED:
@@ -223,17 +245,20 @@ class RunView:
             if went_on is not None:
                 for curve in self.curves.values():
                     curve.cut(went_on)
+        step = event.whole("step")
         for name, value in metrics.figures_of(event).items():
             if name in self.curves:
-                self.curves[name].add(event.whole("step"), value, event.time_s)
+                self.curves[name].add(step, value, event.time_s)
 
     def _place(self, rank: int) -> tuple[str, int]:
         if not self.hosts:
             self._look_at_cluster()
         first = 0
         for host in self.hosts:
-            if first <= rank < first + host.slots:
+            after_last = first + host.slots
+            if first <= rank < after_last:
                 # A job of technique `single` uses a single slot, though its pod may have several.
-                return host.address, min(host.slots, max(1, self.world_size - first))
-            first += host.slots
+                remaining = max(1, self.world_size - first)
+                return host.address, min(host.slots, remaining)
+            first = after_last
         return f"rank {rank}", 1

@@ -94,8 +94,9 @@ def find_all(
         if _CLUSTER_FILE in names:
             yield ClusterPaths(Path(place))
         if level < depth:
-            folders = [entry.path for entry in inside if _is_worth_it(entry)]
-            pending.extend((folder, level + 1) for folder in folders)
+            for entry in inside:
+                if _is_worth_it(entry):
+                    pending.append((entry.path, level + 1))
 
 
 def stamp_of(paths: RunPaths) -> str:
@@ -126,7 +127,12 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
     except Exception as error:
         logger.exception("reading %s", paths.root)
         message = f"{paths.root} cannot be read: {plain(str(error))}"
-        return RunRecord(path=paths.root, state=RunState.LOST, message=message, id=paths.root.name)
+        return RunRecord(
+            path=paths.root,
+            state=RunState.LOST,
+            message=message,
+            id=paths.root.name,
+        )
 
 
 def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
@@ -137,13 +143,15 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
         # A run in progress has no result: the last events have its figures so far.
         events = EventTail(paths.events, last_bytes=_TAIL_BYTES).read()
         facts = RunTotals.of(events).facts(None)
-    if not (facts.get("technique") and facts.get("model")):
+    if not facts.get("technique") or not facts.get("model"):
         for name, value in _asked(paths).items():
-            facts[name] = facts.get(name) or value
+            if not facts.get(name):
+                facts[name] = value
     facts["state"] = state
     if problem:
         facts["message"] = problem
-    facts["hosts"] = facts.get("hosts") or hosts_in(paths.hostfile)
+    if not facts.get("hosts"):
+        facts["hosts"] = hosts_in(paths.hostfile)
     facts |= part(info, "benchmark")
     facts |= asdict(read_label(paths))
     facts["id"] = id_of(paths)
@@ -154,23 +162,34 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
 def hosts_in(hostfile: Path, pods: Sequence[Pod] = ()) -> list[HostSlots]:
     """Read a run's hostfile with the pods' names; return an empty list if it cannot be read."""
     try:
-        entries = Hostfile.parse(read_text(hostfile), source=str(hostfile)).entries
+        content = read_text(hostfile)
+        parsed = Hostfile.parse(content, source=str(hostfile))
     except (OSError, ValueError, WorkbenchError):
         return []
     names = {pod.address: pod.name for pod in pods}
     hosts = []
-    for entry in entries:
-        pod = names.get(entry.address, "")
-        hosts.append(HostSlots(address=entry.address, slots=entry.slots, pod=pod))
+    for entry in parsed.entries:
+        host = HostSlots(
+            address=entry.address,
+            slots=entry.slots,
+            pod=names.get(entry.address, ""),
+        )
+        hosts.append(host)
     return hosts
 
 
 def _asked(paths: RunPaths) -> Mapping[str, object]:
-    job = part(read_json(paths.spec), "job")
+    spec = read_json(paths.spec)
+    job = part(spec, "job")
     if not job:
         return {}
     columns = table_columns(job)
-    return {name: columns[name] for name in _COLUMNS if columns.get(name)}
+    asked = {}
+    for name in _COLUMNS:
+        value = columns.get(name)
+        if value:
+            asked[name] = value
+    return asked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,7 +216,8 @@ def write_label(paths: RunPaths, **changes: object) -> None:
     pods = part(part(spec, "cluster"), "pods")
     job = part(spec, "job")
     env = {**part(pods, "env"), **part(job, "env")}
-    redact = Redactor({name: os.environ.get(name, "") for name in env})
+    values = {name: os.environ.get(name, "") for name in env}
+    redact = Redactor(values)
     for name, value in changes.items():
         match value:
             case str() if len(value) <= _LONGEST[name] and not problem_in(value):
@@ -208,6 +228,9 @@ def write_label(paths: RunPaths, **changes: object) -> None:
                     f"give text of at most {_LONGEST[name]} letters"
                 )
     try:
-        write_json(paths.label, {**asdict(read_label(paths)), **changes}, mode=0o644)
+        label = asdict(read_label(paths))
+        label.update(changes)
+        write_json(paths.label, label, mode=0o644)
     except OSError as error:
-        raise RunError(f"{paths.label} cannot be written: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise RunError(f"{paths.label} cannot be written: {reason}") from error

@@ -50,7 +50,8 @@ def flight_words(dumps: Mapping[int, Json]) -> list[str]:
     """
     groups: dict[str, dict[int, _Last]] = {}
     for rank, dump in sorted(dumps.items()):
-        for group, last in _last_of_groups(dump).items():
+        last_of_groups = _last_of_groups(dump)
+        for group, last in last_of_groups.items():
             groups.setdefault(group, {})[rank] = last
     stuck: list[str] = []
     for _, ranks in sorted(groups.items()):
@@ -62,25 +63,35 @@ def _last_of_groups(dump: Json) -> dict[str, _Last]:
     last: dict[str, _Last] = {}
     for entry in parts(dump.get("entries")):
         number = whole(entry.get("collective_seq_id"))
-        group = " ".join(map(str, items(entry.get("process_group"))))
+        group_names = items(entry.get("process_group"))
+        group = " ".join(str(name) for name in group_names)
         is_p2p = entry.get("is_p2p") is True
         if number is None or is_p2p:
             continue
-        if group in last and last[group].number >= number:
+        before = last.get(group)
+        if before is not None and before.number >= number:
             continue
-        words = text(entry.get("profiling_name"))
-        sizes = " ".join(str(size) for size in items(entry.get("input_sizes")))
-        if sizes:
-            words = f"{words} of {sizes}" if words else sizes
-        done = entry.get("retired") is True or entry.get("state") == "completed"
+        name = text(entry.get("profiling_name"))
+        input_sizes = items(entry.get("input_sizes"))
+        sizes = " ".join(str(size) for size in input_sizes)
+        words = name or sizes
+        if name and sizes:
+            words = f"{name} of {sizes}"
+        is_retired = entry.get("retired") is True
+        done = is_retired or entry.get("state") == "completed"
         last[group] = _Last(number=number, words=words, done=done)
     return last
 
 
 def _stuck(ranks: Mapping[int, _Last]) -> Iterator[str]:
     number = max(last.number for last in ranks.values())
-    there = {rank: last for rank, last in ranks.items() if last.number == number}
-    behind = [rank for rank in ranks if rank not in there]
+    there: dict[int, _Last] = {}
+    behind: list[int] = []
+    for rank, last in ranks.items():
+        if last.number == number:
+            there[rank] = last
+        else:
+            behind.append(rank)
     waiting = [rank for rank, last in there.items() if not last.done]
     if not waiting:
         return
@@ -88,7 +99,8 @@ def _stuck(ranks: Mapping[int, _Last]) -> Iterator[str]:
     for rank, last in there.items():
         kinds.setdefault(last.words, []).append(rank)
     if len(kinds) > 1:
-        differing = ", ".join(f"{_ranks(who)} {words}" for words, who in kinds.items())
+        clauses = [f"{_ranks(who)} {words}" for words, who in kinds.items()]
+        differing = ", ".join(clauses)
         yield f"collective {number} is not the same: {differing}"
         return
     rest = ""
@@ -133,9 +145,12 @@ def nccl_words(lines: Iterable[str]) -> list[str]:
             ways[way[1]] += 1
     summary = list(facts)
     if ways:
-        via = [f"{counted(number, 'channel')} via {name}" for name, number in ways.most_common()]
+        via = []
+        for name, number in ways.most_common():
+            via.append(f"{counted(number, 'channel')} via {name}")
         summary.append(", ".join(via))
-    return [*summary, *warnings][:_MOST_LINES]
+    summary.extend(warnings)
+    return summary[:_MOST_LINES]
 
 
 def communication(paths: RunPaths) -> list[str]:
@@ -144,7 +159,9 @@ def communication(paths: RunPaths) -> list[str]:
         dump = read_json(path, within=paths.root)
         if dump:
             dumps[rank] = dump
-    return flight_words(dumps) + nccl_words(_printed(paths))
+    of_recorder = flight_words(dumps)
+    of_nccl = nccl_words(_printed(paths))
+    return of_recorder + of_nccl
 
 
 def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:

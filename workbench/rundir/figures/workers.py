@@ -26,7 +26,9 @@ class EpochTime:
     @property
     def steps_per_s(self) -> float | None:
         """Optimizer steps per second. None: the pass took no time."""
-        return self.steps / self.seconds if self.seconds else None
+        if not self.seconds:
+            return None
+        return self.steps / self.seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,15 +77,17 @@ class WorkerBook:
     def take(self, event: Event) -> None:
         match event.kind:
             case EventKind.SAMPLE:
+                pod = event.text("pod")
                 for gpu in parts(event.data.get("gpus")):
-                    self._gpu(event.text("pod"), gpu)
+                    self._gpu(pod, gpu)
             case EventKind.RESTARTED:
                 self._workers = {}
             case EventKind.EPOCH if event.rank is not None:
                 self._epoch(event.rank, event)
             case EventKind.DEVICE if event.rank is not None:
+                worker = self._of(event.rank)
                 self._workers[event.rank] = replace(
-                    self._of(event.rank),
+                    worker,
                     pod=event.text("pod"),
                     threads=event.whole("threads"),
                     cores=event.text("cores"),
@@ -111,14 +115,17 @@ class WorkerBook:
             return
         ranks = self._ends.setdefault(epoch, {})
         ranks[rank] = steps, seconds
+        worker = self._of(rank)
         total_s = number(event.data.get("total_s"))
-        self._workers[rank] = replace(self._of(rank), seconds=total_s)
+        self._workers[rank] = replace(worker, seconds=total_s)
 
     def _gpu(self, pod: str, raw: Mapping[str, object]) -> None:
         index = whole(raw.get("index"))
         if index is None:
             return
-        gpu = self._gpus.get((pod, index), GpuUse(pod=pod, index=index))
+        gpu = self._gpus.get((pod, index))
+        if gpu is None:
+            gpu = GpuUse(pod=pod, index=index)
         looks = gpu.looks
         busy = number(raw.get("percent"))
         mean = gpu.percent
@@ -141,7 +148,8 @@ class WorkerBook:
         for epoch, ranks in sorted(self._ends.items()):
             steps, _ = next(iter(ranks.values()))
             slowest_s = max(seconds for _, seconds in ranks.values())
-            epochs.append(EpochTime(epoch=epoch, steps=steps, seconds=slowest_s))
+            passed = EpochTime(epoch=epoch, steps=steps, seconds=slowest_s)
+            epochs.append(passed)
         return epochs
 
     @property
@@ -154,6 +162,8 @@ class WorkerBook:
 
 
 def _most(before: float | None, now: float | None) -> float | None:
-    if before is None or now is None:
-        return now if before is None else before
+    if before is None:
+        return now
+    if now is None:
+        return before
     return max(before, now)

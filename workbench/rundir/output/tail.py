@@ -37,12 +37,13 @@ def last_lines(path: Path, root: Path, most: int | None) -> list[str]:
 
 def last_of_both(paths: RunPaths, rank: int, most: int | None) -> list[str]:
     """Return the last lines of both streams of a rank, in order of arrival where recorded."""
-    logs = {
-        name: _lines_with_ends(paths.rank_log(rank, name), paths.root, most)
-        for name in ("stdout", "stderr")
-    }
+    logs = {}
+    for name in ("stdout", "stderr"):
+        log = paths.rank_log(rank, name)
+        logs[name] = _lines_with_ends(log, paths.root, most)
+    turns = _turns(paths.rank_log(rank, "order"), paths.root)
     merged: list[str] = []
-    for name, end in _turns(paths.rank_log(rank, "order"), paths.root):
+    for name, end in turns:
         lines = logs[name]
         count = bisect_right(lines, end, key=lambda line: line[0])
         merged += [line for _, line in lines[:count]]
@@ -55,24 +56,30 @@ def last_of_both(paths: RunPaths, rank: int, most: int | None) -> list[str]:
 
 def _last(lines: list[_T], most: int | None) -> list[_T]:
     """Return the last `most` entries. None: all entries."""
-    return lines if most is None else lines[max(0, len(lines) - most) :]
+    if most is None:
+        return lines
+    first = max(0, len(lines) - most)
+    return lines[first:]
 
 
 def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
     try:
         with open_record(path, within=root) as file:
-            turns = _TURN.findall(file.read(_MOST_BYTES))
+            content = file.read(_MOST_BYTES)
     except OSError:  # runs of an earlier version have no order file
         return []
+    turns = _TURN.findall(content)
     return [(stream.decode(), int(end)) for stream, end in turns]
 
 
 def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int, str]]:
+    furthest = None if most is None else _MOST_BYTES
     with open_record(path, within=root) as file:
-        for start, data in _ends(file, None if most is None else _MOST_BYTES):
+        for start, data in _ends(file, furthest):
             lines = []
             end = start
-            for number, part in enumerate(data.split(b"\n")):
+            pieces = data.split(b"\n")
+            for number, part in enumerate(pieces):
                 end += len(part) + 1
                 # The first line of a later start may be incomplete.
                 if number == 0 and start > 0:
@@ -93,9 +100,12 @@ def _ends(file: BinaryIO, furthest: int | None) -> Iterator[tuple[int, bytes]]:
     size = file.seek(0, os.SEEK_END)
     back = _WINDOW_BYTES
     while True:
-        start = 0 if furthest is None else max(0, size - back)
+        start = 0
+        if furthest is not None:
+            start = max(0, size - back)
         file.seek(start)
-        yield start, file.read(size - start)
+        data = file.read(size - start)
+        yield start, data
         if furthest is None or start == 0 or back >= furthest:
             return
         back *= 4
@@ -158,7 +168,9 @@ class LogTail:
         *lines, rest = (self._pending + data).split(b"\n")
         self._pending = rest[-_WINDOW_BYTES:]
         # The first line of a window may be incomplete.
-        for line in lines if whole else lines[1:]:
+        if not whole:
+            lines = lines[1:]
+        for line in lines:
             text = _shown(line)
             if text and not text.startswith(MARK):
                 self._kept.append(text)
@@ -166,6 +178,7 @@ class LogTail:
 
 def _shown(line: bytes) -> str:
     r"""Decode a line as a terminal does: a carriage return restarts the line."""
-    last_drawn = line.rstrip(b"\r").rpartition(b"\r")[2]
-    text = last_drawn[:_LONGEST_LINE].decode("utf-8", errors="replace")
+    _, _, last_drawn = line.rstrip(b"\r").rpartition(b"\r")
+    shortened = last_drawn[:_LONGEST_LINE]
+    text = shortened.decode("utf-8", errors="replace")
     return mask_secrets(text.rstrip())
