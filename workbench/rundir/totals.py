@@ -161,28 +161,23 @@ class RunTotals:
                 self.eval_loss = event.number("eval_loss")
                 self._eval_step = event.whole("step")
                 self.metrics = numbers_of(event.data.get("metrics"))
-                self._first_eval_loss = (
-                    self.eval_loss if self._eval_step == 0 else self._first_eval_loss
-                )
+                if self._eval_step == 0:
+                    self._first_eval_loss = self.eval_loss
             case EventKind.PHASE if rank is not None:
                 self.phases[rank] = event.text("name")
                 if rank == 0:
                     self.doing = _doing(event)
-                    return RunState.RUNNING if self.training else RunState.STARTING, self.doing
+                    state = RunState.RUNNING if self.training else RunState.STARTING
+                    return state, self.doing
             case EventKind.FIRST_STEP:
-                first = not self.training
+                was_training = self.training
                 self.training = True
-                if (
-                    self.restarts
-                    and self._first_step is None
-                    and (lost_s := self.restarts[-1].lost_s) is not None
-                ):
-                    self.restarts[-1] = replace(
-                        self.restarts[-1], took_s=max(0.0, event.time_s - lost_s)
-                    )
+                if self.restarts and self._first_step is None:
+                    self._end_restart(event)
                 if rank == 0 and self._first_step_s is None:
                     self._first_step_s = event.time_s
-                return (RunState.RUNNING, "training") if first else None
+                if not was_training:
+                    return RunState.RUNNING, "training"
             case EventKind.START:
                 self.start = event.data
             case EventKind.END:
@@ -220,23 +215,33 @@ class RunTotals:
                 if math.isfinite(value):
                     self.step_figures[name] = value
 
+    def _end_restart(self, event: Event) -> None:
+        """Record the time from the loss to the first step after the last restart."""
+        restart = self.restarts[-1]
+        if restart.lost_s is not None:
+            took_s = max(0.0, event.time_s - restart.lost_s)
+            self.restarts[-1] = replace(restart, took_s=took_s)
+
     def _restart(self, event: Event) -> None:
         """Record a restart and reset the totals of the previous attempt."""
-        restart = Restart.read(
-            {**event.data, "took_s": max(0.0, event.time_s - (event.number("lost_s") or 0.0))}
-        )
+        lost_s = event.number("lost_s") or 0.0
+        took_s = max(0.0, event.time_s - lost_s)
+        restart = Restart.read({**event.data, "took_s": took_s})
         self.restarts.append(restart)
         self.training = False
         self.phases = {}
         self.doing = ""
         self.saved_step = restart.step or 0
-        self._first_step = self._resumed_step = None
+        self._first_step = None
+        self._resumed_step = None
         self._devices = {}
         self._traffic = {}
 
     @property
     def reached_step(self) -> int | None:
-        return None if self.last_step is None else self.last_step.whole("step")
+        if self.last_step is None:
+            return None
+        return self.last_step.whole("step")
 
     @property
     def last_possible_step(self) -> int | None:
@@ -254,7 +259,9 @@ class RunTotals:
         if ended is not None or step is None:
             return ended
         so_far = step.number("train_samples_per_s")
-        return step.number("samples_per_s") if so_far is None else so_far
+        if so_far is not None:
+            return so_far
+        return step.number("samples_per_s")
 
     def progress(self, state: RunState, message: str) -> Progress:
         step = self.last_step or Event(time_s=0.0, rank=None, kind=EventKind.STEP)
@@ -285,33 +292,35 @@ class RunTotals:
         lists: dict[str, Sequence[Any]] = {
             "restarts": self.restarts,
             "epoch_times": self.book.epochs,
+            "workers": self.book.workers,
+            "gpus": self.book.gpus,
         }
-        lists |= {"workers": self.book.workers, "gpus": self.book.gpus}
         # The evaluation before the first step is of the untrained model, so leave it out.
         evaluated = {
             "eval_loss": self.eval_loss,
             "eval_step": self._eval_step,
             "metrics": self.metrics,
         }
-        facts |= {
-            "resumed_step": self._resumed_step,
-            **{
-                name: [asdict(each) for each in several]
-                for name, several in lists.items()
-                if several
-            },
-            "first_eval_loss": self._first_eval_loss,
-            **(evaluated if self._eval_step else {}),
-            **{name: value for name, value in self._end.items() if name in _END_FIELDS},
-            "train_samples_per_s": self.samples_per_s,
-        }
+        facts["resumed_step"] = self._resumed_step
+        for name, several in lists.items():
+            if several:
+                facts[name] = [asdict(each) for each in several]
+        facts["first_eval_loss"] = self._first_eval_loss
+        if self._eval_step:
+            facts |= evaluated
+        # The report at the end of training wins over the figures on the way.
+        for name, value in self._end.items():
+            if name in _END_FIELDS:
+                facts[name] = value
+        facts["train_samples_per_s"] = self.samples_per_s
         facts["metrics"] = numbers_of(facts.get("metrics")) or None
         facts["step_figures"] = self.step_figures or None
         if self.start.get("family") == _CAUSAL:
             facts["perplexity"] = perplexity(number(facts.get("eval_loss")))
         if self._devices:
             names = dict.fromkeys(self._devices[rank] for rank in sorted(self._devices))
-            facts |= {"device": ", ".join(names), "devices": len(self._devices)}
+            facts["device"] = ", ".join(names)
+            facts["devices"] = len(self._devices)
         facts["sent_bytes_per_step"] = self._sent_bytes_per_step()
         return {name: value for name, value in facts.items() if value is not None}
 
@@ -320,10 +329,15 @@ class RunTotals:
         last = self.last_step
         if first is None or last is None:
             return None
-        begun, step, steps = first.whole("step"), last.whole("step"), last.whole("max_steps")
-        if begun is None or step is None or steps is None or step <= begun:
+        begun = first.whole("step")
+        step = last.whole("step")
+        steps = last.whole("max_steps")
+        if begun is None or step is None or steps is None:
             return None
-        return (last.time_s - first.time_s) / (step - begun) * (steps - step)
+        if step <= begun:
+            return None
+        step_s = (last.time_s - first.time_s) / (step - begun)
+        return step_s * (steps - step)
 
     def _sent_bytes_per_step(self) -> float | None:
         sent = 0.0
@@ -336,7 +350,10 @@ class RunTotals:
                 return None
             sent = sent + size / steps
             pods = pods + 1 / ranks
-        return sent / pods if pods and len(self._traffic) == len(self._devices) else None
+        # Some ranks may not have reported yet.
+        if not pods or len(self._traffic) != len(self._devices):
+            return None
+        return sent / pods
 
 
 class TotalsTail:
@@ -355,9 +372,10 @@ class TotalsTail:
         with self._lock, suppress(OSError):
             found = self._path.stat()
             # A replaced or truncated file lacks the earlier events, so begin again.
-            if (found.st_dev, found.st_ino) != self._file or found.st_size < self._size:
+            file = (found.st_dev, found.st_ino)
+            if file != self._file or found.st_size < self._size:
                 self._begin()
-            self._file = (found.st_dev, found.st_ino)
+            self._file = file
             self._size = found.st_size
             for event in self._tail.read():
                 self._totals.take(event)
@@ -390,4 +408,7 @@ def _with_figures(event: Event, last: Event | None) -> Event:
 def _doing(event: Event) -> str:
     done = event.whole("done")
     total = event.whole("total")
-    return event.text("name") + (f" {done} of {total}" if done is not None and total else "")
+    name = event.text("name")
+    if done is None or not total:
+        return name
+    return f"{name} {done} of {total}"

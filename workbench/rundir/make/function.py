@@ -48,19 +48,22 @@ def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Jo
     _check_python(job.name, pods)
     pickled, facts = pickled_function(job)
     name = "".join(c for c in job.name if c.isidentifier()) or "function"
-    folder = parent / f"{name}-{hashlib.sha256(pickled).hexdigest()[:16]}"
+    digest = hashlib.sha256(pickled).hexdigest()
+    folder = parent / f"{name}-{digest[:16]}"
     package, _, module = entries.CALL.rpartition(".")
+    caller = files(package).joinpath(f"{module}.py")
     contents = {
         # No import can match the name: a function may be called `random`.
-        f"{name}-call.py": files(package).joinpath(f"{module}.py").read_bytes(),
+        f"{name}-call.py": caller.read_bytes(),
         "function.json": json.dumps(facts).encode(),
         "function.pickle": pickled,
         # Pods may lack cloudpickle or have another version.
         **cloudpickle_files(),
     }
     for path, content in contents.items():
-        make_private((folder / path).parent)
-        write_bytes(folder / path, content)
+        file = folder / path
+        make_private(file.parent)
+        write_bytes(file, content)
     return Script(
         path=str(folder / f"{name}-call.py"),
         launcher=job.launcher,
@@ -86,12 +89,11 @@ def cloudpickle_files() -> Mapping[str, bytes]:
 
     Pods may lack the package.
     """
-    package = files("cloudpickle")
-    return {
-        f"cloudpickle/{file.name}": file.read_bytes()
-        for file in package.iterdir()
-        if file.name.endswith(".py")
-    }
+    contents = {}
+    for file in files("cloudpickle").iterdir():
+        if file.name.endswith(".py"):
+            contents[f"cloudpickle/{file.name}"] = file.read_bytes()
+    return contents
 
 
 def pickled_function(job: Function) -> tuple[bytes, Mapping[str, object]]:
@@ -102,7 +104,8 @@ def pickled_function(job: Function) -> tuple[bytes, Mapping[str, object]]:
         raise ConfigError(f"{job.function!r} is not a function")
     sources: dict[str, str] = {}
     whole = (job.function, tuple(job.args), dict(job.kwargs))
-    module = sys.modules.get(getattr(job.function, "__module__", ""))
+    module_name = getattr(job.function, "__module__", "")
+    module = sys.modules.get(module_name)
     travels = _is_own(module)  # the module is sent too: pods have only libraries
     if travels:
         cloudpickle.register_pickle_by_value(module)
@@ -128,8 +131,10 @@ def _dumps(value: object, sources: dict[str, str]) -> bytes:
 
     def code(it: CodeType) -> Any:
         name = _cell(it.co_filename)
-        if lines := linecache.getlines(it.co_filename):
-            sources[name] = _with_lines(sources.get(name, ""), lines, it)
+        lines = linecache.getlines(it.co_filename)
+        if lines:
+            kept = sources.get(name, "")
+            sources[name] = _with_lines(kept, lines, it)
         return table[CodeType](it.replace(co_filename=name))
 
     def refuse(file: io.TextIOWrapper) -> Any:  # cloudpickle would send the file's content
@@ -153,11 +158,16 @@ def _with_lines(kept: str, lines: Sequence[str], code: CodeType) -> str:
     All other lines are empty.
     """
     # Tracebacks need the lines. The rest of a cell may hold secrets, such as a token.
-    ends = [end for _, end, _, _ in code.co_positions() if end is not None]
-    first, last = code.co_firstlineno, max([code.co_firstlineno, *ends])
-    before = kept.splitlines(keepends=True)
-    before += ["\n"] * (last - len(before))
-    return "".join([*before[: first - 1], *lines[first - 1 : last], *before[last:]])
+    first = code.co_firstlineno
+    last = first
+    for _, end, _, _ in code.co_positions():
+        if end is not None:
+            last = max(last, end)
+    text = kept.splitlines(keepends=True)
+    missing = last - len(text)
+    text += ["\n"] * missing
+    text[first - 1 : last] = lines[first - 1 : last]
+    return "".join(text)
 
 
 def _cell(file: str) -> str:
@@ -168,7 +178,9 @@ def _cell(file: str) -> str:
     compiler = getattr(shell, "compile", None)
     numbers = getattr(compiler, "_filename_map", {})
     number = numbers.get(file)
-    return file if number is None else f"<cell {number}>"
+    if number is None:
+        return file
+    return f"<cell {number}>"
 
 
 def _is_own(module: ModuleType | None) -> bool:
@@ -176,15 +188,19 @@ def _is_own(module: ModuleType | None) -> bool:
         return False
     file = Path(getattr(module, "__file__", None) or "")
     library = Path(importlib.__file__ or "").parent.parent
-    is_library = file.is_relative_to(library) or not set(file.parts).isdisjoint(_LIBRARIES)
-    return bool(file.name) and not is_library
+    if not file.name or file.is_relative_to(library):
+        return False
+    return set(file.parts).isdisjoint(_LIBRARIES)
 
 
 def _culprit(job: Function) -> str:
     """Return the variable or argument that cannot be pickled, and the reason."""
-    arguments = {f"argument {n + 1}": value for n, value in enumerate(job.args)}
-    arguments |= {f"argument {name!r}": value for name, value in job.kwargs.items()}
-    named = {**arguments, **_variables(job.function, job.name, set())}
+    named: dict[str, object] = {}
+    for number, value in enumerate(job.args, start=1):
+        named[f"argument {number}"] = value
+    for name, value in job.kwargs.items():
+        named[f"argument {name!r}"] = value
+    named |= _variables(job.function, job.name, set())
     for name, value in named.items():
         try:
             _dumps(value, {})
@@ -206,10 +222,9 @@ def _variables(function: object, name: str, seen: set[int]) -> Mapping[str, obje
     seen.add(id(function))
     used = inspect.getclosurevars(function)
     direct = {**used.globals, **used.nonlocals}
-    inner: dict[str, object] = {}
+    found: dict[str, object] = {}
     for variable, value in direct.items():
-        inner |= _variables(value, variable, seen)
-    return {
-        **inner,
-        **{f"the variable {variable!r} in {name}": value for variable, value in direct.items()},
-    }
+        found |= _variables(value, variable, seen)
+    for variable, value in direct.items():
+        found[f"the variable {variable!r} in {name}"] = value
+    return found
