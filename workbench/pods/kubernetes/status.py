@@ -55,7 +55,9 @@ def phase_of(pod: Mapping[str, Any]) -> Phase:
     """Return the phase; Unknown also where the node stopped reporting."""
     status = _status(pod)
     phase = Phase(str(status.get("phase") or Phase.PENDING.value))
-    return Phase.UNKNOWN if phase is Phase.RUNNING and _is_on_lost_node(pod) else phase
+    if phase is Phase.RUNNING and _is_on_lost_node(pod):
+        return Phase.UNKNOWN
+    return phase
 
 
 def _is_on_lost_node(pod: Mapping[str, Any]) -> bool:
@@ -63,12 +65,10 @@ def _is_on_lost_node(pod: Mapping[str, Any]) -> bool:
     # The controller of nodes sets `Ready` so. A kubelet knows of failed probes and of containers
     # that have ended. So a kubelet always gives a reason, such as ContainersNotReady.
     ready = _condition(pod, "Ready", "False")
+    if not ready or ready.get("reason"):
+        return False
     containers: Iterable[Mapping[str, Any]] = _status(pod).get("containerStatuses") or ()
-    return (
-        bool(ready)
-        and not ready.get("reason")
-        and all("running" in each.get("state", {}) for each in containers)
-    )
+    return all("running" in each.get("state", {}) for each in containers)
 
 
 def _node_words(pod: Mapping[str, Any]) -> str:
@@ -80,8 +80,11 @@ def _node_words(pod: Mapping[str, Any]) -> str:
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
-    ready = _condition(pod, "Ready").get("status") == "True"
-    return ready and bool(_status(pod).get("podIP")) and not _metadata(pod).get("deletionTimestamp")
+    if _condition(pod, "Ready").get("status") != "True":
+        return False
+    if _metadata(pod).get("deletionTimestamp"):
+        return False
+    return bool(_status(pod).get("podIP"))
 
 
 def is_going(pod: Mapping[str, Any]) -> bool:
@@ -89,31 +92,45 @@ def is_going(pod: Mapping[str, Any]) -> bool:
 
     Its phase is Succeeded for a moment, with exit code 0.
     """
-    return bool(_metadata(pod).get("deletionTimestamp")) and phase_of(pod).is_terminal
+    if not _metadata(pod).get("deletionTimestamp"):
+        return False
+    return phase_of(pod).is_terminal
 
 
 def is_hopeless(
-    pod: Mapping[str, Any], made: Collection[str] = (), events: Iterable[Mapping[str, Any]] = ()
+    pod: Mapping[str, Any],
+    made: Collection[str] = (),
+    events: Iterable[Mapping[str, Any]] = (),
 ) -> bool:
     """Return whether waiting is useless: the pod ended, is deleted, or lacks something for good."""
     if phase_of(pod).is_terminal or _metadata(pod).get("deletionTimestamp"):
         return True
-    if any(_waiting(container).get("reason") in _HOPELESS for container in _containers(pod)):
+    if _waits_for(pod, _HOPELESS):
         return True
-    own = [event for event in events if _uid_of(event) == _metadata(pod).get("uid")]
-    if _has_failed_pull(pod) and any(_NO_IMAGE.search(words) for words in _pull_words(pod, own)):
-        return True
-    if any(
-        e.get("reason") == "FailedMount" and _NO_CONFIG_MAP.search(str(e.get("message", "")))
-        for e in own
-    ):
-        return True
-    missing = _NO_CLAIM.findall(str(_condition(pod, "PodScheduled").get("message", "")))
+    uid = _metadata(pod).get("uid")
+    own = [event for event in events if _uid_of(event) == uid]
+    if _has_failed_pull(pod):
+        for words in _pull_words(pod, own):
+            if _NO_IMAGE.search(words):
+                return True
+    for event in own:
+        message = str(event.get("message", ""))
+        if event.get("reason") == "FailedMount" and _NO_CONFIG_MAP.search(message):
+            return True
+    # A claim that the cluster itself makes may appear later.
+    scheduled = _condition(pod, "PodScheduled")
+    missing = _NO_CLAIM.findall(str(scheduled.get("message", "")))
     return not set(missing) <= set(made)
 
 
+def _waits_for(pod: Mapping[str, Any], reasons: Collection[str]) -> bool:
+    """Return whether a container waits for one of the reasons."""
+    current = [_waiting(container).get("reason") for container in _containers(pod)]
+    return any(reason in reasons for reason in current)
+
+
 def _has_failed_pull(pod: Mapping[str, Any]) -> bool:
-    return any(_waiting(container).get("reason") in _PULL_FAILED for container in _containers(pod))
+    return _waits_for(pod, _PULL_FAILED)
 
 
 def _pull_words(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -121,40 +138,62 @@ def _pull_words(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> 
 
     Older kubelets write the cause to the Event alone.
     """
-    texts = [str(_waiting(container).get("message", "")) for container in _containers(pod)]
-    texts += [str(event.get("message", "")) for event in events if event.get("reason") == "Failed"]
+    texts = []
+    for container in _containers(pod):
+        waiting = _waiting(container)
+        texts.append(str(waiting.get("message", "")))
+    for event in events:
+        if event.get("reason") == "Failed":
+            texts.append(str(event.get("message", "")))
     image_names = re.compile(r'image "[^"]*"')  # a name may hold such words itself
     return [image_names.sub("image", text) for text in texts]
 
 
 def is_pulling(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]]) -> bool:
     """Return whether the node pulls the pod's image, or tries a failed pull again."""
-    if phase_of(pod) is Phase.PENDING and _has_failed_pull(pod):
-        return True
-    if phase_of(pod) is not Phase.PENDING or any(
-        _waiting(container) for container in _containers(pod)
-    ):
+    if phase_of(pod) is not Phase.PENDING:
         return False
-    pulls = [
-        e for e in events if _uid_of(e) == _metadata(pod).get("uid") and e.get("reason") in _PULLS
-    ]
-    pulls.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""))
-    return bool(pulls) and pulls[-1]["reason"] == "Pulling"
+    if _has_failed_pull(pod):
+        return True
+    if any(_waiting(container) for container in _containers(pod)):
+        return False
+    uid = _metadata(pod).get("uid")
+    pulls = []
+    for event in events:
+        if _uid_of(event) == uid and event.get("reason") in _PULLS:
+            pulls.append(event)
+    if not pulls:
+        return False
+    pulls.sort(key=_time_of)
+    return bool(pulls[-1]["reason"] == "Pulling")
+
+
+def _time_of(event: Mapping[str, Any]) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str:
     """Return why a pod is as it is; empty where there is nothing to say."""
     status = _status(pod)
+    containers = _containers(pod)
     reasons = [_join(status)]
-    reasons += [_join(end) for container in _containers(pod) if (end := _ended(container))]
+    for container in containers:
+        end = _ended(container)
+        if end:
+            reasons.append(_join(end))
     reasons.append(_join(_condition(pod, "DisruptionTarget", "True")))
     if phase_of(pod) is Phase.UNKNOWN:
         reasons.append(_node_words(pod) if _is_on_lost_node(pod) else "its node does not report")
     if not any(reasons):
-        told = [waiting for container in _containers(pod) if (waiting := _waiting(container))]
-        told.append(_condition(pod, "PodScheduled", "False"))
-        told_words = [_join(each) for each in told]
-        reasons += [*told_words, *_warnings(pod, events, told_words)]
+        told_words = []
+        for container in containers:
+            waiting = _waiting(container)
+            if waiting:
+                told_words.append(_join(waiting))
+        unscheduled = _condition(pod, "PodScheduled", "False")
+        told_words.append(_join(unscheduled))
+        reasons += told_words
+        reasons += _warnings(pod, events, told_words)
     return "; ".join(dict.fromkeys(words for words in reasons if words))
 
 
@@ -168,15 +207,16 @@ def leftovers(pods: Iterable[Mapping[str, Any]], now_s: float) -> list[tuple[str
     """Return name and uid of abandoned pods: all pods of their cluster ended ten minutes ago."""
     clusters: dict[str, list[Mapping[str, Any]]] = {}
     for pod in pods:
-        clusters.setdefault(_metadata(pod).get("labels", {}).get(CLUSTER_LABEL, ""), []).append(pod)
+        labels = _metadata(pod).get("labels", {})
+        cluster = labels.get(CLUSTER_LABEL, "")
+        clusters.setdefault(cluster, []).append(pod)
+    latest_s = now_s - _FORGOTTEN_S
     forgotten = []
     for members in clusters.values():
-        if all(
-            phase_of(pod).is_terminal and _ended_s(pod) < now_s - _FORGOTTEN_S for pod in members
-        ):
-            forgotten += [
-                (str(_metadata(pod)["name"]), str(_metadata(pod)["uid"])) for pod in members
-            ]
+        if all(phase_of(pod).is_terminal and _ended_s(pod) < latest_s for pod in members):
+            for pod in members:
+                metadata = _metadata(pod)
+                forgotten.append((str(metadata["name"]), str(metadata["uid"])))
     return forgotten
 
 
@@ -193,19 +233,25 @@ class Waits:
     ) -> dict[int, str]:
         """Return the reason of every pod, given as the server shows it; None is not there yet."""
         now = time.monotonic()
-        self._begun = {
-            index: self._begun.get(index, now)
-            for index, pod in pods.items()
-            if pod and is_pulling(pod, events)
-        }
-        self.pulling = bool(self._begun)
-        return {
-            index: self._reason(index, pod, events, now) if pod else ""
-            for index, pod in pods.items()
-        }
+        begun = {}
+        for index, pod in pods.items():
+            if pod and is_pulling(pod, events):
+                begun[index] = self._begun.get(index, now)
+        self._begun = begun
+        self.pulling = bool(begun)
+        reasons = {}
+        for index, pod in pods.items():
+            reasons[index] = ""
+            if pod:
+                reasons[index] = self._reason(index, pod, events, now)
+        return reasons
 
     def _reason(
-        self, index: int, pod: Mapping[str, Any], events: Sequence[Mapping[str, Any]], now: float
+        self,
+        index: int,
+        pod: Mapping[str, Any],
+        events: Sequence[Mapping[str, Any]],
+        now: float,
     ) -> str:
         if index not in self._begun:
             return why(pod, events)
@@ -241,11 +287,10 @@ def _names(indices: Sequence[int]) -> str:
             runs.append([index])
     names: list[str] = []
     for run in runs:
-        names += (
-            [f"pod-{run[0]} to pod-{run[-1]}"]
-            if len(run) > 2
-            else [f"pod-{index}" for index in run]
-        )
+        if len(run) > 2:
+            names.append(f"pod-{run[0]} to pod-{run[-1]}")
+        else:
+            names += [f"pod-{index}" for index in run]
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
@@ -259,15 +304,15 @@ def report_of(api: KubeApi, index: int, name: str, check_open: Callable[[], None
             text = api.log(name, _LOG_LINES)
         except ApiRefusal as error:
             trouble = error
-        reports = [
-            line.removeprefix(REPORT) for line in text.splitlines() if line.startswith(REPORT)
-        ]
-        if reports:
-            return reports[-1]
+        # The last report counts.
+        for line in reversed(text.splitlines()):
+            if line.startswith(REPORT):
+                return line.removeprefix(REPORT)
         check_open()
-        if trouble is not None and (trouble.status in (401, 403) or time.monotonic() > deadline):
+        is_late = time.monotonic() > deadline
+        if trouble is not None and (is_late or trouble.status in (401, 403)):
             raise trouble
-        if time.monotonic() > deadline:
+        if is_late:
             lines = "\n".join(text.splitlines()[-_LAST_LINES:]) or "(nothing)"
             raise PodError(f"pod-{index} is up, but its log has no report of the pod:\n{lines}")
         time.sleep(0.1)
@@ -278,11 +323,14 @@ def _ended_s(pod: Mapping[str, Any]) -> float:
 
     When the pod was made where none started.
     """
-    ends = [
-        container.get("state", {}).get("terminated", {}).get("finishedAt")
-        for container in _containers(pod)
-    ]
-    times = [end for end in ends if end] or [_metadata(pod).get("creationTimestamp")]
+    times = []
+    for container in _containers(pod):
+        ended = container.get("state", {}).get("terminated", {})
+        end = ended.get("finishedAt")
+        if end:
+            times.append(end)
+    if not times:
+        times.append(_metadata(pod).get("creationTimestamp"))
     return max(datetime.fromisoformat(str(text)).timestamp() for text in times)
 
 
@@ -291,7 +339,9 @@ def _uid_of(event: Mapping[str, Any]) -> object:
 
 
 def _warnings(
-    pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]], told: Sequence[str]
+    pod: Mapping[str, Any],
+    events: Iterable[Mapping[str, Any]],
+    told: Sequence[str],
 ) -> list[str]:
     """Return the warnings of a pod's events, without start-up probes and repeated states."""
     uid = _metadata(pod).get("uid")
@@ -303,10 +353,12 @@ def _warnings(
         # The scheduler writes its words into the condition too. The cause of a failed pull stands
         # in the container's state.
         cause = _PULL_CAUSE.sub("", message)
-        if _HEALTHY.match(message) or any(cause and cause in words for words in told):
+        is_told = cause != "" and any(cause in words for words in told)
+        if is_told or _HEALTHY.match(message):
             continue
         warnings.append(_join(event))
-    return list(dict.fromkeys(warnings))[-_WARNINGS_SHOWN:]
+    distinct = list(dict.fromkeys(warnings))
+    return distinct[-_WARNINGS_SHOWN:]
 
 
 def _ended(container: Mapping[str, Any]) -> dict[str, str]:
@@ -324,7 +376,9 @@ def _ended(container: Mapping[str, Any]) -> dict[str, str]:
 
 def _waiting(container: Mapping[str, Any]) -> Mapping[str, Any]:
     waiting: Mapping[str, Any] = container.get("state", {}).get("waiting") or {}
-    return {} if waiting.get("reason") in ("ContainerCreating", "PodInitializing") else waiting
+    if waiting.get("reason") in ("ContainerCreating", "PodInitializing"):
+        return {}
+    return waiting
 
 
 def _join(words: Mapping[str, Any]) -> str:
@@ -333,14 +387,19 @@ def _join(words: Mapping[str, Any]) -> str:
 
 def _condition(pod: Mapping[str, Any], kind: str, value: str = "") -> Mapping[str, Any]:
     conditions: Iterable[Mapping[str, Any]] = _status(pod).get("conditions") or ()
-    return next(
-        (c for c in conditions if c.get("type") == kind and value in ("", c.get("status"))), {}
-    )
+    for condition in conditions:
+        if condition.get("type") != kind:
+            continue
+        if not value or condition.get("status") == value:
+            return condition
+    return {}
 
 
 def _containers(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     status = _status(pod)
-    return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    first = status.get("initContainerStatuses") or ()
+    others = status.get("containerStatuses") or ()
+    return [*first, *others]
 
 
 def _status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
