@@ -54,7 +54,11 @@ class Session:
     """One launch, from its first object to the removal of the last."""
 
     def __init__(
-        self, api: KubeApi, objects: ClusterObjects, context: LaunchContext, forward: bool
+        self,
+        api: KubeApi,
+        objects: ClusterObjects,
+        context: LaunchContext,
+        forward: bool,
     ):
         self._api = api
         self._objects = objects
@@ -62,9 +66,8 @@ class Session:
         self._forward = forward
         self._host_keys = [HostKey.generate() for _ in range(objects.count)]
         self._public_keys = [key.public for key in self._host_keys]
-        self._made: list[
-            tuple[str, str]
-        ] = []  # the pods, by name and unique id; all else goes with the first
+        # The pods, by name and unique id. All else goes with the first pod.
+        self._made: list[tuple[str, str]] = []
         self._making = threading.Lock()
         self._closed = threading.Event()
         self._changed = threading.Condition()
@@ -83,7 +86,10 @@ class Session:
 
     def _await_made(self, make: Callable[[], None]) -> list[Pod]:
         self._events = WatchedObjects(
-            self._api, "event", self._changed, field_selector="involvedObject.kind=Pod"
+            self._api,
+            "event",
+            self._changed,
+            field_selector="involvedObject.kind=Pod",
         )
         try:
             make()
@@ -94,7 +100,8 @@ class Session:
     def restore(self, lost: Collection[int]) -> list[Pod]:
         """Make lost pods again, except the first, with their names and host keys."""
         names = {self._objects.names[index] for index in lost}
-        made, self._made = self._made, [pod for pod in self._made if pod[0] not in names]
+        made = self._made
+        self._made = [(name, uid) for name, uid in made if name not in names]
         for name, uid in made:
             if name in names:  # at once: a lost node never confirms the end
                 self._api.delete("pod", name, uid, grace_s=0)
@@ -103,7 +110,8 @@ class Session:
             self._watched.forget(names)
         before = self._pods
         self._pods = {index: pod for index, pod in self._pods.items() if index not in lost}
-        owner = Owner(name=self._objects.names[0], uid=dict(made)[self._objects.names[0]])
+        first = self._objects.names[0]
+        owner = Owner(name=first, uid=dict(made)[first])
         try:
             return self._await_made(partial(self._make_pods, lost, owner))
         finally:
@@ -111,23 +119,23 @@ class Session:
 
     def adopt(self, pods: Sequence[Pod]) -> list[Pod]:
         """Take over the pods of another session, and all their objects."""
-        self._made = [
-            (name, "") for name in self._objects.names
-        ]  # so that `close` finds them if the next call fails
+        # The names let `close` find the pods if the next call fails.
+        self._made = [(name, "") for name in self._objects.names]
         self._made = self._api.pods_of(self._objects.selector)
         with self._changed:
             self._changed.wait_for(lambda: self._watched.changes, _REPORT_S)
         self._pods = dict(enumerate(pods))
-        self._public_keys = [
-            pod.host_key for pod in pods
-        ]  # the Secret that they were made with is still there
+        # The Secret with the keys of the pods is still there.
+        self._public_keys = [pod.host_key for pod in pods]
         if self._forward:
             self._pods = {index: self._forwarded(index, pod) for index, pod in self._pods.items()}
         return self.look()
 
     def _forwarded(self, index: int, pod: Pod) -> Pod:
         port = self._objects.options.port
-        forward = PortForward(partial(self._api.forward, self._objects.names[index], port), port)
+        name = self._objects.names[index]
+        connect = partial(self._api.forward, name, port)
+        forward = PortForward(connect, port)
         self._forwards.append(forward)
         return replace(pod, ssh_address="127.0.0.1", ssh_port=forward.port)
 
@@ -146,10 +154,10 @@ class Session:
             )
         with suppress(ApiRefusal):
             if not self._closed.is_set():
-                self._logs[name] = self._api.log(
-                    self._objects.names[names.index(name)], max(tail, _LOG_LINES)
-                )
-        return "\n".join(self._logs.get(name, "").splitlines()[-tail:])
+                object_name = self._objects.names[names.index(name)]
+                self._logs[name] = self._api.log(object_name, max(tail, _LOG_LINES))
+        lines = self._logs.get(name, "").splitlines()
+        return "\n".join(lines[-tail:])
 
     def close(self) -> None:
         """Delete all objects and wait until the pods are gone.
@@ -181,9 +189,11 @@ class Session:
         """Make the first pod. All later objects belong to the first pod and are removed with it."""
         objects = self._objects
         notebook = self._api.own_pod()
-        metadata: Any = self._make("pod", objects.pod(0, notebook))["metadata"]
+        first = self._make("pod", objects.pod(0, notebook))
+        metadata: Any = first["metadata"]
         owner = Owner(name=objects.names[0], uid=str(metadata["uid"]))
-        self._make("secret", objects.secret(self._context.public_key, self._host_keys, owner))
+        secret = objects.secret(self._context.public_key, self._host_keys, owner)
+        self._make("secret", secret)
         self._make("service", objects.service(owner))
         for volume in objects.claims:
             self._make_claim(volume, owner)
@@ -197,10 +207,13 @@ class Session:
         asked: Any = manifest["metadata"]
         with self._making:
             self._check_open()
-            self._made += [(asked["name"], "")] if kind == "pod" else []
+            # A pod is noted before its creation, and again with its unique id.
+            if kind == "pod":
+                self._made.append((asked["name"], ""))
             made = self._api.create(kind, manifest)
             if kind == "pod":
-                self._made[-1] = (asked["name"], text(part(made, "metadata").get("uid")))
+                uid = text(part(made, "metadata").get("uid"))
+                self._made[-1] = (asked["name"], uid)
             return made
 
     def _make_claim(self, volume: Volume, owner: Owner) -> None:
@@ -235,13 +248,12 @@ class Session:
                 deadline = min(time.monotonic(), longest) + self._context.timeout_s
             if lost:
                 raise PodError(self._exit_message(*lost))
-            up = [
-                i
-                for i, look in enumerate(looks)
-                if look.seen and status.is_ready(look.seen) and i not in self._pods
-            ]
-            for index in up:
-                self._admit(index, str(looks[index].seen["status"]["podIP"]))  # type: ignore[index]
+            for index, look in enumerate(looks):
+                if index in self._pods or not look.seen:
+                    continue
+                if status.is_ready(look.seen):
+                    address = str(look.seen["status"]["podIP"])
+                    self._admit(index, address)
             self._report_progress({i: reason for i, reason in waits.items() if i not in self._pods})
             if len(self._pods) == self._objects.count:
                 return [self._pods[index] for index in range(self._objects.count)]
@@ -250,21 +262,23 @@ class Session:
             self._pause(seen, max(0.0, deadline - time.monotonic()))
 
     def _pause(self, seen: tuple[object, ...], left_s: float) -> None:
+        # While a node pulls an image, the time of the pull is reported anew.
+        if self._waits.pulling:
+            left_s = min(left_s, status.LOOK_S)
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._changes() != seen,
-                min(left_s, status.LOOK_S) if self._waits.pulling else left_s,
-            )
+            self._changed.wait_for(lambda: self._changes() != seen, left_s)
 
     def _changes(self) -> tuple[object, ...]:
         assert self._events is not None
         return self._closed.is_set(), self._watched.changes, self._events.changes
 
     def _looks(self) -> Iterator[_Look]:
-        by_name = {item["metadata"]["name"]: item for item in self._watched.objects.values()}
-        gone = {
-            item["metadata"]["name"]: (item, when_s) for item, when_s in self._watched.gone.values()
-        }
+        by_name = {}
+        for item in self._watched.objects.values():
+            by_name[item["metadata"]["name"]] = item
+        gone = {}
+        for item, when_s in self._watched.gone.values():
+            gone[item["metadata"]["name"]] = (item, when_s)
         for name in self._objects.names:
             seen = by_name.get(name)
             words = ""
@@ -286,20 +300,25 @@ class Session:
         return None
 
     def _warnings(self) -> list[Mapping[str, Any]]:
-        return list(self._events.objects.values()) if self._events is not None else []
+        if self._events is None:
+            return []
+        return list(self._events.objects.values())
 
     def _report_progress(self, waits: Mapping[int, str]) -> None:
         line = f"{len(self._pods)} of {self._objects.count} pods are up"
         line += f"; waiting for {status.listed(waits)}" if waits else ""
         if line != self._reported:
             self._reported = line
-            awaited = {i: Pod(name=f"pod-{i}", message=reason) for i, reason in waits.items()}
-            self._context.arrived([pod for _, pod in sorted({**self._pods, **awaited}.items())])
+            pods = dict(self._pods)
+            for index, reason in waits.items():
+                pods[index] = Pod(name=f"pod-{index}", message=reason)
+            self._context.arrived([pods[index] for index in sorted(pods)])
             self._context.report(line)
 
     def _admit(self, index: int, address: str) -> None:
         name = self._objects.names[index]
-        pod = decode_report(status.report_of(self._api, index, name, self._check_open))
+        report = status.report_of(self._api, index, name, self._check_open)
+        pod = decode_report(report)
         expected = (f"pod-{index}", address, self._public_keys[index])
         if (pod.name, pod.address, pod.host_key) != expected:
             raise PodError(
@@ -307,7 +326,8 @@ class Session:
             )
         if self._forward:
             pod = self._forwarded(index, pod)
-        self._pods[index] = replace(pod, versions={**pod.versions, "workbench": VERSION})
+        versions = {**pod.versions, "workbench": VERSION}
+        self._pods[index] = replace(pod, versions=versions)
 
     def _exit_message(self, index: int, words: str) -> str:
         lines = self.log(f"pod-{index}", _LAST_LINES).splitlines()
