@@ -58,8 +58,11 @@ class Grid(Shown):
     """Sort keys by row and column, for clicks on titles in HTML; empty: titles do not sort."""
 
     def __repr__(self) -> str:
+        content = counted(len(self.rows), "row")
         titles = ", ".join(filter(None, self.columns)) or self.caption
-        return plain(f"Grid({counted(len(self.rows), 'row')}{': ' if titles else ''}{titles})")
+        if titles:
+            content += f": {titles}"
+        return plain(f"Grid({content})")
 
 
 as_grid: _SingleDispatchCallable[Grid] = view(no_view)
@@ -84,38 +87,58 @@ def text_table(grid: Grid, width: int = 60) -> str:
     """
     cut = [title in grid.cut for title in grid.columns]
     wrap = textwrap.TextWrapper(width, break_on_hyphens=False).wrap
-    rows = [
-        [wrap(cell_text(cell, cut[n])) or [""] for n, cell in enumerate(row)] for row in grid.rows
-    ]
+    # A row is a list of cells, and a cell a list of lines.
+    rows = []
+    for row in grid.rows:
+        cells = []
+        for number, cell in enumerate(row):
+            text = cell_text(cell, cut[number])
+            cells.append(wrap(text) or [""])
+        rows.append(cells)
     titles = [[plain(title)] for title in grid.columns]
-    widths = [
-        max(_width(line) for row in (titles, *rows) for line in row[i]) for i in range(len(titles))
-    ]
+    # A column is as wide as its widest line.
+    widths = []
+    for number in range(len(titles)):
+        cells_below = [cells[number] for cells in (titles, *rows)]
+        widths.append(max(_width(line) for cell_lines in cells_below for line in cell_lines))
     aligned = [title in grid.right for title in grid.columns]
-    lines = [plain(grid.caption)] if grid.caption else []
+    lines = []
+    if grid.caption:
+        lines.append(plain(grid.caption))
     if any(grid.columns):
-        lines += [*_drawn(titles, widths, aligned), "  ".join("-" * w for w in widths)]
-    for row in rows:
-        lines += _drawn(row, widths, aligned)
-    if parts := bar_parts(grid):
+        lines += _drawn(titles, widths, aligned)
+        lines.append("  ".join("-" * width for width in widths))
+    for cells in rows:
+        lines += _drawn(cells, widths, aligned)
+    parts = bar_parts(grid)
+    if parts:
         lines.append(", ".join(f"{name[:1]} {name}" for name in parts))
     return "\n".join(lines)
 
 
 def bar_parts(grid: Grid) -> list[str]:
     """Return the parts of a table's bars, without duplicates."""
-    bars = [cell for row in grid.rows for cell in row if isinstance(cell, Bar)]
-    return list(dict.fromkeys(name for bar in bars for name, share in bar.parts if share > 0))
+    names: dict[str, None] = {}
+    for row in grid.rows:
+        for cell in row:
+            if isinstance(cell, Bar):
+                names |= {name: None for name, share in cell.parts if share > 0}
+    return list(names)
 
 
 def cell_text(cell: Cell, cut: bool = False) -> str:
     """Write a cell on one line, maybe cut in the middle; marked words stand in brackets."""
     match cell:
         case Marked(parts):
-            return " ".join(f"[{plain(text)}]" if marked else plain(text) for text, marked in parts)
+            words = []
+            for text, marked in parts:
+                shown = plain(text)
+                words.append(f"[{shown}]" if marked else shown)
+            return " ".join(words)
         case Bar():
             return _bar_text(cell)
-    return middle_cut(plain(cell)) if cut else plain(cell)
+    shown = plain(cell)
+    return middle_cut(shown) if cut else shown
 
 
 def _bar_text(bar: Bar) -> str:
@@ -124,7 +147,8 @@ def _bar_text(bar: Bar) -> str:
     reached = 0.0
     for name, share in bar.parts:
         reached = min(1.0, reached + share)
-        drawn += name[:1] * (round(reached * _BAR) - len(drawn))
+        end = round(reached * _BAR)
+        drawn += name[:1] * (end - len(drawn))
     drawn = f"{drawn:.<{_BAR}}"
     if bar.limit is None:
         return drawn
@@ -146,10 +170,13 @@ def _drawn(row: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[
 
 def _width(text: str) -> int:
     """Return a text's columns in a terminal: two per East Asian letter, none per combining mark."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
+    columns = 0
+    for letter in text:
+        if unicodedata.combining(letter):
+            continue
+        is_wide = unicodedata.east_asian_width(letter) in "WF"
+        columns += 2 if is_wide else 1
+    return columns
 
 
 def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] = ()) -> DataFrame:
@@ -161,6 +188,7 @@ def data_frame(rows: Iterable[Mapping[str, object]], columns: Sequence[str] = ()
             "to_dataframe needs pandas, which is not installed here: pip install pandas"
         ) from error
     given = list(rows)
-    return DataFrame(
-        given, columns=list(dict.fromkeys([*columns, *(name for row in given for name in row)]))
-    )
+    names = dict.fromkeys(columns)
+    for row in given:
+        names.update(dict.fromkeys(row))
+    return DataFrame(given, columns=list(names))
