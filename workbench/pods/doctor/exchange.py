@@ -54,10 +54,19 @@ class Exchange:
             1.5
         """
         points = [(1, 1.0), *self.slowdowns]
-        above = next((n for n, point in enumerate(points) if point[0] >= pods), len(points) - 1)
-        (few, low) = points[max(0, above - 1)]
-        (many, high) = points[above]
-        return max(1.0, high if few == many else low + (high - low) * (pods - few) / (many - few))
+        # The first measured number that is not below `pods`, or else the last.
+        above = len(points) - 1
+        for place, (measured, _) in enumerate(points):
+            if measured >= pods:
+                above = place
+                break
+        below = max(0, above - 1)
+        few, low = points[below]
+        many, high = points[above]
+        if few == many:
+            return max(1.0, high)
+        between = low + (high - low) * (pods - few) / (many - few)
+        return max(1.0, between)
 
     def meet_s(self, pods: int) -> float:
         """Return the seconds of the smallest all-reduce of busy ranks, at least the latency.
@@ -68,7 +77,9 @@ class Exchange:
             0.003
         """
         idle_s = self.latency_s or 0.0
-        return idle_s + max(0.0, (self.meeting_s or 0.0) - idle_s) * self._unevenness(pods)
+        meeting_s = self.meeting_s or 0.0
+        extra_s = max(0.0, meeting_s - idle_s)
+        return idle_s + extra_s * self._unevenness(pods)
 
     def wait_s(self, pods: int) -> float:
         """Return the seconds that a rank waits for the others at the end of a step.
@@ -80,11 +91,16 @@ class Exchange:
             >>> Exchange(pods=3, latency_s=0.001, slowdowns=slowdowns, waited_s=0.005).wait_s(2)
             0.002
         """
-        return max(0.0, (self.waited_s or 0.0) - (self.latency_s or 0.0)) * self._unevenness(pods)
+        idle_s = self.latency_s or 0.0
+        waited_s = self.waited_s or 0.0
+        extra_s = max(0.0, waited_s - idle_s)
+        return extra_s * self._unevenness(pods)
 
     def _unevenness(self, pods: int) -> float:
         most = self.slowdown(self.pods) - 1
-        return (self.slowdown(pods) - 1) / most if most else 1.0
+        if not most:
+            return 1.0
+        return (self.slowdown(pods) - 1) / most
 
     def all_reduce_s(self, size: float, ranks: int) -> float:
         """Return the seconds of an all-reduce of a number of bytes among a number of ranks.
@@ -104,7 +120,8 @@ class Exchange:
             if size <= large:
                 took_s = quick_s + (long_s - quick_s) * (size - small) / (large - small)
                 return self.latency_s + max(0.0, took_s - self.latency_s) * share
-        return self.sizes[-1][1] * size / self.sizes[-1][0] * share
+        largest, largest_s = self.sizes[-1]
+        return largest_s * size / largest * share
 
     @property
     def bandwidth_gb_per_s(self) -> float | None:
@@ -112,7 +129,10 @@ class Exchange:
 
         See `bus_bytes_per_s`.
         """
-        return bus_bytes_per_s(*self.sizes[-1], self.pods) / 1e9 if self.sizes else None
+        if not self.sizes:
+            return None
+        size, took_s = self.sizes[-1]
+        return bus_bytes_per_s(size, took_s, self.pods) / 1e9
 
 
 def bus_bytes_per_s(size: int, took_s: float, ranks: int) -> float:
@@ -157,9 +177,13 @@ def measure_exchange(
             _end(processes)
         exchange = _read(lines, len(pods))
         if exchange.problem:
-            problem = "; ".join(
-                f"{name}: {text}" for name, file in errors.items() if (text := _last_line(file))
-            )
+            # The pods' own last words say more than the line that broke off.
+            words = []
+            for name, file in errors.items():
+                text = _last_line(file)
+                if text:
+                    words.append(f"{name}: {text}")
+            problem = "; ".join(words)
             return replace(exchange, problem=problem or exchange.problem)
     return exchange
 
@@ -172,7 +196,10 @@ def _converse(
 ) -> list[Mapping[str, Any]]:
     for rank, (pod, process) in enumerate(zip(pods, processes, strict=True)):
         name = interfaces.get(pod.name, "")
-        network = {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
+        network = {}
+        if name:
+            network["GLOO_SOCKET_IFNAME"] = name
+            network["NCCL_SOCKET_IFNAME"] = name
         request = {
             "rank": rank,
             "world_size": len(pods),
@@ -189,8 +216,9 @@ def _converse(
         _tell(process, opened)
     lines: list[Mapping[str, Any]] = []
     for line in first:
-        lines.append(from_line(line))
-        if lines[-1].get("over"):
+        message = from_line(line)
+        lines.append(message)
+        if message.get("over"):
             break
     return lines
 
@@ -207,18 +235,25 @@ def _read(lines: Sequence[Mapping[str, Any]], pods: int) -> Exchange:
     slowdowns = []
     for line in lines:
         if "latency_s" in line:
-            fields |= {"backend": line["backend"], "latency_s": line["latency_s"]}
+            fields["backend"] = line["backend"]
+            fields["latency_s"] = line["latency_s"]
         elif "bytes" in line:
             sizes.append((line["bytes"], line["took_s"]))
         elif "slowdown" in line:
             slowdowns.append((line["computing"], line["slowdown"]))
         elif "meeting_s" in line:
-            fields |= {"meeting_s": line["meeting_s"], "waited_s": line["waited_s"]}
+            fields["meeting_s"] = line["meeting_s"]
+            fields["waited_s"] = line["waited_s"]
         elif "problem" in line:
             fields["problem"] = line["problem"]
     if not any(line.get("over") for line in lines):
         fields.setdefault("problem", "the measurement broke off")
-    return Exchange(pods=pods, sizes=tuple(sizes), slowdowns=tuple(slowdowns), **fields)
+    return Exchange(
+        pods=pods,
+        sizes=tuple(sizes),
+        slowdowns=tuple(slowdowns),
+        **fields,
+    )
 
 
 def _kill(processes: Sequence[Popen[str]]) -> None:
@@ -245,4 +280,8 @@ def _end(processes: Sequence[Popen[str]]) -> None:
 
 def _last_line(file: IO[str]) -> str:
     file.seek(0)
-    return next((line.strip() for line in reversed(file.readlines()) if line.strip()), "")
+    for line in reversed(file.readlines()):
+        words = line.strip()
+        if words:
+            return words
+    return ""
