@@ -20,7 +20,9 @@ def resources(spec: PodSpec, options: KubernetesOptions) -> dict[str, str]:
         wanted["ephemeral-storage"] = f"{round(options.ephemeral_storage_gib * 1024)}Mi"
     if spec.gpus:
         wanted[options.gpu_resource] = str(spec.gpus)
-    return wanted | {name: str(amount) for name, amount in options.extra_resources.items()}
+    for name, amount in options.extra_resources.items():
+        wanted[name] = str(amount)
+    return wanted
 
 
 def placement(options: KubernetesOptions) -> dict[str, object]:
@@ -37,22 +39,26 @@ def placement(options: KubernetesOptions) -> dict[str, object]:
 
 
 def pod_security(options: KubernetesOptions) -> dict[str, object]:
-    user = options.run_as_user
-    return {
+    security: dict[str, object] = {
         "runAsNonRoot": True,
         "seccompProfile": {"type": "RuntimeDefault"},
-        **({"runAsUser": user, "runAsGroup": user, "fsGroup": user} if user is not None else {}),
     }
+    user = options.run_as_user
+    if user is not None:
+        security["runAsUser"] = user
+        security["runAsGroup"] = user
+        security["fsGroup"] = user
+    return security
 
 
 def container_security(options: KubernetesOptions) -> dict[str, object]:
     """Return the security context of a container: more than the `restricted` standard asks."""
+    capabilities = {"drop": ["ALL"]}
+    if options.capabilities:
+        capabilities["add"] = list(options.capabilities)
     return {
         "allowPrivilegeEscalation": False,
-        "capabilities": {
-            "drop": ["ALL"],
-            **({"add": list(options.capabilities)} if options.capabilities else {}),
-        },
+        "capabilities": capabilities,
         "readOnlyRootFilesystem": options.read_only_root,
     }
 
@@ -62,30 +68,41 @@ def cache_env(options: KubernetesOptions, folder: str) -> list[dict[str, object]
 
     The hub's cache has its own folder.
     """
-    names = ("XDG_CACHE_HOME", "TRITON_HOME", "MPLCONFIGDIR") if options.read_only_root else ()
-    hub = [("HF_HOME", volume.mount) for volume in options.volumes if volume.hub_cache]
-    return [
-        {"name": name, "value": value}
-        for name, value in [*((name, folder) for name in names), *hub]
-    ]
+    variables: list[dict[str, object]] = []
+    if options.read_only_root:
+        for name in ("XDG_CACHE_HOME", "TRITON_HOME", "MPLCONFIGDIR"):
+            variables.append({"name": name, "value": folder})
+    for volume in options.volumes:
+        if volume.hub_cache:
+            variables.append({"name": "HF_HOME", "value": volume.mount})
+    return variables
 
 
 def secret_env(options: KubernetesOptions) -> list[dict[str, object]]:
     """Return the variables that come from Secrets, by reference."""
-    return [
-        {"name": variable, "valueFrom": {"secretKeyRef": {"name": name, "key": key}}}
-        for variable, (name, key) in options.sources.items()
-    ]
+    variables: list[dict[str, object]] = []
+    for variable, (name, key) in options.sources.items():
+        source = {"secretKeyRef": {"name": name, "key": key}}
+        variables.append({"name": variable, "valueFrom": source})
+    return variables
 
 
 def volume_mounts(options: KubernetesOptions) -> list[dict[str, object]]:
     """Return the mounts that every container has: the user's volumes, `/tmp` and `/dev/shm`."""
     own = [volume.volume_mount(f"volume-{number}") for number, volume in enumerate(options.volumes)]
-    return [*own, {"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+    return [
+        *own,
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
 
 
 def volumes(options: KubernetesOptions) -> list[dict[str, object]]:
     """Return the volumes of `volume_mounts`; `shm` replaces the small `/dev/shm` of containers."""
     own = [volume.volume(f"volume-{number}") for number, volume in enumerate(options.volumes)]
     shm = {"medium": "Memory", "sizeLimit": f"{round(options.shm_gib * 1024)}Mi"}
-    return [*own, {"name": "tmp", "emptyDir": {}}, {"name": "shm", "emptyDir": shm}]
+    return [
+        *own,
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": shm},
+    ]
