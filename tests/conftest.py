@@ -56,7 +56,8 @@ def refuse_processes(event: str, _args: object) -> None:
         pytest.skip(f"it starts a process ({event})")
 
 
-gc.disable()  # what is imported and collected stays: to look for garbage in it costs a third of that time
+# What is imported and collected stays: to look for garbage in it costs a third of that time.
+gc.disable()
 
 
 def pytest_collection_finish() -> None:

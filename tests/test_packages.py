@@ -29,7 +29,8 @@ def wheel(
     files = {
         f"{name}.py": text or f"NUMBER = {number!r}\n",
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n{required}",
-        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\n"
+        "Root-Is-Purelib: true\nTag: py3-none-any\n",
     }
     hashes = {path: hashlib.sha256(text.encode()).digest() for path, text in files.items()}
     sums = {

@@ -360,7 +360,10 @@ def test_another_number_of_ranks_goes_on_from_what_lies_on_the_pods(
     cluster: Cluster, left: Run, whole: Run
 ) -> None:
     newer, held = on_the_pods(cluster, left)[-1], left.paths.held.read_bytes()
-    said = r"batch is 2 rows on 1 ranks and was 4 on 2 \(per_device_train_batch_size=2, gradient_accumulation_steps=2\)"
+    said = (
+        r"batch is 2 rows on 1 ranks and was 4 on 2 "
+        r"\(per_device_train_batch_size=2, gradient_accumulation_steps=2\)"
+    )
     with pytest.raises(ConfigError, match=said):
         cluster.submit(FineTune(**{**JOB, "resume": str(left.path)}), pods=1)  # type: ignore[arg-type]
     assert kept(left) == [newer], "a rank needs all parts, so they come here first"

@@ -1,4 +1,4 @@
-"""The fork server: its forks are warm servers like executed ones, and whoever cannot have one executes it.
+"""The fork server: its forks are warm servers like executed ones; without a fork, one is executed.
 
 What a warm server does is tried in `test_warm.py`, for both kinds.
 """

@@ -66,7 +66,8 @@ OWN = [
     "loss is nan on rank 1 at step 3; try a lower learning rate, or precision fp32",
     "index out of range in self",
     "row 17 names no connection",
-    "[Errno 111] Connection refused",  # what torch's store says of a rank that is not there is another text
+    # What torch's store says of a rank that is not there is another text.
+    "[Errno 111] Connection refused",
     f"{HUB} (Caused by NewConnectionError('<urllib3.connection.HTTPSConnection object "
     "at 0x7f>: Failed to establish a new connection: [Errno 111] Connection refused'))",
     f"{HUB} (Caused by ConnectTimeoutError('Connection to "

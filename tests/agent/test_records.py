@@ -178,7 +178,8 @@ def small_group():
 
 def test_a_rank_killed_for_its_memory_says_so(agent, small_group: Path):
     code = f"import os; open('{small_group}/cgroup.procs', 'w').write(str(os.getpid()))"
-    code += "; import time; time.sleep(2)"  # version 1 forgets the group of the dead: it must have been seen alive
+    # Version 1 forgets the group of the dead: it must have been seen alive.
+    code += "; import time; time.sleep(2)"
     agent.start("r", code + "; x = bytearray(100 << 20); x[::4096] = b'1' * len(x[::4096])")
     answer = agent.until_exited("r")
     error = answer["ranks"][0]["error"]

@@ -38,16 +38,19 @@ def stamp(): done(entered=time.time())
 def facts():
     names = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR WORKBENCH_POD SECRET WORKBENCH_TOY".split()
     with open("/proc/self/oom_score_adj") as file: score = file.read().strip()
-    done(env={n: os.environ.get(n) for n in names}, cwd=os.getcwd(), sid=os.getsid(0) == os.getpid(),
-         threads=threading.active_count(), term=str(__import__("signal").getsignal(15)), oom=score,
-         fds=sorted(os.path.basename(os.readlink(f"/proc/self/fd/{f}")) for f in os.listdir("/proc/self/fd")
+    done(env={n: os.environ.get(n) for n in names}, cwd=os.getcwd(),
+         sid=os.getsid(0) == os.getpid(), threads=threading.active_count(),
+         term=str(__import__("signal").getsignal(15)), oom=score,
+         fds=sorted(os.path.basename(os.readlink(f"/proc/self/fd/{f}"))
+                    for f in os.listdir("/proc/self/fd")
                     if os.path.exists(f"/proc/self/fd/{f}")), argv=sys.argv)
 
 def prints():
     atexit.register(lambda: print("atexit"))
     def late(): time.sleep(0.5); print("thread")
     threading.Thread(target=late).start()
-    print("caf\\u00e9 \\udcff"); sys.stdout.write("no newline "); print("warn", file=sys.stderr); done()
+    print("caf\\u00e9 \\udcff"); sys.stdout.write("no newline ")
+    print("warn", file=sys.stderr); done()
 
 def fails(): raise ValueError("in the fork")
 def exits(): sys.exit(4)
@@ -62,7 +65,8 @@ def hides():
         __import__("signal").signal(15, __import__("signal").SIG_IGN); time.sleep(60)
     print("up", flush=True); time.sleep(60)
 def spawns():
-    with multiprocessing.get_context("spawn").Pool(1) as pool: print(pool.apply(abs, (-3,)), flush=True)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.apply(abs, (-3,)), flush=True)
     done()
 def spins():
     print("up", flush=True)
@@ -317,7 +321,7 @@ def test_imports_that_initialize_cuda_have_ranks_start_cold(make_agent, tmp_path
     assert says((agent.root / "agent.log").read_text(), "agent.warm._import.warm-server-import")
 
 
-def test_when_the_server_is_killed_its_ranks_go_on_unless_it_is_their_parent_and_the_next_start_cold(
+def test_ranks_of_a_killed_server_continue_unless_it_is_their_parent_and_the_next_start_cold(
     warm,
 ):
     server = server_of(warm)
@@ -381,7 +385,8 @@ def main():
     import deepspeed, transformers
     print(ones[0, 0].item(), torch.get_num_threads(), flush=True)
     dist.barrier(); dist.destroy_process_group()
-    with open(os.environ["WORKBENCH_RANK_DIR"] + "/done.json", "w") as file: json.dump({"entered": entered}, file)
+    with open(os.environ["WORKBENCH_RANK_DIR"] + "/done.json", "w") as file:
+        json.dump({"entered": entered}, file)
 """
 
 

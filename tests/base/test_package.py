@@ -44,7 +44,7 @@ def run_from(archive: Path, code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_pod_imports_byte_code_and_its_tracebacks_show_source_lines_without_folders_of_this_machine(
+def test_a_pod_imports_byte_code_and_tracebacks_show_source_lines_without_our_folders(
     tmp_path: Path,
 ) -> None:
     name, data = package_zip()

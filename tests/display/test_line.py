@@ -47,9 +47,7 @@ def train(line: ProgressLine, clock: Clock, seconds_a_step: float) -> None:
         line.update(replace(RUNNING, step=step))
 
 
-def test_a_terminals_line_is_rewritten_at_most_four_times_a_second_and_ends_with_the_last_state() -> (
-    None
-):
+def test_a_terminals_line_changes_four_times_a_second_and_ends_with_the_last_state() -> None:
     screen, clock = Terminal(), Clock()
     with closing(ProgressLine(screen, clock)) as line:
         train(line, clock, 0.01)

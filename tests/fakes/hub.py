@@ -1,5 +1,8 @@
-"""A stand-in of the hub's HTTP API on loopback: what `huggingface_hub` calls to make a repository of a model and fill
-it, and what it and `datasets` call to read one of rows."""
+"""A stand-in of the hub's HTTP API on loopback.
+
+It has what `huggingface_hub` calls to make a repository of a model and fill it,
+and what it and `datasets` call to read one of rows.
+"""
 
 from __future__ import annotations
 

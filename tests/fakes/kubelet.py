@@ -64,7 +64,9 @@ if [ -n "$3" ]; then
 fi
 user=$4
 shift 4
-if [ -n "$user" ]; then set -- setpriv --reuid="$user" --regid=0 --clear-groups --no-new-privs "$@"; fi
+if [ -n "$user" ]; then
+    set -- setpriv --reuid="$user" --regid=0 --clear-groups --no-new-privs "$@"
+fi
 exec "$@"
 """
 """Starts a container: its accounts, its mounts in a read-only root file system, its user id."""
@@ -101,8 +103,11 @@ class Kubelet:
 
     def __init__(self, url: str, environment: dict[str, str]) -> None:
         self.behave: dict[str, str] = {}
-        """By host name of a pod (`pod-1`), how it misbehaves: pending, no-claim, image, creating, silent, crash; pull:
-        its image comes once `pulled` is set; registry-away: so, and each pull before it fails."""
+        """By host name of a pod (`pod-1`), how it misbehaves.
+
+        The words: pending, no-claim, image, creating, silent, crash; pull: its image comes
+        once `pulled` is set; registry-away: so, and each pull before it fails.
+        """
         self.pulled = asyncio.Event()
         self.going_s = 0.1
         """How long a deleted pod is still there, as Succeeded, once its program has ended."""
@@ -500,7 +505,8 @@ class Kubelet:
                 if any(
                     owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ())
                 ):
-                    path = f"/api/v1/namespaces/{item['metadata']['namespace']}/{kind}/{item['metadata']['name']}"
+                    space, name = item["metadata"]["namespace"], item["metadata"]["name"]
+                    path = f"/api/v1/namespaces/{space}/{kind}/{name}"
                     async with self._session.delete(path) as response:
                         await response.read()
 

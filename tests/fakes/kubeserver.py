@@ -58,7 +58,7 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         """What a ClusterRole allows in addition, where no namespace is named."""
         self.faults: list[Fault] = []
         self.away = False
-        """Whether it has gone: it breaks open and new calls, not the kubelet's; its objects stay."""
+        """Whether it has gone: it breaks open and new calls, not the kubelet's; objects stay."""
         self.kubelet_away = False
         """Whether the node's kubelet, which has logs and port-forwards, does not answer."""
         self.read_log: Callable[[str], str | None] = lambda _name: None

@@ -170,7 +170,10 @@ def test_what_found_no_room_here_at_the_end_is_fetched_later(
         end.touch()
         result = world.ended(run)
         assert result.state is RunState.FAILED
-        words = rf"the disk of this machine is full: \S+ needs {size:,} bytes and has [\d,]+ free; run.fetch\(\) tries again"
+        words = (
+            rf"the disk of this machine is full: \S+ needs {size:,} bytes "
+            r"and has [\d,]+ free; run.fetch\(\) tries again"
+        )
         assert re.search(words, result.message), result.message
         with pytest.raises(
             RunError, match=sentence("base.disk.disk_full.disk-full-needs", "this machine")

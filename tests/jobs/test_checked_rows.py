@@ -55,7 +55,8 @@ def test_rows_are_refused_by_file_and_line_before_a_run_is_made(tmp_path: Path) 
     job = FineTune(model="tiny-llama", dataset=files, chat_template=GEMMA)
     with pytest.raises(
         ConfigError,
-        match=r"train\.jsonl, line 3 cannot be learned from: the chat template refuses the turns \(system, user, ",
+        match=r"train\.jsonl, line 3 cannot be learned from: "
+        r"the chat template refuses the turns \(system, user, ",
     ):
         prepare_run(RunSpec(job=job, cluster=ClusterSpec()), root=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -101,9 +102,7 @@ def test_the_template_is_found_in_a_folder_and_in_the_hubs_cache(
     ) == [""]
 
 
-def test_what_a_template_refuses_of_the_words_is_met_in_any_of_the_first_rows_and_in_a_share_of_the_others() -> (
-    None
-):
+def test_words_that_a_template_refuses_are_met_in_the_first_rows_and_a_share_of_the_rest() -> None:
     picky = GEMMA.replace(
         "{% for message in messages %}",
         "{% for message in messages %}{% if 'rude' in "

@@ -536,9 +536,15 @@ MODELS = {
     "wandb": "monitor.config.WandbConfig",
     "weight_quantization": "inference.config.WeightQuantConfig",
     "zero_optimization": "runtime.zero.config.DeepSpeedZeroConfig",
-    "zero_optimization.leaf_module": "runtime.zero.leaf_module_config.DeepSpeedZeroLeafModuleConfig",
-    "zero_optimization.offload_optimizer": "runtime.zero.offload_config.DeepSpeedZeroOffloadOptimizerConfig",
-    "zero_optimization.offload_param": "runtime.zero.offload_config.DeepSpeedZeroOffloadParamConfig",
+    "zero_optimization.leaf_module": (
+        "runtime.zero.leaf_module_config.DeepSpeedZeroLeafModuleConfig"
+    ),
+    "zero_optimization.offload_optimizer": (
+        "runtime.zero.offload_config.DeepSpeedZeroOffloadOptimizerConfig"
+    ),
+    "zero_optimization.offload_param": (
+        "runtime.zero.offload_config.DeepSpeedZeroOffloadParamConfig"
+    ),
     "zero_optimization.zenflow": "runtime.zenflow.zenflow_config.ZenFlowConfig",
 }
 """What DeepSpeed reads each section with whose keys are all written down."""

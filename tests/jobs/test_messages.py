@@ -253,7 +253,8 @@ def test_of_a_prompt_and_a_completion_of_messages_the_completion_is_learned() ->
         ),
         (
             [{"role": "user", "content": "Hi", "tool_calls": [calls()]}],
-            r"messages\[0\].tool_calls stands in a turn of 'user'; only the assistant calls functions",
+            r"messages\[0\].tool_calls stands in a turn of 'user'; "
+            r"only the assistant calls functions",
         ),
     ],
 )

@@ -53,7 +53,8 @@ HUB = {
         "name": "table_1000181_1",
     },
     "sql": {
-        "human_readable": "SELECT COUNT Text FROM table WHERE State = SOUTH AUSTRALIA AND Area > 900",
+        "human_readable": "SELECT COUNT Text FROM table "
+        "WHERE State = SOUTH AUSTRALIA AND Area > 900",
         "sel": 1,
         "agg": 3,
         "conds": {

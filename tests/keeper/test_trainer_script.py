@@ -71,7 +71,8 @@ def test_its_model_and_its_figures_are_there_through_ssh_and_through_deepspeed_a
 STAGE_3 = """
 from transformers import LlamaForCausalLM, Trainer, TrainingArguments
 
-args = TrainingArguments("out", max_steps=2, report_to=[], use_cpu=True, save_strategy="no", deepspeed="zero.json")
+args = TrainingArguments("out", max_steps=2, report_to=[], use_cpu=True,
+                         save_strategy="no", deepspeed="zero.json")
 model = LlamaForCausalLM.from_pretrained("tiny")
 rows = [{"input_ids": [n % 60] * 8, "labels": [n % 60] * 8} for n in range(32)]
 Trainer(model=model, args=args, train_dataset=rows).train()
@@ -166,7 +167,10 @@ def test_a_summarization_script_that_is_stopped_saves_its_model_and_that_is_here
     run.stop()
     result = run.wait(300, progress=False)
     assert result.state == "stopped", result.message
-    how = r"stopped when asked: the Trainer ended after a step, and the ranks by themselves within \d+ s; outputs/ has .*"
+    how = (
+        r"stopped when asked: the Trainer ended after a step, "
+        r"and the ranks by themselves within \d+ s; outputs/ has .*"
+    )
     assert re.fullmatch(how, result.message), result.message
     out = run.paths.outputs / "out"
     figures = json.loads((out / "eval_results.json").read_text())

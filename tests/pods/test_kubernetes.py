@@ -343,7 +343,8 @@ def test_objects_of_another_server_are_not_forgotten(
         ),
         (
             "image",
-            r'did not start: ImagePullBackOff: Back-off pulling image "example.org/nothing:1": not found',
+            r"did not start: ImagePullBackOff: "
+            r'Back-off pulling image "example.org/nothing:1": not found',
         ),
         ("crash", r"did not start: Error \(exit code 3\): no sshd here"),
     ],

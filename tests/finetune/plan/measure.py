@@ -1,4 +1,4 @@
-"""Run trainer jobs in forked ranks and write down the most that their tensors held while they trained.
+"""Run trainer jobs in forked ranks and write down the most that their tensors held.
 
 `python measure.py PLAN.json`: the plan's `runs` are a list of {"folder", "world_size"}; each folder
 holds a job.json. Leaves peak.json ({"codes", "peaks": {rank: {"loading": bytes, "training":

@@ -30,7 +30,8 @@ from workbench.base.files import write_json
 from workbench.finetune.answers.server import close_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<s>{% endfor %}"  # a turn ends with <s>, number 2
+# A turn ends with <s>, number 2.
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}<s>{% endfor %}"
 MAKE = """
 import sys, torch
 from dataclasses import replace
@@ -40,7 +41,8 @@ from workbench.finetune.model import load as model
 from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 whole, small, base = map(Path, sys.argv[1:4])
-made = model.load("tiny-llama", [Example(source="How many rows?", target="SELECT", input="", opening="")], seed=0)
+rows = [Example(source="How many rows?", target="SELECT", input="", opening="")]
+made = model.load("tiny-llama", rows, seed=0)
 made.tokenizer.chat_template = sys.argv[4]
 for folder in (whole, base):
     made.model.save_pretrained(folder)

@@ -142,9 +142,7 @@ def test_the_precision_is_that_of_the_arithmetic() -> None:
     assert found("zero1", AS_ASKED["zero1"], precision="bf16")
 
 
-def test_half_precision_updates_a_copy_of_full_precision_unless_the_user_s_own_json_says_otherwise() -> (
-    None
-):
+def test_half_precision_updates_a_full_copy_unless_the_users_own_json_says_no() -> None:
     low = replace(AS_ASKED["zero1"], arithmetic=BF16, updated=replace(PART, dtypes=(BF16,)))
     assert found("zero1", low, precision="bf16") == [
         "the optimizer was to update float32 weights, but they are bfloat16"

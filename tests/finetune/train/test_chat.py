@@ -103,8 +103,10 @@ BY_HAND = {
     # The line break before an answer is marked, though it is
     # asked with; what follows the last end is not learned.
     "qwen2_5_training": [
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant"
-        "«\nHello.<|im_end|>\n»<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant«\nIt is 2<|im_end|>»"
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant"
+        "«\nHello.<|im_end|>\n»"
+        "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant«\nIt is 2<|im_end|>»"
     ],
     "smollm2": [
         "<|im_start|>system\nBe "
@@ -134,7 +136,8 @@ BY_HAND = {
         "<start_of_turn>user\n1+1?<end_of_turn>\n<start_of_turn>model\n«It is 2<end_of_turn>»"
     ],
     "phi3": [
-        "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n«Hello.<|end|>»\n<|user|>\n1+1?<|end|>\n"
+        "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\n«Hello.<|end|>»\n"
+        "<|user|>\n1+1?<|end|>\n"
         "<|assistant|>\n«It is 2<|end|>»"
     ],
     "llama3_1": [
@@ -161,7 +164,8 @@ BY_HAND = {
     "glm4moe": [
         "[gMASK]<sop><|system|>\nBe "
         "brief.<|user|>\nHi<|assistant|>«\n<think></think>\nHello.<|endoftext|>»",
-        "[gMASK]<sop><|system|>\nBe brief.<|user|>\nHi<|assistant|>\n<think></think>\nHello.<|user|>\n1+1?"
+        "[gMASK]<sop><|system|>\nBe brief.<|user|>\nHi<|assistant|>\n<think></think>\nHello."
+        "<|user|>\n1+1?"
         "<|assistant|>«\n<think></think>\nIt is 2<|endoftext|>»",
     ],
 }
@@ -297,7 +301,8 @@ CALLING = [
 # By hand, but for what a template writes of the tools themselves (…).
 CALLS = {
     "qwen2_5": [
-        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.…<|im_end|>\n"
+        "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. "
+        "You are a helpful assistant.…<|im_end|>\n"
         "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
         '«<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>»\n'
         "<|im_start|>user\n<tool_response>\n12\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
@@ -316,14 +321,16 @@ CALLS = {
     "gptoss": [
         "<|start|>system<|message|>…<|start|>user<|message|>1+1?<|end|><|start|>assistant"
         '« to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>»'
-        '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"12"<|end|><|start|>assistant'
+        '<|start|>functions.add to=assistant<|channel|>commentary<|message|>"12"<|end|>'
+        "<|start|>assistant"
         "«<|channel|>final<|message|>It is 2<|return|>»"
     ],
     # With thoughts before each answer that follows the
     # question, none before those once another is asked.
     "qwen3": [
         "<|im_start|>system\n…<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
-        '«<think>\n\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>»',
+        "«<think>\n\n</think>\n\n"
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>»',
         "<|im_start|>system\n…<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
         '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
         "<|im_start|>user\n<tool_response>\n12\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
