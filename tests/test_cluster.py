@@ -199,7 +199,8 @@ def test_a_directory_that_holds_another_run_is_refused(
 NOTEBOOK = """
 import sys, time
 from workbench import Cluster, LocalPods, PodSpec, Script
-cluster = Cluster(LocalPods(), PodSpec(), count=2, path=sys.argv[1], idle_timeout_s=10, warm=False).start()
+cluster = Cluster(LocalPods(), PodSpec(), count=2, path=sys.argv[1], idle_timeout_s=10, warm=False)
+cluster.start()
 run = cluster.submit(Script(path=sys.argv[2], args=["--steps", "40", "--pause-s", "0.1"]))
 print("run", run.path, flush=True)
 time.sleep(600)

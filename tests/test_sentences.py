@@ -33,7 +33,8 @@ class Host:
         if not name:
             raise ConfigError("gone")
         word = "gone"
-        raise ConfigError(f"{name} has {len(word)} slots, and {'two are needed here' if word else ''}"
+        raise ConfigError(f"{name} has {len(word)} slots, "
+            f"and {'two are needed here' if word else ''}"
             + "; name another")
 '''
 

@@ -48,7 +48,8 @@ for step in range(3):
     loss = model(torch.full((2, 4), fabric.global_rank + 1.0)).square().mean()
     fabric.backward(loss)
     optimizer.step()
-print(type(fabric.strategy.cluster_environment).__name__, fabric.global_rank, fabric.node_rank, fabric.world_size)
+print(type(fabric.strategy.cluster_environment).__name__, fabric.global_rank,
+      fabric.node_rank, fabric.world_size)
 fabric.save("fabric.ckpt", {"model": model})
 """
 

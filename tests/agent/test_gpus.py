@@ -15,7 +15,9 @@ typedef struct { unsigned int gpu, memory; } util_t;
 typedef struct { unsigned long long total, free, used; } mem_t;
 int nvmlInit_v2(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned int *n) { *n = 3; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned int i, void **d) { *d = (void *)(unsigned long)(i + 1); return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned int i, void **d) {
+    *d = (void *)(unsigned long)(i + 1); return 0;
+}
 int nvmlDeviceGetMemoryInfo(void *d, mem_t *m) {
     m->total = 80ULL << 30; m->used = (unsigned long long)(unsigned long)d << 30;
     m->free = m->total - m->used; return 0;

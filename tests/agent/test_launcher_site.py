@@ -15,7 +15,8 @@ from workbench.base.package import package_zip
 SITE = str(Path(HOME, entries.LAUNCHER_SITE))
 SHOW = """
 import sys, deepspeed.launcher.{part} as it
-print(it.__file__, sys.modules["torch"], it.get_accelerator().visible_devices_envs(), "DS_ACCELERATOR" in it.os.environ)
+print(it.__file__, sys.modules["torch"], it.get_accelerator().visible_devices_envs(),
+      "DS_ACCELERATOR" in it.os.environ)
 """
 
 

@@ -17,7 +17,8 @@ from workbench.base.process import look_up
 
 CODE = """
 import os, sys, time
-names = "RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT CUDA_VISIBLE_DEVICES WORKBENCH_POD LEAK".split()
+names = ("RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT "
+         "CUDA_VISIBLE_DEVICES WORKBENCH_POD LEAK").split()
 print("|".join(os.environ.get(n, "-") for n in names)); print("warn", file=sys.stderr); END
 """
 DEEPSPEED = {

@@ -158,7 +158,8 @@ def test_memory_has_a_peak(sleeper: subprocess.Popen[bytes]) -> None:
 
 FORKS = r"""
 import os, sys
-held = bytearray(os.urandom(1)) * (192 << 20)  # every page is written, none is the kernel's page of zeros
+# Every page is written, none is the kernel's page of zeros.
+held = bytearray(os.urandom(1)) * (192 << 20)
 read, write = os.pipe()
 if os.fork() == 0:
     if sys.argv[1] == "writes":

@@ -138,8 +138,10 @@ class Book:
                 const panel = window.jupyterapp && window.jupyterapp.shell.currentWidget;
                 const kernel = panel && panel.sessionContext && panel.sessionContext.session
                     && panel.sessionContext.session.kernel;
-                const waiting = [...document.querySelectorAll('.jp-InputPrompt')].some(p => p.innerText.includes('*'));
-                return kernel && panel.context.path === name && kernel.status === 'idle' && !waiting;
+                const waiting = [...document.querySelectorAll('.jp-InputPrompt')].some(
+                    p => p.innerText.includes('*'));
+                return kernel && panel.context.path === name && kernel.status === 'idle'
+                    && !waiting;
             }""",
             arg=self.name,
             timeout=timeout_s * 1000,

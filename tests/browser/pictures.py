@@ -27,8 +27,9 @@ from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script, 
 cluster = Cluster(LocalPods(), PodSpec(cpus=1, memory_gib=2), count=2, path="demo").start()
 """
 PANEL = """
-job = FineTune(technique="zero1", max_steps=240, eval_steps=60, per_device_train_batch_size=6, learning_rate=2e-3,
-               dataset={"kind": "wikisql-mini", "eval_rows": 100}, predict_rows=16)
+job = FineTune(technique="zero1", max_steps=240, eval_steps=60, per_device_train_batch_size=6,
+               learning_rate=2e-3, dataset={"kind": "wikisql-mini", "eval_rows": 100},
+               predict_rows=16)
 run = cluster.submit(job)
 run
 """
@@ -46,14 +47,16 @@ failed.wait(progress=False)
 failed
 """
 PLAN = """
-plan(FineTune(model="t5-large", per_device_train_batch_size=32, max_source_length=96, max_target_length=96),
+plan(FineTune(model="t5-large", per_device_train_batch_size=32, max_source_length=96,
+              max_target_length=96),
      pods=3, gpus=1, gpu_memory_gib=24)
 """
 DOCTOR = "cluster.doctor(job)"
 BENCHMARK = """
 small = FineTune(dataset={"kind": "wikisql-mini", "train_rows": 400, "eval_rows": 24}, max_steps=12,
                  max_source_length=64, max_target_length=64, predict_rows=0, profile_step=0)
-grid = Benchmark([small], ["ddp", "zero1", "zero3", "fsdp"], pods=[1, 2], vary={"global_batch_size": [24]})
+grid = Benchmark([small], ["ddp", "zero1", "zero3", "fsdp"], pods=[1, 2],
+                 vary={"global_batch_size": [24]})
 table = grid.run(cluster)
 table
 """
@@ -68,7 +71,8 @@ _NEUTRAL = """([folder]) => {
     const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walk.nextNode()) {
         const node = walk.currentNode;
-        if (node.data.includes(folder)) node.data = node.data.replaceAll(folder + "/", "").replaceAll(folder, "demo");
+        if (node.data.includes(folder))
+            node.data = node.data.replaceAll(folder + "/", "").replaceAll(folder, "demo");
     }
 }"""
 

@@ -45,21 +45,25 @@ def filled(name):
     run.event("eval", T0 + 30, step=30, eval_loss=3.25)
     for rank in range(3):
         for n in (0, 20):
-            run.event("memory", T0 + n, rank=rank, step=n, rss_gib=0.5 + rank, peak_rss_gib=0.75 + rank)
+            run.event("memory", T0 + n, rank=rank, step=n,
+                      rss_gib=0.5 + rank, peak_rss_gib=0.75 + rank)
         run.log(rank, f"[Rank {{rank}}] ready\\n")
     return run
 
 runs = {{name: filled(name) for name in ("running", "finished", "failed")}}
 runs["running"].state("running", "training", hint="no step for 31 s")
 runs["finished"].end(steps=30, exact_match=0.4, left_processes=0)
-fault = {{"host": "127.0.0.3", "pod": "pod-1", "rank": 1, "kind": "OutOfMemoryError", "traceback": "Traceback\\n  x\\n",
-         "message": "CUDA out of memory. Tried to allocate 2.50 GiB", "others": "2 ranks lost their peer"}}
+fault = {{"host": "127.0.0.3", "pod": "pod-1", "rank": 1, "kind": "OutOfMemoryError",
+         "traceback": "Traceback\\n  x\\n",
+         "message": "CUDA out of memory. Tried to allocate 2.50 GiB",
+         "others": "2 ranks lost their peer"}}
 runs["failed"].end("failed", "out of memory", error=fault)
 rows = [*mixed_rows(), make_row("zero2", 3, 95.0, exact_match=0.5)]
 written = [write_row(Path("rows") / name, technique=name) for name in ("ddp", "zero1")]
 one, other = (Run.load(path) for path in written)
 going = [*mixed_rows(), make_row("fsdp", 3, None, name="now", outcome=Outcome.RUNNING)]
-now = Progress(state=RunState.RUNNING, step=5, max_steps=20, loss=4.25, samples_per_s=88.5, eta_s=9.0)
+now = Progress(state=RunState.RUNNING, step=5, max_steps=20, loss=4.25, samples_per_s=88.5,
+               eta_s=9.0)
 """
 SHOWN = {
     "running": "Run.load(runs['running'].paths.root)",
@@ -72,8 +76,10 @@ SHOWN = {
     "history": "history('.')",
     "compare": "compare([one, other])",
     "benchmark": "BenchmarkResult(name='sweep', folder=Path('rows'), rows=tuple(rows))",
-    "benchmark plots": "BenchmarkResult(name='sweep', folder=Path('rows'), rows=tuple(rows)).plots()",
-    "live benchmark": "with closing(BenchmarkLive()) as live:\n    live.update(going, {'now': now})",
+    "benchmark plots": "BenchmarkResult(name='sweep', "
+    "folder=Path('rows'), rows=tuple(rows)).plots()",
+    "live benchmark": "with closing(BenchmarkLive()) as live:\n"
+    "    live.update(going, {'now': now})",
     "answers": "answers()",
     "predictions": "one.result.predictions",
     "profile": "one.result.profile",
@@ -83,7 +89,9 @@ SHOWN = {
 }
 UNFOLD = "() => document.querySelectorAll('.wb details').forEach(each => { each.open = true; })"
 PARTS = [[each] for each in (".wb", ".wb-form", ".widget-text", ".dw-side", ".dw-tab")]
-AUDIT = """async parts => (await axe.run({include: parts, exclude: ['.js-plotly-plot']})).violations.map(
+AUDIT = """async parts => (
+    await axe.run({include: parts, exclude: ['.js-plotly-plot']})
+).violations.map(
     it => `${it.id} (${it.impact}): ` + it.nodes.slice(0, 4).map(
         node => `${node.html.slice(0, 160)} ${(node.any[0] || {}).message || ''}`).join(' | '))"""
 

@@ -25,13 +25,15 @@ PRINTING = """
 import sys, time
 from pathlib import Path
 
-lines, per_s, at_once, go = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
+lines, per_s = int(sys.argv[1]), float(sys.argv[2])
+at_once, go = int(sys.argv[3]), Path(sys.argv[4])
 print("ready", flush=True)
 while not go.exists():
     time.sleep(0.05)
 began = time.monotonic()
 for first in range(0, lines, at_once):
-    sys.stdout.write("".join(f"line {n} of many: the loss is 1.2345\\n" for n in range(first, first + at_once)))
+    sys.stdout.write("".join(f"line {n} of many: the loss is 1.2345\\n"
+                             for n in range(first, first + at_once)))
     sys.stdout.flush()
     time.sleep(max(0.0, began + (first + at_once) / per_s - time.monotonic()))
 """
@@ -49,7 +51,8 @@ run
 COUNT_CHANGES = """cell => {
     window.changes = [];
     const seen = new MutationObserver(() => window.changes.push(performance.now()));
-    seen.observe(document.querySelectorAll('.jp-Notebook .jp-Cell')[cell], {subtree: true, childList: true});
+    seen.observe(document.querySelectorAll('.jp-Notebook .jp-Cell')[cell],
+        {subtree: true, childList: true});
 }"""
 
 

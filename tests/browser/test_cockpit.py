@@ -122,7 +122,8 @@ from workbench.rundir.figures.curves import ScalarWriter
 
 writer = ScalarWriter(Path("board"))
 for step in range(50):
-    writer.add(Event(time_s=time.time(), rank=0, kind="step", data={"step": step, "loss": 50.0 - step}))
+    data = {"step": step, "loss": 50.0 - step}
+    writer.add(Event(time_s=time.time(), rank=0, kind="step", data=data))
 writer.close()
 """
     show = (

@@ -26,7 +26,8 @@ def ask(name, turns, on_text):
     while not Path(name).exists():  # so that the test sees a half
         time.sleep(0.05)
     on_text("WHERE a < <b>5</b>")
-    return HALF[name] + f"WHERE a < <b>5</b> -- {len(turns)} turns, " + "a long answer goes on and on, " * 12
+    end = f"WHERE a < <b>5</b> -- {len(turns)} turns, "
+    return HALF[name] + end + "a long answer goes on and on, " * 12
 
 chat = Conversation(["before training", "after training"], ask)
 chat

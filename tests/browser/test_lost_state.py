@@ -19,7 +19,8 @@ from workbench.display.kit.widgets import Button, ButtonBar
 
 bar = ButtonBar("buttons of the test", {"stop": lambda: bar.say("stopped")})
 display(bar.bundle("none"), raw=True)
-bar.widget._trait_values["buttons"] = [asdict(Button(name="stop", text="Stop the test", tip="Ends it"))]
+stop = Button(name="stop", text="Stop the test", tip="Ends it")
+bar.widget._trait_values["buttons"] = [asdict(stop)]
 """
 
 

@@ -162,23 +162,27 @@ here = {"python": "3.11.7", "torch": "2.13.0+cpu", "deepspeed": "0.19.8", "trans
         "workbench": "0.1.0"}
 
 def host(number, words="", **changes):
-    pod = Pod(name=f"pod-{number}", address=f"10.0.0.{number + 1}", ssh_port=2222, user="me", root="/data",
-              python="/opt/python")
-    facts = {"time_s": 0.5, "interface": "eth0", "versions": here, "gpus": [], "memory_gib": 60.0, "locks": [],
-             "disk": {"free_gib": 200.0, "total_gib": 500.0}, "shm": {"free_gib": 8.0, "total_gib": 8.0}, **changes}
-    seen = CommandResult(reached=not words, exit_code=255 if words else 0, out="" if words else json.dumps(facts),
-                 words=words, began_s=0.0, ended_s=0.8)
+    pod = Pod(name=f"pod-{number}", address=f"10.0.0.{number + 1}", ssh_port=2222, user="me",
+              root="/data", python="/opt/python")
+    facts = {"time_s": 0.5, "interface": "eth0", "versions": here, "gpus": [],
+             "memory_gib": 60.0, "locks": [], "disk": {"free_gib": 200.0, "total_gib": 500.0},
+             "shm": {"free_gib": 8.0, "total_gib": 8.0}, **changes}
+    seen = CommandResult(reached=not words, exit_code=255 if words else 0,
+                         out="" if words else json.dumps(facts),
+                         words=words, began_s=0.0, ended_s=0.8)
     return judge_result(seen, pod, PodSpec(), here)
 
-hosts = [host(0), host(1, words="ssh: connect to host 10.0.0.2 port 2222: Connection refused <img src=x>")]
-hosts += [host(n, versions={**here, "torch": "2.12.1"}, disk={"free_gib": 5.0, "total_gib": 10.0}) for n in (2, 3)]
+refused = "ssh: connect to host 10.0.0.2 port 2222: Connection refused <img src=x>"
+hosts = [host(0), host(1, words=refused)]
+older, full = {**here, "torch": "2.12.1"}, {"free_gib": 5.0, "total_gib": 10.0}
+hosts += [host(n, versions=older, disk=full) for n in (2, 3)]
 hosts += [host(n) for n in (4, 5, 6)]
 """
 ILL = "Diagnosis(hosts=tuple(hosts), note='not all pods can be relied on', hosts_s=0.9)"
 WELL = """
 sizes = tuple((1 << n, 0.0008 * 2 ** (n - 20)) for n in (20, 22, 24))
-Diagnosis(hosts=tuple(hosts[:1] + hosts[4:6]), exchange=Exchange(pods=3, backend="gloo", latency_s=2e-4, sizes=sizes),
-          hosts_s=0.9)
+Diagnosis(hosts=tuple(hosts[:1] + hosts[4:6]), hosts_s=0.9,
+          exchange=Exchange(pods=3, backend="gloo", latency_s=2e-4, sizes=sizes))
 """
 
 

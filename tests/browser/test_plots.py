@@ -26,12 +26,16 @@ CONTRAST = """() => {
     return [r, g, b, a / 255];
   };
   const over = (top, below) => [0, 1, 2].map(n => top[3] * top[n] + (1 - top[3]) * below[n]);
-  const light = c => { const [r, g, b] = c.map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+  const light = c => {
+    const [r, g, b] = c.map(
+      v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
     return .2126 * r + .7152 * g + .0722 * b; };
   const behind = element => {
     const layers = [];
-    for (let at = element; at; at = at.parentElement) layers.push(rgba(getComputedStyle(at).backgroundColor));
-    const page = matchMedia("(prefers-color-scheme: dark)").matches ? [18, 18, 18] : [255, 255, 255];
+    for (let at = element; at; at = at.parentElement)
+      layers.push(rgba(getComputedStyle(at).backgroundColor));
+    const page = matchMedia("(prefers-color-scheme: dark)").matches
+      ? [18, 18, 18] : [255, 255, 255];
     return layers.reverse().reduce((below, layer) => over(layer, below), page);
   };
   const low = [];
@@ -40,7 +44,8 @@ CONTRAST = """() => {
     if (!words.length || !element.checkVisibility() || element.closest("svg")) continue;
     const ground = behind(element), ink = over(rgba(getComputedStyle(element).color), ground);
     const [a, b] = [light(ink), light(ground)].sort((x, y) => y - x);
-    if ((a + .05) / (b + .05) < 4.5) low.push([words[0].data.slice(0, 30), ((a + .05) / (b + .05)).toFixed(2)]);
+    if ((a + .05) / (b + .05) < 4.5)
+      low.push([words[0].data.slice(0, 30), ((a + .05) / (b + .05)).toFixed(2)]);
   }
   return low;
 }"""

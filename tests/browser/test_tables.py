@@ -35,10 +35,12 @@ OUT_OF_SIGHT = """box => [...box.querySelectorAll("table")].filter(
     table => table.getBoundingClientRect().right > box.getBoundingClientRect().right + 1).map(
     table => `${table.caption?.innerText}: ${table.getBoundingClientRect().right}`)"""
 BROKEN = """(box, longest) => {
-    const broken = [], walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT), range = document.createRange();
+    const broken = [], range = document.createRange();
+    const walker = document.createTreeWalker(box, NodeFilter.SHOW_TEXT);
     while (walker.nextNode()) {
         const node = walker.currentNode;
-        if (!node.parentElement.closest("td, th") || node.parentElement.closest("style, script, svg")) continue;
+        const parent = node.parentElement;
+        if (!parent.closest("td, th") || parent.closest("style, script, svg")) continue;
         for (const word of node.textContent.matchAll(/[\\p{L}\\p{N}_.]+/gu)) {
             range.setStart(node, word.index);
             range.setEnd(node, word.index + word[0].length);

@@ -26,7 +26,8 @@ while [ "$1" != -- ]; do
     shift 2
 done
 shift
-# The interpreter may lie in root's home: its user may read all, and write no more than its modes say.
+# The interpreter may lie in root's home: its user may read all,
+# and write no more than its modes say.
 exec setpriv --reuid=1000 --regid=1000 --clear-groups --no-new-privs \
     --inh-caps=-all,+dac_read_search --ambient-caps=-all,+dac_read_search "$@"
 """

@@ -30,8 +30,10 @@ if os.environ.get("RANK") == "1":
     def full(self, *args, **options):
         calls.append(1)
         if len(calls) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity "
-                "of 79.19 GiB of which 1.23 GiB is free. Of the allocated memory 70 GiB is allocated by PyTorch.")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity "
+                "of 79.19 GiB of which 1.23 GiB is free. Of the allocated memory 70 GiB "
+                "is allocated by PyTorch.")
         return backward(self, *args, **options)
     torch.Tensor.backward = full
 """

@@ -33,7 +33,8 @@ from poll import until
 from workbench import Cluster, LocalPods, Script
 
 clock, end = Path(os.environ["CLOCK"]), Path(sys.argv[3])
-with Cluster(LocalPods(), count=2, path=sys.argv[1], warm=False, lease_s=60, idle_timeout_s=300) as cluster:
+options = {"warm": False, "lease_s": 60, "idle_timeout_s": 300}
+with Cluster(LocalPods(), count=2, path=sys.argv[1], **options) as cluster:
     run = cluster.submit(Script(path=sys.argv[2], args=["--until", str(end)]))
     until(lambda: run.paths.rank_log(1, "stdout").exists(), 60)
     messages = []

@@ -111,7 +111,8 @@ import os, sys
 import workbench.client.submission as submission
 from workbench import Cluster, Script
 submission.ask = lambda *args, **options: os._exit(9)
-Cluster.attach(sys.argv[1]).submit(Script(path=sys.argv[2], args=["--lines", "3"]), path=sys.argv[3])
+job = Script(path=sys.argv[2], args=["--lines", "3"])
+Cluster.attach(sys.argv[1]).submit(job, path=sys.argv[3])
 """
 
 

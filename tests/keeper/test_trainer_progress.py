@@ -25,7 +25,8 @@ class Rows:
         time.sleep(0.01)  # a step takes some time
         return {"input_ids": [number % 60] * 8, "labels": [number % 60] * 8}
 
-sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+         "num_attention_heads": 2}
 model = LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes))
 args = TrainingArguments("out", use_cpu=True, save_strategy="no")
 assert args.logging_steps == 500

@@ -363,7 +363,13 @@ KEEPER = """
     pods = backend.launch(
         PodSpec(),
         2,
-        LaunchContext(cluster_id="k", directory=folder, public_key=identity.public_key, lease_s=2.0, warm=True),
+        LaunchContext(
+            cluster_id="k",
+            directory=folder,
+            public_key=identity.public_key,
+            lease_s=2.0,
+            warm=True,
+        ),
     )
     identity.pin(pods)
     print(json.dumps([pod.to_dict() for pod in pods]), flush=True)

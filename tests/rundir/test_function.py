@@ -225,7 +225,8 @@ def test_a_metric_is_a_file_that_holds_its_function_and_cannot_shadow_a_module(
     # As on a pod: without cloudpickle, which the file brings, and without the module of this test.
     code = f"""
         import sys
-        sys.path[:] = [path for path in sys.path if "site-packages" not in path] + [{str(REPOSITORY)!r}]
+        sys.path[:] = [path for path in sys.path if "site-packages" not in path]
+        sys.path.append({str(REPOSITORY)!r})
         scope = {{}}
         exec(compile(open({str(file)!r}).read(), "metric", "exec"), scope)
         assert scope["random"](["a"], ["b"]) == 6

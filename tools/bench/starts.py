@@ -168,7 +168,8 @@ began, due = time.process_time(), time.monotonic()
 work = 0
 for second in range(20):
     for line in range(1000):
-        print("step", line, "loss 0.123456789, learning rate 0.00001, gradient norm 1.23456", flush=True)
+        print("step", line, "loss 0.123456789, learning rate 0.00001, "
+              "gradient norm 1.23456", flush=True)
     work += sum(i * i for i in range(150_000))
     due += 0.1
     time.sleep(max(0.0, due - time.monotonic()))

@@ -39,7 +39,8 @@ train = load(sys.argv[1] + "/inputs/train.jsonl", None, None).train
 for number, folder in enumerate(sys.argv[1:]):
     made = model.load(("tiny-t5", "tiny-llama")[number], train, seed=0)
     torch.manual_seed(number)
-    for weights in made.model.parameters():  # a model as it was initialised answers nothing but padding
+    # A model as it was initialised answers nothing but padding.
+    for weights in made.model.parameters():
         weights.data += torch.randn_like(weights)
     made.model.save_pretrained(folder + "/model")
     made.tokenizer.save_pretrained(folder + "/model")

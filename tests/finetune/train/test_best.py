@@ -25,7 +25,8 @@ SCORES = [0.9, 0.1, 0.8, 0.2, 0.3]
 def score(predictions, references):
     global calls
     calls += 1
-    assert len(predictions) == len(references) == 2 and all(isinstance(text, str) for text in references)
+    assert len(predictions) == len(references) == 2
+    assert all(isinstance(text, str) for text in references)
     return {"score": SCORES[calls - 1]}
 """
 RAISES = """

@@ -36,8 +36,10 @@ from workbench.rundir.state import RunState
 SCRIPT = """
 import os, sys, time
 from helper import WORD
-print(WORD, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"], *sys.argv[1:], flush=True)
-print("@workbench " + '{"time_s": 1.0, "rank": %s, "kind": "mine", "x": 1}' % os.environ["RANK"], flush=True)
+print(WORD, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"], *sys.argv[1:],
+      flush=True)
+event = '{"time_s": 1.0, "rank": %s, "kind": "mine", "x": 1}'
+print("@workbench " + event % os.environ["RANK"], flush=True)
 if os.environ["RANK"] == os.environ.get("BAD_RANK"):
     raise ValueError("no such thing")
 time.sleep(float(os.environ.get("NAP", "0")))
