@@ -6,11 +6,11 @@ The server runs no tensor operation, makes no CUDA call and joins no process gro
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -48,34 +48,52 @@ def serve_forked(link: socket.socket) -> None:
     """Serve in a fork of the fork server. As the ranks' parent, report their ends to the agent."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES)
     _import_all(link)
-    reported: list[int] = []
-
-    def tell(*_: object) -> None:
-        if reported:
-            return
-        with contextlib.suppress(ChildProcessError):
-            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if info is None:
-                return
-            reported.append(info.si_pid)
-            code = info.si_status
-            if info.si_code != os.CLD_EXITED:
-                code = -info.si_status  # the signal that ended the process
-            _send(link, {"ended": info.si_pid, "code": code})
-
-    signal.signal(signal.SIGCHLD, tell)
+    # The signal only wakes the loop. A handler that did the work could run amid the same work.
+    woken, wake = socket.socketpair()
+    woken.setblocking(False)
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     server = os.getpid()
-    while data := link.recv(_MESSAGE_BYTES):
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
-        request = json.loads(data)
-        if "reap" in request:
-            os.waitpid(reported.pop(), 0)
-            tell()
-        elif _fork(link, request):
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-            _run_rank(link, {**request, "agent": server})
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    reported: int | None = None
+    while True:
+        readable, _, _ = select.select([link, woken], [], [])
+        if woken in readable:
+            woken.recv(_MESSAGE_BYTES)
+        if link in readable:
+            data = link.recv(_MESSAGE_BYTES)
+            if not data:
+                return
+            request = json.loads(data)
+            if "reap" in request:
+                os.waitpid(int(request["reap"]), 0)
+                reported = None
+            elif _fork(link, request):
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                woken.close()
+                wake.close()
+                _run_rank(link, {**request, "agent": server})
+        if reported is None:
+            reported = _report_end(link)
+
+
+def _report_end(link: socket.socket) -> int | None:
+    """Report an ended child to the agent and return the child's pid; None if no child has ended.
+
+    The child stays unreaped, so that no other process gets the pid, until the agent has looked.
+    """
+    try:
+        info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    if info is None:
+        return None
+    code = info.si_status
+    if info.si_code != os.CLD_EXITED:
+        code = -info.si_status  # the signal that ended the process
+    _send(link, {"ended": info.si_pid, "code": code})
+    return info.si_pid
 
 
 def import_third_party() -> None:
