@@ -59,12 +59,14 @@ class LiveLine:
     @property
     def outcome_text(self) -> str:
         """The outcome as a mark and a word, and whether the row was read from disk."""
-        return f"{MARKS[self.outcome]} {self.outcome}" + (", from disk" if self.from_disk else "")
+        source = ", from disk" if self.from_disk else ""
+        return f"{MARKS[self.outcome]} {self.outcome}{source}"
 
     def __str__(self) -> str:
         bar = f"[{text_bar(self.share, _BAR)}] {self.bar}" if self.bar else ""
         figures = ", ".join(f"{name} {text}" for name, text in self.figures.items())
-        return "; ".join(filter(None, (bar, self.reason, figures)))
+        parts = (bar, self.reason, figures)
+        return "; ".join(part for part in parts if part)
 
 
 def lines_of(
@@ -72,77 +74,89 @@ def lines_of(
 ) -> tuple[LiveLine, ...]:
     """Compute the current state of every row."""
     names = names_of(rows)
-    return tuple(
-        _line(place, row, label_of(row, names[row.key or row.name]), (progress or {}).get(row.name))
-        for place, row in enumerate(rows, 1)
-    )
+    progress_of = {} if progress is None else progress
+    lines = []
+    for place, row in enumerate(rows, 1):
+        label = label_of(row, names[row.key or row.name])
+        lines.append(_line(place, row, label, progress_of.get(row.name)))
+    return tuple(lines)
 
 
 def summary_of(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
     """Return in a line how far the whole benchmark is, and how long it may still take.
 
     Example:
-        >>> rows = [BenchmarkRow(name="a", outcome=Outcome.SUCCEEDED), BenchmarkRow(name="b", outcome=Outcome.WAITING)]
-        >>> summary_of(lines_of(rows))
+        >>> first = BenchmarkRow(name="a", outcome=Outcome.SUCCEEDED)
+        >>> second = BenchmarkRow(name="b", outcome=Outcome.WAITING)
+        >>> summary_of(lines_of([first, second]))
         '1 of 2 rows done: 1 succeeded; 1 waiting'
     """
     done = Counter(line.outcome for line in lines if line.outcome.is_terminal)
     rest = Counter(line.outcome for line in lines if not line.outcome.is_terminal)
     from_disk = sum(line.from_disk for line in lines)
     ended = ", ".join(f"{count(n)} {outcome}" for outcome, n in done.items())
-    parts = [
-        f"{count(done.total())} of {count(len(lines))} rows done" + (f": {ended}" if ended else "")
-    ]
-    parts += [f"{count(from_disk)} of them taken from disk"] if from_disk else []
-    parts += [f"{count(n)} {outcome}" for outcome, n in rest.items()]
-    return "; ".join(
-        [*parts, *([f"about {duration(left_s)} left for all"] if left_s and rest else [])]
-    )
+    outcomes = f": {ended}" if ended else ""
+    parts = [f"{count(done.total())} of {count(len(lines))} rows done" + outcomes]
+    if from_disk:
+        parts.append(f"{count(from_disk)} of them taken from disk")
+    for outcome, n in rest.items():
+        parts.append(f"{count(n)} {outcome}")
+    if left_s and rest:
+        parts.append(f"about {duration(left_s)} left for all")
+    return "; ".join(parts)
 
 
 def live_text(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
     places = len(str(len(lines)))
     labels = max((len(line.label) for line in lines), default=0)
     outcomes = max((len(line.outcome_text) for line in lines), default=0)
-    drawn = [
-        f"{x.number:>{places}}  {x.label:<{labels}}  {x.outcome_text:<{outcomes}}  {x}"
-        for x in lines
-    ]
-    return "\n".join([summary_of(lines, left_s), *(line.rstrip() for line in drawn)])
+    drawn = [summary_of(lines, left_s)]
+    for line in lines:
+        who = f"{line.number:>{places}}  {line.label:<{labels}}"
+        text = f"{who}  {line.outcome_text:<{outcomes}}  {line}"
+        drawn.append(text.rstrip())
+    return "\n".join(drawn)
 
 
 def live_html(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
     """Draw the lines as HTML without a script, for a page with the style sheet."""
     titles = [title for title in _FIGURES if any(title in line.figures for line in lines)]
-    return str(
-        render(
-            "live.html",
-            lines=lines,
-            titles=titles,
-            summary=summary_of(lines, left_s),
-            colours=COLOURS,
-        )
+    page = render(
+        "live.html",
+        lines=lines,
+        titles=titles,
+        summary=summary_of(lines, left_s),
+        colours=COLOURS,
     )
+    return str(page)
 
 
 def _line(place: int, row: BenchmarkRow, label: str, progress: Progress | None) -> LiveLine:
-    running = row.outcome is Outcome.RUNNING
-    share, bar = _bar(progress) if running else (0.0, "")
+    share = 0.0
+    bar = ""
+    measured: BenchmarkRow | Progress | None = row
+    if row.outcome is Outcome.RUNNING:
+        share, bar = _bar(progress)
+        measured = progress
+    elif row.outcome is Outcome.SUCCEEDED:
+        share = 1.0
     return LiveLine(
         number=place,
         label=label,
         outcome=row.outcome,
         from_disk=row.from_disk,
-        share=1.0 if row.outcome is Outcome.SUCCEEDED else share,
+        share=share,
         bar=bar,
-        figures=_figures(progress if running else row),
+        figures=_figures(measured),
         reason=why_of(row),
     )
 
 
 def _bar(progress: Progress | None) -> tuple[float, str]:
-    if progress is None or progress.step is None:
-        return 0.0, plain(progress.message if progress and progress.message else "starting")
+    if progress is None:
+        return 0.0, "starting"
+    if progress.step is None:
+        return 0.0, plain(progress.message or "starting")
     left = f", {duration(progress.eta_s)} left" if progress.eta_s is not None else ""
     if not progress.max_steps:
         return 0.0, f"{count(progress.step)} steps{left}"
@@ -151,8 +165,12 @@ def _bar(progress: Progress | None) -> tuple[float, str]:
 
 
 def _figures(it: BenchmarkRow | Progress | None) -> dict[str, str]:
-    values = ((name, write, getattr(it, field, None)) for name, (field, write) in _FIGURES.items())
-    return {name: write(value) for name, write, value in values if value is not None}
+    written = {}
+    for title, (field, write) in _FIGURES.items():
+        value = getattr(it, field, None)
+        if value is not None:
+            written[title] = write(value)
+    return written
 
 
 class BenchmarkLive:
@@ -179,11 +197,12 @@ class BenchmarkLive:
         """Draw the state of all rows at most four times a second, and an end at once."""
         before = [line.outcome for line in self._lines]
         self._lines = lines_of(rows, progress)
-        self._speeds = {
-            n: row.samples_per_s for n, row in enumerate(rows, 1) if row.samples_per_s is not None
-        }
-        moved = before != [line.outcome for line in self._lines]
-        if moved or self._clock() - self._drawn_at >= _INTERVAL_S:
+        after = [line.outcome for line in self._lines]
+        self._speeds = {}
+        for number_of_row, row in enumerate(rows, 1):
+            if row.samples_per_s is not None:
+                self._speeds[number_of_row] = row.samples_per_s
+        if before != after or self._clock() - self._drawn_at >= _INTERVAL_S:
             self._draw()
 
     def close(self) -> None:
@@ -197,26 +216,36 @@ class BenchmarkLive:
             return
         self._drawn = self._lines
         self._drawn_at = self._clock()
-        if self._screen.is_notebook:
-            left_s = self._left_s()
-            page = (
-                f'<div class="wb-picture">{styled(live_html(self._lines, left_s), full=True)}</div>'
-            )
-            self._screen.show({"text/plain": live_text(self._lines, left_s), "text/html": page})
-            if self._speeds != self._drawn_speeds:
-                self._drawn_speeds = self._speeds
-                self._image.show(image_bundle(self._still(), "the rows' speed"))
-        else:
+        if not self._screen.is_notebook:
             self._write()
+            return
+        left_s = self._left_s()
+        text = live_text(self._lines, left_s)
+        html = styled(live_html(self._lines, left_s), full=True)
+        page = f'<div class="wb-picture">{html}</div>'
+        self._screen.show({"text/plain": text, "text/html": page})
+        if self._speeds != self._drawn_speeds:
+            self._drawn_speeds = self._speeds
+            self._image.show(image_bundle(self._still(), "the rows' speed"))
 
     def _still(self) -> bytes:
         """Draw the speed of every finished row."""
-        x = {COUNTS[2]: [*self._speeds]}
-        ys = [*self._speeds.values()]
-        series = Series(name="samples/s", xs=x, ys=ys, look=look(0), joined=False)
-        return plot_png(
-            Plot(label="speed", y="samples/s", axes=(*x,), series=[series], from_zero=True)
+        axis = COUNTS[2]
+        series = Series(
+            name="samples/s",
+            xs={axis: list(self._speeds)},
+            ys=list(self._speeds.values()),
+            look=look(0),
+            joined=False,
         )
+        plot = Plot(
+            label="speed",
+            y="samples/s",
+            axes=(axis,),
+            series=[series],
+            from_zero=True,
+        )
+        return plot_png(plot)
 
     def _left_s(self) -> float | None:
         """Return the remaining seconds, from the mean time of finished rows.
@@ -228,10 +257,11 @@ class BenchmarkLive:
             for line in self._lines
             if not line.from_disk and line.outcome is not Outcome.SKIPPED
         ]
-        done = sum(1.0 if line.outcome.is_terminal else line.share for line in ours)
         if not any(line.outcome.is_terminal for line in ours):
             return None
-        return (self._clock() - self._began_at) * (len(ours) - done) / done
+        done = sum(1.0 if line.outcome.is_terminal else line.share for line in ours)
+        seconds = self._clock() - self._began_at
+        return seconds * (len(ours) - done) / done
 
     def _write(self) -> None:
         clear = "\r\x1b[K" if self._passing else ""
@@ -243,12 +273,12 @@ class BenchmarkLive:
                 self._screen.write(f"{clear}{text.rstrip()}\n")
                 clear = ""
                 self._passing = False
-        running = next((line for line in self._lines if line.outcome is Outcome.RUNNING), None)
-        if self._screen.is_live and running is not None:
+        running = [line for line in self._lines if line.outcome is Outcome.RUNNING]
+        if self._screen.is_live and running:
+            first = running[0]
             columns = shutil.get_terminal_size().columns - 1
-            self._screen.write(
-                "\r\x1b[K" + cut(f"{running.number}/{total}  {running.label}  {running}", columns)
-            )
+            text = f"{first.number}/{total}  {first.label}  {first}"
+            self._screen.write("\r\x1b[K" + cut(text, columns))
             self._passing = True
 
     def __str__(self) -> str:
@@ -258,15 +288,16 @@ class BenchmarkLive:
 def forecast_doc(forecast: BenchmarkForecast) -> Doc:
     """State a row of the benchmark per line, repeats together, and the sum."""
     rows = counted(len(forecast.rows), "row")
+    runs = counted(forecast.runs, "run")
     grid = Grid(
         columns=_COLUMNS,
         rows=[_row(row) for row in forecast.rows],
         right=_COLUMNS[1:4],
         whole=_COLUMNS[:4],
-        caption=f"{forecast.name}: {rows}, {counted(forecast.runs, 'run')}, "
-        f"{count(forecast.to_go)} to go",
+        caption=f"{forecast.name}: {rows}, {runs}, {count(forecast.to_go)} to go",
     )
-    return Doc(blocks=[Table(grid), *map(Note, _notes(forecast))])
+    notes = [Note(text) for text in _notes(forecast)]
+    return Doc(blocks=[Table(grid), *notes])
 
 
 def _row(row: ForecastRow) -> list[str]:
@@ -287,19 +318,22 @@ def _before_start(row: ForecastRow) -> str:
         return "finished on disk"
     if row.memory.refusal:
         return f"will be skipped: {row.memory.refusal}"
-    some = f"{count(row.finished)} of {count(row.runs)} finished on disk" if row.finished else ""
-    return "; ".join(part for part in (some, row.memory.unknown) if part)
+    parts = []
+    if row.finished:
+        parts.append(f"{count(row.finished)} of {count(row.runs)} finished on disk")
+    if row.memory.unknown:
+        parts.append(row.memory.unknown)
+    return "; ".join(parts)
 
 
 def _notes(forecast: BenchmarkForecast) -> list[str]:
     with_time = forecast.to_go - forecast.without_time
     without = forecast.without_time
-    parts = (
-        [f"{duration(forecast.seconds)} for {count(with_time)} of the runs to go"]
-        if with_time
-        else []
-    )
-    parts += [f"not known yet for {count(without)}: no row like them is on disk"] if without else []
+    parts = []
+    if with_time:
+        parts.append(f"{duration(forecast.seconds)} for {count(with_time)} of the runs to go")
+    if without:
+        parts.append(f"not known yet for {count(without)}: no row like them is on disk")
     notes = [f"Predicted time: {'; '.join(parts) or 'nothing to go'}."]
     memory = [row.memory.gib for row in forecast.rows if row.memory.gib is not None]
     if memory:
@@ -310,4 +344,6 @@ def _notes(forecast: BenchmarkForecast) -> list[str]:
     why: dict[str, list[str]] = {}
     for left in forecast.left_out:
         why.setdefault(left.why, []).append(left.name)
-    return [*notes, *(f"Left out: {'; '.join(names)}: {reason}." for reason, names in why.items())]
+    for reason, names in why.items():
+        notes.append(f"Left out: {'; '.join(names)}: {reason}.")
+    return notes

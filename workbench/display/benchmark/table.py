@@ -21,7 +21,8 @@ _TEXT_COLUMNS = 150
 _WHY_LETTERS = 44
 _MOST_LETTERS = 20
 _LETTER_PX = 7.2  # mean width in notebooks' fonts at 13 px
-_WIDE_PX, _BETWEEN_PX = 7.8, 16.0  # width in the widest font, bold; space between columns
+_WIDE_PX = 7.8  # width of a letter in the widest font, bold
+_BETWEEN_PX = 16.0  # space between columns
 _CELL_PX = 1190  # width of a notebook's cell in a window of 1400 px
 
 
@@ -44,33 +45,48 @@ def sheet_html(sheet: Sheet) -> str:
     """Draw the table itself, for a page that has the style sheet."""
     who = _who_titles(sheet)
     classes = [f"wb-stay wb-at{place}{_CLASSES[title]}" for place, title in enumerate(who[:-1])]
+    classes.append("wb-left")
     places = _places(sheet, who)
-    shown = range(len(sheet.figures))
-    first = [n for n in shown if _reach_px(sheet, places, n) < _CELL_PX]
-    return str(
-        render(
-            "benchmark.html",
-            sheet=sheet,
-            who=who,
-            classes=[*classes, "wb-left"],
-            places=places,
-            cells=_who_cells,
-            shown=first,
-            more=[n for n in shown if n not in first],
-            colours=COLOURS,
-            unknown=UNKNOWN,
-        )
+    # Columns past the right edge of a cell stand in a second table.
+    first = []
+    more = []
+    for column in range(len(sheet.figures)):
+        if _reach_px(sheet, places, column) < _CELL_PX:
+            first.append(column)
+        else:
+            more.append(column)
+    table = render(
+        "benchmark.html",
+        sheet=sheet,
+        who=who,
+        classes=classes,
+        places=places,
+        cells=_who_cells,
+        shown=first,
+        more=more,
+        colours=COLOURS,
+        unknown=UNKNOWN,
     )
+    return str(table)
 
 
 def _reach_px(sheet: Sheet, places: Sequence[tuple[int, int, int]], column: int) -> float:
     """Return a column's approximate right edge in pixels, with all columns in a single table."""
+    fixed_px = sum(width for width, _, _ in places)
     outcome = max((len(line.outcome_text) for line in sheet.lines), default=0)
     letters = [outcome]
-    for n, figures in enumerate(sheet.figures[: column + 1]):
-        texts = (text for line in sheet.lines for text in (_figure(line, n), line.spreads[n]))
-        letters.append(max(len(figures.column.title), *map(len, texts)))
-    return sum(width for width, _, _ in places) + sum(_WIDE_PX * n + _BETWEEN_PX for n in letters)
+    for place, figures in enumerate(sheet.figures[: column + 1]):
+        letters.append(_letters(figures.column.title, sheet.lines, place))
+    return fixed_px + sum(_WIDE_PX * longest + _BETWEEN_PX for longest in letters)
+
+
+def _letters(title: str, lines: Sequence[Line], place: int) -> int:
+    """Return the letters of the longest text in a column of figures: title, figure or spread."""
+    texts = [title]
+    for line in lines:
+        texts.append(_figure(line, place))
+        texts.append(line.spreads[place])
+    return max(len(text) for text in texts)
 
 
 def _who_titles(sheet: Sheet) -> list[str]:
@@ -79,36 +95,32 @@ def _who_titles(sheet: Sheet) -> list[str]:
 
 def _who_cells(line: Line) -> dict[str, object]:
     """Return the cells that identify a row, by column title, with their sort keys."""
-    row = line.row
-    cells: dict[str, object] = {
+    return {
         "#": line.number,
         "model": line.model or UNKNOWN,
         "technique": line.technique,
+        "pods": line.row.pods or UNKNOWN,
+        "outcome": line.outcome_text,
     }
-    return {**cells, "pods": row.pods or UNKNOWN, "outcome": line.outcome_text}
 
 
 def sheet_blocks(sheet: Sheet) -> list[Block]:
     """State the table in blocks that text and Markdown can draw."""
     blocks: list[Block] = []
     for part in sheet.parts:
-        blocks += [Heading(part.heading, 3), Note(part.same)]
+        blocks.append(Heading(part.heading, 3))
+        blocks.append(Note(part.same))
         blocks += [Table(grid, _WHY_LETTERS) for grid in _grids(sheet, part)]
         blocks.append(Items(part.notes))
-    return [*blocks, Note(sheet.note)]
+    blocks.append(Note(sheet.note))
+    return blocks
 
 
 def _grids(sheet: Sheet, part: Part) -> list[Grid]:
+    """Return the tables of a part: sections of columns side by side, as many as a screen holds."""
     titles = [_title(figures) for figures in sheet.figures]
     whose = _who_titles(sheet)
-    widths = [
-        2
-        + max(
-            len(title),
-            *(len(text) for line in part.lines for text in (_figure(line, n), line.spreads[n])),
-        )
-        for n, title in enumerate(titles)
-    ]
+    widths = [2 + _letters(title, part.lines, place) for place, title in enumerate(titles)]
     blocks: list[list[int]] = []
     room = 0
     for section, _ in sheet.sections(range(len(sheet.figures))):
@@ -117,73 +129,92 @@ def _grids(sheet: Sheet, part: Part) -> list[Grid]:
         ]
         wide = sum(widths[n] for n in members)
         if not blocks or wide > room:
+            # The first table has the cells that identify a row; the next ones repeat a few.
+            who = [whose]
+            if not blocks:
+                who += [_who(line, whose) for line in part.lines]
+            room = _TEXT_COLUMNS - _width(who)
             blocks.append([])
-            who = [whose, *(_who(line, whose) for line in part.lines)][
-                : None if len(blocks) == 1 else 1
-            ]
-            room = _TEXT_COLUMNS - sum(
-                2 + min(_WHY_LETTERS, max(map(len, cells))) for cells in zip(*who, strict=True)
-            )
         blocks[-1] += members
         room -= wide
-    return [
-        _grid(part, whose if not place else _WHO_AGAIN, [(titles[n], n) for n in block])
-        for place, block in enumerate(blocks)
-    ]
+    grids = []
+    for place, block in enumerate(blocks):
+        named = _WHO_AGAIN if place else whose
+        shown = [(titles[n], n) for n in block]
+        grids.append(_grid(part, named, shown))
+    return grids
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of rows in letters, with two blanks behind each column."""
+    width = 0
+    for cells in zip(*rows, strict=True):
+        longest = max(len(cell) for cell in cells)
+        width += 2 + min(_WHY_LETTERS, longest)
+    return width
 
 
 def _figure(line: Line, place: int) -> str:
-    return ("★ " if line.best[place] else "") + line.figures[place]
+    star = "★ " if line.best[place] else ""
+    return star + line.figures[place]
 
 
 def _grid(part: Part, who: Sequence[str], shown: Sequence[tuple[str, int]]) -> Grid:
     rows: list[Sequence[str]] = []
     for line in part.lines:
-        rows.append([*_who(line, who), *(_figure(line, n) for _, n in shown)])
-        if any(line.spreads[n] for _, n in shown):
+        figures = [_figure(line, n) for _, n in shown]
+        rows.append([*_who(line, who), *figures])
+        spreads = [line.spreads[n] for _, n in shown]
+        if any(spreads):
             beneath = {"technique": f"· {line.repeats} repeats"}
-            rows.append(
-                [*(beneath.get(name, "") for name in who), *(line.spreads[n] for _, n in shown)]
-            )
+            words = [beneath.get(name, "") for name in who]
+            rows.append([*words, *spreads])
     titles = [title for title, _ in shown]
-    return Grid(columns=(*who, *titles), rows=rows, right={"#", "pods", *titles})
+    return Grid(
+        columns=(*who, *titles),
+        rows=rows,
+        right={"#", "pods", *titles},
+    )
 
 
 def _who(line: Line, titles: Sequence[str]) -> list[str]:
-    technique = f"{line.technique}, {line.extra}" if line.extra else line.technique
+    extra = f", {line.extra}" if line.extra else ""
     repeats = f", {line.repeats_text}" if line.repeats_text else ""
-    outcome = line.outcome_text + repeats + (f": {line.why}" if line.why else "")
-    cells = {**_who_cells(line), "technique": technique, "outcome": outcome}
+    why = f": {line.why}" if line.why else ""
+    cells = _who_cells(line)
+    cells["technique"] = line.technique + extra
+    cells["outcome"] = line.outcome_text + repeats + why
     return [str(cells[title]) for title in titles]
 
 
 def _title(figures: Figures) -> str:
     short = "memory " if figures.column.section == MEMORY else ""
-    return f"{short}{figures.column.title}" + (f" {figures.unit}" if figures.unit else "")
+    unit = f" {figures.unit}" if figures.unit else ""
+    return f"{short}{figures.column.title}{unit}"
 
 
 def _places(sheet: Sheet, who: Sequence[str]) -> list[tuple[int, int, int]]:
     """Return width, left edge, and left edge in a narrow box, of every fixed column."""
-    staying = who[:-1]
-    letters = {
-        title: min(
-            _MOST_LETTERS, max(len(title), *(len(_longest(line, title)) for line in sheet.lines), 0)
-        )
-        for title in staying
-    }
-    widths = [
-        round(_LETTER_PX * letters[title]) + (28 if title == "pods" else 18) for title in staying
-    ]
-    return [
-        (
-            width,
-            sum(widths[:place]),
-            sum(w for n, w in enumerate(widths[:place]) if staying[n] != "model"),
-        )
-        for place, width in enumerate(widths)
-    ]
+    places = []
+    left = 0
+    left_if_narrow = 0
+    for title in who[:-1]:
+        texts = [title]
+        for line in sheet.lines:
+            texts.append(_longest(line, title))
+        letters = max(len(text) for text in texts)
+        space = 28 if title == "pods" else 18
+        width = round(_LETTER_PX * min(_MOST_LETTERS, letters)) + space
+        places.append((width, left, left_if_narrow))
+        left += width
+        # In a narrow box, the column of models scrolls away.
+        if title != "model":
+            left_if_narrow += width
+    return places
 
 
 def _longest(line: Line, title: str) -> str:
     cell = str(_who_cells(line)[title])
-    return max(cell, line.extra, key=len) if title == "technique" else cell
+    if title == "technique" and len(line.extra) > len(cell):
+        return line.extra
+    return cell

@@ -75,12 +75,11 @@ def _share(view: RunView, progress: Progress) -> float:
     if view.state is RunState.SUCCEEDED:
         return 1.0
     if view.state is RunState.STARTING:
-        return max(0, _stage(view) - 1) / max(1, len(_phases(view)))
-    return (
-        min(1.0, progress.step / progress.max_steps)
-        if progress.step and progress.max_steps
-        else 0.0
-    )
+        finished_phases = max(0, _stage(view) - 1)
+        return finished_phases / max(1, len(_phases(view)))
+    if progress.step and progress.max_steps:
+        return min(1.0, progress.step / progress.max_steps)
+    return 0.0
 
 
 def _head(view: RunView) -> list[tuple[str, str]]:
@@ -92,22 +91,22 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         pairs.append(("model", middle_cut(view.result.model, 40)))
         pairs.append(("technique", view.result.technique))
     pairs.append(("hosts", _hosts(view)))
+    rows_per_step = whole(view.start.get("global_batch_size"))
     if view.batch:
         pairs.append(("global batch size", f"{view.batch} (per device x accumulation x ranks)"))
-    elif (rows := whole(view.start.get("global_batch_size"))) is not None:
-        pairs.append(("global batch size", count(rows)))
+    elif rows_per_step is not None:
+        pairs.append(("global batch size", count(rows_per_step)))
     not_read, empty = _of_rows(view)
-    pairs.append(("columns not read", short_list(not_read, _NAMED_COLUMNS) if not_read else ""))
-    pairs.append(("rows with an empty answer", count(empty) if empty else ""))
+    if not_read:
+        pairs.append(("columns not read", short_list(not_read, _NAMED_COLUMNS)))
+    if empty:
+        pairs.append(("rows with an empty answer", count(empty)))
     if view.unpredicted:
         pairs.append(("predicted memory", f"not known: {view.unpredicted}"))
     if view.elapsed_s is not None:
-        pairs.append(
-            (
-                "time",
-                duration(view.elapsed_s) if view.state.is_terminal else _ticking(view.elapsed_s),
-            )
-        )
+        is_over = view.state.is_terminal
+        time = duration(view.elapsed_s) if is_over else _ticking(view.elapsed_s)
+        pairs.append(("time", time))
     return [(name, plain(text)) for name, text in pairs if text]
 
 
@@ -117,9 +116,9 @@ def _of_rows(view: RunView) -> tuple[list[str], int]:
     Before the ranks report, as submitted.
     """
     known = view.start if "not_read" in view.start else view.submitted_rows
-    return [text(name) for name in items(known.get("not_read"))], whole(
-        known.get("empty_answers")
-    ) or 0
+    not_read = [text(name) for name in items(known.get("not_read"))]
+    empty = whole(known.get("empty_answers"))
+    return not_read, empty or 0
 
 
 def _ticking(seconds: float) -> str:
@@ -128,17 +127,18 @@ def _ticking(seconds: float) -> str:
 
 
 def _hosts(view: RunView) -> str:
-    shown = [
-        f"{host.pod} {host.address}".strip() + (f" slots={host.slots}" if host.slots > 1 else "")
-        for host in view.hosts[:_NAMED_PODS]
-    ]
+    shown = []
+    for host in view.hosts[:_NAMED_PODS]:
+        slots = f" slots={host.slots}" if host.slots > 1 else ""
+        shown.append(f"{host.pod} {host.address}".strip() + slots)
+    if not shown:
+        return ""
     more = f", … {len(view.hosts)} in all" if len(view.hosts) > _NAMED_PODS else ""
-    ranks = (
-        f" ({view.world_size} {'rank' if view.world_size == 1 else 'ranks'})"
-        if view.world_size
-        else ""
-    )
-    return f"{', '.join(shown)}{more}{ranks}" if shown else ""
+    ranks = ""
+    if view.world_size:
+        word = "rank" if view.world_size == 1 else "ranks"
+        ranks = f" ({view.world_size} {word})"
+    return f"{', '.join(shown)}{more}{ranks}"
 
 
 def _bar(view: RunView, progress: Progress) -> str:
@@ -151,19 +151,19 @@ def _bar(view: RunView, progress: Progress) -> str:
     if progress.eta_s is not None:
         parts.append(f"{_ticking(progress.eta_s)} left")
     doing = view.totals.doing
-    if view.state is RunState.STARTING and (stage := _stage(view)):
+    stage = _stage(view) if view.state is RunState.STARTING else 0
+    if stage:
+        stages = len(_phases(view))
         words = {"starting ranks": "starting ranks; each imports torch and transformers first"}
-        words["training"] = (
-            "the first step" if stage == len(_phases(view)) else "setting up the optimizer"
-        )
-        return plain(
-            f"start, {stage} of {len(_phases(view))}: "
-            f"{words.get(doing or view.message, doing or view.message)}"
-        )
-    if not view.state.is_terminal and doing and doing != "training":
+        words["training"] = "the first step" if stage == stages else "setting up the optimizer"
+        phase = doing or view.message
+        return plain(f"start, {stage} of {stages}: {words.get(phase, phase)}")
+    if view.state.is_terminal:
+        parts.append(str(view.state))
+    elif doing and doing != "training":
         parts.append(doing)
-    if view.state.is_terminal or not parts:
-        parts.append(str(view.state) if view.state.is_terminal else view.message or str(view.state))
+    if not parts:
+        parts.append(view.message or str(view.state))
     return plain(" · ".join(parts))
 
 
@@ -175,9 +175,15 @@ def _phases(view: RunView) -> Sequence[str]:
 def _stage(view: RunView) -> int:
     """Return the number of the start's phase, from 1; 0 if unknown."""
     now = view.totals.phases.get(0, view.message)
-    stage = next((n for n, name in enumerate(_phases(view), 1) if now.startswith(name)), 0)
+    stage = 0
+    for place, name in enumerate(_phases(view), 1):
+        if now.startswith(name):
+            stage = place
+            break
     # The phase is named training before the first evaluation.
-    return stage - (now == "training" and view.totals.eval_loss is None)
+    if now == "training" and view.totals.eval_loss is None:
+        return stage - 1
+    return stage
 
 
 def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
@@ -192,12 +198,12 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
                 if metrics.known(metrics.curve_name(name, EventKind.EVAL)) is None:
                     pairs.append((name, number(value)))
     if result is not None:
-        pairs += [
-            ("exact match", percent(result.exact_match)),
-            ("time to first step", duration(result.time_to_first_step_s)),
-        ]
+        pairs.append(("exact match", percent(result.exact_match)))
+        pairs.append(("time to first step", duration(result.time_to_first_step_s)))
     busy = [host.gpu_percent for host in view.memory.values() if host.gpu_percent is not None]
-    pairs.append(("GPUs busy", percent(sum(busy) / len(busy) / 100 if busy else None)))
+    if busy:
+        mean = sum(busy) / len(busy)
+        pairs.append(("GPUs busy", percent(mean / 100)))
     return [(name, text) for name, text in pairs if text != UNKNOWN]
 
 
@@ -211,7 +217,7 @@ def _last(view: RunView, progress: Progress, metric: metrics.Metric) -> str:
             value = progress.loss
         case "eval_loss":
             value = progress.eval_loss
-            first = next((first for _, first in curve), None)
+            first = next((loss for _, loss in curve), None)
             if first is not None and value is not None and len(curve) > 1:
                 return f"{number(first)} → {number(value)}"
         case "samples_per_s":
@@ -232,29 +238,28 @@ def _memory(view: RunView) -> list[tuple[str, str]]:
         now = f"now {gib(host.gib.last)}" if host and not view.state.is_terminal else ""
         # Ranks report their peak only at evaluations: later samples may be higher.
         measured = [host.peak_gib, host.gib.highest] if host else []
-        highest = peaks.get(address) or max(
-            (size for size in measured if size is not None), default=None
-        )
+        known = [size for size in measured if size is not None]
+        highest = peaks.get(address) or max(known, default=None)
         peak = f"peak {gib(highest)}" if highest is not None else ""
-        pairs.append(
-            (plain(view.pod_name(address)), ", ".join(filter(None, (now, peak))) or UNKNOWN)
-        )
+        sizes = ", ".join(part for part in (now, peak) if part)
+        pairs.append((plain(view.pod_name(address)), sizes or UNKNOWN))
     return pairs
 
 
 def _receipt(view: RunView, *, alone: bool) -> list[str]:
-    # The first clause of a message says how the run ended.
-    how = (
-        [f"Stop: {view.message.partition('; ')[0]}"]
-        if view.state in _ENDED_WHEN_ASKED and view.message
-        else []
-    )
+    lines = []
+    if view.state in _ENDED_WHEN_ASKED and view.message:
+        # The first clause of a message says how the run ended.
+        how = view.message.partition("; ")[0]
+        lines.append(f"Stop: {how}")
+    lines.append(_ranks_left(view))
+    if not alone:
+        lines.append(_pods_left(view))
+    lines.append(_files_left(view))
     if alone:
-        return [plain(line) for line in (*how, _ranks_left(view), _files_left(view))]
-    lines = [*how, _ranks_left(view), _pods_left(view), _files_left(view)]
-    if view.state is not RunState.SUCCEEDED and (
-        _is_there(view.paths.checkpoints) or view.paths.held.exists()
-    ):
+        return [plain(line) for line in lines]
+    has_checkpoint = _is_there(view.paths.checkpoints) or view.paths.held.exists()
+    if view.state is not RunState.SUCCEEDED and has_checkpoint:
         lines.append(
             "Go on from its checkpoint: cluster.submit(run.spec.job.replace(resume=str(run.path)))"
         )
@@ -280,10 +285,8 @@ def _pods_left(view: RunView) -> str:
     pods = counted(len(view.hosts), "pod")
     if view.cluster_phase in ("ready", "starting"):
         return f"Pods: {pods} kept; the cluster is {view.cluster_phase} for the next run"
-    return (
-        f"Pods: {'being stopped' if view.cluster_phase == 'closing' else 'stopped'}; "
-        "the cluster is " + (view.cluster_phase or "closed")
-    )
+    state = "being stopped" if view.cluster_phase == "closing" else "stopped"
+    return f"Pods: {state}; the cluster is " + (view.cluster_phase or "closed")
 
 
 def _files_left(view: RunView) -> str:
@@ -298,8 +301,12 @@ def _files_left(view: RunView) -> str:
         ("TensorBoard files", paths.tensorboard),
     )
     there = [name for name, path in named if _is_there(path)]
-    return f"Files: {', '.join(there)} in {paths.root}" if there else f"Files: in {paths.root}"
+    if not there:
+        return f"Files: in {paths.root}"
+    return f"Files: {', '.join(there)} in {paths.root}"
 
 
 def _is_there(path: Path) -> bool:
-    return any(path.iterdir()) if path.is_dir() else path.exists()
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.exists()

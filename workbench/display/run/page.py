@@ -51,11 +51,11 @@ _TEXT_LINES = 10
 _PAGE_LINES = 60
 _FOLDED_LINES = 120  # of a rank's log
 _RANKS = 8
-Drawing = Callable[[], str]
 _MOST_ROWS = 64
 _ANSWERS = 12
 _MOST_ANSWERS = 500
 _TEXT_FILES = 200_000  # bytes; the text of a larger file is only in the archive
+Drawing = Callable[[], str]
 
 
 def run_doc(run: Run) -> Doc:
@@ -75,11 +75,15 @@ def run_text(view: RunView, *, alone: bool = False) -> str:
     return RunPage(view, alone=alone).text
 
 
+def _draw_anew(_name: str, _state: object, draw: Drawing) -> str:
+    return draw()
+
+
 class RunPage:
     def __init__(
         self,
         view: RunView,
-        plot: Callable[[str, object, Drawing], str] = lambda _name, _state, draw: draw(),
+        plot: Callable[[str, object, Drawing], str] = _draw_anew,
         folds: Mapping[str, bool] | None = None,
         *,
         alone: bool = False,
@@ -91,7 +95,10 @@ class RunPage:
         self._grids = worker_grids(view.totals.book)
         self._folds = {} if folds is None else folds
         self._is_whole = folds is None or view.state.is_terminal
-        self._folded = fold({rank: view.log(rank)[-_FOLDED_LINES:] for rank in view.ranks})
+        last_lines = {}
+        for rank in view.ranks:
+            last_lines[rank] = view.log(rank)[-_FOLDED_LINES:]
+        self._folded = fold(last_lines)
 
     def doc(self) -> Doc:
         html = styled(self._html(), self._view.state, sheet=False)
@@ -100,40 +107,45 @@ class RunPage:
     @property
     def text(self) -> str:
         facts = self.facts
-        rows = [("note", facts.note)] if facts.note else []
-        rows += [
-            *facts.head,
-            *facts.figures,
-            *((f"memory of {pod}", size) for pod, size in facts.memory),
-        ]
-        parts = [
-            text_table(fact_table(_title(facts), rows), width=100),
-            f"[{text_bar(facts.share, _BAR)}] {facts.bar}",
-        ]
+        rows = []
+        if facts.note:
+            rows.append(("note", facts.note))
+        rows += facts.head
+        rows += facts.figures
+        for pod, size in facts.memory:
+            rows.append((f"memory of {pod}", size))
+        table = fact_table(_title(facts), rows)
+        parts = [text_table(table, width=100)]
+        parts.append(f"[{text_bar(facts.share, _BAR)}] {facts.bar}")
         if facts.card:
             parts.append(fault_text(facts.card))
         parts += facts.receipt
         parts += [text_table(grid) for grid in self._grids]
-        if lines := self._folded[-_TEXT_LINES:]:
-            parts += ["Last lines of the logs, by rank:", folded_text(lines, self._view.world_size)]
+        lines = self._folded[-_TEXT_LINES:]
+        if lines:
+            parts.append("Last lines of the logs, by rank:")
+            parts.append(folded_text(lines, self._view.world_size))
         return "\n".join(parts)
 
     def _html(self) -> Markup:
         view = self._view
         facts = self.facts
         has_loss = len(view.curves["loss"]) or len(view.curves["eval_loss"])
-        return macro("run.html", "page")(
+        folded_lines = [
+            (ranks_word(line.ranks, view.world_size), line.text)
+            for line in self._folded[-_PAGE_LINES:]
+        ]
+        tables = [Table(grid) for grid in self._grids]
+        draw_page = macro("run.html", "page")
+        return draw_page(
             facts,
             "GPU memory" if view.memory_kind == "cuda" else "memory",
             self._curves() if has_loss else [],
             self._memory() if facts.memory else "",
-            [
-                (ranks_word(line.ranks, view.world_size), line.text)
-                for line in self._folded[-_PAGE_LINES:]
-            ],
+            folded_lines,
             self._logs() if view.world_size > 1 else [],
             self._folds,
-            blocks_html([Table(grid) for grid in self._grids]),
+            blocks_html(tables),
         )
 
     def _curves(self) -> list[tuple[str, str]]:
@@ -143,37 +155,43 @@ class RunPage:
         for name in plot_names():
             title = plot_title(name)
             points = [len(curves[each]) for each in curves_of(name) if each in curves]
-            if any(points):
-                wanted = self._is_whole or name == "loss" or self._folds.get(title)
+            if not any(points):
+                continue
+            svg = ""
+            if self._is_whole or name == "loss" or self._folds.get(title):
                 draw = partial(self._draw_curve, name)
-                drawn.append((title, self._plot(name, points, draw) if wanted else ""))
+                svg = self._plot(name, points, draw)
+            drawn.append((title, svg))
         return drawn
 
     def _draw_curve(self, name: str) -> str:
         return plot_svg(curve_plot(self._view, name))
 
+    def _draw_memory(self) -> str:
+        return plot_svg(memory_plot(self._view))
+
     def _memory(self) -> str:
         samples = [len(host.gib) for host in self._view.memory.values()]
-        return self._plot("memory", samples, lambda: plot_svg(memory_plot(self._view)))
+        return self._plot("memory", samples, self._draw_memory)
 
     def _logs(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        titles = [(rank, f"log of rank {rank}") for rank in self._view.ranks[:_RANKS]]
-        wanted = [
-            (rank, title, self._is_whole or bool(self._folds.get(title))) for rank, title in titles
-        ]
-        return [
-            (
-                title,
-                [("", line) for line in (self._view.log(rank)[-_PAGE_LINES:] if is_wanted else ())],
-            )
-            for rank, title, is_wanted in wanted
-        ]
+        """Return the last lines of each rank's log. During a run, a closed fold has only a title."""
+        logs = []
+        for rank in self._view.ranks[:_RANKS]:
+            title = f"log of rank {rank}"
+            lines = []
+            if self._is_whole or self._folds.get(title):
+                for line in self._view.log(rank)[-_PAGE_LINES:]:
+                    lines.append(("", line))
+            logs.append((title, lines))
+        return logs
 
 
 def _title(facts: RunFacts) -> str:
-    message = f": {facts.message}" if facts.message and facts.card is None else ""
     name = f"{facts.name} ({facts.run_id})" if facts.name else facts.run_id
-    return f"Run {name} {facts.state}{message}" + (f" ({facts.hint})" if facts.hint else "")
+    message = f": {facts.message}" if facts.message and facts.card is None else ""
+    hint = f" ({facts.hint})" if facts.hint else ""
+    return f"Run {name} {facts.state}{message}{hint}"
 
 
 def worker_grids(book: WorkerBook) -> list[Grid]:
@@ -188,8 +206,13 @@ def worker_grids(book: WorkerBook) -> list[Grid]:
 
 def _epochs(epochs: Sequence[EpochTime]) -> Grid:
     rows = [
-        (number(e.epoch), count(e.steps), duration(e.seconds), number(e.steps_per_s))
-        for e in epochs
+        (
+            number(epoch.epoch),
+            count(epoch.steps),
+            duration(epoch.seconds),
+            number(epoch.steps_per_s),
+        )
+        for epoch in epochs
     ]
     columns = ("until epoch", "steps", "time", "steps/s")
     return Grid(
@@ -201,30 +224,27 @@ def _epochs(epochs: Sequence[EpochTime]) -> Grid:
 
 
 def _workers(workers: Sequence[WorkerUse]) -> Grid:
-    through = (
-        "; collectives through " + workers[0].backend if workers and workers[0].backend else ""
-    )
+    through = ""
+    if workers and workers[0].backend:
+        through = "; collectives through " + workers[0].backend
     has_gpu = any(worker.peak_cuda_gib is not None for worker in workers)
-    columns = (
-        "rank",
-        "pod",
-        "time in steps",
-        "memory, peak",
-        *(("GPU memory, peak",) if has_gpu else ()),
-    )
-    columns += ("threads", "cores")
-    rows = [
-        (
+    columns = ["rank", "pod", "time in steps", "memory, peak"]
+    if has_gpu:
+        columns.append("GPU memory, peak")
+    columns += ["threads", "cores"]
+    rows = []
+    for worker in workers:
+        row = [
             str(worker.rank),
             worker.pod,
             UNKNOWN if worker.seconds is None else duration(worker.seconds),
             gib(worker.peak_rss_gib),
-            *((gib(worker.peak_cuda_gib),) if has_gpu else ()),
-            count(worker.threads),
-            worker.cores or UNKNOWN,
-        )
-        for worker in workers
-    ]
+        ]
+        if has_gpu:
+            row.append(gib(worker.peak_cuda_gib))
+        row.append(count(worker.threads))
+        row.append(worker.cores or UNKNOWN)
+        rows.append(row)
     return Grid(
         columns=columns,
         rows=rows,
@@ -245,14 +265,18 @@ def _gpus(gpus: Sequence[GpuUse]) -> Grid:
         for gpu in gpus
     ]
     columns = ("pod", "GPU", "memory, peak", "of", "busy, mean")
-    return Grid(columns=columns, rows=rows, right=columns[1:], caption="GPUs, by their driver")
+    return Grid(
+        columns=columns,
+        rows=rows,
+        right=columns[1:],
+        caption="GPUs, by their driver",
+    )
 
 
 def card_html(card: Card) -> str:
     result = card.result
-    return to_page(
-        Doc(blocks=_blocks(card)), f"Run {result.path.name}: {result.trained}, {result.state}"
-    )
+    title = f"Run {result.path.name}: {result.trained}, {result.state}"
+    return to_page(Doc(blocks=_blocks(card)), title)
 
 
 def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
@@ -264,28 +288,34 @@ def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
 
 
 def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Block]:
-    versions = (
-        [Table(fact_table("Versions", sorted(card.result.versions.items())))]
-        if card.result.versions
-        else []
-    )
+    result = card.result
+    happened: list[Block] = []
+    facts: list[Block] = []
+    # The picture of a run has the plots and lines of the result already.
+    if card.view:
+        happened += run_view_doc(card.view, alone=True).blocks
+        facts.append(facts_of_result(result))
+    else:
+        facts += result_doc(result).blocks
+    if result.versions:
+        versions = fact_table("Versions", sorted(result.versions.items()))
+        facts.append(Table(versions))
     sections: dict[str, list[Block]] = {
-        "What happened": [*run_view_doc(card.view, alone=True).blocks] if card.view else [],
-        "Facts": [
-            *([facts_of_result(card.result)] if card.view else result_doc(card.result).blocks),
-            *versions,
-        ],
+        "What happened": happened,
+        "Facts": facts,
         "Communication": [Items(card.communication)] if card.communication else [],
         **_of_kind(card),
         "How it was started": _started(card),
         "Repeat it": _recipe(card.recipe, card.name, anchor) if card.recipe and carry else [],
     }
-    times = (card.result.started_s, card.result.ended_s, time.time())
+    times = (result.started_s, result.ended_s, time.time())
     began, ended, now = (moment(at, "%Y-%m-%d %H:%M:%S UTC", utc=True) for at in times)
-    written = Note(f"from {began} to {ended}; this card was written {now}")
-    blocks: list[Block] = [written, *(Note(line, "plain") for line in card.missing)]
+    blocks: list[Block] = [Note(f"from {began} to {ended}; this card was written {now}")]
+    blocks += [Note(line, "plain") for line in card.missing]
     for title, inside in sections.items():
-        blocks += [Heading(title), *inside] if inside else []
+        if inside:
+            blocks.append(Heading(title))
+            blocks += inside
     return blocks
 
 
@@ -307,17 +337,20 @@ def _of_finetune(card: FineTuneCard) -> Mapping[str, list[Block]]:
 def _answers(card: FineTuneCard) -> list[Block]:
     if card.predictions is None:
         return []
+    total = len(card.predictions)
     first = Table(predictions_grid(card.predictions, _ANSWERS))
-    if len(card.predictions) <= _ANSWERS:
+    if total <= _ANSWERS:
         return [first]
     more = Table(predictions_grid(card.predictions, _MOST_ANSWERS))
-    return [first, Fold(f"more of the {count(len(card.predictions))} answers", [more])]
+    return [first, Fold(f"more of the {count(total)} answers", [more])]
 
 
 def _started(card: Card) -> list[Block]:
+    texts = [("SPEC.json", card.spec), ("launch command", card.result.command)]
     files = card.recipe.files if card.recipe else {}
-    named = [(name, _text(files[name])) for name in ("hostfile", "deepspeed.json") if name in files]
-    texts = [("SPEC.json", card.spec), ("launch command", card.result.command), *named]
+    for name in ("hostfile", "deepspeed.json"):
+        if name in files:
+            texts.append((name, _text(files[name])))
     return [Fold(name, [Code(text)]) for name, text in texts if text]
 
 
@@ -328,21 +361,20 @@ def _recipe(recipe: Recipe, name: str, anchor: str) -> list[Block]:
         "| base64 -d > repeat.zip\npython3 -m zipfile -e repeat.zip repeat\ncd repeat"
     )
     files = sorted(recipe.files.items())
-    return [
+    sizes = [f"{file} ({count(len(content))} bytes)" for file, content in files]
+    blocks: list[Block] = [
         Items(recipe.same, "Same as in the run:"),
         Items(recipe.differs, "Not the same, or to be had elsewhere:"),
         Code(unpack, "Unpack the files that this card carries:"),
         Code(recipe.commands, "Then:"),
-        Note(", ".join(f"{file} ({count(len(content))} bytes)" for file, content in files)),
+        Note(", ".join(sizes)),
         Raw(render("card.html", anchor=anchor, packed=packed)),
-        *(
-            Fold(file, [Code(_text(content))])
-            for file, content in files
-            if len(content) <= _TEXT_FILES
-            and not file.startswith("tokenizer/")
-            and not file.endswith(".jsonl")
-        ),
     ]
+    for file, content in files:
+        is_for_reading = not file.startswith("tokenizer/") and not file.endswith(".jsonl")
+        if is_for_reading and len(content) <= _TEXT_FILES:
+            blocks.append(Fold(file, [Code(_text(content))]))
+    return blocks
 
 
 def _text(content: bytes) -> str:
