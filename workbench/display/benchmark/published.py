@@ -19,10 +19,8 @@ def published_blocks(published: Sequence[Published] = PUBLISHED) -> list[Block]:
     blocks: list[Block] = []
     for source in dict.fromkeys(row.source for row in published):
         rows = [row for row in published if row.source == source]
-        blocks += [
-            Table(_published_grid(source, rows), _WIDTH),
-            Items(CAVEATS if source == WALKTHROUGH else ()),
-        ]
+        blocks.append(Table(_published_grid(source, rows), _WIDTH))
+        blocks.append(Items(CAVEATS if source == WALKTHROUGH else ()))
     return blocks
 
 
@@ -43,17 +41,23 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
         ],
         "note": [plain(row.note) for row in rows],
     }
-    lacking = [title for title, cells in columns.items() if set(cells) == {UNKNOWN}]
-    titles = [title for title in columns if title not in lacking]
+    titles = []
+    lacking = []
+    for title, cells in columns.items():
+        if set(cells) == {UNKNOWN}:
+            lacking.append(title)
+        else:
+            titles.append(title)
     absent = f"; not found in it: {', '.join(lacking)}" if lacking else ""
+    written: list[list[str]] = []
+    for place in range(len(rows)):
+        cells = [columns[title][place] for title in titles]
+        written.append(["not found" if cell == UNKNOWN else cell for cell in cells])
     return Grid(
         columns=titles,
-        rows=[
-            ["not found" if columns[title][n] == UNKNOWN else columns[title][n] for title in titles]
-            for n in range(len(rows))
-        ],
-        right={*titles} - {"model", "technique", "on each", "note"},
-        whole={*titles} - {"note"},
+        rows=written,
+        right=set(titles) - {"model", "technique", "on each", "note"},
+        whole=set(titles) - {"note"},
         caption=f"Published, not measured here: {plain(source)}{absent}",
     )
 

@@ -54,20 +54,22 @@ class Composition(Mapping[str, Any]):
     @property
     def fields(self) -> list[FormField]:
         """The fields that have a meaning with the current choices."""
-        return [
-            field
-            for field in FIELDS.values()
-            if not field.needs or self[field.needs] in field.values
-        ]
+        fields = []
+        for field in FIELDS.values():
+            if not field.needs or self[field.needs] in field.values:
+                fields.append(field)
+        return fields
 
     def options(self, record: type[Record]) -> dict[str, Any]:
         """Return a record's options that differ from the defaults, or are always stated."""
-        return {
-            field.option.name: value
-            for field in self.fields
-            if field.record is record
-            and ((value := self.value(field.name)) != field.option.default or field.name in _ALWAYS)
-        }
+        options = {}
+        for field in self.fields:
+            if field.record is not record:
+                continue
+            value = self.value(field.name)
+            if value != field.option.default or field.name in _ALWAYS:
+                options[field.option.name] = value
+        return options
 
     def value(self, name: str) -> Any:
         """Return the value of an option, by the name of its field."""
@@ -80,13 +82,16 @@ class Composition(Mapping[str, Any]):
     @property
     def ranks(self) -> int:
         """The number of ranks: one for `single`, else one per slot."""
-        return 1 if runs_alone(self["technique"]) else int(self.value("count")) * self.pods.slots
+        if runs_alone(self["technique"]):
+            return 1
+        return int(self.value("count")) * self.pods.slots
 
     @property
     def place_options(self) -> dict[str, Any]:
-        return next(
-            (self.options(field.record) for field in self.fields if field.needs == "backend"), {}
-        )
+        for field in self.fields:
+            if field.needs == "backend":
+                return self.options(field.record)
+        return {}
 
     @property
     def cluster_options(self) -> dict[str, Any]:
@@ -98,14 +103,21 @@ class Composition(Mapping[str, Any]):
     def job_options(self) -> dict[str, Any]:
         """The job's options that differ from `FineTune`'s defaults, or are always stated."""
         options = self.options(FineTune)
-        options |= {
-            name: inner for name, (record, _, _) in INNER.items() if (inner := self.options(record))
-        }
-        unused = {"epochs"} if options.get("max_steps") else set()
+        for name, (record, _, _) in INNER.items():
+            inner = self.options(record)
+            if inner:
+                options[name] = inner
+        unused = set()
+        if options.get("max_steps"):
+            unused.add("epochs")
         if options.get("deepspeed") and self["technique"] == FIELDS["technique"].default:
             unused.add("technique")  # without the option, the JSON's stage determines the technique
-        names = [option.name for option in FineTune.options() if option.name in options]
-        return {name: options[name] for name in names if name not in unused}
+        # The order is that of `FineTune`'s own options.
+        ordered = {}
+        for option in FineTune.options():
+            if option.name in options and option.name not in unused:
+                ordered[option.name] = options[option.name]
+        return ordered
 
     def make_backend(self) -> Place:
         """Make the place of the pods without starting any."""
@@ -114,7 +126,9 @@ class Composition(Mapping[str, Any]):
     def make_cluster(self) -> ClusterSpec:
         """Make the specification of the cluster without starting it."""
         return ClusterSpec(
-            backend=self.make_backend().to_dict(), pods=self.pods, **self.cluster_options
+            backend=self.make_backend().to_dict(),
+            pods=self.pods,
+            **self.cluster_options,
         )
 
     def make_job(self) -> FineTune:
@@ -123,12 +137,14 @@ class Composition(Mapping[str, Any]):
     def check(self) -> None:
         """Make and check all records and files that can be made before the start."""
         cluster = self.make_cluster()
-        match backend := self.make_backend():
-            case SSHPods():
-                backend.hosts_for(cluster.count)
-            case CMLPods():
-                WorkersApi().find()
-            case LocalPods() if refusal := _gpu_refusal(cluster.pods.gpus * cluster.count):
+        backend = self.make_backend()
+        if isinstance(backend, SSHPods):
+            backend.hosts_for(cluster.count)
+        elif isinstance(backend, CMLPods):
+            WorkersApi().find()
+        elif isinstance(backend, LocalPods):
+            refusal = _gpu_refusal(cluster.pods.gpus * cluster.count)
+            if refusal:
                 raise ConfigError(refusal)
         job = self.make_job()
         model_kind(job.model)
@@ -146,15 +162,19 @@ def find_problems(composition: Composition) -> dict[str, str]:
     """
     problems: dict[str, str] = {}
     current = composition
-    while (refusal := _refusal(current.check)) is not None:
+    while True:
+        refusal = _refusal(current.check)
+        if refusal is None:
+            return problems
         cures = _cures(current, refusal)
         words, named = in_labels(refusal, current.fields)
         for name in _where(current, cures, named) or ("",):
             problems.setdefault(name, words)
         if not cures:
-            break
-        current = current.replace(**{cures[0]: FIELDS[cures[0]].default})
-    return problems
+            return problems
+        # Behind a refusal there may be another: repeat with the first cure.
+        cured = cures[0]
+        current = current.replace(**{cured: FIELDS[cured].default})
 
 
 def _flat(choices: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -165,28 +185,29 @@ def _flat(choices: Mapping[str, object]) -> Iterator[tuple[str, object]]:
                 yield from _flat({name: value.to_dict()})
             case Mapping() if name == "backend":
                 yield name, value.get("kind", LocalPods.kind)
-                yield from (
-                    (f"{value.get('kind')}.{key}", part)
-                    for key, part in value.items()
-                    if key != "kind"
-                )
+                for key, part in value.items():
+                    if key != "kind":
+                        yield f"{value.get('kind')}.{key}", part
             case Mapping() if name in INNER:
-                yield from ((f"{name}.{key}", part) for key, part in value.items())
+                for key, part in value.items():
+                    yield f"{name}.{key}", part
             case _:
                 yield name, value
 
 
 def _where(composition: Composition, cures: list[str], named: list[str]) -> list[str]:
     """Return the fields to show a refusal at: a place's fields rather than its choice."""
-    parents = {
-        field.needs
-        for field in composition.fields
-        if field.needs and field.name in {*cures, *named}
-    }
-    inner = [
-        field.name for field in composition.fields if field.needs in parents and field.name in named
-    ]
-    return [name for name in dict.fromkeys([*cures, *inner]) if name not in parents] or named
+    parents = set()
+    for field in composition.fields:
+        if field.needs and (field.name in cures or field.name in named):
+            parents.add(field.needs)
+    inner = []
+    for field in composition.fields:
+        if field.needs in parents and field.name in named:
+            inner.append(field.name)
+    candidates = dict.fromkeys([*cures, *inner])
+    places = [name for name in candidates if name not in parents]
+    return places or named
 
 
 def _refusal(check: Callable[[], object]) -> str | None:
@@ -199,15 +220,15 @@ def _refusal(check: Callable[[], object]) -> str | None:
 
 def _cures(composition: Composition, refusal: str) -> list[str]:
     """Return the changed fields whose default removes the refusal, or else changes the refusal."""
-    after = {
-        field.name: _refusal(composition.replace(**{field.name: field.default}).check)
-        for field in composition.fields
-        if composition[field.name] != field.default
-    }
+    after = {}
+    for field in composition.fields:
+        if composition[field.name] != field.default:
+            with_default = composition.replace(**{field.name: field.default})
+            after[field.name] = _refusal(with_default.check)
     cured = [name for name, left in after.items() if left is None]
-    return cured or [
-        name for name, left in after.items() if left and _worded(left) != _worded(refusal)
-    ]
+    if cured:
+        return cured
+    return [name for name, left in after.items() if left and _worded(left) != _worded(refusal)]
 
 
 def _worded(refusal: str) -> str:

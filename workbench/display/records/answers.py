@@ -42,20 +42,16 @@ def predictions_doc(predictions: Predictions) -> Doc:
 
 def answers_grids(answers: Answers, limit: int = _ROWS) -> list[Grid]:
     """Return the tables of answers: shares by model where there are several, then the rows."""
-    return (
-        [_rows(answers, limit)]
-        if len(answers.names) == 1
-        else [_shares(answers), _rows(answers, limit)]
-    )
+    if len(answers.names) == 1:
+        return [_rows(answers, limit)]
+    return [_shares(answers), _rows(answers, limit)]
 
 
 def predictions_grid(predictions: Predictions, limit: int = 20) -> Grid:
     """Return the first answers of a run beside the expected ones."""
     shown = f" (the first {count(limit)} shown)" if limit < len(predictions) else ""
-    return replace(
-        _rows(Answers(names=["answered"], models=[predictions]), limit),
-        caption=predictions.summary + shown,
-    )
+    answers = Answers(names=["answered"], models=[predictions])
+    return replace(_rows(answers, limit), caption=predictions.summary + shown)
 
 
 def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
@@ -69,19 +65,27 @@ def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
     right = answered.split()
     one: list[tuple[str, bool]] = []
     other: list[tuple[str, bool]] = []
-    for kind, a, b, c, d in difflib.SequenceMatcher(
-        None, left, right, autojunk=False
-    ).get_opcodes():
-        for words, side in ((left[a:b], one), (right[c:d], other)):
-            if words:
-                side.append((" ".join(words), kind != "equal"))
+    matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
+    for kind, a, b, c, d in matcher.get_opcodes():
+        is_marked = kind != "equal"
+        if a < b:
+            one.append((" ".join(left[a:b]), is_marked))
+        if c < d:
+            other.append((" ".join(right[c:d]), is_marked))
     return Marked(tuple(one)), Marked(tuple(other))
 
 
 def _shares(answers: Answers) -> Grid:
     columns = ("model", "exactly right", "same logic", "same result")
-    shares = (answers.exact_match, answers.logical_match, answers.execution_match)
-    rows = [(name, *(percent(share(name)) for share in shares)) for name in answers.names]
+    rows = [
+        (
+            name,
+            percent(answers.exact_match(name)),
+            percent(answers.logical_match(name)),
+            percent(answers.execution_match(name)),
+        )
+        for name in answers.names
+    ]
     return Grid(
         columns=columns,
         rows=rows,
@@ -92,10 +96,14 @@ def _shares(answers: Answers) -> Grid:
 
 def _rows(answers: Answers, limit: int) -> Grid:
     alone = len(answers.names) == 1
-    verdicts = ("exact", "logic", "result") if alone else ()
-    titles = [t for name in answers.names for t in ((name,) if alone else (name, "right"))]
+    columns = ["question", "expected"]
+    if alone:
+        columns = ["exact", "logic", "result", *columns, *answers.names]
+    else:
+        for name in answers.names:
+            columns += [name, "right"]
     return Grid(
-        columns=(*verdicts, "question", "expected", *titles),
+        columns=columns,
         rows=[_row(row, alone) for row in answers.rows[:limit]],
         whole=("exact", "logic", "result", "right"),
         caption=_caption(answers, limit, alone),
@@ -106,36 +114,52 @@ def _caption(answers: Answers, limit: int, alone: bool) -> str:
     loaded = f" after {duration(answers.load_s)} of loading" if answers.load_s >= 0.05 else ""
     took = f"answered in {duration(answers.answer_s)}{loaded}"
     shown = f"; the first {count(limit)} shown" if len(answers) > limit else ""
-    return (f"{answers.summary}; {took}" if alone else f"Answers, {took}") + shown
+    said = f"{answers.summary}; {took}" if alone else f"Answers, {took}"
+    return said + shown
 
 
 def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
     first = row.answers[0]
-    verdicts = (first.exact_match, first.logical_match, first.execution_match) if alone else ()
-    cells: list[Cell] = [
-        UNKNOWN if verdict is None else "✓" if verdict else "✗" for verdict in verdicts
-    ]
+    cells: list[Cell] = []
+    if alone:
+        verdicts = (first.exact_match, first.logical_match, first.execution_match)
+        cells += [_mark(verdict) for verdict in verdicts]
     cells.append(row.source.removeprefix(TASK.prefix))
-    cells.append(
-        _compared(row.expected, first.predicted)[0]
-        if alone and row.expected
-        else row.expected or UNKNOWN
-    )
+    if alone and row.expected:
+        marked, _ = _compared(row.expected, first.predicted)
+        cells.append(marked)
+    else:
+        cells.append(row.expected or UNKNOWN)
     # Without a known answer, models are compared with the first answer.
-    given = (answer.predicted for answer in row.answers if answer.predicted.strip())
-    right = next(given, "") if row.expected is None else row.expected
+    right = row.expected
+    if right is None:
+        given = [answer.predicted for answer in row.answers if answer.predicted.strip()]
+        right = given[0] if given else ""
     for answer in row.answers:
-        cells.append(_compared(right, answer.predicted)[1] if answer.predicted.strip() else _EMPTY)
-        cells += [] if alone else [_best(answer)]
+        if answer.predicted.strip():
+            _, marked = _compared(right, answer.predicted)
+            cells.append(marked)
+        else:
+            cells.append(_EMPTY)
+        if not alone:
+            cells.append(_best(answer))
     return cells
+
+
+def _mark(verdict: bool | None) -> str:
+    if verdict is None:
+        return UNKNOWN
+    return "✓" if verdict else "✗"
 
 
 def _compared(expected: str, answered: str) -> tuple[Cell, Cell]:
     """Mark the different words of two texts; none if most differ, as the verdict then suffices."""
     one, other = marked_words(expected, answered)
     same = sum(len(text.split()) for text, marked in other.parts if not marked)
-    alike = same >= _ALIKE * max(len(expected.split()), len(answered.split()))
-    return (one, other) if alike else (expected, answered)
+    longest = max(len(expected.split()), len(answered.split()))
+    if same >= _ALIKE * longest:
+        return one, other
+    return expected, answered
 
 
 def _best(answer: Answer) -> str:
@@ -156,33 +180,42 @@ def conversation_doc(
     problem: str = "",
 ) -> Doc:
     """State the conversation, with answers in progress."""
-    rows: list[Sequence[Cell]] = [
-        (exchange.asked, *(exchange.answers[name] or UNKNOWN for name in conversation.names))
-        for exchange in conversation.exchanges
-    ]
+    rows: list[Sequence[Cell]] = []
+    for exchange in conversation.exchanges:
+        answers = [exchange.answers[name] or UNKNOWN for name in conversation.names]
+        rows.append((exchange.asked, *answers))
     if pieces is not None:
-        rows.append(
-            (asked, *(f"{pieces.get(name, '').rstrip()} …".lstrip() for name in conversation.names))
-        )
+        written = [pieces.get(name, "").rstrip() for name in conversation.names]
+        rows.append((asked, *(f"{text} …".lstrip() for text in written)))
     names = ", ".join(conversation.names)
-    caption = f"{counted(len(rows), 'turn')} with {names}"
-    turns: Block = Table(Grid(columns=("you", *conversation.names), rows=rows, caption=caption), 60)
-    blocks = [turns if rows else Note(f"A chat with {names}: nothing has been said yet.")]
-    return Doc(blocks=[*blocks, *([Note(problem, "bad")] if problem else [])], full=True)
+    blocks: list[Block] = []
+    if rows:
+        turns = Grid(
+            columns=("you", *conversation.names),
+            rows=rows,
+            caption=f"{counted(len(rows), 'turn')} with {names}",
+        )
+        blocks.append(Table(turns, 60))
+    else:
+        blocks.append(Note(f"A chat with {names}: nothing has been said yet."))
+    if problem:
+        blocks.append(Note(problem, "bad"))
+    return Doc(blocks=blocks, full=True)
 
 
 def show_conversation(conversation: Conversation) -> None:
     """Display a chat, which a saved notebook keeps, with a text field if widgets are available."""
     name = uuid.uuid4().hex
+
+    def redraw(doc: Doc) -> None:
+        put(to_bundle(doc), name)
+
     put(to_bundle(conversation_doc(conversation)), name, update=False)
     if has_widgets():
-        field = conversation_field(conversation, lambda doc: put(to_bundle(doc), name))
+        field = conversation_field(conversation, redraw)
         heard_at_once(field)
-        put(
-            widget_bundle(field, "(the field to write in: it needs the kernel)"),
-            f"{name}-field",
-            update=False,
-        )
+        bundle = widget_bundle(field, "(the field to write in: it needs the kernel)")
+        put(bundle, f"{name}-field", update=False)
 
 
 def conversation_field(conversation: Conversation, draw: Callable[[Doc], None]) -> Any:
@@ -190,7 +223,9 @@ def conversation_field(conversation: Conversation, draw: Callable[[Doc], None]) 
     import ipywidgets as w
 
     field = w.Text(
-        placeholder=_INVITES, continuous_update=False, layout={"width": "auto", "max_width": "60em"}
+        placeholder=_INVITES,
+        continuous_update=False,
+        layout={"width": "auto", "max_width": "60em"},
     )
 
     def entered(change: Mapping[str, str]) -> None:
@@ -225,7 +260,8 @@ def _say(conversation: Conversation, asked: str, draw: Callable[[Doc], None]) ->
     def follow() -> None:
         drawn: Mapping[str, str] | None = None
         while drawn is None or not done.wait(_REFRESH_S):
-            if drawn != (now := dict(pieces)):
+            now = dict(pieces)
+            if now != drawn:
                 drawn = now
                 draw(conversation_doc(conversation, asked, now))
 

@@ -13,16 +13,19 @@ from workbench.handover.kubeflow.manifest import Manifest
 
 
 def export_doc(export: Export) -> Doc:
-    adapters = [("adapters of", export.base)] if export.base else []
-    pairs = [("folder", str(export.folder)), *adapters, *_facts(export.files, export.dtype)]
-    return Doc(
-        blocks=[Table(facts("Exported model", pairs), width=100), *_start(export.start_lines)]
-    )
+    pairs = [("folder", str(export.folder))]
+    if export.base:
+        pairs.append(("adapters of", export.base))
+    pairs += _facts(export.files, export.dtype)
+    table = Table(facts("Exported model", pairs), width=100)
+    return Doc(blocks=[table, *_start(export.start_lines)])
 
 
 def pushed_doc(pushed: Pushed) -> Doc:
-    pairs = [("model", pushed.url), ("commit", pushed.commit), *_facts(pushed.files, pushed.dtype)]
-    files = facts("Files", [(name, scaled(size, "B")) for name, size in pushed.files.items()])
+    pairs = [("model", pushed.url), ("commit", pushed.commit)]
+    pairs += _facts(pushed.files, pushed.dtype)
+    sizes = [(name, scaled(size, "B")) for name, size in pushed.files.items()]
+    files = facts("Files", sizes)
     return Doc(
         blocks=[
             Table(facts("Pushed model", pairs), width=100),
@@ -36,13 +39,11 @@ def model_card_doc(card: ModelCard) -> Doc:
     """State of a run what concerns others: neither hosts nor folders."""
     result = card.result
     job = card.job
+    peft = "" if result.peft in ("", "none") else f", {job.peft}"
     learned = [
         ("base model", card.base),
         ("dataset", card.dataset),
-        (
-            "trained",
-            f"{result.technique}{f', {job.peft}' if result.peft not in ('', 'none') else ''}",
-        ),
+        ("trained", f"{result.technique}{peft}"),
         ("parameters", count(result.parameters)),
         ("trained parameters", count(result.trainable_parameters)),
         ("ranks", count(result.world_size)),
@@ -82,15 +83,15 @@ def manifest_doc(manifest: Manifest) -> Doc:
         ("objects", ", ".join(str(each["kind"]) for each in manifest.objects)),
         ("to a file", f"manifest.to_yaml('{manifest.name}.yaml')"),
     ]
+    table = facts(f"{manifest.kind} {manifest.name}", pairs)
     yaml = Code(manifest.to_text(folded=True))
-    return Doc(
-        blocks=[Table(facts(f"{manifest.kind} {manifest.name}", pairs)), Fold("YAML", [yaml])]
-    )
+    return Doc(blocks=[Table(table), Fold("YAML", [yaml])])
 
 
 def _facts(files: Mapping[str, int], dtype: str) -> list[tuple[str, str]]:
+    total = scaled(sum(files.values()), "B")
     return [
-        ("size", f"{scaled(sum(files.values()), 'B')} in {len(files)} files"),
+        ("size", f"{total} in {len(files)} files"),
         ("number format", dtype),
     ]
 

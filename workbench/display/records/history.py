@@ -72,17 +72,15 @@ class _Column:
     @property
     def width_px(self) -> float:
         """Approximate width in pixels. Titles wrap at blanks."""
-        longest = max(
-            [
-                *(len(cell_text(cell, self.cut)) for cell in self.cells),
-                *map(len, self.title.split()),
-            ]
-        )
+        texts = self.title.split()
+        texts += [cell_text(cell, self.cut) for cell in self.cells]
+        longest = max(len(text) for text in texts)
         return _LETTER_PX * longest + _BETWEEN_PX
 
 
 def history_doc(history: History) -> Doc:
-    return Doc(blocks=[Table(history_grid(history, _RUNS), width=80)], full=True)
+    table = Table(history_grid(history, _RUNS), width=80)
+    return Doc(blocks=[table], full=True)
 
 
 def show_history(history: History) -> None:
@@ -103,22 +101,16 @@ def show_history(history: History) -> None:
             put(output, f"{name}-{place}")
 
     bar = ButtonBar("button of the table of runs", {"compare": compare}, "compare run")
-    bar.draw(
-        [
-            Button(
-                name="compare",
-                text="Compare the ticked runs",
-                tip="Draws their losses and figures below",
-            )
-        ]
+    button = Button(
+        name="compare",
+        text="Compare the ticked runs",
+        tip="Draws their losses and figures below",
     )
+    bar.draw([button])
     put(bar.bundle(name), f"{name}-buttons", update=False)
     frame = Markup('<div class="wb-picture" data-wb="{}">{}</div>')
-    put(
-        {**bundle, "text/html": str(frame.format(name, Markup(bundle["text/html"])))},
-        name,
-        update=False,
-    )
+    page = frame.format(name, Markup(bundle["text/html"]))
+    put({**bundle, "text/html": str(page)}, name, update=False)
     for place in range(_OUTPUTS):
         put(NOTHING, f"{name}-{place}", update=False)
 
@@ -126,20 +118,28 @@ def show_history(history: History) -> None:
 def runs_doc(comparison: RunComparison) -> Doc:
     """State loss curves, figures, different options, and differences that prevent a comparison."""
     plot = losses_plot([(run.name, run.view) for run in comparison.runs])
-    drawn = plot_svg(plot, size_in=(8.4, 3.4), place=(0.08, 0.14, 0.89, 0.62), columns=2)
-    lacking = [
-        f"{run.name}: no losses"
-        for run in comparison.runs
-        if not any(map(len, run.view.curves.values()))
-    ]
-    words = "\n".join(filter(None, (plot_words(plot), *lacking)))
-    options = comparison.options()
+    drawn = plot_svg(
+        plot,
+        size_in=(8.4, 3.4),
+        place=(0.08, 0.14, 0.89, 0.62),
+        columns=2,
+    )
+    lines = []
+    drawn_words = plot_words(plot)
+    if drawn_words:
+        lines.append(drawn_words)
+    for run in comparison.runs:
+        if not any(len(curve) for curve in run.view.curves.values()):
+            lines.append(f"{run.name}: no losses")
+    words = "\n".join(lines)
     blocks: list[Block] = [Note(note, "caution") for note in comparison.notes]
-    blocks += [Figure(drawn, "Loss over optimizer steps", words, plot)]
-    blocks += [
-        Table(comparison.figures()),
-        Table(options) if options.rows else Note(str(options.caption)),
-    ]
+    blocks.append(Figure(drawn, "Loss over optimizer steps", words, plot))
+    blocks.append(Table(comparison.figures()))
+    options = comparison.options()
+    if options.rows:
+        blocks.append(Table(options))
+    else:
+        blocks.append(Note(str(options.caption)))
     return Doc(blocks=blocks)
 
 
@@ -151,35 +151,33 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     options = [_option(name, values) for name, values in shown.options().items()]
     note = _texts("note", [record.note for record in shown], cut=True)
     more += [*options[:1], note, *options[1:]]
-    more.append(
-        _texts("folder", [_near(record, history.folder) for record in shown], cut=True, above=True)
-    )
-    equal = [
-        column
-        for column in (*columns, *more)
-        if column.above and len(shown) > 1 and len(set(column.keys)) == 1
-    ]
+    folders = [_near(record, history.folder) for record in shown]
+    more.append(_texts("folder", folders, cut=True, above=True))
+    # Columns of equal cells stand above the table.
+    equal = []
+    for column in (*columns, *more):
+        if column.above and len(shown) > 1 and len(set(column.keys)) == 1:
+            equal.append(column)
     drawn = [column for column in columns if column not in equal and column.tells]
     drawn.sort(key=lambda column: _ORDER.index(column.title))
     left_out = []
-    for column in [column for column in more if column not in equal and column.tells]:
+    for column in more:
+        if column in equal or not column.tells:
+            continue
         if sum(each.width_px for each in (*drawn, column)) < _CELL_PX:
             drawn.append(column)
         else:
             left_out.append(column.title)
     live = sum(record.is_live for record in history)
+    live_runs = f", {count(live)} live" if live else ""
+    facts = [f"{counted(len(history), 'run')} below {history.folder}" + live_runs]
+    if limit is not None and limit < len(history):
+        facts.append(f"the newest {count(limit)} shown")
     same = [f"{column.title} {column.cells[0]}" for column in equal if column.tells]
-    facts = [
-        f"{counted(len(history), 'run')} below {history.folder}"
-        + (f", {count(live)} live" if live else ""),
-        *(
-            [f"the newest {count(limit)} shown"]
-            if limit is not None and limit < len(history)
-            else []
-        ),
-        *([f"in all {', '.join(same)}"] if same else []),
-        *([f"hidden columns: {short_list(left_out)}"] if left_out else []),
-    ]
+    if same:
+        facts.append(f"in all {', '.join(same)}")
+    if left_out:
+        facts.append(f"hidden columns: {short_list(left_out)}")
     titles = [column.title for column in drawn]
     return Grid(
         columns=titles,
@@ -204,7 +202,7 @@ def _columns(history: History) -> list[_Column]:
         ("samples/s", "train_samples_per_s", number),
         ("duration", "duration_s", duration),
     )
-    return [
+    columns = [
         _numbers("#", range(len(records)), str),
         _texts("run", [record.name or record.id for record in records]),
         _Column(title="when", keys=times, cells=[moment(at, "%Y-%m-%d %H:%M") for at in times]),
@@ -212,18 +210,22 @@ def _columns(history: History) -> list[_Column]:
         _texts("model", [record.model for record in records], cut=True, above=True),
         _texts("technique", [record.technique for record in records], above=True),
         _numbers("pods", [record.pods for record in records], count, above=True),
-        *(
-            _numbers(title, [getattr(record, field) for record in records], write)
-            for title, field, write in figures
-        ),
     ]
+    for title, field, write in figures:
+        values = [getattr(record, field) for record in records]
+        columns.append(_numbers(title, values, write))
+    return columns
 
 
 def _numbers(
     title: str, keys: Sequence[Key], write: Callable[..., str], *, above: bool = False
 ) -> _Column:
     return _Column(
-        title=title, keys=list(keys), cells=[write(key) for key in keys], right=True, above=above
+        title=title,
+        keys=list(keys),
+        cells=[write(key) for key in keys],
+        right=True,
+        above=above,
     )
 
 
@@ -231,20 +233,31 @@ def _option(name: str, values: Sequence[object]) -> _Column:
     keys: list[Key] = [
         value if isinstance(value, int | float | None) else str(value) for value in values
     ]
-    numbers = not any(isinstance(key, str) for key in keys)
-    cells = [UNKNOWN if value is None else str(value) for value in values]
-    title = name.removeprefix("per_device_").replace("_", " ")  # titles wrap at blanks
-    return _Column(title=title, keys=keys, cells=cells, right=numbers, cut=True)
+    has_text = any(isinstance(key, str) for key in keys)
+    return _Column(
+        title=name.removeprefix("per_device_").replace("_", " "),  # titles wrap at blanks
+        keys=keys,
+        cells=[UNKNOWN if value is None else str(value) for value in values],
+        right=not has_text,
+        cut=True,
+    )
 
 
 def _texts(title: str, texts: Sequence[str], *, cut: bool = False, above: bool = False) -> _Column:
     return _Column(
-        title=title, keys=[text or None for text in texts], cells=texts, cut=cut, above=above
+        title=title,
+        keys=[text or None for text in texts],
+        cells=texts,
+        cut=cut,
+        above=above,
     )
 
 
 def _near(record: RunRecord, folder: Path) -> str:
     # A run's folder has the run's id as name, unless the user chose another.
     place = record.path.parent if record.path.name == record.id else record.path
-    near = str(place.relative_to(folder) if place.is_relative_to(folder) else place)
-    return "" if near == "." else near
+    if place == folder:
+        return ""
+    if place.is_relative_to(folder):
+        return str(place.relative_to(folder))
+    return str(place)
