@@ -42,7 +42,9 @@ _LIBRARIES = tuple(
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _LIBRARY = re.compile(
-    r"^.*/(?:site-packages|dist-packages|lib/python3\.\d+)/|^.*/(?=workbench/(?:base|rundir|worker)/)|^(?=<frozen )"
+    r"^.*/(?:site-packages|dist-packages|lib/python3\.\d+)/"
+    r"|^.*/(?=workbench/(?:base|rundir|worker)/)"
+    r"|^(?=<frozen )"
 )
 _COPY = re.compile(r"^.*/runs/[^/]+/script/")  # a script's folder on a pod
 
@@ -58,14 +60,15 @@ class FaultCard(Shown):
         host = f" ({fault.host})" if fault.host else ""
         if fault.rank is not None:
             return plain(f"rank {fault.rank} on {fault.pod or 'its pod'}{host} failed first")
-        return plain(f"on {fault.pod}{host}") if fault.pod else "no rank is to blame"
+        if fault.pod:
+            return plain(f"on {fault.pod}{host}")
+        return "no rank is to blame"
 
     @property
     def error(self) -> str:
         """The exception or signal, in its own words."""
-        return plain(
-            f"{self.fault.kind}: {self.fault.message}" if self.fault.kind else self.fault.message
-        )
+        kind = f"{self.fault.kind}: " if self.fault.kind else ""
+        return plain(kind + self.fault.message)
 
     @property
     def memory(self) -> list[tuple[str, str]]:
@@ -84,9 +87,9 @@ class FaultCard(Shown):
         """The end of the failing rank's own traceback."""
         lines = clean(self.fault.traceback).rstrip().split("\n")
         left_out = len(lines) - _SHOWN_LINES
-        return "\n".join(
-            [f"… {left_out} lines before", *lines[-_SHOWN_LINES:]] if left_out > 0 else lines
-        ).strip("\n")
+        if left_out > 0:
+            lines = [f"… {left_out} lines before", *lines[-_SHOWN_LINES:]]
+        return "\n".join(lines).strip("\n")
 
     @property
     def is_long(self) -> bool:
@@ -118,16 +121,18 @@ def fault_text(card: FaultCard, *, brief: bool = False) -> str:
     """Draw the card as text; where it is to be brief, without a long traceback."""
     lines = [f"{card.advice.title}: {card.where}", card.error]
     if card.memory:
-        lines.append("memory: " + ", ".join(f"{size} {name}" for name, size in card.memory))
+        sizes = [f"{size} {name}" for name, size in card.memory]
+        lines.append("memory: " + ", ".join(sizes))
     if card.fault.others:
         lines.append(f"the others: {plain(card.fault.others)}")
     if card.advice.fixes:
-        lines += [
-            "Likely fixes:",
-            *(f"  {n}. {plain(fix)}" for n, fix in enumerate(card.advice.fixes, 1)),
-        ]
-    shown = card.traceback and not (brief and card.is_long)
-    return "\n".join([*lines, "", card.traceback] if shown else lines)
+        lines.append("Likely fixes:")
+        for place, fix in enumerate(card.advice.fixes, 1):
+            lines.append(f"  {place}. {plain(fix)}")
+    is_too_long = brief and card.is_long
+    if card.traceback and not is_too_long:
+        lines += ["", card.traceback]
+    return "\n".join(lines)
 
 
 def error_lines(error: WorkbenchError) -> list[str]:
@@ -140,12 +145,11 @@ def error_lines(error: WorkbenchError) -> list[str]:
 
 
 def _words(error: WorkbenchError) -> str:
-    match error:
-        case RunFailed(result=RunResult(error=fault) as result) if fault is not None:
-            return (
-                f"the run failed. {fault_text(card_of(result), brief=True)}\nIts "
-                f"logs are in {result.path / 'logs'}"
-            )
+    if isinstance(error, RunFailed):
+        result = error.result
+        if isinstance(result, RunResult) and result.error is not None:
+            fault = fault_text(card_of(result), brief=True)
+            return f"the run failed. {fault}\nIts logs are in {result.path / 'logs'}"
     return _UNKNOWN.sub(_with_nearest, str(error))
 
 
@@ -155,7 +159,8 @@ def _with_nearest(match: re.Match[str]) -> str:
     words = match[2]
     names = match[3].split(", ")
     nearest = difflib.get_close_matches(got, names, _NEAREST, cutoff=0)
-    return f"'{got}'{words}{', '.join(nearest)} and {len(names) - len(nearest)} more"
+    left_out = len(names) - len(nearest)
+    return f"'{got}'{words}{', '.join(nearest)} and {left_out} more"
 
 
 def _places(error: WorkbenchError) -> Iterator[tuple[str, str]]:
@@ -170,15 +175,23 @@ def _places(error: WorkbenchError) -> Iterator[tuple[str, str]]:
 
 def _cell(file: str) -> str:
     shell = _shell()
-    named = None if shell is None else shell.compile.format_code_name(file)
-    return "" if named is None else " ".join(named)
+    if shell is None:
+        return ""
+    named = shell.compile.format_code_name(file)
+    if named is None:
+        return ""
+    return " ".join(named)
 
 
 def _whole(error: WorkbenchError) -> list[str]:
-    if (shell := _shell()) is None:
+    shell = _shell()
+    if shell is None:
         return traceback.format_exception(error)
     lines: list[str] = shell.InteractiveTB.structured_traceback(
-        type(error), error, error.__traceback__, tb_offset=1
+        type(error),
+        error,
+        error.__traceback__,
+        tb_offset=1,
     )
     return lines
 
@@ -193,12 +206,15 @@ def stacks_blocks(stacks: Mapping[int, str]) -> list[Block]:
     """State the positions of ranks; ranks at the same position share a block."""
     places: dict[str, list[int]] = {}
     for rank, text in sorted(stacks.items()):
-        places.setdefault(readable(clean(text)) or "it did not answer", []).append(rank)
-    blocks: list[Block] = [
-        Fold(f"rank {ranks_word(ranks, 0)}", [Code(text)], open=True)
-        for text, ranks in places.items()
-    ]
-    return blocks or [Note("no rank answered")]
+        place = readable(clean(text)) or "it did not answer"
+        places.setdefault(place, []).append(rank)
+    if not places:
+        return [Note("no rank answered")]
+    blocks: list[Block] = []
+    for text, ranks in places.items():
+        title = f"rank {ranks_word(ranks, 0)}"
+        blocks.append(Fold(title, [Code(text)], open=True))
+    return blocks
 
 
 def readable(text: str) -> str:
@@ -224,10 +240,13 @@ def readable(text: str) -> str:
     threads = [list(_frames(part)) for part in _THREAD.split(text)[1:]]
     blocks = []
     for number, frames in enumerate(filter(None, reversed(threads))):
-        own = [f"  {line}" for is_library, line in frames if not is_library]
+        lines = [f"thread {number}" if number else "main thread"]
+        lines += [f"  {line}" for is_library, line in frames if not is_library]
         below = [f"  {line}" for is_library, line in frames if is_library]
-        name = f"thread {number}" if number else "main thread"
-        blocks.append("\n".join([name, *own, *(["  in libraries:"] if below else []), *below]))
+        if below:
+            lines.append("  in libraries:")
+            lines += below
+        blocks.append("\n".join(lines))
     return "\n\n".join(blocks) or text.strip()
 
 

@@ -88,8 +88,12 @@ def put(bundle: Mapping[str, object], name: str, *, update: bool = True) -> None
 
 def image_bundle(png: bytes, name: str) -> Mapping[str, object]:
     """Return a plot for front ends that strip style and SVG; nothing before the first drawing."""
-    words = {"text/plain": f"(plot of {name})"}
-    return {**words, "image/png": b64encode(png).decode()} if png else NOTHING
+    if not png:
+        return NOTHING
+    return {
+        "text/plain": f"(plot of {name})",
+        "image/png": b64encode(png).decode(),
+    }
 
 
 @dataclass(slots=True)
@@ -108,7 +112,8 @@ class _Output:
             return False
         put(bundle(), self.name)
         self.sent = what
-        self.kept = what if keep else self.kept
+        if keep:
+            self.kept = what
         return True
 
     def begin(self, what: object, bundle: Mapping[str, object], *, reserved: bool) -> None:
@@ -123,8 +128,10 @@ class Picture:
     def __init__(self, watched: Watched, place: str = ""):
         self.watched = watched
         self.id = place or uuid.uuid4().hex
-        self._buttons, self._main, self._image = (_Output(f"{self.id}-{part}") for part in _PARTS)
-        self._has_bar = self._keeps_bar = False
+        outputs = [_Output(f"{self.id}-{part}") for part in _PARTS]
+        self._buttons, self._main, self._image = outputs
+        self._has_bar = False
+        self._keeps_bar = False
         self._still: tuple[bytes | None, float] = (None, float("-inf"))
         self._beat = 0
         self._lock = threading.RLock()
@@ -142,20 +149,23 @@ class Picture:
             if clicks and (keep_bar or self.watched.clickable):
                 self._has_bar = True
                 self._keeps_bar = self._keeps_bar or keep_bar
-                self._buttons.begin(
-                    "bar", self.watched.bar().bundle(self.id, self.answer), reserved=reserved
-                )
+                buttons = self.watched.bar().bundle(self.id, self.answer)
+                self._buttons.begin("bar", buttons, reserved=reserved)
             doc = self.watched.look(at_once=True)
             image = self._draw_still()
-            self._main.begin((doc, self.watched.over), self._bundle(doc), reserved=reserved)
+            what = (doc, self.watched.over)
+            self._main.begin(what, self._bundle(doc), reserved=reserved)
             if image is not None:
-                self._image.begin(image, image_bundle(image, self.watched.name), reserved=reserved)
+                still = image_bundle(image, self.watched.name)
+                self._image.begin(image, still, reserved=reserved)
         self.start()
 
     def start(self) -> None:
         if self._thread is None and not self.watched.over:
             self._thread = threading.Thread(
-                target=self._loop, name=f"picture of {self.watched.name}", daemon=True
+                target=self._loop,
+                name=f"picture of {self.watched.name}",
+                daemon=True,
             )
             self._thread.start()
 
@@ -171,43 +181,48 @@ class Picture:
         with self._lock:
             doc = self.watched.look(at_once=False)
             what = (doc, self.watched.over)
-            if self._main.show(what, lambda: self._bundle(doc), keep=keep) and self._has_bar:
+            is_new = self._main.show(what, lambda: self._bundle(doc), keep=keep)
+            if is_new and self._has_bar:
                 self.watched.bar().beat(self._beat)
-            if self.watched.over or time.monotonic() - self._still[1] > _STILL_S:
+            # The image for front ends without SVG is drawn more rarely.
+            _, drawn_at = self._still
+            if self.watched.over or time.monotonic() - drawn_at > _STILL_S:
                 self._draw_still()
-            if (image := self._still[0]) is not None:
+            image, _ = self._still
+            if image is not None:
                 self._image.show(image, lambda: image_bundle(image, self.watched.name), keep=keep)
-            if self._has_bar and not (
-                self._keeps_bar or self.watched.clickable or self.watched.bar().in_use
-            ):
+            if self._has_bar and not self._needs_bar():
                 self._buttons.show("", lambda: NOTHING, keep=keep)
+
+    def _needs_bar(self) -> bool:
+        return self._keeps_bar or self.watched.clickable or self.watched.bar().in_use
 
     def answer(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """Carry out a page's request: `redraw` after a reload, or a fold of the user."""
         with self._lock:
-            if fold := message.get("fold"):
+            fold = message.get("fold")
+            if fold:
                 self.watched.unfold(str(fold), bool(message.get("open")))
                 self.refresh()
             if message.get("redraw"):
-                return {"html": self._bundle(self.watched.look(at_once=False))["text/html"]}
+                doc = self.watched.look(at_once=False)
+                return {"html": self._bundle(doc)["text/html"]}
         return {}
 
     def _bundle(self, doc: Doc) -> dict[str, object]:
         if self.watched.clickable:  # without a kernel, readers see the age of the picture
-            doc = replace(
-                doc, blocks=[*doc.blocks, Note(f"as of {time.strftime('%Y-%m-%d %H:%M:%S')}")]
-            )
+            age = Note(f"as of {time.strftime('%Y-%m-%d %H:%M:%S')}")
+            doc = replace(doc, blocks=[*doc.blocks, age])
         self._beat += 1
         bundle = to_bundle(doc)
         frame = Markup('<div class="wb-picture" data-wb="{}" data-beat="{}">{}</div>')
-        return {
-            **bundle,
-            "text/html": str(frame.format(self.id, self._beat, Markup(bundle["text/html"]))),
-        }
+        page = frame.format(self.id, self._beat, Markup(bundle["text/html"]))
+        return {**bundle, "text/html": str(page)}
 
     def _draw_still(self) -> bytes | None:
-        self._still = (self.watched.still(), time.monotonic())
-        return self._still[0]
+        image = self.watched.still()
+        self._still = (image, time.monotonic())
+        return image
 
     def _loop(self) -> None:
         self.watched.prepare()
@@ -219,9 +234,10 @@ class Picture:
                 logger.exception("drawing the picture of %s", self.watched.name)
             if self.watched.over:
                 return
-            self._closing.wait(
-                max(self.watched.tick_s, min(_MOST_S, (time.thread_time() - began) / _SHARE))
-            )
+            # A drawing that takes long is repeated more rarely.
+            took_s = time.thread_time() - began
+            pause_s = min(_MOST_S, took_s / _SHARE)
+            self._closing.wait(max(self.watched.tick_s, pause_s))
 
 
 _PICTURES: dict[Path, Picture] = {}
@@ -242,17 +258,25 @@ def show_live(
     from IPython.core.getipython import get_ipython
 
     if not is_notebook(sys.stdout):
-        show_bundle(to_bundle(make().look(at_once=True)))
+        doc = make().look(at_once=True)
+        show_bundle(to_bundle(doc))
         return
-    for before in [
-        other for other, shown in _PICTURES.items() if place and shown.id == place and other != path
-    ]:
-        _PICTURES.pop(before).close()
+    # A place shows one picture: end the earlier picture of another directory there.
+    for other, shown in list(_PICTURES.items()):
+        if place and shown.id == place and other != path:
+            del _PICTURES[other]
+            shown.close()
     picture = _PICTURES.get(path)
     if picture is None or picture.watched.over:
-        picture = _PICTURES[path] = Picture(make(), place)
-    picture.show(clicks=bool(place) or has_widgets(), keep_bar=keep_bar, reserved=bool(place))
-    if (shell := get_ipython()) is not None:
+        picture = Picture(make(), place)
+        _PICTURES[path] = picture
+    picture.show(
+        clicks=bool(place) or has_widgets(),
+        keep_bar=keep_bar,
+        reserved=bool(place),
+    )
+    shell = get_ipython()
+    if shell is not None:
         shell.events.register("post_run_cell", _keep_all)
 
 

@@ -68,15 +68,18 @@ def fold(logs: Mapping[int, Sequence[str]]) -> list[FoldedLine]:
         before: tuple[str, int] | None = None
         for line, key in zip(lines, _keys(lines), strict=True):
             if key not in ranks:
-                texts[key], ranks[key] = line, []
-                following[key], following[before] = following[before], key
+                texts[key] = line
+                ranks[key] = []
+                # A new line stands behind the line that this rank printed before.
+                following[key] = following[before]
+                following[before] = key
             ranks[key].append(rank)
             before = key
     merged = []
-    key_ = following[None]
-    while key_ is not None:
-        merged.append(FoldedLine(texts[key_], tuple(ranks[key_])))
-        key_ = following[key_]
+    at = following[None]
+    while at is not None:
+        merged.append(FoldedLine(texts[at], tuple(ranks[at])))
+        at = following[at]
     return merged
 
 
@@ -104,13 +107,17 @@ def ranks_word(ranks: Sequence[int], world_size: int) -> str:
             spans[-1] = [spans[-1][0], rank]
         else:
             spans.append([rank])
-    return ",".join("-".join(str(end) for end in span) for span in spans)
+    words = []
+    for span in spans:
+        words.append("-".join(str(end) for end in span))
+    return ",".join(words)
 
 
 def folded_text(lines: Sequence[FoldedLine], world_size: int) -> str:
     """Draw folded lines as text, with the ranks before the lines."""
     words = [ranks_word(line.ranks, world_size) for line in lines]
     width = max((len(word) for word in words), default=0)
-    return "\n".join(
-        f"{word:>{width}} | {clean(line.text)}" for word, line in zip(words, lines, strict=True)
-    )
+    drawn = []
+    for word, line in zip(words, lines, strict=True):
+        drawn.append(f"{word:>{width}} | {clean(line.text)}")
+    return "\n".join(drawn)

@@ -11,7 +11,10 @@ from typing import Any
 
 from workbench.base.errors import WorkbenchError
 
+logger = logging.getLogger(__name__)
 VIEW = "application/vnd.jupyter.widget-view+json"
+Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Answer to a page's request."""
 
 
 def make_widget(name: str, **values: object) -> Any:
@@ -23,14 +26,17 @@ def make_widget(name: str, **values: object) -> Any:
     import traitlets
 
     templates = files("workbench.display").joinpath("templates/assets")
+    script = templates.joinpath(f"{name}.js")
     style = templates.joinpath(f"{name}.css")
-    parts: dict[str, object] = {
-        name: traitlets.Any(value).tag(sync=True) for name, value in values.items()
-    }
-    parts["_esm"] = templates.joinpath(f"{name}.js").read_text(encoding="utf-8")
+    # A class per script: its attributes are the values that page and kernel share.
+    parts: dict[str, object] = {}
+    for trait, value in values.items():
+        parts[trait] = traitlets.Any(value).tag(sync=True)
+    parts["_esm"] = script.read_text(encoding="utf-8")
     if style.is_file():
         parts["_css"] = style.read_text(encoding="utf-8")
-    widget = type(name, (anywidget.AnyWidget,), parts)()
+    widget_class = type(name, (anywidget.AnyWidget,), parts)
+    widget = widget_class()
     heard_at_once(widget)
     return widget
 
@@ -44,13 +50,12 @@ def heard_at_once(widget: Any) -> None:
 
 def widget_bundle(widget: Any, words: str) -> dict[str, object]:
     """Return a widget as notebook data, with words for front ends without widgets."""
-    return {
-        "text/plain": words,
-        VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id},
+    view = {
+        "version_major": 2,
+        "version_minor": 0,
+        "model_id": widget.model_id,
     }
-
-
-logger = logging.getLogger(__name__)
+    return {"text/plain": words, VIEW: view}
 
 
 def act_in_thread(act: Callable[[], object], fail: Callable[[str], None], name: str) -> None:
@@ -80,6 +85,10 @@ class Button:
     """Whether the button is highlighted for the user."""
 
 
+def _no_answer(_message: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {}
+
+
 class ButtonBar:
     """A row of buttons, with space for a message and for opened content."""
 
@@ -90,9 +99,16 @@ class ButtonBar:
         self.ticked: Sequence[int] = ()
         """Ticked rows of the table at the last click, by the numbers in their first cells."""
         self._actions = actions
-        self._answer: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+        self._answer: Answer = _no_answer
         self.widget = make_widget(
-            "buttons", label=label, buttons=[], note={}, extra="", picture="", ticks=ticks, beat=0
+            "buttons",
+            label=label,
+            buttons=[],
+            note={},
+            extra="",
+            picture="",
+            ticks=ticks,
+            beat=0,
         )
         self.widget.on_msg(lambda _widget, content, _buffers: self.hear(content))
 
@@ -101,9 +117,7 @@ class ButtonBar:
         """Whether the bar shows opened content or an error."""
         return bool(self.note or self.widget.extra)
 
-    def bundle(
-        self, picture: str, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
-    ) -> dict[str, object]:
+    def bundle(self, picture: str, answer: Answer = _no_answer) -> dict[str, object]:
         """Return the bar's bundle for a picture. `answer` receives requests other than clicks."""
         self._answer = answer
         self.widget.picture = picture
@@ -128,7 +142,8 @@ class ButtonBar:
     def hear(self, message: Mapping[str, Any]) -> None:
         """Carry out a page's request and acknowledge it."""
         answer: Mapping[str, Any] = {}
-        if act := self._actions.get(str(message.get("click"))):
+        act = self._actions.get(str(message.get("click")))
+        if act:
             self.ticked = [int(row) for row in message.get("ticked", ())]
             act_in_thread(act, lambda words: self.say(words, bad=True), "button")
         elif message.get("close"):

@@ -59,14 +59,18 @@ class LivePlot:
         self._closing.set()
 
     def draw(self, doc: Doc) -> None:
-        empty = Plot(label="", y="", axes=("",), series=())
-        plots = (block.plot for block in doc.blocks if isinstance(block, Figure) and block.plot)
-        self.widget.figure = interactive(next(plots, empty))
+        plot = Plot(label="", y="", axes=("",), series=())
+        for block in doc.blocks:
+            if isinstance(block, Figure) and block.plot:
+                plot = block.plot
+                break
+        self.widget.figure = interactive(plot)
 
     def _picture(self, doc: Doc) -> dict[str, object]:
         bundle = to_bundle(doc)
         frame = Markup('<div class="{}">{}</div>')
-        return {**bundle, "text/html": str(frame.format(self._name, Markup(bundle["text/html"])))}
+        page = frame.format(self._name, Markup(bundle["text/html"]))
+        return {**bundle, "text/html": str(page)}
 
     def _loop(self) -> None:
         count = 0
@@ -75,9 +79,10 @@ class LivePlot:
                 doc, over = self._look()
                 count += 1
                 if over:
-                    first, second, *_ = [*to_bundles(doc), NOTHING]
-                    put(first, self._name)
-                    put(second, f"{self._name}-widget")
+                    # The last drawing needs no widget: it is a picture and an interactive plot.
+                    bundles = [*to_bundles(doc), NOTHING]
+                    put(bundles[0], self._name)
+                    put(bundles[1], f"{self._name}-widget")
                     return
                 self.draw(doc)
                 if count % _PICTURES == 0:

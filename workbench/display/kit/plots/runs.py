@@ -29,11 +29,10 @@ def curve_plot(view: RunView, name: str = "loss") -> Plot:
     metric = metric_of(name)
     title = plot_title(name)
     unit = _loss_unit([view]) if name in _LOSSES else metric.unit or title
-    lines = [
-        (metric_of(curve).title, view, curve, look(place))
-        for place, curve in enumerate(curves_of(name))
-        if curve in view.curves
-    ]
+    lines = []
+    for place, curve in enumerate(curves_of(name)):
+        if curve in view.curves:
+            lines.append((metric_of(curve).title, view, curve, look(place)))
     return _plot(title, unit, lines)
 
 
@@ -42,29 +41,36 @@ def losses_plot(runs: Sequence[tuple[str, RunView]]) -> Plot:
 
     Every run has its own look; evaluations are markers.
     """
-    lines = [
-        (f"{name}{words}", view, curve, look(place))
-        for place, (name, view) in enumerate(runs)
-        for curve, words in (("loss", ""), ("eval_loss", ", evaluation"))
-    ]
-    return _plot("loss of the runs", _loss_unit([view for _, view in runs]), lines)
+    lines = []
+    for place, (name, view) in enumerate(runs):
+        style = look(place)
+        lines.append((name, view, "loss", style))
+        lines.append((f"{name}, evaluation", view, "eval_loss", style))
+    unit = _loss_unit([view for _, view in runs])
+    return _plot("loss of the runs", unit, lines)
 
 
 def memory_plot(view: RunView) -> Plot:
-    curves = [
-        (view.pod_name(address), host.gib.thinned(_POINTS))
-        for address, host in sorted(view.memory.items())
-    ]
-    times = [at for _, (ats, _, _) in curves for at in ats]
+    curves = []
+    times: list[float] = []
+    for address, host in sorted(view.memory.items()):
+        ats, sizes, _ = host.gib.thinned(_POINTS)
+        curves.append((view.pod_name(address), ats, sizes))
+        times += ats
     began = min(times, default=0.0)
     ended = max(times, default=0.0)
     unit, per = time_axis(ended - began)
     axis = f"{unit} since the first sample"
     what = "GPU memory" if view.memory_kind == "cuda" else "resident memory"
-    series = tuple(
-        Series(name=name, xs={axis: [(at - began) / per for at in ats]}, ys=sizes, look=look(place))
-        for place, (name, (ats, sizes, _)) in enumerate(curves)
-    )
+    series = []
+    for place, (name, ats, sizes) in enumerate(curves):
+        one = Series(
+            name=name,
+            xs={axis: [(at - began) / per for at in ats]},
+            ys=sizes,
+            look=look(place),
+        )
+        series.append(one)
     return Plot(
         label=f"{what} per pod, GiB, over time",
         y="GiB",
@@ -75,17 +81,37 @@ def memory_plot(view: RunView) -> Plot:
 
 
 def _plot(label: str, y: str, lines: Sequence[tuple[str, RunView, str, Look]]) -> Plot:
-    ages = [view.curves[curve].last_time_s - (view.began_s or 0.0) for _, view, curve, _ in lines]
-    unit, per = time_axis(max(filter(math.isfinite, ages), default=0.0))
+    ages_s = []
+    for _, view, curve, _ in lines:
+        age_s = view.curves[curve].last_time_s - (view.began_s or 0.0)
+        if math.isfinite(age_s):
+            ages_s.append(age_s)
+    unit, per = time_axis(max(ages_s, default=0.0))
     by_time = f"{unit} {SINCE}"
     series = []
     for name, view, curve, style in lines:
         steps, values, times = view.curves[curve].thinned(_POINTS)
-        xs = {STEP: steps, by_time: [(at - (view.began_s or 0.0)) / per for at in times]}
+        if not values:
+            continue
+        began_s = view.began_s or 0.0
         is_evaluation = metric_of(curve).event == EventKind.EVAL
-        if values:
-            series.append(Series(name=name, xs=xs, ys=values, look=style, joined=not is_evaluation))
-    return Plot(label=f"{label} over optimizer steps", y=y, axes=(STEP, by_time), series=series)
+        one = Series(
+            name=name,
+            xs={
+                STEP: steps,
+                by_time: [(at - began_s) / per for at in times],
+            },
+            ys=values,
+            look=style,
+            joined=not is_evaluation,
+        )
+        series.append(one)
+    return Plot(
+        label=f"{label} over optimizer steps",
+        y=y,
+        axes=(STEP, by_time),
+        series=series,
+    )
 
 
 def _loss_unit(views: Sequence[RunView]) -> str:

@@ -9,6 +9,7 @@ a plot are paths or attributes, since sanitizers that drop SVG elements keep the
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -76,13 +77,22 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for one in plot.series:
-        line = {"linestyle": one.look.dash, "linewidth": 1.6, "markersize": 3.2}
-        alone = {
-            "linestyle": "none",
-            "markersize": 5.5,
-            "fillstyle": "none",
-            "markeredgewidth": 1.4,
-        }
+        style: dict[str, object]
+        if one.joined:
+            style = {
+                "linestyle": one.look.dash,
+                "linewidth": 1.6,
+                "markersize": 3.2,
+                "markevery": max(1, len(one.ys) // _MARKERS),
+            }
+        else:
+            style = {
+                "linestyle": "none",
+                "markersize": 5.5,
+                "fillstyle": "none",
+                "markeredgewidth": 1.4,
+                "markevery": 1,
+            }
         axes.plot(
             one.xs[axis],
             one.ys,
@@ -90,8 +100,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
             color=one.look.colour,
             marker=one.look.marker,
             clip_on=False,
-            markevery=max(1, len(one.ys) // _MARKERS) if one.joined else 1,
-            **(line if one.joined else alone),
+            **style,
         )
         if one.low:
             axes.vlines(one.xs[axis], one.low, one.high, color=one.look.colour, linewidth=1.2)
@@ -129,10 +138,14 @@ def figure_svg(
         draw(axes)
         out = io.StringIO()
         figure.savefig(
-            out, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+            out,
+            format="svg",
+            transparent=True,
+            metadata={"Date": None, "Creator": None},
         )
         above = str(more(axes))
-    return _for_a_page(out.getvalue(), label).removesuffix("</svg>") + above + "</svg>"
+    svg = _for_a_page(out.getvalue(), label)
+    return svg.removesuffix("</svg>") + above + "</svg>"
 
 
 def plot_png(plot: Plot) -> bytes:
@@ -184,24 +197,24 @@ def dress_axes(axes: Any, xlabel: str, ylabel: str = "") -> None:
 
 def _for_a_page(svg: str, label: str) -> str:
     """Adapt an SVG file to a page: no prolog, no rules for the page, the page's font and colour."""
+
+    def with_text(comment: re.Match[str]) -> str:
+        return Markup('<g data-text="{}" ').format(Markup(comment[1].strip()))
+
+    def with_label(start: re.Match[str]) -> str:
+        head = Markup('<svg class="wb-plot" role="img" aria-label="{}" style="max-width: {}px" ')
+        widest_px = round(_LARGEST * float(start[2]))
+        return head.format(label, widest_px) + Markup(start[1])
+
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     # matplotlib writes each text as a comment before the group of its glyphs.
-    svg = re.sub(
-        r"<!--(.*?)-->\s*<g ",
-        lambda text: Markup('<g data-text="{}" ').format(Markup(text[1].strip())),
-        svg,
-    )
+    svg = re.sub(r"<!--(.*?)-->\s*<g ", with_text, svg)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
     svg = svg.replace(FOREGROUND, "currentColor")
-    head = Markup('<svg class="wb-plot" role="img" aria-label="{}" style="max-width: {}px" ')
-    svg = re.sub(
-        r'<svg ([^>]*?)width="([\d.]+)pt" height="[\d.]+pt"',
-        lambda start: head.format(label, round(_LARGEST * float(start[2]))) + Markup(start[1]),
-        svg,
-        count=1,
-    )
+    size = r'<svg ([^>]*?)width="([\d.]+)pt" height="[\d.]+pt"'
+    svg = re.sub(size, with_label, svg, count=1)
     return re.sub(r"\n\s*", "\n", svg).strip()
 
 
@@ -211,17 +224,23 @@ def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
     xs = _places(series, axis)
     left, bottom, right, top = axes.bbox.extents
     height = axes.figure.bbox.height
+    unit = axis.partition(" since ")[0]
+    width = (right - left) / 2
+    # A band goes from the middle before a place to the middle behind.
     at = [float(axes.transData.transform((x, 0.0))[0]) for x in xs]
-    edges = [left - _GAP_PT, *((a + b) / 2 for a, b in pairwise(at)), right + _GAP_PT]
-    limits = [float("-inf"), *((a + b) / 2 for a, b in pairwise(xs)), float("inf")]
+    edges = [left - _GAP_PT, *_middles(at), right + _GAP_PT]
+    limits = [float("-inf"), *_middles(xs), float("inf")]
     bands = Markup("")
     for n, x in enumerate(xs):
-        where = f"step {x:,.0f}" if axis == STEP else f"{number(x)} {axis.partition(' since ')[0]}"
-        lines = [where, *_values(series, axis, x, limits[n], limits[n + 1])]
-        width = (right - left) / 2
-        side, where_it_stands = (
-            (_GAP_PT, "wb-after") if at[n] < (left + right) / 2 else (-_GAP_PT - width, "wb-before")
-        )
+        where = f"step {x:,.0f}" if axis == STEP else f"{number(x)} {unit}"
+        values = _values(series, axis, x, limits[n], limits[n + 1])
+        # The words stand on the side with more room.
+        if at[n] < (left + right) / 2:
+            side = float(_GAP_PT)
+            where_it_stands = "wb-after"
+        else:
+            side = -_GAP_PT - width
+            where_it_stands = "wb-before"
         bands += Markup(
             '<g class="wb-at"><rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>'
             '<g visibility="hidden" transform="translate({:.1f} {:.1f})"><path d="M0 0V{:.1f}"/>'
@@ -239,17 +258,29 @@ def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
             width,
             top - bottom,
             where_it_stands,
-            "\n".join(lines),
+            "\n".join([where, *values]),
         )
     style = 'fill="none" stroke="none" pointer-events="all" aria-hidden="true"'
     return Markup("<g {}>{}</g>").format(Markup(style), bands)
 
 
+def _middles(places: Sequence[float]) -> list[float]:
+    return [(before + after) / 2 for before, after in pairwise(places)]
+
+
 def _places(series: Sequence[Series], axis: str) -> list[float]:
-    curves = sorted({x for one in series if one.joined for x in one.xs[axis]})
-    every = max(1, -(-len(curves) // _BANDS))
+    on_curves: set[float] = set()
+    markers: set[float] = set()
+    for one in series:
+        if one.joined:
+            on_curves.update(one.xs[axis])
+        else:
+            markers.update(one.xs[axis])
+    # Long curves get a selection of their points, the last among them.
+    curves = sorted(on_curves)
+    every = max(1, math.ceil(len(curves) / _BANDS))
     picked = {*curves[::every], *curves[-1:]}
-    return sorted(picked | {x for one in series if not one.joined for x in one.xs[axis]})
+    return sorted(picked | markers)
 
 
 def _values(series: Sequence[Series], axis: str, x: float, low: float, high: float) -> list[str]:
@@ -269,7 +300,8 @@ def _values(series: Sequence[Series], axis: str, x: float, low: float, high: flo
 def look_of(technique: str, dash: str = "-") -> Look:
     """Return the look of a technique, with a dash that says something else."""
     name = technique.partition(" ")[0]
-    return replace(look(_NAMES.index(name) if name in _NAMES else len(_NAMES)), dash=dash)
+    place = _NAMES.index(name) if name in _NAMES else len(_NAMES)
+    return replace(look(place), dash=dash)
 
 
 def apart(wanted: Sequence[float], least: float) -> list[float]:
@@ -284,17 +316,24 @@ def apart(wanted: Sequence[float], least: float) -> list[float]:
     for n in order:
         middle = wanted[n]
         members = [n]
-        while blocks and middle - least * (len(members) - 1) / 2 < (
-            blocks[-1][0] + least * (len(blocks[-1][1]) - 1) / 2 + least
-        ):
-            before, others = blocks.pop()
-            middle = (before * len(others) + middle * len(members)) / (len(others) + len(members))
+        # A block too near to the block before is joined to it, around the mean of all.
+        while blocks:
+            before, others = blocks[-1]
+            begin = middle - least * (len(members) - 1) / 2
+            end_before = before + least * (len(others) - 1) / 2
+            is_near = begin < end_before + least  # False for NaN, the loss of a diverged run
+            if not is_near:
+                break
+            blocks.pop()
+            total = len(others) + len(members)
+            middle = (before * len(others) + middle * len(members)) / total
             members = others + members
         blocks.append((middle, members))
     places = [0.0] * len(wanted)
     for middle, members in blocks:
+        half = (len(members) - 1) / 2
         for place, n in enumerate(members):
-            places[n] = middle + least * (place - (len(members) - 1) / 2)
+            places[n] = middle + least * (place - half)
     return places
 
 
@@ -332,6 +371,10 @@ def write_labels(
             clip_on=False,
         )
         name = axes.text(
-            right + 0.1 * span, at, f"{one.name} {one.end}".strip(), va="center", color=FOREGROUND
+            right + 0.1 * span,
+            at,
+            f"{one.name} {one.end}".strip(),
+            va="center",
+            color=FOREGROUND,
         )
         name.set_parse_math(False)
