@@ -1,4 +1,4 @@
-"""The command line: `workbench run SPEC.json [--out DIR]`, `… doctor`, `… plan` and `… report DIR…`.
+"""The command line: `workbench run SPEC.json [--out DIR]`, `doctor`, `plan` and `report DIR…`.
 
 Exit codes: 0 the run succeeded, the pods passed all checks or the report is written; 1 failure; 2
 the request is refused and nothing has started. A verb imports only its own modules, so `--help` is

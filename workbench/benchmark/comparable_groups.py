@@ -69,7 +69,10 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Rows that may be compared: same model, global batch, steps, precision, data and sequence handling."""
+    """Rows that may be compared.
+
+    Model, global batch, steps, precision, data and sequence handling are equal.
+    """
 
     same: Mapping[str, object]
     """Facts shared by all rows, such as `{"model": "tiny-t5", "steps": 20}`; None for unknown
@@ -86,7 +89,7 @@ class Group:
 
 
 def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
-    """Put rows that may be compared together, fold repeats, and work out speed-up and efficiency."""
+    """Put comparable rows together, fold repeats, and work out speed-up and efficiency."""
     given = list(rows)
     grouped: list[tuple[dict[str, object], list[BenchmarkRow]]] = []
     # Rows with the most known facts come first and decide the groups.
@@ -209,7 +212,7 @@ def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
 
 
 def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
-    """Add the speed-up over the one-pod line, and the prediction from that line and the exchange."""
+    """Add the speed-up over the one-pod line, and the prediction by that line and the exchange."""
     row = summary.row
     base = _baseline(row, among)
     if base is None:

@@ -29,7 +29,7 @@ def code_of() -> str:
 
 
 def data_of(job: Job) -> str:
-    """Return the fingerprint of a job's files: data, model, DeepSpeed JSON, or the script's folder."""
+    """Return the fingerprint of a files of a job: data, model, DeepSpeed JSON, script folder."""
     digest = hashlib.sha256()
     for name, path in job.local_files():
         if path.is_file():
@@ -51,7 +51,7 @@ class FinishedRows:
                 self._by_place[_place(note)].append((path, note))
 
     def finished(self, note: Mapping[str, object]) -> BenchmarkRow | None:
-        """Return the newest valid row that succeeded or ran out of memory, with equal conditions."""
+        """Return the newest row of equal conditions that succeeded or ran out of memory."""
         for path in self._same(note):
             row = row_of(path)
             if row.outcome in _HOLDS:

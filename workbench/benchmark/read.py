@@ -101,9 +101,10 @@ def key_of(spec: RunSpec | Json) -> str:
 
     Example:
         >>> short = {"cluster": {"count": 3}, "job": {"technique": "zero1"}}
-        >>> key_of(short) == key_of({"cluster": {"count": 5}, "job": {"technique": "zero1", "seed": 0}, "pods": 3})
+        >>> job = {"technique": "zero1", "seed": 0}
+        >>> key_of(short) == key_of({"cluster": {"count": 5}, "job": job, "pods": 3})
         True
-        >>> key_of(short) == key_of({"cluster": {"count": 3}, "job": {"technique": "zero1", "seed": 1}})
+        >>> key_of(short) == key_of({"cluster": {"count": 3}, "job": {**job, "seed": 1}})
         False
     """
     raw = _raw(spec)

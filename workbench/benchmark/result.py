@@ -48,7 +48,7 @@ class BenchmarkResult(Shown):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The rows that may be compared, together; repeats folded, speed-up and efficiency filled."""
+        """Comparable rows together, repeats folded, with speed-up and efficiency."""
         return groups(self.rows)
 
     def to_dataframe(self) -> DataFrame:

@@ -63,7 +63,7 @@ class BenchmarkRow(Measurements):
     spec: Mapping[str, object] = field(default_factory=dict)
     """Specification as in `spec.json`: `{"cluster": …, "job": …}`. It runs the row again alone."""
     key: str = ""
-    """Fingerprint of job, number of pods and slots: equal keys mean the same row (of any repeat)."""
+    """Fingerprint of job, number of pods and slots: repeats of a row have equal keys."""
     repeat: int = 0
     """Number of the repeat within its key, from 0."""
     from_disk: bool = False
@@ -88,7 +88,7 @@ class BenchmarkRow(Measurements):
     global_batch: int | None = None
     """Rows per optimizer step."""
     sequence: str = ""
-    """How sequences were cut and padded, in words: `source 96, target 96, padded to the longest`."""
+    """Cut and padding of sequences in words: `source 96, target 96, padded to the longest`."""
     dataset: str = ""
 
     samples_per_s: float | None = None
