@@ -115,9 +115,12 @@ class Benchmark(Shown):
             ConfigError: A file is missing, is no JSON, or asks for something unknown.
         """
         made = []
-        for spec in (RunSpec.load(Path(spec).expanduser()) for spec in specs):
-            pods = spec.job.pods_wanted(spec.pods or spec.cluster.count)
-            made.append(cls([spec.job], pods=[pods], pod=spec.cluster.pods, path=path))
+        for file in specs:
+            spec = RunSpec.load(Path(file).expanduser())
+            cluster = spec.cluster
+            pods = spec.job.pods_wanted(spec.pods or cluster.count)
+            benchmark = cls([spec.job], pods=[pods], pod=cluster.pods, path=path)
+            made.append(benchmark)
         if not made:
             raise ConfigError("specs is empty; give paths of SPEC.json files")
         return reduce(operator.add, made)
@@ -145,11 +148,10 @@ class Benchmark(Shown):
             else ClusterSpec(pods=self._pod, count=self._most_pods)
         )
         before = FinishedRows(self.path).rows()
+        rows = [self._forecast(row, spec, before) for row in self.grid.rows if row.repeat == 0]
         return BenchmarkForecast(
             name=self.name,
-            rows=tuple(
-                self._forecast(row, spec, before) for row in self.grid.rows if row.repeat == 0
-            ),
+            rows=tuple(rows),
             left_out=self.grid.left_out,
             folder=self.path,
         )
@@ -232,10 +234,14 @@ class Benchmark(Shown):
     ) -> ForecastRow:
         spec = RunSpec(cluster=cluster, job=planned.job, pods=planned.pods)
         row = skipped_row(spec, "")
-        repeats = [
-            r.repeat for r in self.grid.rows if (r.job, r.pods) == (planned.job, planned.pods)
-        ]
-        done = {r.repeat for r in before if r.key == row.key and r.outcome is Outcome.SUCCEEDED}
+        repeats = []
+        for other in self.grid.rows:
+            if other.job == planned.job and other.pods == planned.pods:
+                repeats.append(other.repeat)
+        done = set()
+        for earlier in before:
+            if earlier.key == row.key and earlier.outcome is Outcome.SUCCEEDED:
+                done.add(earlier.repeat)
         return ForecastRow(
             name=planned.name,
             runs=len(repeats),

@@ -85,7 +85,10 @@ class Group:
 
     @property
     def rows(self) -> tuple[BenchmarkRow, ...]:
-        return tuple(row for summary in self.summaries for row in summary.rows)
+        rows: list[BenchmarkRow] = []
+        for summary in self.summaries:
+            rows.extend(summary.rows)
+        return tuple(rows)
 
 
 def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
@@ -107,9 +110,17 @@ def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
             grouped.append((work, [row]))
     # Rows are in the given order. The largest group comes first.
     order = {id(row): number for number, row in enumerate(given)}
+
+    def place_of_row(row: BenchmarkRow) -> int:
+        return order[id(row)]
+
+    def place_of_group(group: tuple[dict[str, object], list[BenchmarkRow]]) -> tuple[int, int]:
+        _, members = group
+        return -len(members), place_of_row(members[0])
+
     for _, members in grouped:
-        members.sort(key=lambda row: order[id(row)])
-    grouped.sort(key=lambda group: (-len(group[1]), order[id(group[1][0])]))
+        members.sort(key=place_of_row)
+    grouped.sort(key=place_of_group)
     names = names_of(given)
     made = []
     for same, members in grouped:
@@ -121,22 +132,30 @@ def groups(rows: Iterable[BenchmarkRow]) -> tuple[Group, ...]:
 
 
 def _unknown_facts(row: BenchmarkRow) -> int:
-    return sum(value is None for value in _work(row).values())
+    facts = _work(row).values()
+    unknown = [value for value in facts if value is None]
+    return len(unknown)
 
 
 def _may_be_equal(same: Mapping[str, object], work: Mapping[str, object]) -> bool:
     """Whether no known fact of a row's work differs from the group's."""
-    pairs = [(same[name], value) for name, value in work.items()]
-    known = [pair for pair in pairs if None not in pair]
-    return all(one == other for one, other in known)
+    for name, value in work.items():
+        known = same[name]
+        if known is None or value is None:
+            continue
+        if known != value:
+            return False
+    return True
 
 
 def _shown(same: Mapping[str, object]) -> dict[str, object]:
     """Return the facts of a group with the name of the dataset as `data`, without fingerprint."""
     shown = {}
     for name, value in same.items():
-        if name != "data":
-            shown["data" if name == "dataset" else name] = value
+        if name == "dataset":
+            shown["data"] = value
+        elif name != "data":
+            shown[name] = value
     return shown
 
 
@@ -151,11 +170,16 @@ def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
 
 def _work(row: BenchmarkRow) -> dict[str, object]:
     """Return the facts that comparable rows share; None for unknown facts."""
-    asked = part(row.spec, "job").get("max_steps")
+    steps: object
+    if row.outcome is Outcome.SUCCEEDED:
+        steps = row.steps
+    else:
+        job = part(row.spec, "job")
+        steps = job.get("max_steps")
     return {
         "model": row.model or None,
         "global batch": row.global_batch,
-        "steps": row.steps if row.outcome is Outcome.SUCCEEDED else asked,
+        "steps": steps,
         "precision": row.precision or None,
         "dataset": row.dataset or None,
         "data": row.provenance.data or None,
@@ -167,13 +191,18 @@ def _difference(first: Mapping[str, object], same: Mapping[str, object]) -> str:
     """State the facts of a group that differ from the first group, in words."""
     shown = _shown(same)
     firsts = _shown(first)
-    parts = [
-        f"{name} {value} instead of {firsts[name]}"
-        for name, value in shown.items()
-        if None not in (value, firsts[name]) and value != firsts[name]
-    ]
-    prints = (same["data"], first["data"])
-    if same["dataset"] == first["dataset"] and None not in prints and prints[0] != prints[1]:
+    parts = []
+    for name, value in shown.items():
+        of_first = firsts[name]
+        if value is None or of_first is None:
+            continue
+        if value != of_first:
+            parts.append(f"{name} {value} instead of {of_first}")
+    # Data of the same name may have different fingerprints.
+    data = same["data"]
+    of_first = first["data"]
+    are_known = data is not None and of_first is not None
+    if same["dataset"] == first["dataset"] and are_known and data != of_first:
         parts.append("other rows in the data of that name")
     return ", ".join(parts)
 
@@ -182,7 +211,9 @@ def _summaries(rows: Sequence[BenchmarkRow], names: Mapping[str, str]) -> tuple[
     """Fold the repeats of every row, and compare the lines."""
     by_key: dict[str, list[BenchmarkRow]] = {}
     for row in rows:
-        by_key.setdefault(row.key or row.name, []).append(row)
+        key = row.key or row.name
+        members = by_key.setdefault(key, [])
+        members.append(row)
     short = [names[key] for key in by_key]
     folded = []
     for key, members in by_key.items():
@@ -197,15 +228,22 @@ def _summaries(rows: Sequence[BenchmarkRow], names: Mapping[str, str]) -> tuple[
 def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
     ordered = tuple(sorted(rows, key=lambda row: row.repeat))
     good = [row for row in ordered if row.outcome is Outcome.SUCCEEDED]
-    if len(good) < 2:
-        return Summary(name=name, row=good[0] if good else ordered[-1], rows=ordered)
+    if not good:
+        return Summary(name=name, row=ordered[-1], rows=ordered)
+    if len(good) == 1:
+        return Summary(name=name, row=good[0], rows=ordered)
+    # Medians and spreads of the figures that several repeats measured.
     spreads = {}
     for figure in FIGURES:
         values = [getattr(row, figure) for row in good]
         seen = [value for value in values if value is not None]
         if len(seen) > 1:
-            middle = statistics.median(seen)
-            spreads[figure] = Spread(median=middle, low=min(seen), high=max(seen), count=len(seen))
+            spreads[figure] = Spread(
+                median=statistics.median(seen),
+                low=min(seen),
+                high=max(seen),
+                count=len(seen),
+            )
     medians = {figure: spread.median for figure, spread in spreads.items()}
     row = replace(good[0], **medians)  # type: ignore[arg-type]
     return Summary(name=name, row=row, rows=ordered, spreads=spreads)
@@ -222,7 +260,9 @@ def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
     baseline = ""
     if row.samples_per_s and one.samples_per_s and row.slots and one.slots:
         speed_up = row.samples_per_s / one.samples_per_s
-        figures = {"speed_up": speed_up, "efficiency": speed_up / (row.slots / one.slots)}
+        ranks_ratio = row.slots / one.slots
+        figures["speed_up"] = speed_up
+        figures["efficiency"] = speed_up / ranks_ratio
         baseline = base.name
     predicted = _predicted_samples_per_s(row, one)
     if predicted is not None:
@@ -249,7 +289,12 @@ def _predicted_samples_per_s(row: BenchmarkRow, one: BenchmarkRow) -> float | No
     rows = row.per_device_batch or 1
     accumulation = row.accumulation or 1
     scaling = Scaling(sending_s=sending_s, slowdown=slowdown, shards=shards)
-    step_s = scaling.step_s(pace, rows=rows, accumulation=accumulation, spread_s=pace.update_s)
+    step_s = scaling.step_s(
+        pace,
+        rows=rows,
+        accumulation=accumulation,
+        spread_s=pace.update_s,
+    )
     return rows * accumulation * row.slots / step_s
 
 
@@ -259,13 +304,24 @@ def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:
         return None
     _, _, peft = row.technique.partition(" ")
     yardstick = f"{YARDSTICK} {peft}".strip()
-    ones = [s for s in among if s.row.pods == 1 and s.row.outcome is Outcome.SUCCEEDED]
-    same = [s for s in ones if s.row.technique == row.technique]
     # Of several lines, the line with the same launcher is the nearer yardstick.
-    nearest = [s for s in same if s.row.launcher == row.launcher]
-    singles = [s for s in ones if s.row.technique == yardstick]
+    nearest: list[Summary] = []
+    same: list[Summary] = []
+    singles: list[Summary] = []
+    for summary in among:
+        other = summary.row
+        if other.pods != 1 or other.outcome is not Outcome.SUCCEEDED:
+            continue
+        if other.technique == row.technique:
+            same.append(summary)
+            if other.launcher == row.launcher:
+                nearest.append(summary)
+        if other.technique == yardstick:
+            singles.append(summary)
     candidates = [*nearest, *same, *singles]
-    return candidates[0] if candidates else None
+    if not candidates:
+        return None
+    return candidates[0]
 
 
 def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
@@ -273,19 +329,24 @@ def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
     firsts: dict[str, BenchmarkRow] = {}
     for row in rows:
         firsts.setdefault(row.key or row.name, row)
-    short = {key: f"{row.technique} on {counted(row.pods, 'pod')}" for key, row in firsts.items()}
-    jobs = {key: part(row.spec, "job") for key, row in firsts.items()}
+    short = {}
+    jobs = {}
+    for key, row in firsts.items():
+        pods = counted(row.pods, "pod")
+        short[key] = f"{row.technique} on {pods}"
+        jobs[key] = part(row.spec, "job")
     named = {}
     for key, row in firsts.items():
         # Options that tell a row from rows of the same short name come behind the name.
-        twins = [
-            jobs[other_key]
-            for other_key, other in firsts.items()
-            if short[other_key] == short[key] and other.model == row.model
-        ]
+        twins = []
+        for other_key, other in firsts.items():
+            if short[other_key] == short[key] and other.model == row.model:
+                twins.append(jobs[other_key])
         parts = [short[key]]
         for name, value in jobs[key].items():
-            if name != "technique" and any(twin.get(name) != value for twin in twins):
-                parts.append(f"{name.removeprefix('per_device_')} {value}")
+            differs = any(twin.get(name) != value for twin in twins)
+            if name != "technique" and differs:
+                option = name.removeprefix("per_device_")
+                parts.append(f"{option} {value}")
         named[key] = ", ".join(parts)
     return named

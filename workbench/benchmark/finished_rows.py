@@ -25,7 +25,8 @@ _HOLDS = (Outcome.SUCCEEDED, Outcome.OUT_OF_MEMORY)
 def code_of() -> str:
     """Return the fingerprint of the package as sent to the pods."""
     name, _ = package_zip()
-    return name.removeprefix("workbench-").removesuffix(".zip")
+    stem = name.removesuffix(".zip")
+    return stem.removeprefix("workbench-")
 
 
 def data_of(job: Job) -> str:
@@ -33,7 +34,8 @@ def data_of(job: Job) -> str:
     digest = hashlib.sha256()
     for name, path in job.local_files():
         if path.is_file():
-            digest.update(f"{name}\0{_mark(path)}\n".encode())
+            line = f"{name}\0{_mark(path)}\n"
+            digest.update(line.encode())
     return digest.hexdigest()[:16]
 
 
@@ -41,14 +43,17 @@ class FinishedRows:
     """The run directories below a folder, read when made; a missing folder is empty."""
 
     def __init__(self, folder: Path):
-        infos = [(paths.root, read_json(paths.info)) for paths in find_runs(folder)]
+        infos: list[tuple[Path, Json]] = []
+        for paths in find_runs(folder):
+            infos.append((paths.root, read_json(paths.info)))
         # The newest run comes first.
-        infos.sort(key=lambda found: _submitted_s(found[1]), reverse=True)
+        infos.sort(key=_submitted_s, reverse=True)
         self._by_place: dict[tuple[str, int], list[tuple[Path, Json]]] = defaultdict(list)
         for path, info in infos:
             note = part(info, "benchmark")
             if note:
-                self._by_place[_place(note)].append((path, note))
+                place = _place(note)
+                self._by_place[place].append((path, note))
 
     def finished(self, note: Mapping[str, object]) -> BenchmarkRow | None:
         """Return the newest row of equal conditions that succeeded or ran out of memory."""
@@ -61,12 +66,17 @@ class FinishedRows:
     def live(self, note: Mapping[str, object]) -> Path | None:
         """Return the directory of the same run if it goes on, or waits for its cluster."""
         for path in self._same(note):
-            if not row_of(path).outcome.is_terminal:
+            row = row_of(path)
+            if not row.outcome.is_terminal:
                 return path
         return None
 
     def rows(self) -> Sequence[BenchmarkRow]:
-        return [row_of(path) for runs in self._by_place.values() for path, _ in runs]
+        rows = []
+        for runs in self._by_place.values():
+            for path, _ in runs:
+                rows.append(row_of(path))
+        return rows
 
     def _same(self, note: Mapping[str, object]) -> list[Path]:
         wanted = part(note, "benchmark")
@@ -85,19 +95,24 @@ def kept_rows(folder: Path) -> list[BenchmarkRow]:
 
 def keep_rows(folder: Path, rows: Sequence[BenchmarkRow]) -> None:
     """Replace the rows of equal key and repeat; other rows of the folder stay."""
-    kept = {(row.key, row.repeat): row for row in (*kept_rows(folder), *rows)}
+    kept = {}
+    for row in (*kept_rows(folder), *rows):
+        kept[row.key, row.repeat] = row
     folder.mkdir(parents=True, exist_ok=True)
     forms = [row.to_dict() for row in kept.values()]
     write_json(folder / _KEPT, {"rows": forms})
 
 
-def _submitted_s(info: Json) -> float:
+def _submitted_s(found: tuple[Path, Json]) -> float:
+    _, info = found
     return number(info.get("submitted_s")) or 0.0
 
 
 def _place(note: Json) -> tuple[str, int]:
     """Return key and number of the repeat in a benchmark's note."""
-    return text(note.get("key")), whole(note.get("repeat")) or 0
+    key = text(note.get("key"))
+    repeat = whole(note.get("repeat"))
+    return key, repeat or 0
 
 
 def _mark(path: Path) -> str:

@@ -91,20 +91,25 @@ class BenchmarkForecast(Shown):
 
 def forecast_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None) -> MemoryForecast:
     """Predict a row's memory on every pod, and whether it fits; takes seconds for a new model."""
-    pods = spec.pods or spec.cluster.count
-    forecast = spec.job.forecast(pods=pods, gpus=spec.cluster.pods.gpus)
+    cluster = spec.cluster
+    pods = spec.pods or cluster.count
+    forecast = spec.job.forecast(pods=pods, gpus=cluster.pods.gpus)
     if forecast is None:
         return MemoryForecast(unknown=f"the memory of a {spec.job.kind} job is not predicted")
     try:
         need = forecast.memory()
     except WorkbenchError as error:
         return MemoryForecast(unknown=str(error))
-    gib = need.host_gib if need.pod_gpu_gib is None else need.pod_gpu_gib
+    gib = need.pod_gpu_gib
+    if gib is None:
+        gib = need.host_gib
+    pod_memory_gib = cluster.pod_memory_gib(pods)
     lacks = [
         _lack(need.gpu_gib, gpu_memory_gib, "GPU"),
-        _lack(need.host_gib, spec.cluster.pod_memory_gib(pods), "pod"),
+        _lack(need.host_gib, pod_memory_gib, "pod"),
     ]
-    return MemoryForecast(gib=gib, refusal="; ".join(filter(None, lacks)))
+    refusal = "; ".join(filter(None, lacks))
+    return MemoryForecast(gib=gib, refusal=refusal)
 
 
 def _lack(need_gib: float | None, limit_gib: float | None, place: str) -> str:
@@ -125,8 +130,9 @@ def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeFore
     if same:
         return TimeForecast(seconds=statistics.median(same), basis="measured before")
     # Rows of the same work on any number of pods.
-    steps = whole(part(row.spec, "job").get("max_steps"))
-    rows = (row.per_device_batch or 0) * (row.accumulation or 0)
+    job = part(row.spec, "job")
+    steps = whole(job.get("max_steps"))
+    rows = _rows_per_step(row)
     shape = _shape(row)
     measured = [_Step.of(earlier) for earlier in done if _shape(earlier) == shape]
     alike = [step for step in measured if step is not None]
@@ -134,7 +140,10 @@ def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeFore
         return TimeForecast()
     beside_s = statistics.median(step.beside_s for step in alike)
     # Rows with as many ranks and rows a step.
-    twin = [step.seconds for step in alike if (step.ranks, step.rows) == (row.slots, rows)]
+    twin = []
+    for step in alike:
+        if step.ranks == row.slots and step.rows == rows:
+            twin.append(step.seconds)
     if twin:
         seconds = beside_s + steps * statistics.median(twin)
         return TimeForecast(seconds=seconds, basis="estimated from as many pods and rows")
@@ -143,12 +152,14 @@ def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeFore
     several = [step for step in alike if step.ranks > 1]
     if not alone or (row.slots > 1 and not several):
         return TimeForecast()
-    compute_s = statistics.median(step.seconds / step.rows for step in alone)
+    row_s = [step.seconds / step.rows for step in alone]
+    compute_s = statistics.median(row_s)
     network_s = 0.0
     if row.slots > 1:
         beyond_s = [step.seconds - step.rows * compute_s for step in several]
         network_s = statistics.median(max(0.0, seconds) for seconds in beyond_s)
-    seconds = beside_s + steps * (rows * compute_s + network_s)
+    step_s = rows * compute_s + network_s
+    seconds = beside_s + steps * step_s
     return TimeForecast(seconds=seconds, basis="estimated from other pod counts")
 
 
@@ -163,11 +174,24 @@ class _Step:
 
     @classmethod
     def of(cls, row: BenchmarkRow) -> _Step | None:
-        rows = (row.per_device_batch or 0) * (row.accumulation or 0)
-        if not row.steps or not rows or row.train_runtime_s is None or row.duration_s is None:
+        rows = _rows_per_step(row)
+        if not row.steps or not rows:
             return None
-        beside_s = max(0.0, row.duration_s - row.train_runtime_s)
-        return cls(row.slots, rows, row.train_runtime_s / row.steps, beside_s)
+        if row.train_runtime_s is None or row.duration_s is None:
+            return None
+        beside_s = row.duration_s - row.train_runtime_s
+        return cls(
+            ranks=row.slots,
+            rows=rows,
+            seconds=row.train_runtime_s / row.steps,
+            beside_s=max(0.0, beside_s),
+        )
+
+
+def _rows_per_step(row: BenchmarkRow) -> int:
+    """Return the rows of a rank in an optimizer step; 0 if unknown."""
+    micro_batch = row.per_device_batch or 0
+    return micro_batch * (row.accumulation or 0)
 
 
 def _shape(row: BenchmarkRow) -> tuple[object, ...]:

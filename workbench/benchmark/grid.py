@@ -52,7 +52,9 @@ class BenchmarkGrid:
 
     def __add__(self, other: BenchmarkGrid) -> BenchmarkGrid:
         """Append the runs of another grid; a run in both appears once."""
-        return BenchmarkGrid(_unique(self.rows + other.rows), self.left_out + other.left_out)
+        rows = _unique(self.rows + other.rows)
+        left_out = self.left_out + other.left_out
+        return BenchmarkGrid(rows, left_out)
 
 
 class _Factors(Record):
@@ -75,12 +77,13 @@ class _Factors(Record):
     def _check_names(self) -> Self:
         for technique in self.techniques or ():
             technique_of(technique)  # or refuse it
-        allowed = {name for job in self.jobs for name in type(job).model_fields} | {
-            "global_batch_size"
-        }
+        allowed = {"global_batch_size"}
+        for job in self.jobs:
+            allowed.update(type(job).model_fields)
+        arguments = {"technique": "techniques", "pods": "pods"}
         for key in self.vary:
-            if key in ("technique", "pods"):
-                argument = "techniques" if key == "technique" else key
+            if key in arguments:
+                argument = arguments[key]
                 raise ConfigError(f"vary holds {key!r}; give the values as `{argument}`")
             if key not in allowed:
                 raise one_of("vary key", key, sorted(allowed))
@@ -96,7 +99,13 @@ def make_grid(
     slots: int = 1,
 ) -> BenchmarkGrid:
     """Multiply jobs, techniques, pod counts and options."""
-    asked = _Factors(jobs=jobs, techniques=techniques, pods=pods, vary=vary or {}, repeats=repeats)
+    asked = _Factors(
+        jobs=jobs,
+        techniques=techniques,
+        pods=pods,
+        vary=vary or {},
+        repeats=repeats,
+    )
     rows: list[PlannedRun] = []
     left_out: list[LeftOut] = []
     alone = len(asked.jobs) == 1
@@ -104,15 +113,25 @@ def make_grid(
         options = dict(varied)
         if technique is not None and "technique" in type(job).model_fields:
             options["technique"] = technique
-        several = {name: value for name, value in varied.items() if len(asked.vary[name]) > 1}
-        name = _row_name(job.grid_name(options, alone=alone), several, count)
+        several = {}
+        for option, value in varied.items():
+            if len(asked.vary[option]) > 1:
+                several[option] = value
+        job_name = job.grid_name(options, alone=alone)
+        name = _row_name(job_name, several, count)
         try:
             changed = job.in_grid(options, pods=count, slots=slots)
         except ConfigError as error:
             left_out.append(LeftOut(name=name, why=str(error)))
             continue
         for repeat in range(asked.repeats):
-            rows.append(PlannedRun(job=changed, pods=count, repeat=repeat, name=name))
+            planned = PlannedRun(
+                job=changed,
+                pods=count,
+                repeat=repeat,
+                name=name,
+            )
+            rows.append(planned)
     if not rows:
         first = left_out[0]
         raise ConfigError(f"no row of the grid makes sense; the first: {first.name}: {first.why}")
@@ -124,10 +143,10 @@ def _combinations(
 ) -> Iterator[tuple[Job, str | None, Mapping[str, object], int]]:
     """Yield job, technique, varied options and number of pods of every row, in order."""
     techniques: Sequence[str | None] = asked.techniques or [None]
-    varied = [
-        dict(zip(asked.vary, values, strict=True))
-        for values in itertools.product(*asked.vary.values())
-    ]
+    varied = []
+    for values in itertools.product(*asked.vary.values()):
+        options = dict(zip(asked.vary, values, strict=True))
+        varied.append(options)
     return itertools.product(asked.jobs, techniques, varied, asked.pods)
 
 
@@ -135,12 +154,16 @@ def _unique(rows: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
     """Keep the first of rows that are the same; a script is the same under every technique."""
     kept: list[PlannedRun] = []
     for row in rows:
-        if all(row.work != other.work for other in kept):
+        is_new = all(row.work != other.work for other in kept)
+        if is_new:
             kept.append(row)
     return tuple(kept)
 
 
 def _row_name(job: str, several: Mapping[str, object], pods: int) -> str:
     """Name a row by its job, its pods and its options with several values in the grid."""
-    options = [f"{name.removeprefix('per_device_')} {value}" for name, value in several.items()]
-    return ", ".join([f"{job} on {counted(pods, 'pod')}", *options])
+    parts = [f"{job} on {counted(pods, 'pod')}"]
+    for name, value in several.items():
+        option = name.removeprefix("per_device_")
+        parts.append(f"{option} {value}")
+    return ", ".join(parts)

@@ -62,6 +62,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         **_result_columns(result),
         **_shortage_columns(result.error, spec),
     }
+    provenance = _provenance(asked, result, read_json(paths.origin))
     return BenchmarkRow(
         name=text(info.get("id")) or run_dir.name,
         outcome=outcome,
@@ -73,7 +74,7 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         reason=reason,
         predicted_memory_gib=result.predicted_memory_gib,
         scaling=part(info, "scaling"),
-        provenance=_provenance(asked, result, read_json(paths.origin)),
+        provenance=provenance,
         **columns,  # type: ignore[arg-type]
     )
 
@@ -83,6 +84,7 @@ def skipped_row(
 ) -> BenchmarkRow:
     raw = _raw(spec)
     asked = _Asked.of(raw)
+    seed = whole(asked.job.get("seed"))
     key = key_of(raw)
     return BenchmarkRow(
         name=key,
@@ -91,7 +93,7 @@ def skipped_row(
         key=key,
         reason=reason,
         predicted_memory_gib=predicted_memory_gib,
-        provenance=Provenance(seed=whole(asked.job.get("seed"))),
+        provenance=Provenance(seed=seed),
         **_spec_columns(raw, asked),  # type: ignore[arg-type]
     )
 
@@ -116,14 +118,22 @@ def key_of(spec: RunSpec | Json) -> str:
     job = dict(asked.job)
     for name in job.keys() & _PATHS:
         job[name] = _absolute(job[name])
-    backend = text(part(cluster, "backend").get("kind")) or "local"
-    work = {"job": job, "pods": asked.pods, "pod": pod, "backend": backend}
+    backend = part(cluster, "backend")
+    work = {
+        "job": job,
+        "pods": asked.pods,
+        "pod": pod,
+        "backend": text(backend.get("kind")) or "local",
+    }
     written = json.dumps(work, sort_keys=True, default=str)
-    return hashlib.sha256(written.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(written.encode())
+    return digest.hexdigest()[:16]
 
 
 def _raw(spec: RunSpec | Json) -> Json:
-    return spec.chosen().to_dict() if isinstance(spec, RunSpec) else spec
+    if isinstance(spec, RunSpec):
+        return spec.chosen().to_dict()
+    return spec
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,13 +150,18 @@ class _Asked:
     def of(cls, spec: Json) -> _Asked:
         options = part(spec, "job")
         cluster = part(spec, "cluster")
+        pod = part(cluster, "pods")
         pods = whole(spec.get("pods")) or whole(cluster.get("count")) or 1
-        gpus = whole(part(cluster, "pods").get("gpus")) or 0
+        gpus = whole(pod.get("gpus")) or 0
         slots = max(1, gpus)
         with suppress(WorkbenchError, TypeError):
             job = job_from_dict(options)
             job = job.chosen(gpus=gpus, ranks=None, apart=False, looks=False)
-            return cls(job=job.to_dict(), pods=job.pods_wanted(pods), ranks=job.ranks(pods * slots))
+            return cls(
+                job=job.to_dict(),
+                pods=job.pods_wanted(pods),
+                ranks=job.ranks(pods * slots),
+            )
         if runs_alone(options.get("technique")):
             return cls(job=options, pods=1, ranks=1)
         return cls(job=options, pods=pods, ranks=pods * slots)
@@ -170,7 +185,8 @@ def _spec_columns(spec: Json, asked: _Asked) -> dict[str, object]:
     columns = dict(table_columns(asked.job))
     peft = columns.pop("peft", "")
     if peft not in ("", Peft.NONE):
-        columns["technique"] = f"{columns['technique']} {peft}".strip()
+        technique = columns["technique"]
+        columns["technique"] = f"{technique} {peft}".strip()
     micro_batch = whole(columns.get("per_device_batch"))
     accumulation = whole(columns.get("accumulation"))
     if micro_batch and accumulation:
@@ -202,7 +218,9 @@ def _result_columns(result: RunResult) -> dict[str, object]:
         columns[name] = _finite(derived.get(name))
     columns["samples_per_s"] = _finite(result.train_samples_per_s)
     # On CPUs, the measured peak is the resident memory.
-    kind = result.memory_kind if result.peak_memory_gib else ""
+    kind = ""
+    if result.peak_memory_gib:
+        kind = result.memory_kind
     peak = _highest(result.peak_memory_gib)
     host = _highest(result.host_memory_gib)
     if host is None and kind == "resident":
@@ -210,33 +228,43 @@ def _result_columns(result: RunResult) -> dict[str, object]:
     columns["peak_memory_gib"] = peak
     columns["memory_kind"] = kind
     columns["host_memory_gib"] = host
-    pod_seconds = len(result.hosts) * (result.duration_s or 0.0)
-    columns["pod_hours"] = pod_seconds / 3600 if pod_seconds else None
+    duration_s = result.duration_s or 0.0
+    pod_seconds = len(result.hosts) * duration_s
+    columns["pod_hours"] = None
+    if pod_seconds:
+        columns["pod_hours"] = pod_seconds / 3600
     return columns
 
 
 def _facts_so_far(paths: RunPaths, spec: Json) -> Json:
     """Return the facts reported by an unfinished run; the start time is unknown."""
     try:
-        totals = RunTotals.of(read_events(paths.events))
+        events = read_events(paths.events)
+        totals = RunTotals.of(events)
     except OSError:
         return {}
-    peft = _Asked.of(spec).job.get("peft")
-    return {**totals.facts(None), "peft": peft}
+    asked = _Asked.of(spec)
+    facts = totals.facts(None)
+    return {**facts, "peft": asked.job.get("peft")}
 
 
 def _end_of(paths: RunPaths, result: RunResult) -> tuple[Outcome, str]:
     """Return the outcome of a run and the reason, on a single line."""
     state = result.state
-    message = result.message or text(read_json(paths.state).get("message"))
+    message = result.message
+    if not message:
+        stored = read_json(paths.state)
+        message = text(stored.get("message"))
     if state is RunState.SUCCEEDED or not state.is_terminal:
         return _OUTCOMES.get(state, Outcome.RUNNING), ""
     if state is RunState.LOST:
         return Outcome.FAILED, result.message or "the keeper died before the run ended"
     if state is RunState.FAILED and result.error is not None:
+        reason = _one_line(result.error.message or message)
         advice = advise(result.error)
-        outcome = Outcome.OUT_OF_MEMORY if advice.lacked_memory else Outcome.FAILED
-        return outcome, _one_line(result.error.message or message)
+        if advice.lacked_memory:
+            return Outcome.OUT_OF_MEMORY, reason
+        return Outcome.FAILED, reason
     return _OUTCOMES[state], _one_line(message)
 
 
@@ -245,21 +273,28 @@ def _one_line(message: str) -> str:
 
 
 def _shortage_columns(fault: RunFault | None, spec: Json) -> dict[str, object]:
-    advice = advise(fault) if fault else None
-    if advice is None or not advice.lacked_memory:
+    if not fault:
         return {}
-    pod = part(part(spec, "cluster"), "pods")
+    advice = advise(fault)
+    if not advice.lacked_memory:
+        return {}
+    cluster = part(spec, "cluster")
+    pod = part(cluster, "pods")
     # The free memory, else the limit in the error, else the limit of the pod.
     free_gib = gib_of(advice.free)
     if free_gib is None:
         free_gib = gib_of(advice.limit)
     if free_gib is None:
         free_gib = number(pod.get("memory_gib"))
-    return {"wanted_gib": gib_of(advice.asked), "free_gib": free_gib}
+    return {
+        "wanted_gib": gib_of(advice.asked),
+        "free_gib": free_gib,
+    }
 
 
 def _provenance(asked: _Asked, result: RunResult, origin: Json) -> Provenance:
-    package = result.package.removeprefix("workbench-").removesuffix(".zip")
+    stem = result.package.removesuffix(".zip")
+    package = stem.removeprefix("workbench-")
     script = text(origin.get("script"))
     return Provenance(
         versions=result.versions,

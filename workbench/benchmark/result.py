@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -64,15 +64,14 @@ class BenchmarkResult(Shown):
             for summary in group.summaries:
                 for row in summary.rows:
                     folded[id(row)] = summary.row
-        # The options of the first job that have several values.
         jobs = [part(row.spec, "job") for row in self.rows]
-        names = jobs[0] if jobs else {}
-        varied = [name for name in names if len({str(job.get(name)) for job in jobs}) > 1]
+        varied = _varied_options(jobs)
         rows = []
         for row, job in zip(self.rows, jobs, strict=True):
             facts = row.to_dict()
+            compared = folded[id(row)]
             for name in ("speed_up", "efficiency", "predicted_samples_per_s"):
-                facts[name] = getattr(folded[id(row)], name)
+                facts[name] = getattr(compared, name)
             for name in ("spec", "provenance", "scaling"):
                 del facts[name]
             for name in ("device", "devices", "seed", "commit"):
@@ -89,7 +88,9 @@ class BenchmarkResult(Shown):
 
     def report(self, folder: str | Path | None = None) -> Path:
         """Write `report.html` and `report.md`, which need no network."""
-        return write_report(self.rows, Path(folder or self.folder))[0]
+        target = Path(folder or self.folder)
+        html, _ = write_report(self.rows, target)
+        return html
 
     def plots(self) -> BenchmarkPlots:
         """Return scaling, memory and losses as plots; a cell shows the last value."""
@@ -99,13 +100,29 @@ class BenchmarkResult(Shown):
         """Append the rows of another benchmark; of a row in both, the other's is kept."""
         places = {_place(row) for row in other.rows}
         mine = tuple(row for row in self.rows if _place(row) not in places)
-        return replace(self, rows=mine + other.rows, left_out=self.left_out + other.left_out)
+        rows = mine + other.rows
+        left_out = self.left_out + other.left_out
+        return replace(self, rows=rows, left_out=left_out)
 
     def __repr__(self) -> str:
         counts = Counter(row.outcome for row in self.rows)
-        ends = [f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome]]
-        rows = f"{len(self.rows)} rows, {', '.join(ends)}; {len(self.from_disk)} from disk"
+        outcomes = [f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome]]
+        ends = ", ".join(outcomes)
+        from_disk = len(self.from_disk)
+        rows = f"{len(self.rows)} rows, {ends}; {from_disk} from disk"
         return f"BenchmarkResult({self.name}: {rows})"
+
+
+def _varied_options(jobs: Sequence[Mapping[str, object]]) -> list[str]:
+    """Name the options of the first job that have several values."""
+    varied: list[str] = []
+    if not jobs:
+        return varied
+    for name in jobs[0]:
+        values = {str(job.get(name)) for job in jobs}
+        if len(values) > 1:
+            varied.append(name)
+    return varied
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +179,30 @@ class Report:
             curve = view.curves["loss"]
             began_s = view.began_s or 0.0
             steps, losses, times = curve.thinned(len(curve))
-            seconds = [max(0.0, at_s - began_s) for at_s in times]
-            self.losses[path] = list(map(LossPoint, steps, seconds, losses))
+            points = []
+            for step, loss, at_s in zip(steps, losses, times, strict=True):
+                seconds = max(0.0, at_s - began_s)
+                point = LossPoint(step=step, seconds=seconds, loss=loss)
+                points.append(point)
+            self.losses[path] = points
             if with_card and RunPaths(path).result.exists():
-                self.cards[path] = card_of(RunResult.load(path), HTML_NAME)
+                result = RunResult.load(path)
+                self.cards[path] = card_of(result, HTML_NAME)
         except Exception as error:  # run boundary
             logger.debug("reading %s", path, exc_info=True)
             self.problems.append(f"{name} has no card: {error}")
 
     def card_of(self, row: BenchmarkRow) -> Card | None:
         """Return the card of a row's run; None where it did not end, or cannot be read."""
-        return self.cards.get(row.path) if row.path else None
+        if row.path is None:
+            return None
+        return self.cards.get(row.path)
 
     def losses_of(self, row: BenchmarkRow) -> Sequence[LossPoint]:
         """Return the training losses of a row's run; empty where there are none."""
-        return self.losses.get(row.path, ()) if row.path else ()
+        if row.path is None:
+            return ()
+        return self.losses.get(row.path, ())
 
 
 def write_report(
@@ -191,7 +217,8 @@ def write_report(
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"{target} cannot be made: {error.strerror or error}") from error
+        why = error.strerror or error
+        raise RunError(f"{target} cannot be made: {why}") from error
     report = Report(rows, title=title, problems=problems)
     html = target / HTML_NAME
     md = target / MD_NAME
@@ -225,11 +252,9 @@ def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
         # A run that the benchmark ran again since is left out.
         kept = kept_rows(place)
         newest = [row for row in read if not _run_again_since(row, kept)]
-        if len(newest) < len(read):
-            broken.append(
-                f"{len(read) - len(newest)} older run(s) "
-                "left out: newer runs of the same rows exist"
-            )
+        older = len(read) - len(newest)
+        if older:
+            broken.append(f"{older} older run(s) left out: newer runs of the same rows exist")
         rows += _in_order(newest, kept)
     if not rows and not broken:
         named = ", ".join(map(str, given)) or "nothing"
@@ -245,9 +270,14 @@ def _run_again_since(row: BenchmarkRow, kept: Sequence[BenchmarkRow]) -> bool:
 
     By name, as the folder may have been moved.
     """
-    same = [other for other in kept if _place(other) == _place(row)]
-    taken = [other.path.name for other in same if other.path]
-    return bool(taken) and row.path is not None and row.path.name not in taken
+    if row.path is None:
+        return False
+    place = _place(row)
+    taken = []
+    for other in kept:
+        if _place(other) == place and other.path:
+            taken.append(other.path.name)
+    return bool(taken) and row.path.name not in taken
 
 
 def _place(row: BenchmarkRow) -> tuple[str, int]:
@@ -259,12 +289,20 @@ def _in_order(read: Sequence[BenchmarkRow], kept: Sequence[BenchmarkRow]) -> lis
     """Sort rows in the order of their benchmark, with rows that never started; others come last."""
     # The benchmark knows the cost of a row in money; the run directory does not.
     costs = {_place(row): row.cost for row in kept}
-    rows = [replace(row, cost=row.cost or costs.get(_place(row))) for row in read]
+    rows = []
+    for row in read:
+        cost = row.cost or costs.get(_place(row))
+        rows.append(replace(row, cost=cost))
     # Rows that never started have no run directory.
     there = {_place(row) for row in read}
     for row in kept:
-        if row.path is None and row.outcome.is_terminal and _place(row) not in there:
+        never_started = row.path is None and row.outcome.is_terminal
+        if never_started and _place(row) not in there:
             rows.append(row)
     numbers = {_place(row): number for number, row in enumerate(kept)}
     last = len(kept)
-    return sorted(rows, key=lambda row: (numbers.get(_place(row), last), row.name))
+
+    def order(row: BenchmarkRow) -> tuple[int, str]:
+        return numbers.get(_place(row), last), row.name
+
+    return sorted(rows, key=order)

@@ -51,7 +51,13 @@ class _Live:
         self.was_left = was_left
         self.progress = run.progress
         self._due = 0.0
-        item.row = replace(item.row, outcome=Outcome.RUNNING, name=run.id, path=run.path, reason="")
+        item.row = replace(
+            item.row,
+            outcome=Outcome.RUNNING,
+            name=run.id,
+            path=run.path,
+            reason="",
+        )
 
     def goes_on(self) -> bool:
         """Whether the run continues; reads its progress now and then."""
@@ -82,7 +88,9 @@ class Schedule:
         self._exchange: Exchange | None = None
         finished = FinishedRows(folder)
         code = code_of()
-        versions = dict(cluster.pods[0].versions) if cluster.pods else {}
+        versions: dict[str, str] = {}
+        if cluster.pods:
+            versions = dict(cluster.pods[0].versions)
         self._items: list[_Item] = []
         for planned in rows:
             spec = RunSpec(cluster=cluster.spec, job=planned.job, pods=planned.pods)
@@ -95,8 +103,18 @@ class Schedule:
             }
             note = {"benchmark": conditions}
             memory = forecast_memory(spec, gpu_memory_gib=gpu_memory_gib)
-            row = finished.finished(note) or _unstarted(spec, planned, memory, force)
-            self._items.append(_Item(planned, spec, note, memory, row, finished.live(note)))
+            row = finished.finished(note)
+            if row is None:
+                row = _unstarted(spec, planned, memory, force)
+            item = _Item(
+                planned=planned,
+                spec=spec,
+                note=note,
+                memory=memory,
+                row=row,
+                left=finished.live(note),
+            )
+            self._items.append(item)
 
     @property
     def rows(self) -> tuple[BenchmarkRow, ...]:
@@ -113,12 +131,14 @@ class Schedule:
             while todo or live:
                 # Start the next rows that have room.
                 while todo and self._has_room(todo[0], live, side_by_side):
-                    live += self._begin(todo.popleft(), live)
+                    item = todo.popleft()
+                    live += self._begin(item, live)
                 # Store the rows of finished runs. A row that must run again comes next.
                 ended = [each for each in live if not each.goes_on()]
                 for each in ended:
                     live.remove(each)
-                    todo.extendleft(self._end(each))
+                    run_again = self._end(each)
+                    todo.extendleft(run_again)
                 progress = {each.item.row.name: each.progress for each in live}
                 show(self.rows, progress)
                 time.sleep(_LOOK_S if live else 0)
@@ -152,9 +172,12 @@ class Schedule:
             )
         try:
             ask_pods = partial(held_checkpoint, Path())
-            prepared = prepare_run(item.spec, root=self._new_folder(item), ask_pods=ask_pods)
-            note = {**item.note, "scaling": self._scaling(item.planned, alone=not live)}
-            return [_Live(item, self._cluster.submit_prepared(prepared, note))]
+            root = self._new_folder(item)
+            prepared = prepare_run(item.spec, root=root, ask_pods=ask_pods)
+            scaling = self._scaling(item.planned, alone=not live)
+            note = {**item.note, "scaling": scaling}
+            run = self._cluster.submit_prepared(prepared, note)
+            return [_Live(item, run)]
         except ConfigError as error:
             item.row = replace(item.row, outcome=Outcome.FAILED, reason=str(error))
             return []
@@ -165,9 +188,11 @@ class Schedule:
         Empty where there is none.
         """
         # A job that takes one pod of two is the yardstick for jobs of the same kind.
-        alike = [item.planned.job for item in self._items]
-        alike = [job for job in alike if type(job) is type(planned.job)]
-        has_yardstick = any(job.pods_wanted(2) == 1 for job in alike)
+        has_yardstick = False
+        for item in self._items:
+            job = item.planned.job
+            if type(job) is type(planned.job) and job.pods_wanted(2) == 1:
+                has_yardstick = True
         if planned.pods < 2 or not has_yardstick:
             return {}
         spec = self._cluster.spec
@@ -182,7 +207,8 @@ class Schedule:
     def _end(self, ended: _Live) -> list[_Item]:
         """Store the row of a finished run; return the row if it must run again."""
         item = ended.item
-        item.row = replace(self._read(item, ended.run), from_disk=ended.was_left)
+        row = self._read(item, ended.run)
+        item.row = replace(row, from_disk=ended.was_left)
         unfinished = (Outcome.FAILED, Outcome.STOPPED, Outcome.CANCELLED)
         if ended.was_left and item.row.outcome in unfinished:
             return [item]
@@ -197,8 +223,9 @@ class Schedule:
 
     def _new_folder(self, item: _Item) -> Path:
         planned = item.planned
-        pods = f"{planned.pods}{'pod' if planned.pods == 1 else 'pods'}"
-        stem = f"{planned.job.word}-{pods}-{key_of(item.spec)[:6]}"
+        noun = "pod" if planned.pods == 1 else "pods"
+        key = key_of(item.spec)
+        stem = f"{planned.job.word}-{planned.pods}{noun}-{key[:6]}"
         if planned.repeat:
             stem += f"-r{planned.repeat}"
         path = self._folder / stem
@@ -217,7 +244,12 @@ def _unstarted(
     row = replace(row, repeat=planned.repeat)
     if memory.refusal and not force:
         return row
-    return replace(row, outcome=Outcome.WAITING, reason="", name=f"{row.name}-{planned.repeat}")
+    return replace(
+        row,
+        outcome=Outcome.WAITING,
+        reason="",
+        name=f"{row.name}-{planned.repeat}",
+    )
 
 
 def _cancel(run: Run) -> None:

@@ -52,7 +52,8 @@ def routes(
     }
     found: list[tuple[str, type[web.RequestHandler], dict[str, object]]] = []
     for name, handler in handlers.items():
-        found.append((url_path_join(base_url, "workbench/api", name), handler, api))
+        pattern = url_path_join(base_url, "workbench/api", name)
+        found.append((pattern, handler, api))
     board = url_path_join(base_url, BOARD_PATH, "([0-9a-f]{20})/(.*)")
     found.append((board, BoardHandler, boards))
     return found
@@ -64,18 +65,23 @@ class _Handler(APIHandler):
 
     async def answer(self, pool: ThreadPoolExecutor, work: Callable[[Listing], object]) -> None:
         """Run the work in a thread; answer with its result or with the error's message."""
+
+        def work_on_listing() -> object:
+            listing = _listing(self.root)
+            return work(listing)
+
         loop = asyncio.get_running_loop()
         try:
-            answer = await loop.run_in_executor(pool, lambda: work(_listing(self.root)))
+            answer = await loop.run_in_executor(pool, work_on_listing)
         except (WorkbenchError, OSError) as error:
             self.set_status(409)
             answer = {"message": plain(str(error))}
         self.finish(json.dumps(answer))
 
     def body(self) -> dict[str, Any]:
-        match self.get_json_body():
-            case dict() as sent:
-                return sent
+        sent = self.get_json_body()
+        if isinstance(sent, dict):
+            return sent
         raise web.HTTPError(400, "the body of the request is not a JSON object")
 
 
@@ -96,7 +102,9 @@ class RunsHandler(_Handler):
         """List the content of `folder`, with its newest `limit` runs."""
         folder = self.get_query_argument("folder", "")
         limit = self.get_query_argument("limit", "50")
-        most = min(int(limit), _MOST) if limit.isdecimal() else 50
+        most = 50
+        if limit.isdecimal():
+            most = min(int(limit), _MOST)
         await self.answer(_READER, lambda listing: listing.look(folder, most))
 
 
@@ -114,7 +122,8 @@ class StopHandler(_Handler):
     @web.authenticated
     async def post(self) -> None:
         """Ask a run's keeper to end the run within two steps."""
-        run = str(self.body().get("run"))
+        body = self.body()
+        run = str(body.get("run"))
         await self.answer(_ACTOR, lambda listing: listing.stop(run))
 
 
@@ -122,7 +131,8 @@ class BoardsHandler(_Handler):
     @web.authenticated
     async def post(self) -> None:
         """Start TensorBoard for `runs`, unless already running, and answer with its page's path."""
-        runs = self.body().get("runs")
+        body = self.body()
+        runs = body.get("runs")
         if not isinstance(runs, list) or not runs:
             raise web.HTTPError(400, "runs must be a list of paths")
         names = [str(run) for run in runs]
@@ -169,7 +179,10 @@ class ModelHandler(_Handler):
         self.set_header("Content-Disposition", 'attachment; filename="model.zip"')
         self.set_header("Content-Type", "application/zip")
         with suppress(StreamClosedError):  # the client has disconnected
-            while piece := await loop.run_in_executor(_ACTOR, next, pieces, b""):
+            while True:
+                piece = await loop.run_in_executor(_ACTOR, next, pieces, b"")
+                if not piece:
+                    break
                 self.write(piece)
                 await self.flush()
 

@@ -68,31 +68,39 @@ class Listing:
             cut = time.thread_time() > began + self.look_s
             return not cut
 
-        for paths in find_all(self._place(folder), goes_on=goes_on):
+        # Find everything below the folder, until the time is over.
+        place = self._place(folder)
+        for paths in find_all(place, goes_on=goes_on):
             if isinstance(paths, ClusterPaths):
                 clusters.append(self._cluster(paths))
             else:
                 runs.append(self._run(paths, is_alive))
         runs.sort(key=_place_in_list)
-        shown = runs[:limit]
-        for place, row in enumerate(shown):
+        # Only live runs that are shown are read for their progress.
+        shown = []
+        for row in runs[:limit]:
             if row["live"]:
-                shown[place] = {**row, **self._so_far(row)}
-        live = sum(bool(row["live"]) for row in runs)
+                so_far = self._so_far(row)
+                shown.append({**row, **so_far})
+            else:
+                shown.append(row)
+        live = [row for row in runs if row["live"]]
         return {
             "runs": shown,
             "clusters": clusters,
             "total": len(runs),
-            "live": live,
+            "live": len(live),
             "cut": cut,
             "took_s": time.thread_time() - began,
         }
 
     def page(self, name: str) -> Row:
         began = time.thread_time()
-        view, drawings = self._view(self.run(name).root)
+        run = self.run(name)
+        view, drawings = self._view(run.root)
         title = f"Run {plain(view.id)}"
-        page = RunPage(view, partial(drawings.draw, at_once=view.state.is_terminal))
+        draw = partial(drawings.draw, at_once=view.state.is_terminal)
+        page = RunPage(view, draw)
         html = to_page(page.doc(), title)
         return {
             "title": title,
@@ -104,17 +112,21 @@ class Listing:
         }
 
     def card(self, name: str) -> str:
-        return as_page(card_of(RunResult.load(self.run(name).root)))
+        run = self.run(name)
+        result = RunResult.load(run.root)
+        return as_page(card_of(result))
 
     def report(self, folder: str) -> str:
         place = self._place(folder)
         rows, problems = rows_below([place])
-        return as_page(Report(rows, title=place.name, problems=problems))
+        report = Report(rows, title=place.name, problems=problems)
+        return as_page(report)
 
     def model(self, name: str) -> Iterator[bytes]:
         """Return the model of a run as the pieces of a zip; links in its folder are left out."""
+        run = self.run(name)
         # The folder may be a link: the place of the link's target must be below the root too.
-        model = self._name(self.run(name).model)
+        model = self._name(run.model)
         folder = self._place(model)
         paths = sorted(folder.rglob("*"))
         files = [path for path in paths if path.is_file() and not path.is_symlink()]
@@ -124,7 +136,9 @@ class Listing:
 
     def stop(self, name: str) -> Row:
         """Ask a run's keeper to end the run within two steps."""
-        Run(self.run(name).root).stop()
+        paths = self.run(name)
+        run = Run(paths.root)
+        run.stop()
         return {"message": "asked to stop within two steps"}
 
     def open_board(self, names: Sequence[str]) -> Row:
@@ -132,7 +146,8 @@ class Listing:
         folders = {}
         for name in names:
             run = self.run(name)
-            folders[read_label(run).name or run.root.name] = board_folder(run)
+            label = read_label(run)
+            folders[label.name or run.root.name] = board_folder(run)
         server = serve_folders(folders)
         return {"path": f"{BOARD_PATH}/{server.key}/"}
 
@@ -149,7 +164,8 @@ class Listing:
 
     def _place(self, name: str) -> Path:
         try:
-            path = (self.root / name.strip("/")).resolve()
+            below = name.strip("/")
+            path = (self.root / below).resolve()
         except (OSError, ValueError, RuntimeError):  # a NUL in it, or a circle of links
             path = Path()
         if not path.is_relative_to(self.root):
@@ -172,12 +188,18 @@ class Listing:
         return row
 
     def _row(self, record: RunRecord) -> Row:
-        peak = max(record.peak_memory_gib.values(), default=None)
+        cluster = cluster_of(RunPaths(record.path))
         # A run without a name is named by its model and technique.
-        details = [record.trained, record.id] if record.name else [record.id]
+        details = [record.id]
+        if record.name:
+            details.insert(0, record.trained)
+        peak = max(record.peak_memory_gib.values(), default=None)
+        memory = ""
+        if peak is not None:
+            memory = f"peak {gib(peak)}"
         return {
             "path": self._name(record.path),
-            "cluster": self._name(cluster_of(RunPaths(record.path))),
+            "cluster": self._name(cluster),
             "id": plain(record.id),
             "what": plain(record.name or record.trained),
             "detail": plain(" · ".join(filter(None, details))),
@@ -187,7 +209,7 @@ class Listing:
             "submitted_s": record.submitted_s or 0.0,
             "share": None,
             "bar": " · ".join(_came_to(record)),
-            "memory": f"peak {gib(peak)}" if peak is not None else "",
+            "memory": memory,
         }
 
     def _so_far(self, row: Row) -> Row:
@@ -200,16 +222,22 @@ class Listing:
             logger.exception("reading %s", row["path"])
             return {}
         sizes = [host.gib.last for host in view.memory.values()]
-        now = max((size for size in sizes if size is not None), default=None)
+        known = [size for size in sizes if size is not None]
+        memory = ""
+        if known:
+            memory = f"{gib(max(known))} now"
+        share = None
+        if facts.progress.max_steps:
+            share = facts.share
         # The message of a running job is in the bar already.
         message = facts.hint
         if not message and view.state is not RunState.RUNNING:
             message = facts.message
         return {
             "message": message,
-            "share": facts.share if facts.progress.max_steps else None,
+            "share": share,
             "bar": facts.bar,
-            "memory": f"{gib(now)} now" if now is not None else "",
+            "memory": memory,
         }
 
     def _view(self, path: Path) -> tuple[RunView, Drawings]:
@@ -228,12 +256,14 @@ class Listing:
 
     def _cluster(self, paths: ClusterPaths) -> Row:
         status = cluster_status(paths.root)
-        pods = len(status.pods) if status.alive else 0
+        pods = ""
+        if status.alive and status.pods:
+            pods = counted(len(status.pods), "pod")
         return {
             "path": self._name(paths.root),
             "phase": plain(status.phase),
             "message": plain(status.message),
-            "pods": counted(pods, "pod") if pods else "",
+            "pods": pods,
             "live": status.alive,
         }
 
@@ -262,7 +292,10 @@ def _zip(folder: Path, files: Sequence[Path]) -> Iterator[bytes]:
             name = path.relative_to(folder)
             about = ZipInfo.from_file(path, name, strict_timestamps=False)
             with path.open("rb") as source, archive.open(about, "w") as target:
-                while piece := source.read(_PIECE):
+                while True:
+                    piece = source.read(_PIECE)
+                    if not piece:
+                        break
                     target.write(piece)
                     yield pieces.take()
     yield pieces.take()
