@@ -46,13 +46,15 @@ _SET_BY_US = frozenset(("n", "cpu", "memory", "nvidia_gpu", "code", "script", "e
 
 
 def _check_root(root: str) -> str:
-    if not PurePosixPath(root).is_absolute() or ".." in PurePosixPath(root).parts:
+    path = PurePosixPath(root)
+    if not path.is_absolute() or ".." in path.parts:
         raise ConfigError(f"CMLPods root is {root!r}; it must be an absolute path on the workers")
     return root
 
 
 def _check_arguments(options: Mapping[str, object]) -> Mapping[str, object]:
-    if taken := sorted(_SET_BY_US & set(options)):
+    taken = sorted(_SET_BY_US & set(options))
+    if taken:
         raise ConfigError(
             f"CMLPods options may not hold {', '.join(taken)}; the workbench sets them itself"
         )
@@ -115,7 +117,8 @@ class CMLPods(Place):
         if self.session:
             visible_gpus(self._gpus(spec))
         names = [f"pod-{i}" for i in range(count)]
-        own = f"{self.root.rstrip('/')}/workbench-{context.cluster_id}-{secrets.token_hex(8)}"
+        root = self.root.rstrip("/")
+        own = f"{root}/workbench-{context.cluster_id}-{secrets.token_hex(8)}"
         try:
             self._pods = self._launch_workers(names, own, spec, context)
             return list(self._pods)
@@ -147,10 +150,12 @@ class CMLPods(Place):
                     allowed_from=rendezvous.host,
                 )
                 self._launch_one(config, spec)
-            asked = [name for name in names if not (self.session and name == "pod-0")]
+            asked = [name for name in names if not self._is_session(name)]
+            workers = counted(len(asked), "worker")
             own_pod = "; pod-0 is this session" if asked != list(names) else ""
-            context.report(f"asked Cloudera ML for {counted(len(asked), 'worker')}{own_pod}")
-            threading.Thread(target=self._await, args=(context.timeout_s,), daemon=True).start()
+            context.report(f"asked Cloudera ML for {workers}{own_pod}")
+            awaiting = threading.Thread(target=self._await, args=(context.timeout_s,), daemon=True)
+            awaiting.start()
             came = rendezvous.wait(
                 context.timeout_s,
                 watch=self._watch,
@@ -167,47 +172,50 @@ class CMLPods(Place):
         self._failed = []
         with contextlib.suppress(BackendError):
             self._end({name: self._ids[name] for name in names})
-        came = self._launch_workers(
-            names, str(PurePosixPath(self._pods[0].root).parent), spec, context
-        )
-        self._pods = [
-            next((new for new in came if new.name == pod.name), pod) for pod in self._pods
-        ]
+        own = PurePosixPath(self._pods[0].root).parent
+        came = self._launch_workers(names, str(own), spec, context)
+        replacements = {pod.name: pod for pod in came}
+        self._pods = [replacements.get(pod.name, pod) for pod in self._pods]
         return self.refresh()
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the workers over, by the ids that their keeper noted in the cluster's directory."""
         self._api.find()
-        if {pod.name for pod in pods} - self._recall(context.directory):
+        noted = self._recall(context.directory)
+        if any(pod.name not in noted for pod in pods):
             raise BackendError(
                 f"{context.directory} no longer holds the ids of all its workers; start another"
                 " cluster"
             )
         self._pods = list(pods)
-        self._logs = {
-            pod.name: context.directory.absolute() / "pods" / f"{pod.name}.log" for pod in pods
-        }
+        folder = context.directory.absolute() / "pods"
+        self._logs = {pod.name: folder / f"{pod.name}.log" for pod in pods}
         return self.refresh()
 
     def _recall(self, directory: Path) -> set[str]:
-        files = sorted((directory / "pods").glob("*.id"))
+        folder = directory / "pods"
+        files = sorted(folder.glob("*.id"))
         self._ids = {file.stem: json.loads(file.read_text()) for file in files}
-        self._files = [*files, *(directory / "pods").glob("pod-*.json")] if files else []
+        self._files = []
+        if files:
+            self._files = [*files, *folder.glob("pod-*.json")]
         return set(self._ids)
 
     def refresh(self) -> list[Pod]:
         """Ask the platform for the workers; a worker that is no longer listed has failed."""
         if self._pods:
-            listed = {str(worker.get("id")): worker for worker in self._api.call("list_workers")}
+            workers = self._api.call("list_workers")
+            listed = {str(worker.get("id")): worker for worker in workers}
+            # The session itself is no worker.
             own = own_process(self._ids)
-            listed |= (
-                {str(self._ids["pod-0"]): {"status": "running" if own.is_alive() else "exited"}}
-                if own
-                else {}
-            )
-            self._pods = [
-                self._seen(pod, listed.get(str(self._ids[pod.name]))) for pod in self._pods
-            ]
+            if own:
+                status = "running" if own.is_alive() else "exited"
+                listed[str(self._ids["pod-0"])] = {"status": status}
+            pods = []
+            for pod in self._pods:
+                worker = listed.get(str(self._ids[pod.name]))
+                pods.append(self._seen(pod, worker))
+            self._pods = pods
         return list(self._pods)
 
     def logs(self, name: str, tail: int = 50) -> str:
@@ -234,13 +242,13 @@ class CMLPods(Place):
         self._end(ids)
 
     def _end(self, ids: Mapping[str, object]) -> None:
-        if (own := own_process(ids)) is not None:
+        own = own_process(ids)
+        if own is not None:
             end_all(lambda: [own] if own.is_alive() else [], grace_s=_END_S)
             if self._process is not None:
                 self._process.wait()
-        if workers := worker_ids(
-            ids
-        ):  # without any, stop_workers would stop every worker of the project
+        workers = worker_ids(ids)
+        if workers:  # without any, stop_workers would stop every worker of the project
             self._api.call("stop_workers", *workers)
 
     def remove_left(self, directory: Path) -> None:
@@ -249,7 +257,13 @@ class CMLPods(Place):
             self.stop()
 
     def _gpus(self, spec: PodSpec) -> int:
-        return spec.gpus if self.nvidia_gpu is None else self.nvidia_gpu
+        if self.nvidia_gpu is None:
+            return spec.gpus
+        return self.nvidia_gpu
+
+    def _is_session(self, name: str) -> bool:
+        """Whether a pod is the session itself instead of a worker."""
+        return self.session and name == "pod-0"
 
     def _check_shared(self, directory: Path) -> None:
         project = Path(self.project).resolve()
@@ -262,56 +276,72 @@ class CMLPods(Place):
 
     def _launch_one(self, config: WorkerConfig, spec: PodSpec) -> None:
         """Ask for a single worker, so that every worker has a name of ours."""
-        file = Path(config.log).with_suffix(".json")
+        name = config.name
+        log = Path(config.log)
+        file = log.with_suffix(".json")
         words = ("-m", entries.CML_WORKER, str(file))
+        command = [sys.executable, "-P", *words]
         asked = {
             "n": 1,
             "cpu": self.cpu if self.cpu is not None else spec.cpus,
             "memory": self.memory_gib or spec.memory_gib or 8.0,
             "nvidia_gpu": self._gpus(spec),
-            "code": f"import subprocess\nsubprocess.run({[sys.executable, '-P', *words]!r}, "
-            "check=True)\n",
+            "code": f"import subprocess\nsubprocess.run({command!r}, check=True)\n",
             "env": {"PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"},
         }
         with self._starting:
             if self._stopped:
                 raise PodError("the workers were stopped before all were launched")
             self._files.append(file)
-            self._logs[config.name] = Path(config.log)
+            self._logs[name] = log
             write_text(file, config.to_line().decode())
-            if self.session and config.name == "pod-0":
-                self._ids[config.name] = self._start_here(words, Path(config.log))
+            if self._is_session(name):
+                self._ids[name] = self._start_here(words, log)
             else:
                 (worker,) = self._api.call("launch_workers", **asked, **self.arguments)
-                self._ids[config.name] = worker["id"]
-            self._files.append(file.with_suffix(".id"))
-            write_text(self._files[-1], json.dumps(self._ids[config.name]))
+                self._ids[name] = worker["id"]
+            # A later keeper finds the worker by this file.
+            id_file = file.with_suffix(".id")
+            self._files.append(id_file)
+            write_text(id_file, json.dumps(self._ids[name]))
 
     def _start_here(self, words: Sequence[str], log: Path) -> Mapping[str, int | None]:
         env = {**os.environ, "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}
         with log.open("ab") as file:
             process = start(
-                *words, cwd=Path.cwd(), env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                *words,
+                cwd=Path.cwd(),
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
             )
         self._process = process
-        return {"pid": process.pid, "start_time": process_start_time(process.pid)}
+        return {
+            "pid": process.pid,
+            "start_time": process_start_time(process.pid),
+        }
 
     def _await(self, timeout_s: float) -> None:
-        if not (ids := worker_ids(self._ids)):
+        ids = worker_ids(self._ids)
+        if not ids:
             return
         names = {str(worker): name for name, worker in self._ids.items()}
         try:
             answer = self._api.call(
-                "await_workers", ids, wait_for_completion=False, timeout_seconds=int(timeout_s)
+                "await_workers",
+                ids,
+                wait_for_completion=False,
+                timeout_seconds=int(timeout_s),
             )
         except BackendError as error:  # the workers' own reports decide
             logger.warning("%s", error)
             return
         for worker in answer.get("failures", []):
-            name = names.get(str(worker.get("id")), "a worker")
-            self._failed.append(
-                f"{name} (worker {worker.get('id')}) did not start: {words_of(worker)}"
-            )
+            worker_id = worker.get("id")
+            name = names.get(str(worker_id), "a worker")
+            reason = words_of(worker)
+            self._failed.append(f"{name} (worker {worker_id}) did not start: {reason}")
 
     def _watch(self) -> None:
         if self._stopped:
@@ -321,23 +351,22 @@ class CMLPods(Place):
 
     def _status_of(self, name: str) -> str:
         line = tail_of(self._logs[name], 1) or "none"
-        who = (
-            "this session" if self.session and name == "pod-0" else f"worker {self._ids.get(name)}"
-        )
+        who = "this session" if self._is_session(name) else f"worker {self._ids.get(name)}"
         return f"{who}, last log line: {line}"
 
     def _placed(self, came: Sequence[Pod]) -> list[Pod]:
         """Compare the workers' own addresses with the platform's, where the platform names any."""
-        addresses = {
-            str(worker.get("id")): str(worker.get("ip_address") or "")
-            for worker in self._api.call("list_workers")
-        }
+        addresses = {}
+        for worker in self._api.call("list_workers"):
+            worker_id = str(worker.get("id"))
+            addresses[worker_id] = str(worker.get("ip_address") or "")
         for pod in came:
-            address = addresses.get(str(self._ids[pod.name]), "")
+            worker_id = str(self._ids[pod.name])
+            address = addresses.get(worker_id, "")
             if address not in ("", pod.address):
                 raise PodError(
                     f"{pod.name} reports the address {pod.address}, but Cloudera ML lists worker"
-                    f" {self._ids[pod.name]} at {address}; nothing was sent to either address"
+                    f" {worker_id} at {address}; nothing was sent to either address"
                 )
         return list(came)
 
@@ -345,11 +374,9 @@ class CMLPods(Place):
         if pod.phase.is_terminal:
             return pod
         if worker is None:
-            return replace(
-                pod, phase=Phase.FAILED, message="Cloudera ML no longer lists its worker"
-            )
+            message = "Cloudera ML no longer lists its worker"
+            return replace(pod, phase=Phase.FAILED, message=message)
         if has_ended(worker):
-            return replace(
-                pod, phase=Phase.FAILED, message=f"its worker has ended: {words_of(worker)}"
-            )
+            message = f"its worker has ended: {words_of(worker)}"
+            return replace(pod, phase=Phase.FAILED, message=message)
         return pod

@@ -44,7 +44,9 @@ _NOTE = "left.json"
 
 
 def _kept(given: object) -> object:
-    return given if isinstance(given, Host) else read_host(given)
+    if isinstance(given, Host):
+        return given
+    return read_host(given)
 
 
 def _on_hosts(option: str) -> AfterValidator:
@@ -74,12 +76,13 @@ def _check_marks(trust: Mapping[str, str]) -> Mapping[str, str]:
 def _check_once(hosts: Sequence[Host]) -> Sequence[Host]:
     seen: set[str] = set()
     for host in hosts:
-        if host.address.lower() in seen:
+        address = host.address.lower()
+        if address in seen:
             raise ConfigError(
                 f"host {host.address} is named twice; name the host once, with slots for the"
                 " number of ranks"
             )
-        seen.add(host.address.lower())
+        seen.add(address)
     return hosts
 
 
@@ -134,16 +137,20 @@ class SSHPods(Place):
     def __init__(
         self, hosts: Sequence[object] = (), *, hostfile: str | Path = "", **options: object
     ) -> None:
-        if (
-            bool(hosts) == bool(hostfile) and options.keys() <= self._fields().keys()
-        ):  # else that is what is wrong
+        # An unknown option is the error to name first. The base class refuses the option.
+        are_known = options.keys() <= self._fields().keys()
+        if bool(hosts) == bool(hostfile) and are_known:
             raise ConfigError("SSHPods needs either hosts=[…], a list, or hostfile=PATH")
-        if hosts or hostfile:
-            options["hosts"] = hosts or from_hostfile(Path(hostfile).expanduser().absolute())
+        if hosts:
+            options["hosts"] = hosts
+        elif hostfile:
+            path = Path(hostfile).expanduser()
+            options["hosts"] = from_hostfile(path.absolute())
         super().__init__(**options)
 
     def __repr__(self) -> str:
-        options = {name: value for name, value in self.to_dict().items() if name != "kind"}
+        options = self.to_dict()
+        del options["kind"]
         options["hosts"] = [host.written for host in self.hosts]
         written = ", ".join(f"{name}={value!r}" for name, value in options.items())
         return f"SSHPods({written})"
@@ -162,14 +169,14 @@ class SSHPods(Place):
             with self._working:
                 limit_s = self.connect_timeout_s
                 keys = entry.connect_all(hosts, self.trust, limit_s, context.report)
-                self._pods = [
-                    entry.pod_of(i, host, spec, *key, connect_timeout_s=limit_s)
-                    for i, (host, key) in enumerate(zip(hosts, keys, strict=True))
-                ]
+                pods = []
+                for number, (host, key) in enumerate(zip(hosts, keys, strict=True)):
+                    pod = entry.pod_of(number, host, spec, *key, connect_timeout_s=limit_s)
+                    pods.append(pod)
+                self._pods = pods
             context.arrived(self._pods)
-            context.report(
-                f"{count} of {count} hosts let us in: {', '.join(host.address for host in hosts)}"
-            )
+            addresses = ", ".join(host.address for host in hosts)
+            context.report(f"{count} of {count} hosts let us in: {addresses}")
             with self._working:
                 self._enter(spec, context)
             return list(self._pods)
@@ -201,7 +208,8 @@ class SSHPods(Place):
     def _recall(self, note: Path, pods: Sequence[Pod]) -> None:
         from workbench.pods.ssh.connection import SSHConnection
 
-        folder = str(json.loads(read_text(note))["folder"])
+        noted = json.loads(read_text(note))
+        folder = str(noted["folder"])
         try:
             for pod in pods:
                 check_names(folder, pod.name)
@@ -223,10 +231,11 @@ class SSHPods(Place):
         A later look may find them again.
         """
         why = "its host does not answer, and there is no other in its place"
-        return [
-            replace(pod, phase=Phase.FAILED, message=why) if pod.name in lost else pod
-            for pod in self.refresh()
-        ]
+        pods = self.refresh()
+        for number, pod in enumerate(pods):
+            if pod.name in lost:
+                pods[number] = replace(pod, phase=Phase.FAILED, message=why)
+        return pods
 
     def refresh(self) -> list[Pod]:
         """Return the pods; a host with a broken connection is Unknown until it answers again."""
@@ -244,7 +253,8 @@ class SSHPods(Place):
         if connection is not None and connection.is_open:
             with contextlib.suppress(WorkbenchError):  # what is known here is worth showing anyhow
                 argv = ["tail", "-n", str(tail), f"{connection.pod.root}/agent.log"]
-                lines += connection.run(argv, timeout_s=_LOG_S).stdout.splitlines()
+                end = connection.run(argv, timeout_s=_LOG_S)
+                lines += end.stdout.splitlines()
         return "\n".join(lines[-tail:])
 
     def stop(self) -> None:
@@ -253,9 +263,8 @@ class SSHPods(Place):
         Where a host cannot be reached, the agent ends by its lease.
         """
         self._stopped = True
-        if (
-            self._working.locked()
-        ):  # a launch that waits for a host gives up when its connection goes
+        # A launch that waits for a host gives up when its connection goes.
+        if self._working.locked():
             for connection in list(self._connections.values()):
                 connection.close()
         with self._working:
@@ -275,21 +284,31 @@ class SSHPods(Place):
         """
         note = directory / "hosts" / _NOTE
         if note.is_file():
-            self._recall(note, [Pod.from_dict(pod) for pod in json.loads(read_text(note))["pods"]])
+            noted = json.loads(read_text(note))
+            pods = [Pod.from_dict(pod) for pod in noted["pods"]]
+            self._recall(note, pods)
             self.stop()
 
     def _complete(self, host: Host) -> Host:
-        asked = replace(host, jump=host.jump or self.jump)
-        port = (
-            self.port if self.port != 22 else 0
-        )  # what is said here goes before what the configuration says
+        # Options of this place go before the ssh configuration. The default port is no option.
+        port = self.port if self.port != 22 else 0
         asked = replace(
-            asked, user=host.user or self.user, port=host.port or port, key=host.key or self.key
+            host,
+            jump=host.jump or self.jump,
+            user=host.user or self.user,
+            port=host.port or port,
+            key=host.key or self.key,
         )
-        if self.ssh_config is not False:
-            asked = configured(asked, "" if self.ssh_config is True else str(self.ssh_config))
+        if self.ssh_config is True:
+            asked = configured(asked, "")
+        elif self.ssh_config is not False:
+            asked = configured(asked, str(self.ssh_config))
         return completed(
-            asked, user=self.user, port=self.port, key=self.key, known_hosts=self.known_hosts
+            asked,
+            user=self.user,
+            port=self.port,
+            key=self.key,
+            known_hosts=self.known_hosts,
         )
 
     def _enter(self, spec: PodSpec, context: LaunchContext) -> None:
@@ -299,26 +318,28 @@ class SSHPods(Place):
             raise PodError("the hosts were given up before their pods were made")
         folder = context.directory / "hosts"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._identity = Identity(
-            folder
-        )  # a key of its own is not needed: each pod names the user's
+        # A key of its own is not needed: each pod names the user's.
+        self._identity = Identity(folder)
         self._identity.pin(self._pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
         # No other user can have made the folder: its name is secret until now.
-        self._folder = (
-            re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)[:60] + "-" + secrets.token_hex(8)
-        )
-        write_json(
-            folder / _NOTE, {"folder": self._folder, "pods": [pod.to_dict() for pod in self._pods]}
-        )
+        safe_id = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)
+        self._folder = f"{safe_id[:60]}-{secrets.token_hex(8)}"
+        pods = [pod.to_dict() for pod in self._pods]
+        write_json(folder / _NOTE, {"folder": self._folder, "pods": pods})
 
         def make_folder(number: int) -> entry.HostFacts:
             connection = self._connections[f"pod-{number}"]
             host = entry.create_pod_folder(
-                connection, root=self.root, folder=self._folder, python=self.python
+                connection,
+                root=self.root,
+                folder=self._folder,
+                python=self.python,
             )
-            connection.pod = self._pods[number] = entry.with_facts(connection.pod, host)
-            self._logs[connection.pod.name] = [f"{connection.pod.address}: {host}"]
+            pod = entry.with_facts(connection.pod, host)
+            connection.pod = pod
+            self._pods[number] = pod
+            self._logs[pod.name] = [f"{pod.address}: {host}"]
             return host
 
         facts = entry.on_all_hosts(make_folder, range(len(self._pods)), self._pods)
@@ -329,25 +350,26 @@ class SSHPods(Place):
         """Check the connection to a host, and now and then try to open a broken connection."""
         connection = self._connections[pod.name]
         if not connection.is_open:
-            if time.monotonic() - self._tried_s.get(pod.name, -_AGAIN_S) < _AGAIN_S:
+            tried_s = self._tried_s.get(pod.name, -_AGAIN_S)
+            if time.monotonic() - tried_s < _AGAIN_S:
                 return pod
             self._tried_s[pod.name] = time.monotonic()
             connection.timeout_s = max(_AGAIN_TAKES_S, self._more_s)
             try:
                 connection.open()
             except WorkbenchError as error:
+                if pod.phase is Phase.UNKNOWN:  # its message has the time of the first failure
+                    return pod
                 since = f"{time.strftime('%H:%M:%S')}: {error}"
-                return (
-                    pod
-                    if pod.phase is Phase.UNKNOWN
-                    else replace(pod, phase=Phase.UNKNOWN, message=since)
-                )
+                return replace(pod, phase=Phase.UNKNOWN, message=since)
         return replace(pod, phase=Phase.RUNNING, message="")
 
     @property
     def _more_s(self) -> float:
         """What a user who asked for more time than usual wants a single attempt to have."""
-        return self.connect_timeout_s if self.connect_timeout_s > entry.CONNECT_S else 0.0
+        if self.connect_timeout_s <= entry.CONNECT_S:
+            return 0.0
+        return self.connect_timeout_s
 
     def _leave(self, pod: Pod) -> None:
         connection = self._connections.get(pod.name)
@@ -357,7 +379,10 @@ class SSHPods(Place):
         log = self._logs.setdefault(pod.name, [])
         try:
             log += entry.remove_pod_folder(
-                connection, root=self.root, folder=self._folder, python=self.python
+                connection,
+                root=self.root,
+                folder=self._folder,
+                python=self.python,
             )
         except WorkbenchError as error:
             words = (

@@ -17,8 +17,11 @@ _ROLE = (
     "docker/kubernetes/nodes/role.yaml is the ClusterRole for it, which an administrator applies"
 )
 _PRODUCTS = (
-    *("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator"),
-    *("k8s.amazonaws.com/accelerator", "node.kubernetes.io/instance-type"),
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "k8s.amazonaws.com/accelerator",
+    "node.kubernetes.io/instance-type",
 )
 _GPU_MEMORY = "nvidia.com/gpu.memory"  # MiB, as the GPU operator labels nodes
 _REPELS = ("NoSchedule", "NoExecute")
@@ -71,15 +74,18 @@ class NodeTable(Shown):
         """Whether the pods would be scheduled now; with the reasons where they would not."""
         if not self.nodes:
             return self.note or "the cluster has no node"
-        places = [node for node in self.nodes if node.fits]
-        text = f"{min(self.schedulable, self.count)} of {self.count} pods could be scheduled now"
+        possible = min(self.schedulable, self.count)
+        text = f"{possible} of {self.count} pods could be scheduled now"
         if self.schedulable >= self.count:
-            return (
-                f"{text}, on "
-                f"{', '.join(node.name for node in places[:3])}{' …' if len(places) > 3 else ''}"
-            )
+            places = [node.name for node in self.nodes if node.fits]
+            named = ", ".join(places[:3])
+            more = " …" if len(places) > 3 else ""
+            return f"{text}, on {named}{more}"
         reasons = dict.fromkeys(f"{node.name}: {node.why}" for node in self.nodes if node.why)
-        return f"{text}; {'; '.join(list(reasons)[:3])}" if reasons else text
+        if not reasons:
+            return text
+        first = "; ".join(list(reasons)[:3])
+        return f"{text}; {first}"
 
     @property
     def gpu_memory_gib(self) -> float | None:
@@ -87,12 +93,13 @@ class NodeTable(Shown):
 
         None where labels do not say.
         """
-        sizes = [node.gpu_memory_gib for node in self.nodes if node.fits and node.gpus]
-        return (
-            min((size for size in sizes if size is not None), default=None)
-            if None not in sizes
-            else None
-        )
+        sizes = []
+        for node in self.nodes:
+            if node.fits and node.gpus:
+                if node.gpu_memory_gib is None:
+                    return None
+                sizes.append(node.gpu_memory_gib)
+        return min(sizes, default=None)
 
 
 @suggests("nodes")
@@ -124,7 +131,10 @@ def nodes(backend: KubernetesOptions, *, pod: PodSpec | None = None, count: int 
     seen = api.list_everywhere("node")
     if seen is None:
         return NodeTable(
-            nodes=(), pod=asked, count=count, note=f"this account may not list nodes; {_ROLE}"
+            nodes=(),
+            pod=asked,
+            count=count,
+            note=f"this account may not list nodes; {_ROLE}",
         )
     pods = api.list_everywhere("pod", field_selector="status.phase!=Succeeded,status.phase!=Failed")
     unseen = (
@@ -143,11 +153,10 @@ def nodes(backend: KubernetesOptions, *, pod: PodSpec | None = None, count: int 
 def _bound_to(
     node: Mapping[str, Any], pods: Sequence[Mapping[str, Any]] | None
 ) -> Sequence[Mapping[str, Any]] | None:
-    return (
-        None
-        if pods is None
-        else [pod for pod in pods if pod["spec"].get("nodeName") == _name(node)]
-    )
+    if pods is None:
+        return None
+    name = _name(node)
+    return [pod for pod in pods if pod["spec"].get("nodeName") == name]
 
 
 def node_of(
@@ -159,21 +168,36 @@ def node_of(
     """Read a node and the pods bound to it; None for pods that are unknown."""
     labels = _labels(node)
     gpu = options.gpu_resource
-    there = _amounts(node.get("status", {}).get("allocatable") or {})
-    used = sum((requests_of(pod) for pod in pods or ()), Counter(pods=len(pods or ())))
+    # The resources of the node, of the pods there, and of a pod of the job.
+    status = node.get("status", {})
+    there = _amounts(status.get("allocatable") or {})
+    bound = pods or ()
+    used = Counter(pods=len(bound))
+    for pod in bound:
+        used += requests_of(pod)
     free = there - used
     wanted = _amounts(resources(asked, options)) + Counter(pods=1)
+    # The number of pods that fit.
+    fits = 0
     why = _refusal(node, options) or _shortage(wanted, free, there)
+    if not why:
+        times = [free[name] // amount for name, amount in wanted.items()]
+        fits = int(min(times))
+    # The model of the GPUs and their memory, from the labels.
+    products = [labels[label] for label in _PRODUCTS if label in labels]
+    gpu_memory_gib = None
     memory = labels.get(_GPU_MEMORY, "")
+    if memory.isdigit():
+        gpu_memory_gib = int(memory) / 1024
     return Node(
         name=_name(node),
-        product=next((labels[label] for label in _PRODUCTS if label in labels), ""),
+        product=products[0] if products else "",
         gpus=int(there[gpu]),
         taken=None if pods is None else int(used[gpu]),
-        gpu_memory_gib=int(memory) / 1024 if memory.isdigit() else None,
+        gpu_memory_gib=gpu_memory_gib,
         free_cpus=float(free["cpu"]),
         free_memory_gib=float(free["memory"]) / 2**30,
-        fits=0 if why else int(min(free[name] // amount for name, amount in wanted.items())),
+        fits=fits,
         why=why,
     )
 
@@ -183,38 +207,44 @@ def requests_of(pod: Mapping[str, Any]) -> Amounts:
     spec = pod["spec"]
     first = spec.get("initContainers") or ()
     beside = [each for each in first if each.get("restartPolicy") == "Always"]
-    most = sum((_asked(each) for each in (*spec["containers"], *beside)), Counter())
+    most = Amounts()
+    for container in (*spec["containers"], *beside):
+        most += _asked(container)
     for container in first:
         most |= _asked(container)
     return most + _amounts(spec.get("overhead") or {})
 
 
 def _asked(container: Mapping[str, Any]) -> Amounts:
-    limits = container.get("resources") or {}
-    return _amounts({**(limits.get("limits") or {}), **(limits.get("requests") or {})})
+    given = container.get("resources") or {}
+    limits = given.get("limits") or {}
+    requests = given.get("requests") or {}
+    return _amounts({**limits, **requests})
 
 
 def _refusal(node: Mapping[str, Any], options: KubernetesOptions) -> str:
     spec = node.get("spec") or {}
-    conditions = node.get("status", {}).get("conditions") or ()
-    ready = next((each for each in conditions if each["type"] == "Ready"), None)
-    if ready is not None and ready["status"] != "True":
+    status = node.get("status", {})
+    ready = [each for each in status.get("conditions") or () if each["type"] == "Ready"]
+    if ready and ready[0]["status"] != "True":
         return "it is not ready"
     if spec.get("unschedulable"):
         return "it is cordoned"
     for taint in spec.get("taints") or ():
-        if taint["effect"] in _REPELS and not any(
-            _tolerates(each, taint) for each in options.tolerations
-        ):
-            return (
-                f"the taint {taint['key']}={taint.get('value', '')}:{taint['effect']} "
-                "is not tolerated"
-            )
+        effect = taint["effect"]
+        if effect not in _REPELS:
+            continue
+        is_tolerated = any(_tolerates(each, taint) for each in options.tolerations)
+        if not is_tolerated:
+            value = taint.get("value", "")
+            return f"the taint {taint['key']}={value}:{effect} is not tolerated"
     labels = _labels(node)
-    for label, value in options.node_selector.items():
-        if labels.get(label) != value:
-            return f"it has not the label {label}={value}"
-    return "" if _has_affinity(options.affinity, labels) else "its labels do not match the affinity"
+    for label, wanted in options.node_selector.items():
+        if labels.get(label) != wanted:
+            return f"it has not the label {label}={wanted}"
+    if not _has_affinity(options.affinity, labels):
+        return "its labels do not match the affinity"
+    return ""
 
 
 def _tolerates(toleration: Mapping[str, object], taint: Mapping[str, Any]) -> bool:
@@ -223,21 +253,23 @@ def _tolerates(toleration: Mapping[str, object], taint: Mapping[str, Any]) -> bo
     exists = toleration.get("operator") == "Exists"
     if not toleration.get("key"):
         return exists
-    return toleration["key"] == taint["key"] and (
-        exists or (toleration.get("value") or "") == taint.get("value", "")
-    )
+    if toleration["key"] != taint["key"]:
+        return False
+    value = toleration.get("value") or ""
+    return exists or value == taint.get("value", "")
 
 
 def _has_affinity(affinity: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    required = (affinity.get("nodeAffinity") or {}).get(
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    )
+    of_nodes = affinity.get("nodeAffinity") or {}
+    required = of_nodes.get("requiredDuringSchedulingIgnoredDuringExecution")
     if not required:
         return True
-    terms = required.get("nodeSelectorTerms") or ()
-    return any(
-        all(_matches(each, labels) for each in term.get("matchExpressions") or ()) for term in terms
-    )
+    # A node must match all expressions of any term.
+    for term in required.get("nodeSelectorTerms") or ():
+        expressions = term.get("matchExpressions") or ()
+        if all(_matches(expression, labels) for expression in expressions):
+            return True
+    return False
 
 
 def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
@@ -259,17 +291,22 @@ def _matches(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def _shortage(wanted: Amounts, free: Amounts, there: Amounts) -> str:
-    return ", ".join(
-        f"{name}: {_text(name, amount)} asked, "
-        f"{_text(name, free[name])} free of {_text(name, there[name])}"
-        for name, amount in wanted.items()
-        if free[name] < amount
-    )
+    lacks = []
+    for name, amount in wanted.items():
+        if free[name] < amount:
+            asked = _text(name, amount)
+            left = _text(name, free[name])
+            whole = _text(name, there[name])
+            lacks.append(f"{name}: {asked} asked, {left} free of {whole}")
+    return ", ".join(lacks)
 
 
 def _text(name: str, amount: float) -> str:
     is_size = name in ("memory", "ephemeral-storage") or name.startswith("hugepages-")
-    return f"{float(amount) / 2**30:.1f} GiB" if is_size else f"{float(amount):g}"
+    if is_size:
+        gib = float(amount) / 2**30
+        return f"{gib:.1f} GiB"
+    return f"{float(amount):g}"
 
 
 def _amounts(quantities: Mapping[str, Any]) -> Amounts:

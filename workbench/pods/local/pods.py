@@ -83,7 +83,9 @@ class LocalPods(Place):
         if count < 1:
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         check_key_line(context.public_key)
-        for root in (context.directory.absolute() / "pods" / f"pod-{i}" for i in range(count)):
+        folder = context.directory.absolute() / "pods"
+        for number in range(count):
+            root = folder / f"pod-{number}"
             if root.exists():
                 raise ConfigError(
                     f"{root} exists; the cluster's directory holds pods already, choose another"
@@ -94,15 +96,17 @@ class LocalPods(Place):
     def _launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
         login_user()
         find_sshd()
-        addresses = {
-            f"pod-{i}": address for i, address in enumerate(machine.loopback_addresses(count))
-        }
+        loopback = machine.loopback_addresses(count)
+        addresses = {f"pod-{number}": address for number, address in enumerate(loopback)}
         devices = _devices(spec, list(addresses))
-        (context.directory / "pods").mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = context.directory / "pods"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(_ATTEMPTS):
-            if self.port is not None:
-                machine.check_free(list(addresses.values()), self.port)
-            port = self.port or machine.free_port(list(addresses.values()))
+            port = self.port
+            if port is None:
+                port = machine.free_port(loopback)
+            else:
+                machine.check_free(loopback, port)
             try:
                 return self._launch_at(port, addresses, spec, devices, context)
             except _PortTaken:
@@ -123,10 +127,11 @@ class LocalPods(Place):
                 worker.process.kill()
         self._pods = {pod.name: pod for pod in pods}
         self._logs = {name: worker.log for name, worker in self._workers.items()}
-        ended = all(worker.process.poll() is not None for worker in self._workers.values())
-        if ended or not all(lives.values()):
+        all_ended = all(worker.process.poll() is not None for worker in self._workers.values())
+        lost = [pod for pod in pods if all_ended or not lives[pod.name]]
+        if lost:
             context.report("pods have ended; starting them again in their folders")
-            self._launch_again([pod for pod in pods if ended or not lives[pod.name]], spec, context)
+            self._launch_again(lost, spec, context)
         return self.refresh()
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
@@ -157,11 +162,11 @@ class LocalPods(Place):
                 # The others hold the port, and the server that shares an import of torch with
                 # them has ended.
                 addresses = {pod.name: pod.address for pod in lost}
+                port = lost[0].ssh_port
+                cold = replace(context, warm=False)
                 with contextlib.suppress(_PortTaken, WorkbenchError):  # then they are lost indeed
                     devices = _devices(spec, list(pods))
-                    self._launch_at(
-                        lost[0].ssh_port, addresses, spec, devices, replace(context, warm=False)
-                    )
+                    self._launch_at(port, addresses, spec, devices, cold)
         finally:
             with self._starting:
                 self._keep_folders = False
@@ -174,13 +179,12 @@ class LocalPods(Place):
         """Return the pods, failed where their worker has ended."""
         for name, pod in list(self._pods.items()):
             worker = self._workers.get(name)  # none where another thread has just stopped them
-            if (
-                worker is not None
-                and worker.process.poll() is not None
-                and pod.phase is not Phase.FAILED
-            ):
+            if worker is None or worker.process.poll() is None:
+                continue
+            if pod.phase is not Phase.FAILED:
                 sweep([worker.root])
-                self._pods[name] = replace(pod, phase=Phase.FAILED, message=worker.exit_message())
+                message = worker.exit_message()
+                self._pods[name] = replace(pod, phase=Phase.FAILED, message=message)
         return list(self._pods.values())
 
     def logs(self, name: str, tail: int = 50) -> str:
@@ -207,24 +211,31 @@ class LocalPods(Place):
         """End what runs of the pods, and remove their folders."""
         folder = directory / "pods"
         end_all(partial(unsettled_guardians, folder), grace_s=_STOP_S)
-        self._workers = {
-            root.name: LocalWorker.adopted(root) for root in folder.glob("pod-*") if root.is_dir()
-        }
+        workers = {}
+        for root in folder.glob("pod-*"):
+            if root.is_dir():
+                workers[root.name] = LocalWorker.adopted(root)
+        self._workers = workers
         self._end()
-        sweep([str(folder.absolute() / FORK_SERVER_NAME)])
-        (folder / f"{FORK_SERVER_NAME}.sock").unlink(missing_ok=True)
+        server = folder.absolute() / FORK_SERVER_NAME
+        sweep([str(server)])
+        socket = folder / f"{FORK_SERVER_NAME}.sock"
+        socket.unlink(missing_ok=True)
 
     def _end(self, those: Mapping[str, LocalWorker] | None = None) -> None:
         """End workers as `stop` does, without cancelling a launch that is under way."""
-        workers = list((self._workers if those is None else those).values())
+        if those is None:
+            those = self._workers
+        workers = list(those.values())
         roots = [worker.root for worker in workers]
         fork_server = self._fork_server
         for worker in workers:
             worker.process.terminate()
         deadline = time.monotonic() + _STOP_S
         for worker in workers:
+            left_s = max(0.0, deadline - time.monotonic())
             with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(0.0, deadline - time.monotonic()))
+                worker.process.wait(left_s)
         for worker in workers:
             worker.process.kill()
             worker.process.wait()
@@ -232,13 +243,13 @@ class LocalPods(Place):
                 worker.process.stdin.close()
         if fork_server is not None:  # last: the sweep below ends the warm servers that it forked
             fork_server.end()
-        servers = {
-            str(Path(root).with_name(FORK_SERVER_NAME)) for root in roots
-        }  # one that another keeper started too
+        # A fork server that another keeper started ends too.
+        servers = {str(Path(root).with_name(FORK_SERVER_NAME)) for root in roots}
         sweep([*roots, *servers])
-        stores = {str(Path(root).with_name(_STORE)) for root in roots}
-        for folder in [] if self._keep_folders else [*roots, *stores]:
-            shutil.rmtree(folder, ignore_errors=True)
+        if not self._keep_folders:
+            stores = {str(Path(root).with_name(_STORE)) for root in roots}
+            for folder in [*roots, *stores]:
+                shutil.rmtree(folder, ignore_errors=True)
         for limit in self._limits:
             limit.remove()
         self._workers = {}
@@ -256,12 +267,14 @@ class LocalPods(Place):
     ) -> list[Pod]:
         try:
             self._start_fork_server(spec, context)
+            folder = context.directory.absolute() / "pods"
             shared: dict[str, str] = {}
             if self._fork_server is not None:
                 shared[FORK_SERVER_SOCKET] = str(self._fork_server.socket)
             with Rendezvous(list(addresses)) as rendezvous:
                 for name, address in addresses.items():
-                    root = context.directory.absolute() / "pods" / name
+                    root = folder / name
+                    environment = {**_sessions(gpus[name]), **shared, POD_MARK: str(root)}
                     config = WorkerConfig(
                         name=name,
                         address=address,
@@ -270,16 +283,15 @@ class LocalPods(Place):
                         root=str(root),
                         log=str(root.with_name(f"{name}.log")),
                         public_key=context.public_key,
-                        environment={**_sessions(gpus[name]), **shared, POD_MARK: str(root)},
+                        environment=environment,
                         lease_s=context.lease_s,
                         timeout_s=context.timeout_s,
                         rendezvous=(rendezvous.host, rendezvous.port),
                         token=rendezvous.token.hex(),
                         versions=installed_versions(),
                     )
-                    self._start_worker(
-                        config, f"{os.getpid()}-{context.cluster_id}-{name}", spec.memory_gib
-                    )
+                    group = f"{os.getpid()}-{context.cluster_id}-{name}"
+                    self._start_worker(config, group, spec.memory_gib)
                 came = rendezvous.wait(
                     context.timeout_s,
                     watch=self._watch,
@@ -307,12 +319,16 @@ class LocalPods(Place):
                     logger.warning("each local pod imports torch for itself: %s", error)
 
     def _start_worker(self, config: WorkerConfig, group: str, memory_gib: float | None) -> None:
-        limit = machine.MemoryLimit.make(group, memory_gib) if memory_gib is not None else None
-        self._limits += [limit] if limit is not None else []
+        limit = None
+        if memory_gib is not None:
+            limit = machine.MemoryLimit.make(group, memory_gib)
+        if limit is not None:
+            self._limits.append(limit)
         with self._starting:
             self._check_not_stopped()
-            self._logs[config.name] = Path(config.log)
-            self._workers[config.name] = LocalWorker.start(config, limit)
+            name = config.name
+            self._logs[name] = Path(config.log)
+            self._workers[name] = LocalWorker.start(config, limit)
 
     def _check_not_stopped(self) -> None:
         if self._stopped:
@@ -331,9 +347,17 @@ class LocalPods(Place):
 
 
 def _devices(spec: PodSpec, names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the GPUs of every pod by name: the first GPUs for the first pod, and so on."""
     gpus = machine.visible_gpus(spec.gpus * len(names))
-    return {name: gpus[i * spec.gpus : (i + 1) * spec.gpus] for i, name in enumerate(names)}
+    devices = {}
+    for number, name in enumerate(names):
+        first = number * spec.gpus
+        devices[name] = gpus[first : first + spec.gpus]
+    return devices
 
 
 def _sessions(gpus: Sequence[str]) -> dict[str, str]:
-    return {**session_environment(), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    return {
+        **session_environment(),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+    }
