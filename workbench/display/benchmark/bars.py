@@ -30,17 +30,14 @@ def memory_blocks(sheet: Sheet) -> list[Block]:
     drawn = memory_bars_svg(sheet.lines)
     if not drawn:
         return [Note("Not drawn: no row tells its memory, measured or predicted.")]
-    rows = [
-        (line.label, line.row.peak_memory_gib, line.row.predicted_memory_gib)
-        for line in sheet.lines
-    ]
-    most = max((value for _, *both in rows for value in both if value), default=1.0)
-    bars = [
-        (f"{label}, {what}", value / most, gib(value))
-        for label, *both in rows
-        for what, value in zip(("measured", "predicted"), both, strict=True)
-        if value
-    ]
+    sizes: list[tuple[str, float]] = []
+    for line in sheet.lines:
+        if line.row.peak_memory_gib:
+            sizes.append((f"{line.label}, measured", line.row.peak_memory_gib))
+        if line.row.predicted_memory_gib:
+            sizes.append((f"{line.label}, predicted", line.row.predicted_memory_gib))
+    most = max((size for _, size in sizes), default=1.0)
+    bars = [(label, size / most, gib(size)) for label, size in sizes]
     kinds = {"cuda": "reserved CUDA memory", "resident": "resident memory of the ranks"}
     counted = sorted({kinds.get(line.row.memory_kind, "") for line in sheet.lines} - {""})
     note = (
@@ -54,26 +51,13 @@ def memory_blocks(sheet: Sheet) -> list[Block]:
 
 def memory_bars_svg(lines: Sequence[Line]) -> str:
     """Draw, for every row, the measured and the predicted peak memory of a pod."""
-    rows = [
-        line
-        for line in lines
-        if (line.row.peak_memory_gib, line.row.predicted_memory_gib) != (None, None)
-    ]
+    rows = []
+    for line in lines:
+        if line.row.peak_memory_gib is not None or line.row.predicted_memory_gib is not None:
+            rows.append(line)
     if not rows:
         return ""
-    sizes = [
-        (x.row, size)
-        for x in rows
-        for size in (x.row.peak_memory_gib, x.row.predicted_memory_gib)
-        if size
-    ]
-    # Predictions of rows that do not fit are far off the scale of measured rows.
-    ran = [
-        size
-        for row, size in sizes
-        if row.outcome not in _NOT_FITTING or size == row.peak_memory_gib
-    ]
-    reach = min(_FAR * max(ran, default=math.inf), max((size for _, size in sizes), default=1.0))
+    reach = _reach_gib(rows)
 
     def draw(axes: Any) -> None:
         for place, line in enumerate(rows):
@@ -82,12 +66,17 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
             ended = " ▲ out of memory" if line.row.outcome is Outcome.OUT_OF_MEMORY else ""
             skipped = ", never started" if line.row.outcome is Outcome.SKIPPED else ""
             if measured is not None:
-                axes.barh(place - 0.19, min(measured, reach), 0.34, color=COLOURS[0])
+                axes.barh(
+                    place - 0.19,
+                    min(measured, reach),
+                    0.34,
+                    color=COLOURS[0],
+                )
                 _write(axes, min(measured, reach), place - 0.19, gib(measured) + ended)
             elif ended:
                 _write(axes, 0, place - 0.19, ended.strip())
             if predicted is not None:
-                far_off = predicted > reach
+                cut = "» " if predicted > reach else ""
                 axes.barh(
                     place + 0.19,
                     min(predicted, reach),
@@ -97,12 +86,8 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
                     linewidth=1.2,
                     hatch=_HATCHES[1],
                 )
-                _write(
-                    axes,
-                    min(predicted, reach),
-                    place + 0.19,
-                    ("» " if far_off else "") + gib(predicted) + skipped,
-                )
+                text = cut + gib(predicted) + skipped
+                _write(axes, min(predicted, reach), place + 0.19, text)
         _legend(axes, [("measured", COLOURS[0], ""), ("predicted", COLOURS[1], _HATCHES[1])])
         axes.set_xlim(0, reach)
 
@@ -115,17 +100,36 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
     )
 
 
+def _reach_gib(rows: Sequence[Line]) -> float:
+    """Return the end of the scale. Predictions of rows that do not fit may lie far behind."""
+    sizes = []
+    sizes_of_fitting = []
+    for line in rows:
+        measured = line.row.peak_memory_gib
+        for size in (measured, line.row.predicted_memory_gib):
+            if not size:
+                continue
+            sizes.append(size)
+            if line.row.outcome not in _NOT_FITTING or size == measured:
+                sizes_of_fitting.append(size)
+    farthest = _FAR * max(sizes_of_fitting, default=math.inf)
+    return min(farthest, max(sizes, default=1.0))
+
+
 def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
     """Draw every row's seconds of forward pass, backward pass and optimizer in a profiled step."""
     names = ("forward", "backward", "optimizer")
-    parts = {
-        label: [p.fwd_latency_s or 0.0, p.bwd_latency_s or 0.0, p.step_latency_s or 0.0]
-        for label, p in profiles.items()
-        if p.fwd_latency_s is not None
-    }
+    parts = {}
+    for label, profile in profiles.items():
+        if profile.fwd_latency_s is not None:
+            parts[label] = [
+                profile.fwd_latency_s,
+                profile.bwd_latency_s or 0.0,
+                profile.step_latency_s or 0.0,
+            ]
     if not parts:
         return ""
-    reach = max(map(sum, parts.values())) or 1.0
+    reach = max(sum(seconds) for seconds in parts.values()) or 1.0
 
     def draw(axes: Any) -> None:
         for place, seconds in enumerate(parts.values()):
@@ -158,18 +162,23 @@ def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
 def text_bars(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
     """Draw bars as text, a line per bar with name, bar and words."""
     names = max((len(name) for name, _, _ in bars), default=0)
-    lines = [
-        f"{name:<{names}}  {'█' * max(1, round(share * _BAR)):<{_BAR}}  {text}"
-        for name, share, text in bars
-    ]
-    return "\n".join([title, *lines])
+    lines = [title]
+    for name, share, text in bars:
+        bar = "█" * max(1, round(share * _BAR))
+        lines.append(f"{name:<{names}}  {bar:<{_BAR}}  {text}")
+    return "\n".join(lines)
 
 
 def _bars(
-    draw: Callable[[Any], None], labels: Sequence[str], xlabel: str, title: str, after: float
+    draw: Callable[[Any], None],
+    labels: Sequence[str],
+    xlabel: str,
+    title: str,
+    after: float,
 ) -> str:
     height = _HEAD_IN + _ROW_IN * len(labels) + _FOOT_IN
-    left = min(0.42, (0.15 + _LETTER_IN * max(map(len, labels))) / _WIDE_IN)
+    longest = max(len(label) for label in labels)
+    left = min(0.42, (0.15 + _LETTER_IN * longest) / _WIDE_IN)
 
     def all_of_it(axes: Any) -> None:
         draw(axes)
@@ -191,15 +200,26 @@ def _bars(
 
 def _write(axes: Any, x: float, y: float, text: str) -> None:
     axes.annotate(
-        text, (x, y), (4, 0), textcoords="offset points", va="center", color=FOREGROUND, fontsize=8
+        text,
+        (x, y),
+        (4, 0),
+        textcoords="offset points",
+        va="center",
+        color=FOREGROUND,
+        fontsize=8,
     )
 
 
 def _legend(axes: Any, entries: Sequence[tuple[str, str, str]]) -> None:
     from matplotlib.patches import Patch
 
-    patches = [
-        Patch(facecolor="none" if hatch else colour, edgecolor=colour, hatch=hatch, label=name)
-        for name, colour, hatch in entries
-    ]
+    patches = []
+    for name, colour, hatch in entries:
+        patch = Patch(
+            facecolor="none" if hatch else colour,
+            edgecolor=colour,
+            hatch=hatch,
+            label=name,
+        )
+        patches.append(patch)
     legend_above(axes, len(entries), handles=patches)

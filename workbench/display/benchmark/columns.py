@@ -181,10 +181,16 @@ class Figures:
 def figures_of(column: Column, values: Sequence[float]) -> Figures:
     largest = max(abs(value) for value in values)
     unit, size, _ = next(scale for scale in column.kind.scales if largest < scale[2])
-    scaled = [abs(value) / size for value in values]
-    fixed = column.kind.decimals
-    decimals = _decimals(scaled, column) if fixed is None else fixed
-    return Figures(column=column, unit=unit or column.unit, size=size, decimals=decimals)
+    decimals = column.kind.decimals
+    if decimals is None:
+        scaled = [abs(value) / size for value in values]
+        decimals = _decimals(scaled, column)
+    return Figures(
+        column=column,
+        unit=unit or column.unit,
+        size=size,
+        decimals=decimals,
+    )
 
 
 def _decimals(values: Sequence[float], column: Column) -> int:
@@ -194,23 +200,25 @@ def _decimals(values: Sequence[float], column: Column) -> int:
         return 0
     wanted = column.kind.digits - 1 - math.floor(math.log10(max(positive)))
     least = 1 - math.floor(math.log10(min(positive)))
-    return max(0, min(_MOST_DECIMALS, max(wanted, min(least, wanted + 2))))
+    # The smallest figure may add two decimals at most.
+    decimals = max(wanted, min(least, wanted + 2))
+    return max(0, min(_MOST_DECIMALS, decimals))
 
 
 def label_of(row: BenchmarkRow, name: str = "") -> str:
     """Return a short label of a row. Its name appears if other rows have its technique and pods.
 
     Example:
-        >>> row = BenchmarkRow(name="a", outcome=Outcome.WAITING, model="tiny-t5", technique="zero1", pods=3, repeat=1)
+        >>> job = {"model": "tiny-t5", "technique": "zero1", "pods": 3}
+        >>> row = BenchmarkRow(name="a", outcome=Outcome.WAITING, repeat=1, **job)
         >>> label_of(row)
         'tiny-t5 zero1 on 3 pods, repeat 2'
     """
     what = " ".join(part for part in (row.model, row.technique) if part) or row.name
     where = f" on {counted(row.pods, 'pod')}" if row.pods else ""
     _, comma, extra = name.partition(", ")
-    return plain(
-        what + where + comma + extra + (f", repeat {row.repeat + 1}" if row.repeat else "")
-    )
+    repeat = f", repeat {row.repeat + 1}" if row.repeat else ""
+    return plain(what + where + comma + extra + repeat)
 
 
 def why_of(row: BenchmarkRow) -> str:
@@ -222,9 +230,8 @@ def why_of(row: BenchmarkRow) -> str:
     if row.wanted_gib is not None:
         parts.append(f"asked for {gib(row.wanted_gib)}")
     if row.free_gib is not None:
-        parts.append(
-            f"{gib(row.free_gib)} free"
-            if row.memory_kind == "cuda"
-            else f"limit {gib(row.free_gib)}"
-        )
+        if row.memory_kind == "cuda":
+            parts.append(f"{gib(row.free_gib)} free")
+        else:
+            parts.append(f"limit {gib(row.free_gib)}")
     return ", ".join(part for part in parts if part)

@@ -131,7 +131,12 @@ def live_html(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
     return str(page)
 
 
-def _line(place: int, row: BenchmarkRow, label: str, progress: Progress | None) -> LiveLine:
+def _line(
+    place: int,
+    row: BenchmarkRow,
+    label: str,
+    progress: Progress | None,
+) -> LiveLine:
     share = 0.0
     bar = ""
     measured: BenchmarkRow | Progress | None = row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -50,11 +51,10 @@ def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
                 "precision, data and sequence handling)."
             )
         ]
-    points = [
-        (one.name, int(pods), speed)
-        for one in series
-        for pods, speed in zip(one.xs[_PODS], one.ys, strict=True)
-    ]
+    points = []
+    for one in series:
+        for pods, speed in zip(one.xs[_PODS], one.ys, strict=True):
+            points.append((one.name, int(pods), speed))
     most = max(max(pods, speed) for _, pods, speed in points)
     bars = [
         (f"{name}, {pods}", speed / most, f"{speed:.2f} x of {pods}")
@@ -70,15 +70,20 @@ def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
             "goes from the slowest to the fastest repeat."
         )
     ideals = [row for row in published if row.efficiency is not None and row.speed_up is None]
-    words += [
-        f"The line at {percent(row.efficiency)} of ideal is published, not measured here: "
-        f"{row.model}, {row.technique} on {row.pods} nodes of {row.device}, from {row.source}"
-        + (f" ({row.note})." if row.note else ".")
-        for row in ideals
-    ]
+    for row in ideals:
+        note = f" ({row.note})." if row.note else "."
+        words.append(
+            f"The line at {percent(row.efficiency)} of ideal is published, not measured here: "
+            f"{row.model}, {row.technique} on {row.pods} nodes of {row.device}, from {row.source}"
+            + note
+        )
     plot = _scaling_plot(series, ideals)
-    text = text_bars("speed-up in samples/s, by technique and pods", bars)
-    return [Figure(_svg(plot, _PODS, *_SCALING), text=text, plot=plot), *map(Note, words)]
+    figure = Figure(
+        _svg(plot, _PODS, *_SCALING),
+        text=text_bars("speed-up in samples/s, by technique and pods", bars),
+        plot=plot,
+    )
+    return [figure, *(Note(text) for text in words)]
 
 
 def scaling_series(sheet: Sheet) -> list[Series]:
@@ -86,28 +91,32 @@ def scaling_series(sheet: Sheet) -> list[Series]:
 
     Repeated rows show the median, with the slowest and the fastest repeat.
     """
-    several = len({line.model for line in sheet.lines if line.row.speed_up is not None}) > 1
+    models = {line.model for line in sheet.lines if line.row.speed_up is not None}
+    # The points of a configuration: pods, speed-up, and those of the slowest and fastest repeat.
     points: dict[tuple[int, str], list[tuple[int, float, float, float]]] = {}
     for place, part in enumerate(sheet.parts):
         for line in part.lines:
-            if (speed_up := line.row.speed_up) is not None:
-                name = " ".join(
-                    filter(None, (line.technique, line.extra, line.model if several else ""))
-                )
-                low, high = line.speed_range or (1.0, 1.0)
-                point = (line.row.pods, speed_up, low * speed_up, high * speed_up)
-                points.setdefault((place, name), []).append(point)
+            speed_up = line.row.speed_up
+            if speed_up is None:
+                continue
+            parts = [line.technique, line.extra]
+            if len(models) > 1:
+                parts.append(line.model)
+            name = " ".join(text for text in parts if text)
+            low, high = line.speed_range or (1.0, 1.0)
+            point = (line.row.pods, speed_up, low * speed_up, high * speed_up)
+            points.setdefault((place, name), []).append(point)
     series = []
-    for (_, name), its in points.items():
-        pods, speeds, lows, highs = zip(*sorted(its, key=lambda point: point[0]), strict=True)
+    for (_, name), unsorted in points.items():
+        by_pods = sorted(unsorted, key=lambda point: point[0])
+        pods, speeds, lows, highs = zip(*by_pods, strict=True)
         if pods[-1] > 1:
-            end = f"{speeds[-1]:.2f} x"
             one = Series(
                 name=name,
                 xs={_PODS: pods},
                 ys=speeds,
                 look=look_of(name),
-                end=end,
+                end=f"{speeds[-1]:.2f} x",
                 low=lows,
                 high=highs,
             )
@@ -117,24 +126,28 @@ def scaling_series(sheet: Sheet) -> list[Series]:
 
 def _scaling_plot(series: Sequence[Series], ideals: Sequence[Published]) -> Plot:
     most = max(one.xs[_PODS][-1] for one in series)
-    shares = [
-        ("ideal", 1.0),
-        *((f"{it.efficiency:.0%}, published: {it.pods} nodes", it.efficiency) for it in ideals),
-    ]
+    shares = [("ideal", 1.0)]
+    for row in ideals:
+        if row.efficiency is not None:
+            name = f"{row.efficiency:.0%}, published: {row.pods} nodes"
+            shares.append((name, row.efficiency))
     guide = Look(colour=FOREGROUND, marker="", dash="--")
     guides = [
-        Series(name=name, xs={_PODS: (1, most)}, ys=(share, share * most), look=guide)
+        Series(
+            name=name,
+            xs={_PODS: (1, most)},
+            ys=(share, share * most),
+            look=guide,
+        )
         for name, share in shares
-        if share is not None
     ]
-    words = "; ".join(
-        f"{one.name}: "
-        + ", ".join(f"{pods} pods {y:.2f}" for pods, y in zip(one.xs[_PODS], one.ys, strict=True))
-        for one in series
-    )
-    label = f"speed-up in samples per second against pods: {words}"
+    lines = []
+    for one in series:
+        points = [f"{pods} pods {y:.2f}" for pods, y in zip(one.xs[_PODS], one.ys, strict=True)]
+        lines.append(f"{one.name}: {', '.join(points)}")
+    words = "; ".join(lines)
     return Plot(
-        label=label,
+        label=f"speed-up in samples per second against pods: {words}",
         y="speed-up in samples/s",
         axes=(_PODS,),
         series=[*guides, *series],
@@ -153,32 +166,30 @@ class LossPlot:
 
 
 def loss_blocks(sheet: Sheet, report: Report) -> list[Block]:
-    plots = loss_plots(sheet, {line.number: report.losses_of(line.row) for line in sheet.lines})
+    losses = {line.number: report.losses_of(line.row) for line in sheet.lines}
+    plots = loss_plots(sheet, losses)
     if not plots:
         return [Note("Not drawn: no run logged a loss more than once.")]
     blocks: list[Block] = []
-    for it in plots:
-        both = Markup('<div class="wb-beside">{}{}</div>').format(
-            Markup(it.by_step), Markup(it.by_second)
-        )
-        blocks.append(Figure(both, it.title if len(plots) > 1 else "", plot=it.plot))
-        blocks += map(Note, it.plot.notes)
-    return [*blocks, Note("Training loss as logged; of repeated rows, that of the first repeat.")]
+    frame = Markup('<div class="wb-beside">{}{}</div>')
+    for drawn in plots:
+        both = frame.format(Markup(drawn.by_step), Markup(drawn.by_second))
+        title = drawn.title if len(plots) > 1 else ""
+        blocks.append(Figure(both, title, plot=drawn.plot))
+        blocks += [Note(text) for text in drawn.plot.notes]
+    blocks.append(Note("Training loss as logged; of repeated rows, that of the first repeat."))
+    return blocks
 
 
 def loss_plots(sheet: Sheet, losses: Mapping[int, Sequence[LossPoint]]) -> list[LossPlot]:
     """Draw training losses, at most eight rows per plot: a part of the table, or split by pods."""
     plots = []
     for part in sheet.parts:
-        lines = [
-            line for line in part.lines if line.number in losses and len(losses[line.number]) > 1
-        ]
+        lines = [line for line in part.lines if len(losses.get(line.number, ())) > 1]
+        heading = "" if part is sheet.parts[0] else part.heading
         for pods, chosen in _portions(lines):
-            title = ", ".join(
-                filter(
-                    None, (chosen[0].model, pods, "" if part is sheet.parts[0] else part.heading)
-                )
-            )
+            parts = (chosen[0].model, pods, heading)
+            title = ", ".join(text for text in parts if text)
             plots.append(_loss_plot(title, chosen, losses))
     return plots
 
@@ -189,45 +200,54 @@ def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
     by_pods: dict[int, list[Line]] = {}
     for line in lines:
         by_pods.setdefault(line.row.pods, []).append(line)
-    return [
-        (counted(pods, "pod"), group[first : first + _MOST_LINES])
-        for pods, group in sorted(by_pods.items())
-        for first in range(0, len(group), _MOST_LINES)
-    ]
+    portions = []
+    for pods, group in sorted(by_pods.items()):
+        title = counted(pods, "pod")
+        for first in range(0, len(group), _MOST_LINES):
+            portions.append((title, group[first : first + _MOST_LINES]))
+    return portions
 
 
 def _loss_plot(
     title: str, lines: Sequence[Line], losses: Mapping[int, Sequence[LossPoint]]
 ) -> LossPlot:
-    widest = max(-(-len(losses[line.number]) // _POINTS) for line in lines)
-    means = [(line, _means(losses[line.number], widest)) for line in lines]
-    unit, per = time_axis(max(points[-1].seconds for _, points in means))
+    longest = max(len(losses[line.number]) for line in lines)
+    widest = math.ceil(longest / _POINTS)
+    means = [_means(losses[line.number], widest) for line in lines]
+    unit, per = time_axis(max(points[-1].seconds for points in means))
     by_time = f"{unit} {SINCE}"
-    by_technique = len({line.technique for line in lines}) > 1
+    # Colours are of techniques where there are several, and dashes then are of pods.
+    techniques = {line.technique for line in lines}
     pods = sorted({line.row.pods for line in lines})
-    series = [
-        Series(
+    series = []
+    for place, (line, points) in enumerate(zip(lines, means, strict=True)):
+        style = look(place)
+        if len(techniques) > 1:
+            dash = DASHES[pods.index(line.row.pods) % len(DASHES)]
+            style = look_of(line.technique, dash)
+        one = Series(
             name=line.label,
             xs={
                 STEP: [point.step for point in points],
                 by_time: [point.seconds / per for point in points],
             },
             ys=[point.loss for point in points],
-            look=look_of(line.technique, DASHES[pods.index(line.row.pods) % len(DASHES)])
-            if by_technique
-            else look(n),
+            look=style,
         )
-        for n, (line, points) in enumerate(means)
-    ]
+        series.append(one)
     # Lines of techniques with the same work coincide: draw one, and name the others.
     groups = equal_series(series, STEP)
-    notes = [f"Each point is the mean of {widest} logged steps."] if widest > 1 else []
-    notes += [
-        "Over steps the losses of rows "
-        f"{', '.join(str(lines[n].number) for n in group)} are the same line."
-        for group in groups
-        if len(group) > 1
-    ]
+    notes = []
+    if widest > 1:
+        notes.append(f"Each point is the mean of {widest} logged steps.")
+    drawn = []
+    for group in groups:
+        numbers = [str(lines[n].number) for n in group]
+        end = ""
+        if len(group) > 1:
+            end = f"= {', '.join(numbers[1:])}"
+            notes.append(f"Over steps the losses of rows {', '.join(numbers)} are the same line.")
+        drawn.append(replace(series[group[0]], end=end))
     all_equal = len(groups) == 1 < len(series)
     plot = Plot(
         label=f"training loss, {title}",
@@ -236,11 +256,6 @@ def _loss_plot(
         series=series,
         notes=notes,
     )
-    others = [", ".join(str(lines[n].number) for n in group[1:]) for group in groups]
-    drawn = [
-        replace(series[group[0]], end=f"= {rest}" if rest else "")
-        for group, rest in zip(groups, others, strict=True)
-    ]
     apart = replace(plot, series=drawn)
     return LossPlot(
         title=title,
@@ -251,7 +266,10 @@ def _loss_plot(
 
 
 def _svg(
-    plot: Plot, axis: str, size_in: tuple[float, float], place: tuple[float, float, float, float]
+    plot: Plot,
+    axis: str,
+    size_in: tuple[float, float],
+    place: tuple[float, float, float, float],
 ) -> str:
     """Draw a plot whose lines have their names at their ends."""
     return plot_svg(plot, axis, size_in=size_in, place=place, columns=0)
@@ -259,11 +277,13 @@ def _svg(
 
 def _means(points: Sequence[LossPoint], width: int) -> list[LossPoint]:
     """Return the mean of every `width` points, at the place of the last."""
-    pieces = [points[first : first + width] for first in range(0, len(points), width)]
-    return [
-        LossPoint(p[-1].step, p[-1].seconds, sum(point.loss for point in p) / len(p))
-        for p in pieces
-    ]
+    means = []
+    for first in range(0, len(points), width):
+        piece = points[first : first + width]
+        last = piece[-1]
+        mean = sum(point.loss for point in piece) / len(piece)
+        means.append(LossPoint(last.step, last.seconds, mean))
+    return means
 
 
 def loss_table(sheet: Sheet, report: Report) -> list[Block]:
@@ -284,18 +304,24 @@ def loss_table(sheet: Sheet, report: Report) -> list[Block]:
         "last",
         "seconds to it",
     )
-    caption = "Training loss, and the optimizer step it was at"
-    return (
-        [Table(Grid(columns=columns, rows=rows, right=columns[2:], whole=columns, caption=caption))]
-        if rows
-        else []
+    if not rows:
+        return []
+    grid = Grid(
+        columns=columns,
+        rows=rows,
+        right=columns[2:],
+        whole=columns,
+        caption="Training loss, and the optimizer step it was at",
     )
+    return [Table(grid)]
 
 
 def _spark(points: Sequence[LossPoint]) -> str:
     picked = [points[n * (len(points) - 1) // (_SPARK - 1)].loss for n in range(_SPARK)]
     low = min(picked)
-    high = max(picked)
-    return "".join(
-        _SPARKS[round((loss - low) / ((high - low) or 1) * (len(_SPARKS) - 1))] for loss in picked
-    )
+    span = (max(picked) - low) or 1
+    letters = []
+    for loss in picked:
+        height = (loss - low) / span
+        letters.append(_SPARKS[round(height * (len(_SPARKS) - 1))])
+    return "".join(letters)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from workbench.base.words import count, counted, gib, number
 from workbench.benchmark.comparable_groups import differ
@@ -46,18 +47,16 @@ _BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
 
 def report_html(report: Report) -> str:
     sheet = sheet_of(report.groups)
-    return to_page(
-        Doc(blocks=_blocks(report, sheet, [Raw(html=sheet_html(sheet))])),
-        report.title,
-        "assets/report.css",
-    )
+    table = Raw(html=sheet_html(sheet))
+    doc = Doc(blocks=_blocks(report, sheet, [table]))
+    return to_page(doc, report.title, "assets/report.css")
 
 
 def report_markdown(report: Report) -> str:
     sheet = sheet_of(report.groups)
-    return to_markdown(
-        Doc(blocks=[Heading(report.title, 1), *_blocks(report, sheet, sheet_blocks(sheet))])
-    )
+    title = Heading(report.title, 1)
+    blocks = _blocks(report, sheet, sheet_blocks(sheet))
+    return to_markdown(Doc(blocks=[title, *blocks]))
 
 
 def plots_doc(report: Report) -> Doc:
@@ -85,20 +84,21 @@ def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]
         "Behind the rows": behind_blocks(sheet),
         "Run cards": _cards(sheet, report),
     }
-    headings = {
-        title: Heading(title, 2, title.lower().replace(" ", "-"))
-        for title, of in sections.items()
-        if of
-    }
+    headings = []
+    body: list[Block] = []
+    for title, blocks in sections.items():
+        if blocks:
+            heading = Heading(title, 2, title.lower().replace(" ", "-"))
+            headings.append(heading)
+            body += [heading, *blocks]
     moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(report.written_s))
-    problems = Items(report.problems, title="Not all could be read, or has ended:")
-    top: list[Block] = [
+    return [
         Note(f"{_counts(report)}; written {moment}"),
-        problems,
+        Items(report.problems, title="Not all could be read, or has ended:"),
         Items(_in_short(sheet)),
+        Contents(headings),
+        *body,
     ]
-    body = [block for title, heading in headings.items() for block in (heading, *sections[title])]
-    return [*top, Contents(list(headings.values())), *body]
 
 
 def _cards(sheet: Sheet, report: Report) -> list[Block]:
@@ -107,27 +107,27 @@ def _cards(sheet: Sheet, report: Report) -> list[Block]:
     for line in sheet.lines:
         for place, row in enumerate(line.rows):
             card = report.card_of(row)
-            if card is not None:
-                carried += sum(map(len, card.recipe.files.values())) if card.recipe else 0
-                html = card_body(
-                    card, f"files-{line.number}-{place}", carry=carried <= _MOST_CARRIED
-                )
-                text = run_text(card.view, alone=True) if card.view else str(card.result)
-                repeat = f", repeat {place + 1}" if len(line.rows) > 1 else ""
-                title = f"{MARKS[row.outcome]} {row.outcome}  row {line.label}{repeat}  {row.name}"
-                folds.append(Fold(title, [Raw(html=html, text=text)]))
+            if card is None:
+                continue
+            if card.recipe:
+                carried += sum(len(content) for content in card.recipe.files.values())
+            anchor = f"files-{line.number}-{place}"
+            html = card_body(card, anchor, carry=carried <= _MOST_CARRIED)
+            text = run_text(card.view, alone=True) if card.view else str(card.result)
+            repeat = f", repeat {place + 1}" if len(line.rows) > 1 else ""
+            title = f"{MARKS[row.outcome]} {row.outcome}  row {line.label}{repeat}  {row.name}"
+            folds.append(Fold(title, [Raw(html=html, text=text)]))
     if folds and carried > _MOST_CARRIED:
-        folds.insert(
-            0,
-            Note(f"The files of all runs would make {HTML_NAME} too large: some cards carry none."),
-        )
+        note = f"The files of all runs would make {HTML_NAME} too large: some cards carry none."
+        folds.insert(0, Note(note))
     return folds
 
 
 def _counts(report: Report) -> str:
     ended = Counter(row.outcome for row in report.rows)
-    ends = ", ".join(f"{count(n)} {outcome}" for outcome in Outcome if (n := ended[outcome]))
-    return ": ".join(filter(None, (counted(len(report.rows), "row"), ends)))
+    ends = [f"{count(ended[outcome])} {outcome}" for outcome in Outcome if ended[outcome]]
+    rows = counted(len(report.rows), "row")
+    return f"{rows}: {', '.join(ends)}" if ends else rows
 
 
 def _in_short(sheet: Sheet) -> list[str]:
@@ -140,19 +140,19 @@ def _in_short(sheet: Sheet) -> list[str]:
     ]
     sentences = []
     for field, words, most, write in _BEST:
-        values = {
-            line.number: value for line in good if (value := getattr(line.row, field)) is not None
-        }
-        if len(values) < 2:
+        measured = [line for line in good if getattr(line.row, field) is not None]
+        if len(measured) < 2:
             continue
-        measured = [line for line in good if line.number in values]
-        best = (max if most else min)(measured, key=lambda line: values[line.number])
-        text = write(values[best.number])
-        if len({write(value) for value in values.values()}) == 1:
-            sentences.append(f"{words.partition(' ')[2].capitalize()}: {text} in every row.")
+        pick = max if most else min
+        best = pick(measured, key=attrgetter(f"row.{field}"))
+        text = write(getattr(best.row, field))
+        if all(write(getattr(line.row, field)) == text for line in measured):
+            what = words.partition(" ")[2].capitalize()
+            sentences.append(f"{what}: {text} in every row.")
             continue
         named = f"row {best.number} ({best.label.partition(': ')[2]})"
-        sentences.append(f"{words}: {named}, {text}{_against(best, measured, field, write)}.")
+        against = _against(best, measured, field, write)
+        sentences.append(f"{words}: {named}, {text}{against}.")
     if sentences and not any(line.summary.spreads for line in good):
         sentences.append(
             "Each row was run once: nothing says how much of a lead is chance. repeats=5 would."
@@ -161,24 +161,25 @@ def _in_short(sheet: Sheet) -> list[str]:
 
 
 def _against(
-    best: Line, among: Sequence[Line], field: str, write: Callable[[float | None], str]
+    best: Line,
+    among: Sequence[Line],
+    field: str,
+    write: Callable[[float | None], str],
 ) -> str:
     others = [line for line in among if line is not best]
     text = write(getattr(best.row, field))
     spread = best.summary.spreads.get(field)
-    same = [line for line in others if write(getattr(line.row, field)) == text]
-    alike = [
-        x.number
-        for x in others
-        if x in same or (spread and not differ(best.summary, x.summary, field))
-    ]
+    alike = []
+    for line in others:
+        is_same = write(getattr(line.row, field)) == text
+        if is_same or (spread and not differ(best.summary, line.summary, field)):
+            alike.append(str(line.number))
     if alike:
         words = "not told apart from" if spread else "the same in"
-        return f"; {words} {'row' if len(alike) == 1 else 'rows'} {', '.join(map(str, alike))}"
+        rows = "row" if len(alike) == 1 else "rows"
+        return f"; {words} {rows} {', '.join(alike)}"
     if spread:
         return f"; the range of its {spread.count} repeats meets no other row's"
-    return (
-        "; run once, others repeatedly"
-        if any(field in line.summary.spreads for line in others)
-        else ""
-    )
+    if any(field in line.summary.spreads for line in others):
+        return "; run once, others repeatedly"
+    return ""

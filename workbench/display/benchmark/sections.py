@@ -69,9 +69,10 @@ def _profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
                 count(p.world_size),
                 count(p.micro_batch_size),
                 scaled(p.macs),
-                *map(
-                    duration, (p.fwd_latency_s, p.bwd_latency_s, p.step_latency_s, p.iter_latency_s)
-                ),
+                duration(p.fwd_latency_s),
+                duration(p.bwd_latency_s),
+                duration(p.step_latency_s),
+                duration(p.iter_latency_s),
                 scaled(p.flops_per_s),
             )
             for line, p in profiles
@@ -130,20 +131,18 @@ def _beside(answered: Sequence[tuple[Line, Predictions]]) -> Answers | None:
         other = by_technique.get(line.technique)
         if other is None or line.row.pods > other[0].row.pods:
             by_technique[line.technique] = (line, predictions)
-    chosen = (
-        list(by_technique.values())[:_SIDE_BY_SIDE]
-        if len(by_technique) > 1
-        else answered[:_SIDE_BY_SIDE]
-    )
-    asked = [{p.source: p for p in predictions} for _, predictions in chosen]
-    common = (
-        [source for source in asked[0] if all(source in others for others in asked)]
-        if asked
-        else []
-    )
-    if len(chosen) < 2 or not common:
+    chosen = list(by_technique.values()) if len(by_technique) > 1 else list(answered)
+    chosen = chosen[:_SIDE_BY_SIDE]
+    if len(chosen) < 2:
         return None
-    models = [Predictions(tuple(its[source] for source in common)) for its in asked]
+    asked = [{p.source: p for p in predictions} for _, predictions in chosen]
+    common = [source for source in asked[0] if all(source in others for others in asked)]
+    if not common:
+        return None
+    models = []
+    for by_source in asked:
+        predictions_of_common = tuple(by_source[source] for source in common)
+        models.append(Predictions(predictions_of_common))
     return Answers(names=[line.label for line, _ in chosen], models=models)
 
 
@@ -154,18 +153,17 @@ def _cards(sheet: Sheet, report: Report) -> list[tuple[Line, FineTuneCard]]:
 
 
 def behind_blocks(sheet: Sheet) -> list[Block]:
-    return [
-        Table(_provenance_grid(sheet)),
-        *map(Note, _versions_words(sheet)),
-        *(Fold(f"row {line.label}", _behind_row(line)) for line in sheet.lines),
-    ]
+    blocks: list[Block] = [Table(_provenance_grid(sheet))]
+    blocks += [Note(text) for text in _versions_words(sheet)]
+    blocks += [Fold(f"row {line.label}", _behind_row(line)) for line in sheet.lines]
+    return blocks
 
 
 def _behind_row(line: Line) -> list[Block]:
-    row, out = line.row, f"row-{line.number}"
-    blocks: list[Block] = [
-        Note(f"Run directory: {row.path}" if row.path else "Never started.", "plain")
-    ]
+    row = line.row
+    out = f"row-{line.number}"
+    where = f"Run directory: {row.path}" if row.path else "Never started."
+    blocks: list[Block] = [Note(where, "plain")]
     if row.provenance.commit:
         blocks.append(Note(f"Commit: {row.provenance.commit}", "plain"))
     if row.provenance.command:
@@ -173,10 +171,14 @@ def _behind_row(line: Line) -> list[Block]:
     if row.spec:
         spec = shlex.quote(str(row.path / "spec.json")) if row.path else f"{out}.json"
         saved = "" if row.path else f"# save the specification below as {out}.json\n"
-        blocks.append(
-            Code(f"{saved}python -m workbench run {spec} --out {out}", "Run this row again, alone:")
+        command = f"{saved}python -m workbench run {spec} --out {out}"
+        blocks.append(Code(command, "Run this row again, alone:"))
+        text = json.dumps(
+            dict(row.spec),
+            indent=1,
+            default=str,
+            ensure_ascii=False,
         )
-        text = json.dumps(dict(row.spec), indent=1, default=str, ensure_ascii=False)
         blocks.append(Code(text, "Its specification:"))
     return blocks
 
@@ -187,11 +189,9 @@ def _provenance_grid(sheet: Sheet) -> Grid:
     for line in sheet.lines:
         p = line.row.provenance
         devices = f"{count(p.devices)} x " if p.devices and p.devices > 1 else ""
-        runs = (
-            (line.row.name if len(line.rows) == 1 else counted(len(line.rows), "run"))
-            if line.row.path
-            else UNKNOWN
-        )
+        runs = UNKNOWN
+        if line.row.path:
+            runs = line.row.name if len(line.rows) == 1 else counted(len(line.rows), "run")
         rows.append(
             (
                 line.label,
@@ -225,25 +225,20 @@ def _versions_words(sheet: Sheet) -> list[str]:
     """
     by_versions: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for line in sheet.lines:
-        versions = tuple(
-            sorted((plain(k), plain(str(v))) for k, v in line.row.provenance.versions.items())
-        )
+        found = line.row.provenance.versions.items()
+        versions = tuple(sorted((plain(name), plain(str(version))) for name, version in found))
         if versions:
             by_versions.setdefault(versions, []).append(line.number)
     sentences = []
     for versions, numbers in by_versions.items():
-        whose = (
-            "Versions behind every row that ran"
-            if len(by_versions) == 1
-            else f"Versions behind rows {numbers}"
-        )
-        sentences.append(
-            f"{whose}: {', '.join(f'{name} {version}' for name, version in versions)}."
-        )
+        whose = f"Versions behind rows {numbers}"
+        if len(by_versions) == 1:
+            whose = "Versions behind every row that ran"
+        words = [f"{name} {version}" for name, version in versions]
+        sentences.append(f"{whose}: {', '.join(words)}.")
     for what in ("code", "commit", "device"):
-        if (
-            len({value for line in sheet.lines if (value := getattr(line.row.provenance, what))})
-            > 1
-        ):
+        values = {getattr(line.row.provenance, what) for line in sheet.lines}
+        known = {value for value in values if value}
+        if len(known) > 1:
             sentences.append(f"Not every row has the same {what}: see the table.")
     return sentences

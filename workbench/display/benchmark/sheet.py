@@ -50,11 +50,9 @@ class Line:
     def model(self) -> str:
         """Model name; for a folder, the end of its path."""
         name = plain(self.row.model)
-        return (
-            "…/" + "/".join(name.split("/")[-2:])
-            if name.startswith("/") and name.count("/") > 2
-            else name
-        )
+        if name.startswith("/") and name.count("/") > 2:
+            return "…/" + "/".join(name.split("/")[-2:])
+        return name
 
     @property
     def technique(self) -> str:
@@ -63,9 +61,8 @@ class Line:
     @property
     def extra(self) -> str:
         """Further difference from rows of equal technique and pods; empty if there is none."""
-        return plain(
-            ", ".join(filter(None, (self.row.title, self.summary.name.partition(", ")[2])))
-        )
+        differences = (self.row.title, self.summary.name.partition(", ")[2])
+        return plain(", ".join(text for text in differences if text))
 
     @property
     def speed_range(self) -> tuple[float, float] | None:
@@ -74,11 +71,9 @@ class Line:
         None for a single run.
         """
         spread = self.summary.spreads.get(_SPEED)
-        return (
-            (spread.low / spread.median, spread.high / spread.median)
-            if spread and spread.median
-            else None
-        )
+        if not spread or not spread.median:
+            return None
+        return spread.low / spread.median, spread.high / spread.median
 
     @property
     def repeats(self) -> int:
@@ -90,13 +85,13 @@ class Line:
         """Reason of a failure; for a success, the outcome of repeats that failed."""
         if self.row.outcome is not Outcome.SUCCEEDED:
             return why_of(self.row)
-        bad = [
-            (n, row) for n, row in enumerate(self.rows, 1) if row.outcome is not Outcome.SUCCEEDED
-        ]
-        return "; ".join(
-            f"repeat {n} {row.outcome}" + (f": {why}" if (why := why_of(row)) else "")
-            for n, row in bad
-        )
+        reasons = []
+        for repeat, row in enumerate(self.rows, 1):
+            if row.outcome is not Outcome.SUCCEEDED:
+                why = why_of(row)
+                reason = f": {why}" if why else ""
+                reasons.append(f"repeat {repeat} {row.outcome}" + reason)
+        return "; ".join(reasons)
 
     @property
     def repeats_text(self) -> str:
@@ -108,21 +103,19 @@ class Line:
 
     @property
     def outcome_text(self) -> str:
-        return f"{MARKS[self.row.outcome]} {self.row.outcome}" + (
-            ", from disk" if self.row.from_disk else ""
-        )
+        source = ", from disk" if self.row.from_disk else ""
+        return f"{MARKS[self.row.outcome]} {self.row.outcome}{source}"
 
     @property
     def label(self) -> str:
         """Short label of the line, starting with its number."""
-        what = (
-            f"{self.model} {self.technique}"
-            if self.several_models and self.model
-            else self.technique
-        )
-        return ", ".join(
-            filter(None, (f"{self.number}: {what}", counted(self.row.pods, "pod"), self.extra))
-        )
+        what = self.technique
+        if self.several_models and self.model:
+            what = f"{self.model} {self.technique}"
+        parts = [f"{self.number}: {what}", counted(self.row.pods, "pod")]
+        if self.extra:
+            parts.append(self.extra)
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +144,8 @@ class Sheet:
 
     def sections(self, shown: Sequence[int]) -> tuple[tuple[str, int], ...]:
         """Return the sections above some columns, with the number of columns in every section."""
-        return tuple(Counter(self.figures[place].column.section for place in shown).items())
+        columns_in = Counter(self.figures[place].column.section for place in shown)
+        return tuple(columns_in.items())
 
     @property
     def note(self) -> str:
@@ -162,18 +156,23 @@ class Sheet:
 def sheet_of(groups: Sequence[Group]) -> Sheet:
     summaries = [summary for group in groups for summary in group.summaries]
     rows = [summary.row for summary in summaries]
-    seen = {
-        column: [value for row in rows if (value := column.value(row)) is not None]
-        for column in COLUMNS
-    }
-    measured = tuple(figures_of(column, values) for column, values in seen.items() if values)
-    # A column of requested options is above the table if its values are equal within every group.
-    figures = tuple(
-        one
-        for one in measured
-        if one.column.section != WORK or any(len(_asked(one, its.rows)) > 1 for its in groups)
-    )
-    equal = [one for one in measured if one not in figures]
+    figures = []
+    equal = []
+    absent = []
+    for column in COLUMNS:
+        values = [column.value(row) for row in rows]
+        known = [value for value in values if value is not None]
+        if not known:
+            if not column.field.startswith("predicted_"):
+                absent.append(column.name)
+            continue
+        measured = figures_of(column, known)
+        # Requested options are above the table if their values are equal within every group.
+        is_equal = all(len(_asked(measured, group.rows)) <= 1 for group in groups)
+        if column.section == WORK and is_equal:
+            equal.append(measured)
+        else:
+            figures.append(measured)
     several = len({summary.row.model for summary in summaries}) > 1
     parts: list[Part] = []
     number = 1
@@ -190,17 +189,15 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
         ]
         number += len(lines)
         best = [_best(lines, place, one.column) for place, one in enumerate(figures)]
-        starred = tuple(
-            replace(line, best=tuple(line.number in numbers for numbers in best)) for line in lines
-        )
-        parts.append(_part(group, starred, equal, first=not parts))
-    absent = [
-        column
-        for column, values in seen.items()
-        if not values and not column.field.startswith("predicted_")
-    ]
+        starred = []
+        for line in lines:
+            stars = tuple(line.number in numbers for numbers in best)
+            starred.append(replace(line, best=stars))
+        parts.append(_part(group, tuple(starred), equal, first=not parts))
     return Sheet(
-        figures=figures, parts=tuple(parts), unmeasured=tuple(column.name for column in absent)
+        figures=tuple(figures),
+        parts=tuple(parts),
+        unmeasured=tuple(absent),
     )
 
 
@@ -211,24 +208,25 @@ def _asked(figures: Figures, rows: Sequence[BenchmarkRow]) -> list[str]:
     """
     if figures.column.field == "slots" and all(row.slots == row.pods for row in rows):
         return ["1 a pod"]
-    return list(dict.fromkeys(text for row in rows if (text := figures.of(row)) != UNKNOWN))
+    texts = [figures.of(row) for row in rows]
+    different = dict.fromkeys(text for text in texts if text != UNKNOWN)
+    return list(different)
 
 
 def _best(lines: Sequence[Line], place: int, column: Column) -> set[int]:
     """Return the numbers of the lines with the best figure; none where all are alike."""
-    good = [
-        (value, line)
-        for line in lines
-        if line.row.outcome is Outcome.SUCCEEDED and (value := column.value(line.row)) is not None
-    ]
+    good = []
+    for line in lines:
+        value = column.value(line.row)
+        if line.row.outcome is Outcome.SUCCEEDED and value is not None:
+            good.append((value, line))
     if not column.best or len(good) < 2:
         return set()
     _, top = max(good, key=lambda pair: column.best * pair[0])
-    alike = {
-        line.number
-        for _, line in good
-        if line.figures[place] == top.figures[place] or _overlap(line, top, column)
-    }
+    alike = set()
+    for _, line in good:
+        if line.figures[place] == top.figures[place] or _overlap(line, top, column):
+            alike.add(line.number)
     return alike if len(alike) < len(good) else set()
 
 
@@ -239,26 +237,36 @@ def _overlap(one: Line, other: Line, column: Column) -> bool:
 
 def _spread(figures: Figures, summary: Summary) -> str:
     spread = summary.spreads.get(figures.column.field)
-    low, high = (figures.write(spread.low), figures.write(spread.high)) if spread else ("", "")
+    if not spread:
+        return ""
+    low = figures.write(spread.low)
+    high = figures.write(spread.high)
     return "" if low == high else f"{low}–{high}"
 
 
-def _part(group: Group, lines: tuple[Line, ...], equal: Sequence[Figures], *, first: bool) -> Part:
-    same = [
-        f"{name} {value if (size := whole(value)) is None else count(size)}"
-        for name, value in group.same.items()
-        if value is not None
-    ]
-    same += [
-        f"{one.column.name} {text}"
-        for one in equal
-        if group.same.get(one.column.name) is None
-        for text in _asked(one, group.rows)
-    ]
+def _part(
+    group: Group,
+    lines: tuple[Line, ...],
+    equal: Sequence[Figures],
+    *,
+    first: bool,
+) -> Part:
+    same = []
+    for name, value in group.same.items():
+        if value is not None:
+            size = whole(value)
+            same.append(f"{name} {value if size is None else count(size)}")
+    for one in equal:
+        name = one.column.name
+        if group.same.get(name) is None:
+            same += [f"{name} {text}" for text in _asked(one, group.rows)]
     apart = group.difference or ("" if first else "other work")
     heading = f"Apart: {apart}" if apart else "Like for like"
     return Part(
-        heading=plain(heading), same=plain(", ".join(same)), lines=lines, notes=tuple(_notes(lines))
+        heading=plain(heading),
+        same=plain(", ".join(same)),
+        lines=lines,
+        notes=tuple(_notes(lines)),
     )
 
 
@@ -269,11 +277,11 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
         if line.summary.baseline not in ("", line.summary.name):
             over.setdefault(line.summary.baseline, []).append(line.number)
     if over:
-        pairs = "; ".join(
-            f"{_rows(rows)} over {_rows([numbers[base]])}" for base, rows in over.items()
-        )
+        pairs = []
+        for base, rows in over.items():
+            pairs.append(f"{_rows(rows)} over {_rows([numbers[base]])}")
         yield (
-            f"Speed-up is by samples/s: {pairs}. Efficiency "
+            f"Speed-up is by samples/s: {'; '.join(pairs)}. Efficiency "
             "is the speed-up over the ratio of slots."
         )
     repeated = [line for line in lines if line.repeats > 1]
@@ -288,7 +296,8 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
         "Figures of repeated rows are medians; beneath stand "
         "the lowest and the highest, where these differ."
     )
-    if sets := _alike([line for line in repeated if _SPEED in line.summary.spreads]):
+    sets = _alike([line for line in repeated if _SPEED in line.summary.spreads])
+    if sets:
         yield (
             "Not called different in samples/s, as their "
             f"spreads overlap: {'; '.join(map(_rows, sets))}."
@@ -298,12 +307,13 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
 def _alike(lines: Sequence[Line]) -> list[list[int]]:
     """Return the largest sets of equal lines: all their ranges contain one range's lowest value."""
     spreads = {line.number: line.summary.spreads[_SPEED] for line in lines}
-    sets = [
-        {n for n, its in spreads.items() if its.low <= one.low <= its.high}
-        for one in spreads.values()
-    ]
-    largest = [rows for n, rows in enumerate(sets) if len(rows) > 1 and rows not in sets[:n]]
-    return [sorted(rows) for rows in largest if not any(rows < other for other in largest)]
+    sets: list[set[int]] = []
+    for one in spreads.values():
+        alike = {n for n, other in spreads.items() if other.low <= one.low <= other.high}
+        if len(alike) > 1 and alike not in sets:
+            sets.append(alike)
+    largest = [rows for rows in sets if not any(rows < other for other in sets)]
+    return [sorted(rows) for rows in largest]
 
 
 def _rows(numbers: Sequence[int]) -> str:

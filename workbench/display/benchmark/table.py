@@ -15,7 +15,12 @@ from workbench.display.kit.downloads import Link
 from workbench.display.kit.templates import macro, render
 
 _WHO = ("#", "model", "technique", "pods", "outcome")
-_CLASSES = {"#": "", "model": " wb-left wb-model", "technique": " wb-left", "pods": " wb-edge"}
+_CLASSES = {
+    "#": "",
+    "model": " wb-left wb-model",
+    "technique": " wb-left",
+    "pods": " wb-edge",
+}
 _WHO_AGAIN = ("#", "technique", "pods")  # in the second and further tables of a text
 _TEXT_COLUMNS = 150
 _WHY_LETTERS = 44

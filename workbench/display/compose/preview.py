@@ -116,7 +116,12 @@ def _memory_text(composition: Composition) -> tuple[str, bool]:
     count = composition.value("count")
     pods = composition.pods
     try:
-        row = predict(composition.make_job(), pods=count, gpus=pods.gpus, trace=False)
+        row = predict(
+            composition.make_job(),
+            pods=count,
+            gpus=pods.gpus,
+            trace=False,
+        )
     except WorkbenchError as error:
         return f"Memory is not predicted: {error}", False
     if row is None:
@@ -158,9 +163,11 @@ def _literal(value: object) -> str:
         case float() if value.is_integer() and abs(value) < 1e6:
             return str(int(value))
         case Mapping():
-            return f"{{{', '.join(f'{_literal(key)}: {_literal(part)}' for key, part in value.items())}}}"
+            pairs = [f"{_literal(key)}: {_literal(part)}" for key, part in value.items()]
+            return f"{{{', '.join(pairs)}}}"
         case list() | tuple():
-            return f"[{', '.join(map(_literal, value))}]"
+            parts = [_literal(part) for part in value]
+            return f"[{', '.join(parts)}]"
     return repr(value)
 
 

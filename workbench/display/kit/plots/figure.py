@@ -17,7 +17,12 @@ FOREGROUND = "#010203"
 STEP = "optimizer step"
 COUNTS = (STEP, "pods", "row")
 """The axes that have whole numbers alone."""
-_UNITS = (("seconds", 1.0, 180.0), ("minutes", 60.0, 3 * 3600.0), ("hours", 3600.0, float("inf")))
+_UNITS = (
+    ("seconds", 1.0, 180.0),
+    ("minutes", 60.0, 3 * 3600.0),
+    ("hours", 3600.0, float("inf")),
+)
+"""Unit of time, its seconds, and the time from which the next unit is better."""
 _NEAR = 0.01  # share of a plot's height: closer lines look like one
 
 
@@ -82,7 +87,10 @@ def time_axis(longest_s: float) -> tuple[str, float]:
         >>> time_axis(90), time_axis(7200)
         (('seconds', 1.0), ('minutes', 60.0))
     """
-    return next(((unit, per) for unit, per, most in _UNITS if longest_s < most), ("seconds", 1.0))
+    for unit, per, most_s in _UNITS:
+        if longest_s < most_s:
+            return unit, per
+    return "seconds", 1.0  # for NaN
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
@@ -104,7 +112,8 @@ def equal_series(series: Sequence[Series], axis: str) -> list[list[int]]:
     """Return the indices of overlapping lines over an axis, grouped; every index appears once.
 
     Example:
-        >>> a, b = (Series(name="", xs={"x": [1, 2]}, ys=ys, look=look(0)) for ys in ([9.0, 1.0], [9.0, 5.0]))
+        >>> a = Series(name="a", xs={"x": [1, 2]}, ys=[9.0, 1.0], look=look(0))
+        >>> b = Series(name="b", xs={"x": [1, 2]}, ys=[9.0, 5.0], look=look(1))
         >>> equal_series([a, b, a], "x")
         [[0, 2], [1]]
     """
@@ -113,10 +122,7 @@ def equal_series(series: Sequence[Series], axis: str) -> list[list[int]]:
     groups: list[list[int]] = []
     for place, one in enumerate(series):
         for group in groups:
-            first = series[group[0]]
-            if list(first.xs[axis]) == list(one.xs[axis]) and all(
-                abs(a - b) <= near for a, b in zip(first.ys, one.ys, strict=True)
-            ):
+            if _is_near(series[group[0]], one, axis, near):
                 group.append(place)
                 break
         else:
@@ -124,13 +130,26 @@ def equal_series(series: Sequence[Series], axis: str) -> list[list[int]]:
     return groups
 
 
+def _is_near(
+    first: Series,
+    other: Series,
+    axis: str,
+    near: float,
+) -> bool:
+    """Return whether two lines have the same places along x, and no values further apart."""
+    if list(first.xs[axis]) != list(other.xs[axis]):
+        return False
+    return all(abs(a - b) <= near for a, b in zip(first.ys, other.ys, strict=True))
+
+
 def plot_words(plot: Plot) -> str:
     """Return the first and last value of every line as text."""
     axis = plot.axes[0]
-    lines = [
-        f"{one.name}: {number(one.ys[0])} at {axis} {number(one.xs[axis][0])}, "
-        f"{number(one.ys[-1])} at {number(one.xs[axis][-1])}"
-        for one in plot.series
-        if len(one.ys)
-    ]
+    lines = []
+    for one in plot.series:
+        if len(one.ys):
+            xs = one.xs[axis]
+            first = f"{number(one.ys[0])} at {axis} {number(xs[0])}"
+            last = f"{number(one.ys[-1])} at {number(xs[-1])}"
+            lines.append(f"{one.name}: {first}, {last}")
     return "\n".join([*lines, *plot.notes])
