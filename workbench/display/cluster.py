@@ -115,7 +115,10 @@ def cluster_doc(view: ClusterView) -> Doc:
 
 
 def cluster_grid(
-    phase: str, message: str, pods: Sequence[Pod], memory_gib: Mapping[str, float] | None = None
+    phase: str,
+    message: str,
+    pods: Sequence[Pod],
+    memory_gib: Mapping[str, float] | None = None,
 ) -> Grid:
     shown = [name for name in _SHOWN_VERSIONS if any(name in pod.versions for pod in pods)]
     notes = ["note"] if any(pod.message for pod in pods) else []

@@ -110,7 +110,11 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         RunComparison: lambda it: show_doc(history.runs_doc(it)),
         RunPlot: panel.show_run_plot,
     },
-    shown.follow: {Benchmark: _follow_benchmark, Cluster: follow_start, Run: follow_run},
+    shown.follow: {
+        Benchmark: _follow_benchmark,
+        Cluster: follow_start,
+        Run: follow_run,
+    },
 }
 
 

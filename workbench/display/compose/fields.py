@@ -24,7 +24,11 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.spec import ClusterSpec
 
 SECTIONS = ("Pods", "Model and data", "Technique", "Training")
-_SECTION_OF = {"Model and data": SECTIONS[1], "Text": SECTIONS[1], "Technique": SECTIONS[2]}
+_SECTION_OF = {
+    "Model and data": SECTIONS[1],
+    "Text": SECTIONS[1],
+    "Technique": SECTIONS[2],
+}
 _LABELS = {
     "count": "Pods",
     "cpus": "CPU cores per pod",
@@ -266,7 +270,14 @@ def _fields() -> Iterator[FormField]:
             if option.name in INNER:
                 options, needs, values = INNER[option.name]
                 for each in options.options():
-                    yield _field(options, each, option.name, section, needs=needs, values=values)
+                    yield _field(
+                        options,
+                        each,
+                        option.name,
+                        section,
+                        needs=needs,
+                        values=values,
+                    )
             elif option.name not in ("backend", "pods") and record.model_fields[option.name].repr:
                 yield _field(record, option, "", section)
         if record is PodSpec:
@@ -286,7 +297,11 @@ def _fields() -> Iterator[FormField]:
 
 
 def _field(
-    record: type[Record], option: Option, prefix: str, section: str, **more: Any
+    record: type[Record],
+    option: Option,
+    prefix: str,
+    section: str,
+    **more: Any,
 ) -> FormField:
     name = f"{prefix}.{option.name}" if prefix else option.name
     choices = list(option.choices)

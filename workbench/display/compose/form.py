@@ -294,7 +294,10 @@ class _FormView:
         self._say("starting", busy=True)
         done = threading.Event()
         progress = threading.Thread(
-            target=self._show_progress, args=(done,), name="compose-progress", daemon=True
+            target=self._show_progress,
+            args=(done,),
+            name="compose-progress",
+            daemon=True,
         )
         progress.start()
         try:

@@ -126,40 +126,52 @@ def to_bundle(doc: Doc) -> dict[str, object]:
 
 def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
     """Draw a document as several outputs: title with style sheet, and every interactive plot."""
-    for plot, group in groupby(
-        doc.blocks, lambda block: block.plot if isinstance(block, Figure) else None
-    ):
+
+    def plot_of(block: Block) -> Plot | None:
+        return block.plot if isinstance(block, Figure) else None
+
+    for plot, group in groupby(doc.blocks, plot_of):
         blocks = list(group)
-        match blocks[0]:
-            case Figure() as figure if plot:
-                title = Note(figure.title or plot.label.partition(":")[0], "name")
-                yield to_bundle(replace(doc, blocks=[title]))
-                yield {
-                    **to_bundle(replace(doc, blocks=[replace(figure, title="")])),
-                    PLOTLY: interactive(plot),
-                }
-            case _:
-                yield to_bundle(replace(doc, blocks=blocks))
+        figure = blocks[0]
+        if plot and isinstance(figure, Figure):
+            title = Note(figure.title or plot.label.partition(":")[0], "name")
+            yield to_bundle(replace(doc, blocks=[title]))
+            untitled = replace(figure, title="")
+            bundle = to_bundle(replace(doc, blocks=[untitled]))
+            yield {**bundle, PLOTLY: interactive(plot)}
+        else:
+            yield to_bundle(replace(doc, blocks=blocks))
 
 
 def to_page(doc: Doc, title: str, *styles: str) -> str:
     """Draw a document as a page without network access. Only plot scripts run, by checksum."""
     body = blocks_html(doc.blocks, asked=True)
-    scripts = [Markup(plotly_js()), render("assets/plots.js")] if "<div data-plot=" in body else []
-    checksums = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
-    return str(
-        render(
-            "page.html", title=title, body=body, styles=styles, scripts=scripts, checksums=checksums
-        )
+    scripts = []
+    if "<div data-plot=" in body:
+        scripts = [Markup(plotly_js()), render("assets/plots.js")]
+    checksums = []
+    for script in scripts:
+        digest = sha256(script.encode()).digest()
+        checksums.append(b64encode(digest).decode())
+    page = render(
+        "page.html",
+        title=title,
+        body=body,
+        styles=styles,
+        scripts=scripts,
+        checksums=checksums,
     )
+    return str(page)
 
 
 def blocks_html(blocks: Sequence[Block], *, asked: bool = False) -> Markup:
     """Draw blocks as HTML, without a frame; plots are interactive if the front end allows."""
-    return Markup("").join(
-        macro("doc.html", type(block).__name__.lower())(block, _inside(block, asked))
-        for block in blocks
-    )
+    drawn = []
+    for block in blocks:
+        # `doc.html` has a macro for each kind of block, such as `heading`.
+        draw = macro("doc.html", type(block).__name__.lower())
+        drawn.append(draw(block, _inside(block, asked)))
+    return Markup("").join(drawn)
 
 
 def _inside(block: Block, asked: bool) -> Markup:
@@ -185,9 +197,14 @@ def to_text(doc: Doc) -> str:
     for block in doc.blocks:
         drawn = _text(block)
         if text and drawn:
-            text += "\n\n" if "\n" in drawn or isinstance(block, Heading) else "\n"
+            is_apart = "\n" in drawn or isinstance(block, Heading)
+            text += "\n\n" if is_apart else "\n"
         text += drawn
     return text
+
+
+def _joined(parts: Iterable[str], between: str = "\n") -> str:
+    return between.join(part for part in parts if part)
 
 
 def _text(block: Block) -> str:
@@ -197,18 +214,20 @@ def _text(block: Block) -> str:
         case Table():
             return text_table(block.grid, block.width)
         case Figure():
-            return (
-                "\n".join(filter(None, (plain(block.title), clean(block.text))))
-                if block.text
-                else ""
-            )
+            if not block.text:
+                return ""
+            return _joined([plain(block.title), clean(block.text)])
         case Items():
-            title = [plain(block.title)] if block.title and block.lines else []
-            return "\n".join([*title, *(f"- {plain(line)}" for line in block.lines)])
+            lines = [f"- {plain(line)}" for line in block.lines]
+            if block.title and block.lines:
+                lines.insert(0, plain(block.title))
+            return "\n".join(lines)
         case Code():
-            return "\n".join(filter(None, (plain(block.title), clean(block.text).rstrip("\n"))))
+            text = clean(block.text).rstrip("\n")
+            return _joined([plain(block.title), text])
         case Fold():
-            return "\n".join([plain(block.title), to_text(Doc(blocks=block.blocks))])
+            inside = to_text(Doc(blocks=block.blocks))
+            return "\n".join([plain(block.title), inside])
         case Raw():
             return block.text
         case Contents():
@@ -216,7 +235,8 @@ def _text(block: Block) -> str:
 
 
 def to_markdown(doc: Doc) -> str:
-    return "\n\n".join(filter(None, map(_markdown, doc.blocks))) + "\n"
+    blocks = [_markdown(block) for block in doc.blocks]
+    return _joined(blocks, "\n\n") + "\n"
 
 
 def _markdown(block: Block) -> str:
@@ -226,17 +246,22 @@ def _markdown(block: Block) -> str:
         case Table():
             return markdown_table(block.grid)
         case Figure():
-            return _fenced(_text(block)) if "\n" in block.text else _escaped(block.text)
+            if "\n" in block.text:
+                return _fenced(_text(block))
+            return _escaped(block.text)
         case Note():
             return _escaped(block.text)
         case Items():
-            title = [_escaped(block.title), ""] if block.title and block.lines else []
-            return "\n".join([*title, *(f"- {_escaped(line)}" for line in block.lines)])
+            lines = [f"- {_escaped(line)}" for line in block.lines]
+            if block.title and block.lines:
+                lines = [_escaped(block.title), "", *lines]
+            return "\n".join(lines)
         case Code():
-            return "\n\n".join(filter(None, (_escaped(block.title), _fenced(block.text))))
+            return _joined([_escaped(block.title), _fenced(block.text)], "\n\n")
         case Fold():
+            summary = escape(plain(block.title))
             inside = to_markdown(Doc(blocks=block.blocks)).rstrip("\n")
-            return f"<details><summary>{escape(plain(block.title))}</summary>\n\n{inside}\n\n</details>"
+            return f"<details><summary>{summary}</summary>\n\n{inside}\n\n</details>"
         case Raw():
             return _fenced(block.text) if block.text else ""
         case Contents():
@@ -248,8 +273,10 @@ def _escaped(text: str) -> str:
 
 
 def _code(text: str) -> str:
+    if "`" not in text:
+        return f"`{plain(text)}`"
     fence = "`" * (1 + _longest_fence(text))
-    return f"{fence} {plain(text)} {fence}" if "`" in text else f"`{plain(text)}`"
+    return f"{fence} {plain(text)} {fence}"
 
 
 def _fenced(text: str) -> str:
@@ -261,19 +288,20 @@ def markdown_table(grid: Grid) -> str:
     r"""Write a table below its caption.
 
     Example:
-        >>> print(markdown_table(Grid(columns=("pod", "GiB"), rows=[("a|b", "1.5")], right={"GiB"})))
+        >>> grid = Grid(columns=("pod", "GiB"), rows=[("a|b", "1.5")], right={"GiB"})
+        >>> print(markdown_table(grid))
         | pod | GiB |
         | --- | ---: |
         | a\|b | 1.5 |
     """
-    sides = ["---:" if title in grid.right else "---" for title in grid.columns]
-    lines = [
-        _line(map(_cell, grid.columns)),
-        _line(sides),
-        *(_line(map(_cell, row)) for row in grid.rows),
-    ]
-    caption = [f"**{_escaped(grid.caption)}**", ""] if grid.caption else []
-    return "\n".join([*caption, *lines])
+    lines = []
+    if grid.caption:
+        lines += [f"**{_escaped(grid.caption)}**", ""]
+    lines.append(_line(_cell(title) for title in grid.columns))
+    lines.append(_line("---:" if title in grid.right else "---" for title in grid.columns))
+    for row in grid.rows:
+        lines.append(_line(_cell(cell) for cell in row))
+    return "\n".join(lines)
 
 
 def _line(cells: Iterable[str]) -> str:

@@ -252,7 +252,11 @@ def reserve() -> str:
 
 
 def show_live(
-    path: Path, make: Callable[[], Watched], *, keep_bar: bool = False, place: str = ""
+    path: Path,
+    make: Callable[[], Watched],
+    *,
+    keep_bar: bool = False,
+    place: str = "",
 ) -> None:
     """Display the picture of a directory in the cell, or at the position that `place` reserved."""
     from IPython.core.getipython import get_ipython

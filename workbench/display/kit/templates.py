@@ -43,10 +43,24 @@ def render(name: str, **values: object) -> Markup:
     return Markup(_environment().get_template(name).render(values))
 
 
-def styled(content: str, state: str = "", *, full: bool = False, sheet: bool = True) -> str:
+def styled(
+    content: str,
+    state: str = "",
+    *,
+    full: bool = False,
+    sheet: bool = True,
+) -> str:
     """Put HTML into the frame of the style sheet, with the sheet unless the page has it."""
     colour = _STATE_COLOURS.get(state, _BUSY)
-    return str(render("frame.html", content=Markup(content), colour=colour, full=full, sheet=sheet))
+    return str(
+        render(
+            "frame.html",
+            content=Markup(content),
+            colour=colour,
+            full=full,
+            sheet=sheet,
+        )
+    )
 
 
 def macro(template: str, name: str) -> Callable[..., Markup]:
@@ -106,7 +120,15 @@ def html_table(grid: Grid) -> str:
     ]
     cut = [title in grid.cut for title in grid.columns]
     bars = dict(zip(bar_parts(grid), COLOURS, strict=False))
-    return str(render("table.html", grid=grid, styles=styles, cut=cut, bars=bars))
+    return str(
+        render(
+            "table.html",
+            grid=grid,
+            styles=styles,
+            cut=cut,
+            bars=bars,
+        )
+    )
 
 
 def _style(grid: Grid, title: str, share: int) -> str:

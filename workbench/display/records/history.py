@@ -207,9 +207,19 @@ def _columns(history: History) -> list[_Column]:
         _texts("run", [record.name or record.id for record in records]),
         _Column(title="when", keys=times, cells=[moment(at, "%Y-%m-%d %H:%M") for at in times]),
         _Column(title="state", keys=[str(record.state) for record in records], cells=states),
-        _texts("model", [record.model for record in records], cut=True, above=True),
+        _texts(
+            "model",
+            [record.model for record in records],
+            cut=True,
+            above=True,
+        ),
         _texts("technique", [record.technique for record in records], above=True),
-        _numbers("pods", [record.pods for record in records], count, above=True),
+        _numbers(
+            "pods",
+            [record.pods for record in records],
+            count,
+            above=True,
+        ),
     ]
     for title, field, write in figures:
         values = [getattr(record, field) for record in records]
@@ -218,7 +228,11 @@ def _columns(history: History) -> list[_Column]:
 
 
 def _numbers(
-    title: str, keys: Sequence[Key], write: Callable[..., str], *, above: bool = False
+    title: str,
+    keys: Sequence[Key],
+    write: Callable[..., str],
+    *,
+    above: bool = False,
 ) -> _Column:
     return _Column(
         title=title,
@@ -243,7 +257,13 @@ def _option(name: str, values: Sequence[object]) -> _Column:
     )
 
 
-def _texts(title: str, texts: Sequence[str], *, cut: bool = False, above: bool = False) -> _Column:
+def _texts(
+    title: str,
+    texts: Sequence[str],
+    *,
+    cut: bool = False,
+    above: bool = False,
+) -> _Column:
     return _Column(
         title=title,
         keys=[text or None for text in texts],

@@ -81,7 +81,11 @@ def gpus_doc(table: GpuTable) -> Doc:
         "sends least over the network of those that fit; plan(job, …) shows them all."
     )
     grid = Grid(
-        columns=titles, rows=rows, right={titles[1], *titles[5:]}, whole=titles, caption=caption
+        columns=titles,
+        rows=rows,
+        right={titles[1], *titles[5:]},
+        whole=titles,
+        caption=caption,
     )
     return Doc(blocks=[Table(grid), Note(note)], full=True)
 
@@ -114,7 +118,11 @@ def _grid(table: PlanTable) -> Grid:
         rows.append(cells[: len(titles)])
     right = {*speeds, "largest micro-batch", f"needed {unit}", f"pod's own memory {unit}"}
     return Grid(
-        columns=titles, rows=rows, right=right & {*titles}, whole=titles, caption=_verdict(table)
+        columns=titles,
+        rows=rows,
+        right=right & {*titles},
+        whole=titles,
+        caption=_verdict(table),
     )
 
 
@@ -152,7 +160,13 @@ def _parts_grid(table: PlanTable) -> Grid:
         for name, memory in memories.items()
     ]
     caption = f"{unit} of a {_place(table)} at the highest moment of a step"
-    return Grid(columns=columns, rows=rows, right=columns[1:], whole=columns, caption=caption)
+    return Grid(
+        columns=columns,
+        rows=rows,
+        right=columns[1:],
+        whole=columns,
+        caption=caption,
+    )
 
 
 def _memory(row: PlanRow) -> Memory | None:

@@ -175,7 +175,7 @@ class RunPage:
         return self._plot("memory", samples, self._draw_memory)
 
     def _logs(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """Return the last lines of each rank's log. During a run, a closed fold has only a title."""
+        """Return the last lines of logs. During a run, a closed fold has only a title."""
         logs = []
         for rank in self._view.ranks[:_RANKS]:
             title = f"log of rank {rank}"

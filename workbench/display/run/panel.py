@@ -144,7 +144,12 @@ class Drawings:
         self._plots: dict[str, _KeptPlot] = {}
 
     def draw(
-        self, name: str, state: object, draw: Callable[[], str], *, at_once: bool = False
+        self,
+        name: str,
+        state: object,
+        draw: Callable[[], str],
+        *,
+        at_once: bool = False,
     ) -> str:
         kept = self._plots.setdefault(name, _KeptPlot())
         if state != kept.state and (at_once or not kept.drawn or kept.allows()):
@@ -246,6 +251,9 @@ def _wording(stop_grace_s: float | None) -> tuple[str, Button, Button]:
             f"those that have not ended {stop_grace_s:g} s later; what they wrote comes back"
         )
     kill = Button(
-        name="kill", text="Kill", sure=f"Really kill? {sure}", tip="Ends all ranks at once"
+        name="kill",
+        text="Kill",
+        sure=f"Really kill? {sure}",
+        tip="Ends all ranks at once",
     )
     return asked, Button(name="stop", text=text, tip=tip), kill

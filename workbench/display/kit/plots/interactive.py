@@ -83,7 +83,11 @@ def interactive(plot: Plot) -> Json:
         "modeBarButtonsToRemove": ["select2d", "lasso2d"],
     }
     data = [trace.to_plotly_json() for trace in traces]
-    return {"data": data, "layout": _layout(plot, menus).to_plotly_json(), "config": config}
+    return {
+        "data": data,
+        "layout": _layout(plot, menus).to_plotly_json(),
+        "config": config,
+    }
 
 
 @cache
@@ -124,7 +128,12 @@ def _trace(one: Series, axis: str) -> go.Scatter:
     if one.low:
         above = [high - y for high, y in zip(one.high, one.ys, strict=True)]
         below = [y - low for low, y in zip(one.low, one.ys, strict=True)]
-        trace.error_y = {"type": "data", "symmetric": False, "array": above, "arrayminus": below}
+        trace.error_y = {
+            "type": "data",
+            "symmetric": False,
+            "array": above,
+            "arrayminus": below,
+        }
     return trace
 
 
@@ -153,7 +162,12 @@ def _menu(place: int, buttons: Sequence[_Button]) -> go.layout.Updatemenu:
         showactive=True,
         active=0,
         buttons=[
-            {"label": label, "method": method, "args": args} for label, method, args in buttons
+            {
+                "label": label,
+                "method": method,
+                "args": args,
+            }
+            for label, method, args in buttons
         ],
         x=0,
         xanchor="left",

@@ -103,7 +103,13 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
             **style,
         )
         if one.low:
-            axes.vlines(one.xs[axis], one.low, one.high, color=one.look.colour, linewidth=1.2)
+            axes.vlines(
+                one.xs[axis],
+                one.low,
+                one.high,
+                color=one.look.colour,
+                linewidth=1.2,
+            )
     if plot.from_zero:
         axes.set_ylim(0, 1.15 * axes.dataLim.ymax or 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=axis in COUNTS))
@@ -155,7 +161,12 @@ def plot_png(plot: Plot) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_SIZE_IN, dpi=96, facecolor="white", layout="constrained")
+    figure = Figure(
+        figsize=_SIZE_IN,
+        dpi=96,
+        facecolor="white",
+        layout="constrained",
+    )
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     draw_plot(axes, plot, plot.axes[0])
@@ -283,7 +294,13 @@ def _places(series: Sequence[Series], axis: str) -> list[float]:
     return sorted(picked | markers)
 
 
-def _values(series: Sequence[Series], axis: str, x: float, low: float, high: float) -> list[str]:
+def _values(
+    series: Sequence[Series],
+    axis: str,
+    x: float,
+    low: float,
+    high: float,
+) -> list[str]:
     """Return the value of every line at its nearest point within a band."""
     words = []
     for one in series:
@@ -338,7 +355,11 @@ def apart(wanted: Sequence[float], least: float) -> list[float]:
 
 
 def write_labels(
-    axes: Any, lines: Sequence[Series], axis: str, top: float, bottom: float = 0.0
+    axes: Any,
+    lines: Sequence[Series],
+    axis: str,
+    top: float,
+    bottom: float = 0.0,
 ) -> None:
     """Write every line's name at the right near the line's end, with a sample, without overlap."""
     left, right = axes.get_xlim()
