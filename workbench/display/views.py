@@ -51,7 +51,18 @@ def _follow_benchmark(_: Benchmark) -> Iterator[Callable[..., None]]:
 
 
 def _plots_doc(plots: BenchmarkPlots) -> Doc:
-    return report.plots_doc(Report(plots.result.rows, title=plots.result.name, with_cards=False))
+    benchmark = plots.result
+    without_cards = Report(benchmark.rows, title=benchmark.name, with_cards=False)
+    return report.plots_doc(without_cards)
+
+
+def _command_doc(command: LaunchCommand) -> Doc:
+    return Doc(blocks=[Fold("launch command", [Code(str(command))])])
+
+
+def _benchmark_html(benchmark: BenchmarkResult) -> str:
+    links = report_links(benchmark.folder)
+    return table.benchmark_html(benchmark.groups, links=links)
 
 
 _DOCS: Mapping[type, Callable[..., Doc]] = {
@@ -65,7 +76,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     Export: export.export_doc,
     FaultCard: fault_doc,
     History: history.history_doc,
-    LaunchCommand: lambda it: Doc(blocks=[Fold("launch command", [Code(str(it))])]),
+    LaunchCommand: _command_doc,
     Manifest: export.manifest_doc,
     ModelCard: export.model_card_doc,
     GpuTable: plan.gpus_doc,
@@ -92,13 +103,19 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Manifest: Manifest.to_text,
     },
     shown.as_html: {
-        BenchmarkResult: lambda it: table.benchmark_html(it.groups, links=report_links(it.folder)),
+        BenchmarkResult: _benchmark_html,
         Board: board.board_html,
         Grid: html_table,
     },
     shown.as_error: {WorkbenchError: error_lines},
-    as_grid: {History: history.history_grid, Predictions: answers.predictions_grid},
-    shown.as_page: {Card: page.card_html, Report: report.report_html},
+    as_grid: {
+        History: history.history_grid,
+        Predictions: answers.predictions_grid,
+    },
+    shown.as_page: {
+        Card: page.card_html,
+        Report: report.report_html,
+    },
     shown.as_markdown: {Report: report.report_markdown},
     shown.as_live: {
         BenchmarkPlots: lambda it: show_doc(_plots_doc(it)),

@@ -19,25 +19,32 @@ def run_links(paths: RunPaths) -> list[Link]:
     base, below = _below(paths.root)
     if not below or not paths.result.exists():
         return []
-    card = ("run card", f"{base}workbench/api/card?{urlencode({'of': below})}")
-    links = [card]
+    query = urlencode({"of": below})
+    links = [("run card", f"{base}workbench/api/card?{query}")]
     if paths.trace.is_file():
-        where = f"{base}files/{quote(f'{below}/{paths.trace.name}')}"
-        links.append((f"{paths.trace.name} ({size(paths.trace.stat().st_size)})", where))
+        name = paths.trace.name
+        where = f"{base}files/{quote(f'{below}/{name}')}"
+        links.append((f"{name} ({size(paths.trace.stat().st_size)})", where))
     files = [path for path in paths.model.rglob("*") if path.is_file()]
     if not files:
         return links
     name = "model.zip"
-    where = f"{base}workbench/api/model?{urlencode({'of': below})}"
+    where = f"{base}workbench/api/model?{query}"
     if len(files) == 1:
-        name = files[0].name
-        where = f"{base}files/{quote(f'{below}/{files[0].relative_to(paths.root)}')}"
-    return [*links, (f"{name} ({size(sum(path.stat().st_size for path in files))})", where)]
+        only = files[0]
+        name = only.name
+        where = f"{base}files/{quote(f'{below}/{only.relative_to(paths.root)}')}"
+    total = sum(path.stat().st_size for path in files)
+    links.append((f"{name} ({size(total)})", where))
+    return links
 
 
 def report_links(folder: Path) -> list[Link]:
     base, below = _below(folder)
-    return [("report", f"{base}workbench/api/report?{urlencode({'of': below})}")] if below else []
+    if not below:
+        return []
+    query = urlencode({"of": below})
+    return [("report", f"{base}workbench/api/report?{query}")]
 
 
 def _below(path: Path) -> tuple[str, str]:
@@ -46,8 +53,12 @@ def _below(path: Path) -> tuple[str, str]:
     Empty where it is not, or hidden.
     """
     base, root = jupyter_server(os.environ)
-    place = path.resolve()
-    if not root or not place.is_relative_to(Path(root).resolve()):
+    if not root:
         return base, ""
-    below = place.relative_to(Path(root).resolve())
-    return base, "" if any(part.startswith(".") for part in below.parts) else str(below)
+    top = Path(root).resolve()
+    place = path.resolve()
+    if not place.is_relative_to(top):
+        return base, ""
+    below = place.relative_to(top)
+    is_hidden = any(part.startswith(".") for part in below.parts)
+    return base, "" if is_hidden else str(below)

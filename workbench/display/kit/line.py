@@ -41,12 +41,10 @@ def progress_text(progress: Progress, columns: int = _NOTEBOOK_COLUMNS) -> str:
         parts.append(f"{duration(progress.eta_s)} left")
     text = ", ".join(parts)
     # A failure matters more than the speed.
-    if progress.message:
-        text = (
-            f"{parts[0]}: {plain(progress.message)}"
-            if progress.state == "failed"
-            else f"{text}: {progress.message}"
-        )
+    if progress.message and progress.state == "failed":
+        text = f"{parts[0]}: {plain(progress.message)}"
+    elif progress.message:
+        text = f"{text}: {progress.message}"
     return cut(plain(text), columns)
 
 
@@ -118,9 +116,10 @@ class ProgressLine:
     def _is_worth_it(self, progress: Progress) -> bool:
         if self._screen.is_live or self._drawn is None or progress.state != self._drawn.state:
             return progress != self._drawn
-        return _tenth(progress) != _tenth(self._drawn) or (
-            progress.step is None and progress.message != self._drawn.message
-        )
+        # A file gets ten lines of steps. Before the first step, a new message is a line.
+        if progress.step is None and progress.message != self._drawn.message:
+            return True
+        return _tenth(progress) != _tenth(self._drawn)
 
     def _draw(self) -> None:
         assert self._pending is not None
@@ -134,7 +133,8 @@ class ProgressLine:
             # One column stays free: otherwise a terminal wraps, and \r misses the line's start.
             columns = shutil.get_terminal_size().columns - 1
             text = progress_text(self._pending, columns)
-            self._screen.write("\r" + text.ljust(min(self._drawn_columns, columns)))
+            overwritten = min(self._drawn_columns, columns)
+            self._screen.write("\r" + text.ljust(overwritten))
             self._drawn_columns = len(text)
 
 
@@ -151,7 +151,8 @@ def follow_run(run: Run) -> Iterator[Callable[[], None]]:
         began = time.monotonic()
         if began >= due:
             line.update(run.progress)
-            due = began + max(_INTERVAL_S, (time.monotonic() - began) / _SHARE)
+            took_s = time.monotonic() - began
+            due = began + max(_INTERVAL_S, took_s / _SHARE)
 
     with closing(ProgressLine()) as line:
         yield draw
@@ -163,8 +164,10 @@ def _steps(progress: Progress, *, bar: bool) -> str:
         return str(progress.state)
     if not progress.max_steps:
         return f"{progress.state} step {count(progress.step)}"
-    done = min(_BAR, _BAR * progress.step // progress.max_steps)
-    drawn = f" [{'#' * done}{'-' * (_BAR - done)}]" if bar else ""
+    drawn = ""
+    if bar:
+        done = min(_BAR, _BAR * progress.step // progress.max_steps)
+        drawn = f" [{'#' * done}{'-' * (_BAR - done)}]"
     return f"{progress.state}{drawn} {count(progress.step)}/{count(progress.max_steps)}"
 
 
@@ -182,7 +185,10 @@ def text_bar(share: float, width: int) -> str:
 
 def cut(text: str, columns: int) -> str:
     """Return as much of a text as fits into so many columns."""
-    return text if len(text) <= columns else text[: max(0, columns - 1)] + "…"
+    if len(text) <= columns:
+        return text
+    kept = max(0, columns - 1)
+    return text[:kept] + "…"
 
 
 def is_notebook(stream: TextIO) -> bool:

@@ -77,9 +77,7 @@ def _environment() -> Environment:
         loader=PackageLoader("workbench.display"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=lambda value: (
-            clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
+        finalize=_finalized,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -91,11 +89,19 @@ def _environment() -> Environment:
     return environment
 
 
+def _finalized(value: object) -> object:
+    """Remove control characters from a value that a template writes, unless it is markup."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return clean(value)
+    return value
+
+
 def _kept_lines(text: str) -> Markup:
-    lines = text.split("\n")
-    return escape(
-        "\n".join(" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines)
-    )
+    lines = []
+    for line in text.split("\n"):
+        indent = len(line) - len(line.lstrip(" "))
+        lines.append(" " * indent + plain(line))
+    return escape("\n".join(lines))
 
 
 def _key(value: Key) -> str:
@@ -109,15 +115,18 @@ def _key(value: Key) -> str:
 
 def _source(name: str) -> str:
     """Return what a Content Security Policy calls a script of ours."""
-    return f"'sha256-{b64encode(hashlib.sha256(render(name).encode()).digest()).decode()}'"
+    digest = hashlib.sha256(render(name).encode()).digest()
+    return f"'sha256-{b64encode(digest).decode()}'"
 
 
 def html_table(grid: Grid) -> str:
+    # Columns of sentences share the room that other columns leave.
     loose = [title for title in grid.columns if title not in grid.whole] if grid.whole else []
     prose = [title for title in loose if any(len(text) > _PROSE for text in _texts(grid, title))]
-    styles = [
-        _style(grid, title, 90 // len(prose) if title in prose else 0) for title in grid.columns
-    ]
+    styles = []
+    for title in grid.columns:
+        share = 90 // len(prose) if title in prose else 0
+        styles.append(_style(grid, title, share))
     cut = [title in grid.cut for title in grid.columns]
     bars = dict(zip(bar_parts(grid), COLOURS, strict=False))
     return str(
@@ -134,9 +143,9 @@ def html_table(grid: Grid) -> str:
 def _style(grid: Grid, title: str, share: int) -> str:
     side = "right; font-variant-numeric: tabular-nums" if title in grid.right else "left"
     border = "border-bottom: 1px solid var(--jp-border-color2, #8884)"
-    space = (
-        "white-space: nowrap" if title in grid.whole or title in grid.right else _wrap(grid, title)
-    )
+    space = "white-space: nowrap"
+    if title not in grid.whole and title not in grid.right:
+        space = _wrap(grid, title)
     # Columns of sentences share the room equally and stay wide enough to
     # read in a table that scrolls.
     wide = f"; min-width: 14em; width: {share}%" if share else ""
@@ -145,14 +154,15 @@ def _style(grid: Grid, title: str, share: int) -> str:
 
 def _wrap(grid: Grid, title: str) -> str:
     """Break only overlong words; keep the line breaks of plain texts, such as model output."""
-    words = [word for text in _texts(grid, title) for word in text.split()]
-    cells = [row[list(grid.columns).index(title)] for row in grid.rows]
-    breaks = (
-        f"overflow-wrap: {'anywhere' if any(len(word) > _WORD for word in words) else 'break-word'}"
-    )
+    words = " ".join(_texts(grid, title)).split()
+    has_long_word = any(len(word) > _WORD for word in words)
+    style = f"overflow-wrap: {'anywhere' if has_long_word else 'break-word'}"
+    place = list(grid.columns).index(title)
+    cells = [row[place] for row in grid.rows]
     texts = [cell for cell in cells if isinstance(cell, str)]
-    keeps_lines = len(texts) == len(cells) and any("\n" in text for text in texts)
-    return breaks + ("; white-space: pre-wrap" if keeps_lines else "")
+    if len(texts) == len(cells) and any("\n" in text for text in texts):
+        style += "; white-space: pre-wrap"
+    return style
 
 
 def _texts(grid: Grid, title: str) -> list[str]:

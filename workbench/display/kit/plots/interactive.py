@@ -32,7 +32,10 @@ _SYMBOLS = {
     "*": "star",
     "": "circle",
 }
-_INK, _FRAME, _GRID, _PAPER = "#333333", "#8a8a8a", "#e4e4e4", "#ffffff"
+_INK = "#333333"
+_FRAME = "#8a8a8a"
+_GRID = "#e4e4e4"
+_PAPER = "#ffffff"
 _BUTTON_PX = (-50, 62, 202)  # where each group of buttons begins, from the left of the axes
 Json = dict[str, Any]
 _Button = tuple[str, str, list[Any]]
@@ -144,13 +147,14 @@ def _over(lines: Sequence[Series], axis: str) -> list[object]:
 
 def _smooth(lines: Sequence[Series], curves: Sequence[int], weight: float) -> list[object]:
     """Replace the values of the lines; the pale copies stay."""
-    drawn = [
-        smoothed(lines[place].ys, weight) if weight else list(lines[place].ys) for place in curves
-    ]
-    return [
-        {"y": [[float(f"{y:.5g}") for y in ys] if weight else ys for ys in drawn]},
-        list(curves),
-    ]
+    drawn = []
+    for place in curves:
+        ys = list(lines[place].ys)
+        if weight:
+            # Five digits suffice: the page carries the values of every button.
+            ys = [float(f"{y:.5g}") for y in smoothed(ys, weight)]
+        drawn.append(ys)
+    return [{"y": drawn}, list(curves)]
 
 
 def _menu(place: int, buttons: Sequence[_Button]) -> go.layout.Updatemenu:
