@@ -54,19 +54,24 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     """Return how a cluster is, without asking its keeper."""
     run = _run_in_progress(cluster.path, {} if views is None else views)
     status = cluster_status(cluster.path)
-    count = int(str(read_json(ClusterPaths(cluster.path).config).get("count", 0)))
+    config = read_json(ClusterPaths(cluster.path).config)
+    count = int(str(config.get("count", 0)))
+    messages = [status.message, silence_of(cluster.path, status)]
+    idle_end = ""
+    if status.idle_end_s:
+        idle_end = time.strftime("%H:%M:%S", time.localtime(status.idle_end_s))
+    memory = {}
+    for address, host in run.memory.items() if run else ():
+        if host.gib.last:
+            memory[address] = host.gib.last
     return ClusterView(
         phase=status.phase,
-        message="; ".join(filter(None, [status.message, silence_of(cluster.path, status)])),
-        idle_end=time.strftime("%H:%M:%S", time.localtime(end_s))
-        if (end_s := status.idle_end_s)
-        else "",
+        message="; ".join(text for text in messages if text),
+        idle_end=idle_end,
         path=str(cluster.path),
         count=count,
         pods=status.pods or _arriving(status, count),
-        memory={address: now for address, host in run.memory.items() if (now := host.gib.last)}
-        if run
-        else {},
+        memory=memory,
         running=run.id if run else "",
     )
 
@@ -75,43 +80,41 @@ def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
     """Return the running pods and the awaited pods of a start."""
     if status.phase != "starting" or not status.arrived:
         return ()
-    here = {
-        pod.name: replace(pod, phase=Phase.RUNNING) if pod.address else pod
-        for pod in status.arrived
-    }
-    return [
-        here.get(name) or Pod(name=name) for name in (f"pod-{number}" for number in range(count))
-    ]
+    here = {}
+    for pod in status.arrived:
+        here[pod.name] = replace(pod, phase=Phase.RUNNING) if pod.address else pod
+    names = [f"pod-{number}" for number in range(count)]
+    return [here.get(name) or Pod(name=name) for name in names]
 
 
 def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:
-    for folder in (info.parent for info in path.glob("runs/*/run.json")):
-        if not (folder / "result.json").exists():
-            view = views.get(folder) or views.setdefault(folder, RunView(folder))
-            view.refresh()
-            if view.state in (RunState.STARTING, RunState.RUNNING):
-                return view
+    for info in path.glob("runs/*/run.json"):
+        folder = info.parent
+        if (folder / "result.json").exists():
+            continue
+        if folder not in views:
+            views[folder] = RunView(folder)
+        view = views[folder]
+        view.refresh()
+        if view.state in (RunState.STARTING, RunState.RUNNING):
+            return view
     return None
 
 
 def cluster_doc(view: ClusterView) -> Doc:
     grid = cluster_grid(view.phase, view.message, view.pods, view.memory)
-    waits = (
-        ""
-        if view.pods or view.phase != "starting"
-        else f"{view.count} pods were asked for; none has come yet"
-    )
-    running = f"Run in progress: {view.running}" if view.running else ""
-    idle = (
-        f"Its pods stop at {view.idle_end} unless a run or "
-        "a notebook that shows this panel uses them before"
-    )
-    lines = [
-        line
-        for line in (waits, running, idle if view.idle_end else "", f"Directory: {view.path}")
-        if line
-    ]
-    return Doc(blocks=[Table(grid), *map(Note, lines)])
+    lines = []
+    if view.phase == "starting" and not view.pods:
+        lines.append(f"{view.count} pods were asked for; none has come yet")
+    if view.running:
+        lines.append(f"Run in progress: {view.running}")
+    if view.idle_end:
+        lines.append(
+            f"Its pods stop at {view.idle_end} unless a run or "
+            "a notebook that shows this panel uses them before"
+        )
+    lines.append(f"Directory: {view.path}")
+    return Doc(blocks=[Table(grid), *(Note(line) for line in lines)])
 
 
 def cluster_grid(
@@ -123,23 +126,23 @@ def cluster_grid(
     shown = [name for name in _SHOWN_VERSIONS if any(name in pod.versions for pod in pods)]
     notes = ["note"] if any(pod.message for pod in pods) else []
     memory = ["memory in use"] if memory_gib else []
-    rows = [
-        (
+    rows = []
+    for pod in pods:
+        # The keeper's last look no longer holds for a closed cluster.
+        is_stopped = phase == "closed" and not pod.phase.is_terminal
+        row = [
             pod.name,
             _where(pod),
             str(pod.slots),
-            # The keeper's last look no longer holds for a closed cluster.
-            "stopped" if phase == "closed" and not pod.phase.is_terminal else str(pod.phase),
-            *(pod.versions.get(name, "") for name in shown),
-            *(
-                [gib(used) if (used := (memory_gib or {}).get(pod.address)) else UNKNOWN]
-                if memory
-                else []
-            ),
-            *([pod.message] if notes else []),
-        )
-        for pod in pods
-    ]
+            "stopped" if is_stopped else str(pod.phase),
+        ]
+        row += [pod.versions.get(name, "") for name in shown]
+        if memory_gib:
+            used_gib = memory_gib.get(pod.address)
+            row.append(gib(used_gib) if used_gib else UNKNOWN)
+        if notes:
+            row.append(pod.message)
+        rows.append(row)
     return Grid(
         columns=("pod", "address", "slots", "phase", *shown, *memory, *notes),
         rows=rows,
@@ -151,7 +154,9 @@ def cluster_grid(
 
 def _where(pod: Pod) -> str:
     """Return address and port; the port of a forward is not the pod's, and is left out."""
-    return f"{pod.address}:{pod.ssh_port}" if pod.address and not pod.ssh_address else pod.address
+    if pod.address and not pod.ssh_address:
+        return f"{pod.address}:{pod.ssh_port}"
+    return pod.address
 
 
 def show_cluster(cluster: Cluster) -> None:
@@ -238,6 +243,5 @@ def follow_start(cluster: Cluster) -> Iterator[Callable[[], None]]:
     with closing(ProgressLine()) as line:
         yield draw
     if screen.is_notebook and drawn_at > begun:
-        screen.show(
-            {"text/plain": f"{cluster.message}, {time.monotonic() - begun:.1f} s after the start"}
-        )
+        took_s = time.monotonic() - begun
+        screen.show({"text/plain": f"{cluster.message}, {took_s:.1f} s after the start"})

@@ -18,7 +18,8 @@ _LATE = "Run the cell again."
 def board_html(board: Board) -> str:
     """Draw the line, with a link if the Jupyter server serves the board, under any port."""
     link = board.url if board.route.way is Way.JUPYTER else ""
-    return str(macro("board.html", "line")(board.facts, link))
+    draw_line = macro("board.html", "line")
+    return str(draw_line(board.facts, link))
 
 
 def show_board(board: Board) -> None:
@@ -40,10 +41,11 @@ def frame_widget(board: Board) -> Any:
         if not button.value:
             frame.value = ""
         elif board.server.is_alive and board.server.answers:
-            page = macro("board.html", "page")(
-                board.url, int((time.time() + _USABLE_S) * 1000), _LATE
-            )
-            frame.value = str(macro("board.html", "frame")(page))
+            usable_until_ms = int((time.time() + _USABLE_S) * 1000)
+            draw_page = macro("board.html", "page")
+            draw_frame = macro("board.html", "frame")
+            page = draw_page(board.url, usable_until_ms, _LATE)
+            frame.value = str(draw_frame(page))
         else:
             frame.value = f"<p>TensorBoard has ended. {_LATE}</p>"
 

@@ -92,11 +92,10 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
 
 
 def _step_figures(result: RunResult) -> str:
-    figures = [
-        f"{column.title} {column.write(column.values[0])}"
-        for column in columns_of([result.metrics], [result.step_figures])
-        if column.in_tables and column.key.startswith("step.")
-    ]
+    figures = []
+    for column in columns_of([result.metrics], [result.step_figures]):
+        if column.in_tables and column.key.startswith("step."):
+            figures.append(f"{column.title} {column.write(column.values[0])}")
     return plain(", ".join(figures))
 
 
@@ -126,11 +125,9 @@ def _eval_loss(result: RunResult) -> str:
     if result.first_eval_loss is not None:
         parts.append(f"{number(result.first_eval_loss)} before the first step")
     if result.eval_loss is not None:
-        when = (
-            "the last"
-            if result.eval_step in (None, result.steps)
-            else f"step {count(result.eval_step)}"
-        )
+        when = "the last"
+        if result.eval_step not in (None, result.steps):
+            when = f"step {count(result.eval_step)}"
         parts.append(f"{number(result.eval_loss)} after {when}")
     elif parts:
         parts.append("not evaluated again")
@@ -158,36 +155,47 @@ def _arithmetic(result: RunResult) -> str:
 
 def _sizes(result: RunResult, peaks: Mapping[str, float]) -> str:
     places = [host.address for host in result.hosts]
-    order = sorted(peaks, key=lambda host: places.index(host) if host in places else len(places))
-    return ", ".join(f"{host} {gib(peaks[host])}" for host in order)
+
+    def place_of(address: str) -> int:
+        return places.index(address) if address in places else len(places)
+
+    sizes = []
+    for address in sorted(peaks, key=place_of):
+        sizes.append(f"{address} {gib(peaks[address])}")
+    return ", ".join(sizes)
 
 
 def profile_doc(profile: Profile) -> Doc:
     """State the figures, and all modules as a tree in a fold; text has the first levels."""
     blocks: list[Block] = [Table(profile.summary())]
-    blocks += [Note(profile.note)] if profile.note else []
-    blocks += (
-        [Raw(html=_tree(profile.root), text=_first_levels(profile, profile.root))]
-        if profile.root
-        else []
-    )
+    if profile.note:
+        blocks.append(Note(profile.note))
+    if profile.root:
+        text = _first_levels(profile, profile.root)
+        blocks.append(Raw(html=_tree(profile.root), text=text))
     return Doc(blocks=blocks)
 
 
 def comparison_doc(two: ProfileComparison) -> Doc:
-    grids = [two.summary(), two.table()] if two.one.root or two.other.root else [two.summary()]
-    notes = [Note(two.note, "caution")] if two.note else []
-    return Doc(blocks=[*notes, *map(Table, grids)])
+    blocks: list[Block] = []
+    if two.note:
+        blocks.append(Note(two.note, "caution"))
+    blocks.append(Table(two.summary()))
+    if two.one.root or two.other.root:
+        blocks.append(Table(two.table()))
+    return Doc(blocks=blocks)
 
 
 def _first_levels(profile: Profile, root: ModuleProfile) -> str:
     table = text_table(profile.table(_OPEN))
     deeper = _count(root) - sum(1 for _ in root.walk(_OPEN))
+    if not deeper:
+        return table
     more = (
         f"{count(deeper)} modules lie deeper; .table(depth=…, "
         "sort='latency') shows those of a level."
     )
-    return f"{table}\n\n{more}" if deeper else table
+    return f"{table}\n\n{more}"
 
 
 def _tree(root: ModuleProfile) -> str:
@@ -207,11 +215,13 @@ def _tree(root: ModuleProfile) -> str:
 
 
 def _depth_of(root: ModuleProfile) -> int:
-    whole = _count(root)
-    shown = [sum(1 for _ in root.walk(depth)) for depth in range(_DEEPEST)]
-    return max(
-        _OPEN, *(depth for depth, modules in enumerate(shown) if modules <= min(whole, _MODULES))
-    )
+    most = min(_count(root), _MODULES)
+    deepest = _OPEN
+    for depth in range(_DEEPEST):
+        modules = sum(1 for _ in root.walk(depth))
+        if modules <= most:
+            deepest = max(deepest, depth)
+    return deepest
 
 
 def _count(root: ModuleProfile) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from workbench.base.table import Grid, Marked, facts
@@ -15,20 +16,19 @@ _WIDTH = 24  # letters of the longest bar
 
 
 def rows_doc(preview: RowPreview) -> Doc:
-    first = "" if preview.is_all else " among the first rows of the hub"
+    some = ""
+    first = ""
+    if not preview.is_all:
+        some = ", the first of the hub"
+        first = " among the first rows of the hub"
+    not_read = plain(short_list(preview.not_read, _NAMES)) if preview.not_read else "none"
     pairs = [
-        (
-            "rows to train on",
-            count(preview.train_rows) + ("" if preview.is_all else ", the first of the hub"),
-        ),
+        ("rows to train on", count(preview.train_rows) + some),
         ("rows to evaluate on", count(preview.eval_rows)),
         ("training rows that repeat an earlier one", count(preview.duplicates) + first),
         ("evaluation rows that are training rows too", count(preview.overlap) + first),
         ("rows with an empty answer", count(preview.empty_answers) + first),
-        (
-            "columns not read",
-            plain(short_list(preview.not_read, _NAMES)) if preview.not_read else "none",
-        ),
+        ("columns not read", not_read),
     ]
     marked = [(str(number), Marked(tuple(row))) for number, row in enumerate(preview.rows, 1)]
     rows = Grid(
@@ -39,47 +39,55 @@ def rows_doc(preview: RowPreview) -> Doc:
     blocks: list[Block] = [
         Table(facts(f"Rows for {preview.job.model}", pairs)),
         Table(rows, width=100),
+        Table(_histogram(preview)),
     ]
-    return Doc(blocks=[*blocks, Table(_histogram(preview)), *map(Note, _notes(preview))])
+    blocks += [Note(text) for text in _notes(preview)]
+    return Doc(blocks=blocks)
 
 
 def _histogram(preview: RowPreview) -> Grid:
     read = [length.read for length in preview.lengths]
     learned = [length.learned for length in preview.lengths]
     longest = max([*read, *learned], default=0)
-    step = max(1, -(-(longest + 1) // _BARS))
+    step = max(1, math.ceil((longest + 1) / _BARS))
     ranges = [range(first, first + step) for first in range(0, longest + 1, step)]
-    columns = [
-        _bars([sum(length in part for length in lengths) for part in ranges])
-        for lengths in (read, learned)
-    ]
+    bars_read = _bars(_rows_in(ranges, read))
+    bars_learned = _bars(_rows_in(ranges, learned))
+    rows = []
+    for place, part in enumerate(ranges):
+        tokens = f"{part[0]}–{part[-1]}"
+        rows.append((tokens, *bars_read[place], *bars_learned[place]))
     return Grid(
         columns=("tokens", "read", "rows", "learned", "rows "),
-        rows=[
-            (f"{part[0]}–{part[-1]}", bar, number, other, others)
-            for part, (bar, number), (other, others) in zip(ranges, *columns, strict=True)
-        ],
+        rows=rows,
         right={"rows", "rows "},
         whole={"tokens", "read", "learned"},
         caption=f"Lengths of {count(len(preview.lengths))} training rows, before anything is cut",
     )
 
 
+def _rows_in(ranges: Sequence[range], lengths: Sequence[int]) -> list[int]:
+    return [sum(length in part for length in lengths) for part in ranges]
+
+
 def _bars(rows: Sequence[int]) -> list[tuple[str, str]]:
+    """Return the bar and the number of rows of each range. Even one row has a letter."""
     most = max([*rows, 1])
-    return [("█" * -(-_WIDTH * number // most), count(number)) for number in rows]
+    bars = []
+    for number in rows:
+        letters = math.ceil(_WIDTH * number / most)
+        bars.append(("█" * letters, count(number)))
+    return bars
 
 
 def _notes(preview: RowPreview) -> list[str]:
     job = preview.job
     rows = max(1, len(preview.lengths))
+    read_cut = sum(length.read_is_cut for length in preview.lengths)
+    learned_cut = sum(length.learned_is_cut for length in preview.lengths)
     cut = {
-        f"max_source_length={job.max_source_length}": sum(
-            length.read_is_cut for length in preview.lengths
-        ),
-        f"max_target_length={job.max_target_length}": sum(
-            length.learned_is_cut for length in preview.lengths
-        ),
+        f"max_source_length={job.max_source_length}": read_cut,
+        f"max_target_length={job.max_target_length}": learned_cut,
     }
     return [
         f"{option} cuts {count(number)} of them ({percent(number / rows)})."

@@ -128,7 +128,8 @@ class RunPanel(Watched):
         before = self.view.state
         self.view.refresh()
         at_once = at_once or self.view.state != before
-        page = RunPage(self.view, partial(self._drawings.draw, at_once=at_once), self._folds)
+        draw = partial(self._drawings.draw, at_once=at_once)
+        page = RunPage(self.view, draw, self._folds)
         if self._bar is not None:
             self._bar.update(page.facts)
         return page.doc()
@@ -172,7 +173,8 @@ class _KeptPlot:
 
     def allows(self) -> bool:
         now = time.monotonic()
-        self.left_s = min(_PLOT_AHEAD_S, self.left_s + (now - self.counted_at) * _PLOT_SHARE)
+        earned_s = (now - self.counted_at) * _PLOT_SHARE
+        self.left_s = min(_PLOT_AHEAD_S, self.left_s + earned_s)
         self.counted_at = now
         return self.left_s > 0 and now >= self.drawn_at + _PLOT_EVERY_S
 
@@ -183,19 +185,20 @@ class _KeptPlot:
 
 class RunButtons(ButtonBar):
     def __init__(self, run: Run):
-        super().__init__(
-            "buttons of the run",
-            {
-                "stop": self._stop,
-                "kill": self._kill,
-                "stacks": lambda: self._show(
-                    "asking every rank …", lambda: blocks_html(stacks_blocks(run.stacks()))
-                ),
-                "board": lambda: self._show(
-                    "starting TensorBoard …", lambda: as_html(run.tensorboard())
-                ),
-            },
-        )
+
+        def draw_stacks() -> str:
+            return blocks_html(stacks_blocks(run.stacks()))
+
+        def draw_board() -> str:
+            return as_html(run.tensorboard())
+
+        actions: dict[str, Callable[[], object]] = {
+            "stop": self._stop,
+            "kill": self._kill,
+            "stacks": lambda: self._show("asking every rank …", draw_stacks),
+            "board": lambda: self._show("starting TensorBoard …", draw_board),
+        }
+        super().__init__("buttons of the run", actions)
         self._run = run
         self._ended = False
         self._asked = ""
@@ -215,9 +218,8 @@ class RunButtons(ButtonBar):
             tip="Where every rank is now: why is it stuck?",
         )
         live = [replace(button, disabled=ended) for button in (stop, kill, stacks)]
-        self.draw(
-            [*live, Button(name="board", text="TensorBoard", tip="Opens TensorBoard of this run")]
-        )
+        board = Button(name="board", text="TensorBoard", tip="Opens TensorBoard of this run")
+        self.draw([*live, board])
 
     def _stop(self) -> None:
         self.say(self._asked)
