@@ -168,10 +168,13 @@ def _places(error: WorkbenchError) -> Iterator[tuple[str, str]]:
     """Return the user's own lines of the traceback, the cell's first, with their code."""
     for frame, number in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package not in _NOT_THEIRS and not file.startswith((*_LIBRARIES, "<frozen")):
+        module = str(frame.f_globals.get("__name__", ""))
+        package = module.partition(".")[0]
+        is_library = file.startswith((*_LIBRARIES, "<frozen"))
+        if package not in _NOT_THEIRS and not is_library:
             summary = traceback.FrameSummary(file, number, frame.f_code.co_name)
-            yield f"{_cell(file) or file}, line {number}:", summary.line or ""
+            place = _cell(file) or file
+            yield f"{place}, line {number}:", summary.line or ""
 
 
 def _cell(file: str) -> str:

@@ -195,8 +195,10 @@ def loss_plots(sheet: Sheet, losses: Mapping[int, Sequence[LossPoint]]) -> list[
 
 
 def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
+    if not lines:
+        return []
     if len(lines) <= _MOST_LINES:
-        return [("", list(lines))] if lines else []
+        return [("", list(lines))]
     by_pods: dict[int, list[Line]] = {}
     for line in lines:
         by_pods.setdefault(line.row.pods, []).append(line)
@@ -204,7 +206,8 @@ def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
     for pods, group in sorted(by_pods.items()):
         title = counted(pods, "pod")
         for first in range(0, len(group), _MOST_LINES):
-            portions.append((title, group[first : first + _MOST_LINES]))
+            portion = group[first : first + _MOST_LINES]
+            portions.append((title, portion))
     return portions
 
 
@@ -248,11 +251,15 @@ def _loss_plot(
             end = f"= {', '.join(numbers[1:])}"
             notes.append(f"Over steps the losses of rows {', '.join(numbers)} are the same line.")
         drawn.append(replace(series[group[0]], end=end))
-    all_equal = len(groups) == 1 < len(series)
+    all_equal = len(groups) == 1 and len(series) > 1
+    # Over steps, lines of the same work hide others: time then is the better axis.
+    axes = (STEP, by_time)
+    if 2 * len(groups) <= len(series):
+        axes = (by_time, STEP)
     plot = Plot(
         label=f"training loss, {title}",
         y="training loss, nats per token",
-        axes=(STEP, by_time) if 2 * len(groups) > len(series) else (by_time, STEP),
+        axes=axes,
         series=series,
         notes=notes,
     )

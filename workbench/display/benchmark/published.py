@@ -68,4 +68,7 @@ def _written(field: str, values: Sequence[float | None]) -> list[str]:
         return [UNKNOWN for _ in values]
     figures = figures_of(_COLUMNS[field], numbers)
     unit = f" {figures.unit}" if figures.unit not in ("", "1/s") else ""
-    return [UNKNOWN if value is None else figures.write(value) + unit for value in values]
+    written = []
+    for value in values:
+        written.append(UNKNOWN if value is None else figures.write(value) + unit)
+    return written

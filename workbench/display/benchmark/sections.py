@@ -128,9 +128,11 @@ def _shares(answered: Sequence[tuple[Line, Predictions]]) -> Grid:
 def _beside(answered: Sequence[tuple[Line, Predictions]]) -> Answers | None:
     by_technique: dict[str, tuple[Line, Predictions]] = {}
     for line, predictions in answered:
-        other = by_technique.get(line.technique)
-        if other is None or line.row.pods > other[0].row.pods:
-            by_technique[line.technique] = (line, predictions)
+        if line.technique in by_technique:
+            other, _ = by_technique[line.technique]
+            if line.row.pods <= other.row.pods:
+                continue
+        by_technique[line.technique] = (line, predictions)
     chosen = list(by_technique.values()) if len(by_technique) > 1 else list(answered)
     chosen = chosen[:_SIDE_BY_SIDE]
     if len(chosen) < 2:

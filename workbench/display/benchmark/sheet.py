@@ -225,9 +225,12 @@ def _best(lines: Sequence[Line], place: int, column: Column) -> set[int]:
     _, top = max(good, key=lambda pair: column.best * pair[0])
     alike = set()
     for _, line in good:
-        if line.figures[place] == top.figures[place] or _overlap(line, top, column):
+        is_same = line.figures[place] == top.figures[place]
+        if is_same or _overlap(line, top, column):
             alike.add(line.number)
-    return alike if len(alike) < len(good) else set()
+    if len(alike) == len(good):
+        return set()
+    return alike
 
 
 def _overlap(one: Line, other: Line, column: Column) -> bool:
@@ -309,11 +312,18 @@ def _alike(lines: Sequence[Line]) -> list[list[int]]:
     spreads = {line.number: line.summary.spreads[_SPEED] for line in lines}
     sets: list[set[int]] = []
     for one in spreads.values():
-        alike = {n for n, other in spreads.items() if other.low <= one.low <= other.high}
+        alike = set()
+        for number, other in spreads.items():
+            if other.low <= one.low <= other.high:
+                alike.add(number)
         if len(alike) > 1 and alike not in sets:
             sets.append(alike)
-    largest = [rows for rows in sets if not any(rows < other for other in sets)]
-    return [sorted(rows) for rows in largest]
+    largest = []
+    for rows in sets:
+        is_part = any(rows < other for other in sets)
+        if not is_part:
+            largest.append(sorted(rows))
+    return largest
 
 
 def _rows(numbers: Sequence[int]) -> str:

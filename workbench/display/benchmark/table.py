@@ -34,8 +34,10 @@ _CELL_PX = 1190  # width of a notebook's cell in a window of 1400 px
 def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:
     """Draw a benchmark as HTML, with links to its files."""
     table = Raw(html=sheet_html(sheet_of(groups)))
-    downloads = Raw(html=macro("run.html", "downloads")(links))
-    return to_html(Doc(blocks=[table, downloads, *published_blocks()], full=True))
+    draw_downloads = macro("run.html", "downloads")
+    downloads = Raw(html=draw_downloads(links))
+    blocks = [table, downloads, *published_blocks()]
+    return to_html(Doc(blocks=blocks, full=True))
 
 
 def benchmark_text(groups: Sequence[Group]) -> str:
@@ -43,7 +45,9 @@ def benchmark_text(groups: Sequence[Group]) -> str:
 
     A table too wide for a screen goes on in a second one with the same rows.
     """
-    return to_text(Doc(blocks=[*sheet_blocks(sheet_of(groups)), *published_blocks()]))
+    blocks = sheet_blocks(sheet_of(groups))
+    blocks += published_blocks()
+    return to_text(Doc(blocks=blocks))
 
 
 def sheet_html(sheet: Sheet) -> str:

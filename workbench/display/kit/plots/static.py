@@ -201,7 +201,8 @@ def dress_axes(axes: Any, xlabel: str, ylabel: str = "") -> None:
     axes.tick_params(color=FOREGROUND, labelcolor=FOREGROUND, length=3)
     axes.grid(visible=True, color=FOREGROUND, alpha=0.12, linewidth=0.6)
     for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
+        is_axis = side in ("left", "bottom")
+        spine.set_visible(is_axis)
         spine.set_color(FOREGROUND)
         spine.set_alpha(0.4)
 
