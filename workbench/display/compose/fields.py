@@ -159,28 +159,30 @@ class FormField:
     def read(self, value: Any) -> object:
         """Return the option's value for a field's value. ConfigError for invalid JSON."""
         allowed = self.option.allowed
-        if value == self.written(self.option.default):
-            return self.option.default
-        if value in ("", None) or (
-            value == 0 and self.option.default is None and "0 or more" not in allowed
-        ):
-            return None if self.option.default is None or "None" in allowed else self.option.default
+        default = self.option.default
+        if value == self.written(default):
+            return default
+        is_zero_for_none = value == 0 and default is None and "0 or more" not in allowed
+        if value in ("", None) or is_zero_for_none:
+            return None if "None" in allowed else default
         if not isinstance(value, str):
             return value
         text = value.strip()
         if text in ("true", "false") and "true" in allowed:
             return text == "true"
         wants_list = "list" in allowed
-        if (text[0:1] == "{" and "object" in allowed) or (text[0:1] == "[" and wants_list):
+        is_object = text.startswith("{") and "object" in allowed
+        is_list = text.startswith("[") and wants_list
+        if is_object or is_list:
             try:
                 return json.loads(text)
             except ValueError as error:
                 raise ConfigError(f"{self.mention} is not JSON: {error}") from error
         if wants_list:
             return [part.strip() for part in text.split(",") if part.strip()]
-        return (
-            self._named(text) if self.kind == "text" and allowed.startswith("an object") else text
-        )
+        if self.kind == "text" and allowed.startswith("an object"):
+            return self._named(text)
+        return text
 
     def _named(self, text: str) -> object:
         named: dict[str, object] = {}

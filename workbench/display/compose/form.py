@@ -264,8 +264,12 @@ class _FormView:
         if self._shown and self._shown != bundle:
             self._shown = bundle
             put(bundle, self._name)
-        if preview.memory and not preview.is_counted and self._counting.acquire(blocking=False):
-            act_in_thread(self._count, lambda words: self._say(words, is_bad=True), "compose-count")
+        is_due = preview.memory and not preview.is_counted
+        if is_due and self._counting.acquire(blocking=False):
+            act_in_thread(self._count, self._say_problem, "compose-count")
+
+    def _say_problem(self, words: str) -> None:
+        self._say(words, is_bad=True)
 
     def _say(self, status: str | None = None, *, is_bad: bool = False, **state: object) -> None:
         words = {} if status is None else {"status": status, "is_bad": is_bad}

@@ -66,12 +66,14 @@ def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
     one: list[tuple[str, bool]] = []
     other: list[tuple[str, bool]] = []
     matcher = difflib.SequenceMatcher(None, left, right, autojunk=False)
-    for kind, a, b, c, d in matcher.get_opcodes():
+    for kind, left_from, left_to, right_from, right_to in matcher.get_opcodes():
         is_marked = kind != "equal"
-        if a < b:
-            one.append((" ".join(left[a:b]), is_marked))
-        if c < d:
-            other.append((" ".join(right[c:d]), is_marked))
+        left_words = left[left_from:left_to]
+        if left_words:
+            one.append((" ".join(left_words), is_marked))
+        right_words = right[right_from:right_to]
+        if right_words:
+            other.append((" ".join(right_words), is_marked))
     return Marked(tuple(one)), Marked(tuple(other))
 
 

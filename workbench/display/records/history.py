@@ -179,10 +179,13 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     if left_out:
         facts.append(f"hidden columns: {short_list(left_out)}")
     titles = [column.title for column in drawn]
+    # From columns to rows.
+    cells = [column.cells for column in drawn]
+    keys = [column.keys for column in drawn]
     return Grid(
         columns=titles,
-        rows=list(zip(*(column.cells for column in drawn), strict=True)),
-        keys=list(zip(*(column.keys for column in drawn), strict=True)),
+        rows=list(zip(*cells, strict=True)),
+        keys=list(zip(*keys, strict=True)),
         right={column.title for column in drawn if column.right},
         whole=titles,
         cut={column.title for column in drawn if column.cut},

@@ -197,17 +197,25 @@ def _bar(table: PlanTable, memory: Memory, row: PlanRow) -> Bar:
     unit, size = _unit(table)
     limit = table.gpu_memory_gib or table.memory_gib
     most = max(need.total for need in _memories(table).values())
-    width = most if limit is None else max(limit * _GIB, min(most, _WIDEST * limit * _GIB))
-    sizes = {
-        _NAMES.get(part, part): getattr(memory, part) for part in _PARTS if getattr(memory, part)
-    }
-    parts = tuple((part, its / width) for part, its in sizes.items())
-    words = ", ".join(f"{part} {_written(its, size)} {unit}" for part, its in sizes.items())
-    mark = None if limit is None else limit * _GIB / width
-    of = "" if limit is None else f" of {limit:g} GiB"
-    return Bar(
-        parts, mark, f"{row.technique} needs {_written(memory.total, size)} {unit}{of}: {words}"
-    )
+    width = most
+    mark = None
+    of = ""
+    if limit is not None:
+        limit_bytes = limit * _GIB
+        width = max(limit_bytes, min(most, _WIDEST * limit_bytes))
+        mark = limit_bytes / width
+        of = f" of {limit:g} GiB"
+    parts = []
+    words = []
+    for part in _PARTS:
+        needed = getattr(memory, part)
+        if needed:
+            name = _NAMES.get(part, part)
+            parts.append((name, needed / width))
+            words.append(f"{name} {_written(needed, size)} {unit}")
+    total = _written(memory.total, size)
+    text = f"{row.technique} needs {total} {unit}{of}: {', '.join(words)}"
+    return Bar(tuple(parts), mark, text)
 
 
 def _verdict(table: PlanTable) -> str:

@@ -63,15 +63,20 @@ def _hosts(diagnosis: Diagnosis) -> Grid:
 
 
 def _checks(diagnosis: Diagnosis) -> list[tuple[str, Sequence[Finding | None]]]:
-    by_host = [{finding.check: finding for finding in host.findings} for host in diagnosis.hosts]
-    rows = [
-        (check, [findings.get(check) for findings in by_host]) for check in (*CHECKS, MEMORY_OF_JOB)
-    ]
-    return [(check, findings) for check, findings in rows if any(findings)]
+    by_host = []
+    for host in diagnosis.hosts:
+        by_host.append({finding.check: finding for finding in host.findings})
+    rows: list[tuple[str, Sequence[Finding | None]]] = []
+    for check in (*CHECKS, MEMORY_OF_JOB):
+        findings = [by_check.get(check) for by_check in by_host]
+        if any(findings):
+            rows.append((check, findings))
+    return rows
 
 
 def _caption(diagnosis: Diagnosis) -> str:
-    hosts, bad = counted(len(diagnosis.hosts), "host"), sum(not host.ok for host in diagnosis.hosts)
+    hosts = counted(len(diagnosis.hosts), "host")
+    bad = sum(not host.ok for host in diagnosis.hosts)
     if bad:
         verdict = f"{bad} of {hosts} cannot be relied on"
     else:

@@ -83,10 +83,9 @@ def _share(view: RunView, progress: Progress) -> float:
 
 
 def _head(view: RunView) -> list[tuple[str, str]]:
-    job = view.spec.job if view.spec else None
     pairs: list[tuple[str, str]] = []
-    if job is not None:
-        pairs += job.panel_facts(view.start)
+    if view.spec:
+        pairs += view.spec.job.panel_facts(view.start)
     elif view.result:
         pairs.append(("model", middle_cut(view.result.model, 40)))
         pairs.append(("technique", view.result.technique))
@@ -192,11 +191,13 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
     pairs = [("epoch", number(progress.epoch))]
     for metric in metrics.METRICS:
         pairs.append((metric.title, _last(view, progress, metric)))
-        if metric.name == "perplexity":
-            # Figures of the evaluation without a row follow the figures with a row.
-            for name, value in evaluated.items():
-                if metrics.known(metrics.curve_name(name, EventKind.EVAL)) is None:
-                    pairs.append((name, number(value)))
+        if metric.name != "perplexity":
+            continue
+        # Figures of the evaluation without a row follow the figures with a row.
+        for name, value in evaluated.items():
+            curve = metrics.curve_name(name, EventKind.EVAL)
+            if metrics.known(curve) is None:
+                pairs.append((name, number(value)))
     if result is not None:
         pairs.append(("exact match", percent(result.exact_match)))
         pairs.append(("time to first step", duration(result.time_to_first_step_s)))

@@ -327,10 +327,16 @@ def _of_kind(_card: Card) -> Mapping[str, list[Block]]:
 
 @_of_kind.register
 def _of_finetune(card: FineTuneCard) -> Mapping[str, list[Block]]:
+    profile: list[Block] = []
+    if card.profile:
+        profile += profile_doc(card.profile).blocks
+    trace: list[Block] = []
+    if card.trace:
+        trace.append(Table(card.trace))
     return {
         "Answers": _answers(card),
-        "FLOPS profile": [*profile_doc(card.profile).blocks] if card.profile else [],
-        "Trace": [Table(card.trace)] if card.trace else [],
+        "FLOPS profile": profile,
+        "Trace": trace,
     }
 
 
