@@ -54,7 +54,12 @@ class Kind:
 _COUNT = Kind(decimals=0)
 _PLAIN = Kind(digits=4)
 _TIME = Kind(
-    scales=(("s", 1.0, 600.0), ("min", 60.0, 3 * 3600.0), ("h", 3600.0, math.inf)), digits=4
+    scales=(
+        ("s", 1.0, 600.0),
+        ("min", 60.0, 3 * 3600.0),
+        ("h", 3600.0, math.inf),
+    ),
+    digits=4,
 )
 _BYTES = Kind(scales=(("kB", 1e3, 1e6), ("MB", 1e6, 1e10), ("GB", 1e9, math.inf)))
 _GIB = Kind(scales=(("MiB", 1 / 1024, 0.1), ("GiB", 1.0, math.inf)))

@@ -27,9 +27,10 @@ _FINGERPRINT = 12  # letters of a commit or a fingerprint in a table
 
 def profile_blocks(sheet: Sheet, report: Report) -> list[Block]:
     """Put the FLOPS profiles side by side, and the first beside the others module by module."""
-    profiles = [
-        (line, card.profile) for line, card in _cards(sheet, report) if card.profile is not None
-    ]
+    profiles = []
+    for line, card in _cards(sheet, report):
+        if card.profile is not None:
+            profiles.append((line, card.profile))
     if not profiles:
         return []
     (first, one), *others = profiles
@@ -85,9 +86,10 @@ def _profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
 
 def answers_blocks(sheet: Sheet, report: Report) -> list[Block]:
     """Compare the shares of right answers, and some answers of at most four rows."""
-    answered = [
-        (line, card.predictions) for line, card in _cards(sheet, report) if card.predictions
-    ]
+    answered = []
+    for line, card in _cards(sheet, report):
+        if card.predictions:
+            answered.append((line, card.predictions))
     if not answered:
         return []
     shares = _shares(answered)
@@ -150,8 +152,12 @@ def _beside(answered: Sequence[tuple[Line, Predictions]]) -> Answers | None:
 
 def _cards(sheet: Sheet, report: Report) -> list[tuple[Line, FineTuneCard]]:
     """Return the lines whose runs have cards with profiles and answers."""
-    cards = [(line, report.card_of(line.row)) for line in sheet.lines]
-    return [(line, card) for line, card in cards if isinstance(card, FineTuneCard)]
+    cards = []
+    for line in sheet.lines:
+        card = report.card_of(line.row)
+        if isinstance(card, FineTuneCard):
+            cards.append((line, card))
+    return cards
 
 
 def behind_blocks(sheet: Sheet) -> list[Block]:
@@ -227,9 +233,11 @@ def _versions_words(sheet: Sheet) -> list[str]:
     """
     by_versions: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for line in sheet.lines:
-        found = line.row.provenance.versions.items()
-        versions = tuple(sorted((plain(name), plain(str(version))) for name, version in found))
-        if versions:
+        pairs = []
+        for name, version in line.row.provenance.versions.items():
+            pairs.append((plain(name), plain(str(version))))
+        if pairs:
+            versions = tuple(sorted(pairs))
             by_versions.setdefault(versions, []).append(line.number)
     sentences = []
     for versions, numbers in by_versions.items():

@@ -297,8 +297,9 @@ def markdown_table(grid: Grid) -> str:
     lines = []
     if grid.caption:
         lines += [f"**{_escaped(grid.caption)}**", ""]
-    lines.append(_line(_cell(title) for title in grid.columns))
-    lines.append(_line("---:" if title in grid.right else "---" for title in grid.columns))
+    titles = [_cell(title) for title in grid.columns]
+    sides = ["---:" if title in grid.right else "---" for title in grid.columns]
+    lines += [_line(titles), _line(sides)]
     for row in grid.rows:
         lines.append(_line(_cell(cell) for cell in row))
     return "\n".join(lines)

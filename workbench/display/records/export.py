@@ -17,8 +17,9 @@ def export_doc(export: Export) -> Doc:
     if export.base:
         pairs.append(("adapters of", export.base))
     pairs += _facts(export.files, export.dtype)
-    table = Table(facts("Exported model", pairs), width=100)
-    return Doc(blocks=[table, *_start(export.start_lines)])
+    blocks: list[Block] = [Table(facts("Exported model", pairs), width=100)]
+    blocks += _start(export.start_lines)
+    return Doc(blocks=blocks)
 
 
 def pushed_doc(pushed: Pushed) -> Doc:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from workbench.base.words import number
 
-COLOURS = ("#3b8ede", "#d0741a", "#2f9a75", "#c76bb0", "#9b8410", "#d5553f", "#6f7fd8", "#4696a6")
+COLOURS = (
+    "#3b8ede",
+    "#d0741a",
+    "#2f9a75",
+    "#c76bb0",
+    "#9b8410",
+    "#d5553f",
+    "#6f7fd8",
+    "#4696a6",
+)
 """At least 3:1 on white and on near-black alike, and apart for the colour-blind (after Okabe and
 Ito)."""
 _MARKERS = "osD^vPX*"

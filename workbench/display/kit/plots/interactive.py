@@ -18,9 +18,19 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 PLOTLY = "application/vnd.plotly.v1+json"
-SMOOTHING = {"raw": 0.0, "smooth 0.6": 0.6, "0.9": 0.9, "0.97": 0.97}
+SMOOTHING = {
+    "raw": 0.0,
+    "smooth 0.6": 0.6,
+    "0.9": 0.9,
+    "0.97": 0.97,
+}
 _SMOOTHABLE = 10  # points
-_DASHES = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
+_DASHES = {
+    "-": "solid",
+    "--": "dash",
+    "-.": "dashdot",
+    ":": "dot",
+}
 _SYMBOLS = {
     "o": "circle",
     "s": "square",
