@@ -24,7 +24,12 @@ _GIB = 2**30
 _MIB = 2**20
 _TINY_GIB = 0.1  # if the largest part is smaller, all parts are in MiB
 _WIDEST = 1.6  # a bar beyond this times the limit is cut, so that fitting bars stay distinct
-_MARKS = {Fit.FITS: "✓ ", Fit.TIGHT: "~ ", Fit.NOT: "✗ ", Fit.REFUSED: "✗ "}
+_MARKS = {
+    Fit.FITS: "✓ ",
+    Fit.TIGHT: "~ ",
+    Fit.NOT: "✗ ",
+    Fit.REFUSED: "✗ ",
+}
 
 
 def plan_doc(table: PlanTable) -> Doc:
@@ -151,14 +156,10 @@ def _parts_grid(table: PlanTable) -> Grid:
         if any(getattr(memory, part) >= size / 200 for memory in memories.values())
     ]
     columns = ("technique", *(_NAMES.get(part, part) for part in parts), "together")
-    rows = [
-        (
-            name,
-            *(_written(getattr(memory, part), size) for part in parts),
-            _written(memory.total, size),
-        )
-        for name, memory in memories.items()
-    ]
+    rows = []
+    for name, memory in memories.items():
+        sizes = [_written(getattr(memory, part), size) for part in parts]
+        rows.append((name, *sizes, _written(memory.total, size)))
     caption = f"{unit} of a {_place(table)} at the highest moment of a step"
     return Grid(
         columns=columns,
@@ -227,10 +228,8 @@ def _verdict(table: PlanTable) -> str:
     limits = [f"{size:g} GiB of a {what}" for what, size in places if size]
     need = f"{least.technique} needs least"
     if not limits:
-        return (
-            f"{_fastest(table)}No verdict{' on memory' if table.fastest else ''} "
-            f"without a limit; {need}"
-        )
+        subject = " on memory" if table.fastest else ""
+        return f"{_fastest(table)}No verdict{subject} without a limit; {need}"
     fits = [row for row in planned if row.fit in (Fit.FITS, Fit.TIGHT)]
     into = (
         f"{count(len(fits))} of {counted(len(table.rows), 'technique')} "
@@ -295,33 +294,30 @@ def _more(table: PlanTable, speed_up: float) -> str:
 
 def _apart(table: PlanTable, speed_up: float) -> str:
     """State the speed of local-sgd if it is the fastest."""
-    row = next(
-        (
-            row
-            for row in table.rows
-            if row.fit not in (Fit.NOT, Fit.REFUSED) and not technique_of(row.technique).same_losses
-        ),
-        None,
-    )
-    faster = row is not None and (row.speed_up or 0.0) > 1.1 * speed_up
-    return (
-        f"; {row.technique}, whose losses are others, makes {row.speed_up:.2f}"
-        if row is not None and faster
-        else ""
-    )
+    for row in table.rows:
+        if row.fit in (Fit.NOT, Fit.REFUSED) or technique_of(row.technique).same_losses:
+            continue
+        if row.speed_up is not None and row.speed_up > 1.1 * speed_up:
+            return f"; {row.technique}, whose losses are others, makes {row.speed_up:.2f}"
+        return ""
+    return ""
 
 
 def _what(table: PlanTable) -> str:
     job = table.job
     source, target = table.lengths
-    what = [str(job.number_format), job.optimizer, *([job.peft] if job.peft != "none" else [])]
-    what += [f"gradients sent in {job.communication}"] if job.communication else []
-    what += ["gradient checkpointing"] if job.gradient_checkpointing else []
+    what = [str(job.number_format), job.optimizer]
+    if job.peft != "none":
+        what.append(job.peft)
+    if job.communication:
+        what.append(f"gradients sent in {job.communication}")
+    if job.gradient_checkpointing:
+        what.append("gradient checkpointing")
     spread = {row.gpus_on_pod for row in table.rows if row.gpus_on_pod > row.ranks == 1}
-    what += [
-        f"single with its layers over {counted(gpus, 'GPU')}, the fullest of which is shown"
-        for gpus in spread
-    ]
+    for gpus in spread:
+        what.append(
+            f"single with its layers over {counted(gpus, 'GPU')}, the fullest of which is shown"
+        )
     return (
         f"Predicted for {table.model} ({scaled(table.parameters)} parameters, "
         f"{scaled(table.trained)} trained) on {counted(table.pods, 'pod')}; "

@@ -80,9 +80,8 @@ def _caption(diagnosis: Diagnosis) -> str:
     if bad:
         verdict = f"{bad} of {hosts} cannot be relied on"
     else:
-        verdict = (
-            f"{hosts}: {'usable, with something to look at' if diagnosis.problems else 'all well'}"
-        )
+        state = "usable, with something to look at" if diagnosis.problems else "all well"
+        verdict = f"{hosts}: {state}"
     return f"{verdict} ({duration(diagnosis.hosts_s)})"
 
 
@@ -90,7 +89,9 @@ def _cell(finding: Finding | None, most: int) -> Cell:
     if finding is None:
         return ""
     text = f"{_SIGN[finding.verdict]} {_short(finding, most)}"
-    return Marked(((text, True),)) if finding.verdict in (Verdict.BAD, Verdict.WARNING) else text
+    if finding.verdict in (Verdict.BAD, Verdict.WARNING):
+        return Marked(((text, True),))
+    return text
 
 
 def _room(diagnosis: Diagnosis) -> int:
@@ -110,14 +111,10 @@ def _todo(diagnosis: Diagnosis) -> Mapping[Finding, str]:
 
 
 def _sizes(exchange: Exchange) -> Grid:
-    rows = [
-        (
-            f"{size >> 20} MiB",
-            duration(took),
-            f"{bus_bytes_per_s(size, took, exchange.pods) / 1e9:.2f} GB/s",
-        )
-        for size, took in exchange.sizes
-    ]
+    rows = []
+    for size, took in exchange.sizes:
+        gb_per_s = bus_bytes_per_s(size, took, exchange.pods) / 1e9
+        rows.append((f"{size >> 20} MiB", duration(took), f"{gb_per_s:.2f} GB/s"))
     return Grid(
         columns=("all-reduce of", "takes", "bus bandwidth"),
         rows=rows,
@@ -135,11 +132,9 @@ def _speed(diagnosis: Diagnosis) -> list[str]:
     bandwidth = exchange.bandwidth_gb_per_s
     speed = UNKNOWN if bandwidth is None else f"{bandwidth:.2f} GB/s"
     slowdown = exchange.slowdown(exchange.pods)
-    shared = (
-        f" While all pods compute, each takes {slowdown:.1f} times as long."
-        if slowdown > _SHARED
-        else ""
-    )
+    shared = ""
+    if slowdown > _SHARED:
+        shared = f" While all pods compute, each takes {slowdown:.1f} times as long."
     return [
         f"Latency {duration(exchange.latency_s)}, bandwidth {speed}.{_prediction(exchange)}{shared}"
     ]
