@@ -43,7 +43,9 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     """Carry out the request; return the answer, with the key `error` on failure."""
     os.umask(0o077)
     try:
-        return enter(**request["enter"]) if "enter" in request else leave(**request["leave"])
+        if "enter" in request:
+            return enter(**request["enter"])
+        return leave(**request["leave"])
     except OSError as error:
         return {"error": f"{error.filename or 'the host'}: {error.strerror or error}"}
     except ValueError as error:
@@ -67,35 +69,32 @@ def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
     """Make the pod's folder `root/folder/pod` and return the host's facts."""
     check_names(folder, pod)
     own = Path(root).expanduser().resolve() / folder
-    if why := weakness(own.parent):
+    why = weakness(own.parent)
+    if why:
         raise ValueError(why)
     own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
         own.mkdir(0o700)
-    except (
-        FileExistsError
-    ):  # made for another pod of this cluster: hosts may share their home folders
+    # Made for another pod of this cluster: hosts may share their home folders.
+    except FileExistsError:
         there = os.lstat(own)
-        if (
-            not stat.S_ISDIR(there.st_mode)
-            or there.st_uid != os.geteuid()
-            or stat.S_IMODE(there.st_mode) & 0o077
-        ):
+        is_own_folder = stat.S_ISDIR(there.st_mode) and there.st_uid == os.geteuid()
+        is_open_to_others = stat.S_IMODE(there.st_mode) & 0o077
+        if not is_own_folder or is_open_to_others:
             raise ValueError(f"{own} is there already and is not ours alone") from None
     place = own / pod
     place.mkdir(0o700)
+    installed = installed_versions()
+    # Address and port of the daemon tell hosts apart, as does the boot of the machine.
+    login = os.environ.get("SSH_CONNECTION", "").split()
     return {
         "root": str(place),
         "python": sys.executable,
-        "versions": {
-            name: version for name, version in installed_versions().items() if name != "workbench"
-        },
+        "versions": {name: number for name, number in installed.items() if name != "workbench"},
         "gpus": len(gpu_names()),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
+        "cores": _cores(),
         "memory_gib": _memory_gib(),
-        "daemon": [*os.environ.get("SSH_CONNECTION", "").split()[2:], boot_id()],
+        "daemon": [*login[2:], boot_id()],
     }
 
 
@@ -105,11 +104,15 @@ def leave(root: str, folder: str, pod: str) -> dict[str, Any]:
     own = Path(root).expanduser().resolve() / folder
     place = own / pod
     left = end_all(lambda: _ours(str(place)), grace_s=_GRACE_S, kill_s=_KILL_S)
-    log = _read(place / "agent.log").splitlines()[-_LOG_LINES:]
+    log = _read(place / "agent.log").splitlines()
     shutil.rmtree(place, ignore_errors=True)
     if not list(own.glob("pod-*")):
         shutil.rmtree(own, ignore_errors=True)
-    return {"left": sorted(process.pid for process in left), "log": log, "there": place.exists()}
+    return {
+        "left": sorted(process.pid for process in left),
+        "log": log[-_LOG_LINES:],
+        "there": place.exists(),
+    }
 
 
 def _ours(root: str) -> list[Process]:
@@ -120,9 +123,18 @@ def _ours(root: str) -> list[Process]:
     return [table[pid] for pid in ours if not table[pid].zombie]
 
 
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _memory_gib() -> float:
-    lines = [line.split() for line in _read("/proc/meminfo").splitlines()]
-    return next((int(words[1]) / 2**20 for words in lines if words[0] == "MemTotal:"), 0.0)
+    for line in _read("/proc/meminfo").splitlines():
+        words = line.split()
+        if words[0] == "MemTotal:":
+            return int(words[1]) / 2**20
+    return 0.0
 
 
 def _read(path: str | Path) -> str:

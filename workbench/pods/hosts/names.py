@@ -61,12 +61,20 @@ class Host:
         return f"{self.reached or self.address}:{self.port}"
 
     def to_dict(self) -> dict[str, object]:
-        return {name: value for name in NamedHost.model_fields if (value := getattr(self, name))}
+        options = {}
+        for name in NamedHost.model_fields:
+            value = getattr(self, name)
+            if value:
+                options[name] = value
+        return options
 
     @property
     def written(self) -> str | dict[str, object]:
         """The host in the form that `read_host` reads."""
-        return self.address if len(given := self.to_dict()) == 1 else given
+        options = self.to_dict()
+        if len(options) == 1:
+            return self.address
+        return options
 
     def __str__(self) -> str:
         return f"{self.address} ({self.where})"
@@ -93,7 +101,8 @@ def read_host(given: object) -> Host:
                 f' {{"address": …, "port": …}}'
             )
     try:
-        return Host(**dict(NamedHost.from_dict(named)))
+        fields = dict(NamedHost.from_dict(named))
+        return Host(**fields)
     except ConfigError as error:
         raise ConfigError(f"{given!r} cannot be used: {error}") from None
 
@@ -111,6 +120,7 @@ def from_hostfile(path: Path) -> list[Host]:
 def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
     """Fill empty fields of a host from an OpenSSH configuration; given fields stay."""
     options = _ask_ssh(host.address, config)
+    # The way to the host.
     jump = options.get("proxyjump", ["none"])[0]
     command = options.get("proxycommand", ["none"])[0]
     if command != "none":
@@ -118,18 +128,24 @@ def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
             f"the ssh configuration reaches {host.address} by ProxyCommand {command!r}; only"
             " ProxyJump is supported"
         )
-    if "," in jump or (on_the_way and jump != "none" and read_host(jump).address != host.address):
+    has_jump = jump != "none"
+    if "," in jump or (on_the_way and has_jump and read_host(jump).address != host.address):
         raise ConfigError(
             f"the ssh configuration reaches {host.address} through several hosts ({jump}); use at"
             " most 1 jump host"
         )
-    via = host.jump or (None if jump == "none" or on_the_way else read_host(jump))
+    via = host.jump
+    if via is None and has_jump and not on_the_way:
+        via = read_host(jump)
+    # The host and its keys.
     reached = options["hostname"][0]
-    files = [
-        word
-        for name in ("userknownhostsfile", "globalknownhostsfile")
-        for word in options.get(name, [""])[0].split()
-    ]
+    known_hosts = []
+    for name in ("userknownhostsfile", "globalknownhostsfile"):
+        files = options.get(name, [""])[0]
+        for file in files.split():
+            if file != "none":
+                path = Path(file).expanduser()
+                known_hosts.append(str(path))
     return replace(
         host,
         user=host.user or check_user(options["user"][0]),
@@ -137,7 +153,7 @@ def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
         key=host.key or _first_there(options.get("identityfile", [])),
         reached="" if reached == host.address else check_address(reached),
         known_as=options.get("hostkeyalias", [""])[0],
-        known_hosts=tuple(str(Path(file).expanduser()) for file in files if file != "none"),
+        known_hosts=tuple(known_hosts),
         jump=via and configured(via, config, on_the_way=True),
     )
 
@@ -150,14 +166,24 @@ def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -
             " key), a key in the host's"
             " own object, or ssh_config=True to use your ssh configuration"
         )
-    defaults = {"user": user, "port": port, "key": key, "known_hosts": known_hosts}
+    login = host.user or user
+    if not login:
+        account = pwd.getpwuid(os.geteuid())
+        login = check_user(account.pw_name)
+    key_path = Path(host.key or key).expanduser()
+    files = host.known_hosts
+    if known_hosts:
+        files = (known_hosts, *files)
+    jump = host.jump
+    if jump is not None:
+        jump = completed(jump, user=user, port=22, key=key, known_hosts=known_hosts)
     return replace(
         host,
-        user=host.user or user or check_user(pwd.getpwuid(os.geteuid()).pw_name),
+        user=login,
         port=host.port or port,
-        key=str(Path(host.key or key).expanduser().absolute()),
-        known_hosts=((known_hosts,) if known_hosts else ()) + host.known_hosts,
-        jump=host.jump and completed(host.jump, **{**defaults, "port": 22}),  # type: ignore[arg-type]
+        key=str(key_path.absolute()),
+        known_hosts=files,
+        jump=jump,
     )
 
 
@@ -168,18 +194,27 @@ def _read_text(text: str) -> dict[str, object]:
             f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address as'
             ' "[::1]:22"'
         )
-    parts: dict[str, object] = {
-        name: value for name, value in match.groupdict().items() if value is not None
-    }
     address = match["address"].removeprefix("[").removesuffix("]")
-    return {**parts, "address": address, **({"port": int(match["port"])} if match["port"] else {})}
+    fields: dict[str, object] = {"address": address}
+    if match["user"] is not None:
+        fields["user"] = match["user"]
+    if match["port"] is not None:
+        fields["port"] = int(match["port"])
+    return fields
 
 
 def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
-    argv = ["ssh", "-G", *(["-F", config] if config else []), "--", check_address(name)]
+    argv = ["ssh", "-G"]
+    if config:
+        argv += ["-F", config]
+    argv += ["--", check_address(name)]
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_CONFIG_S, stdin=subprocess.DEVNULL
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=_CONFIG_S,
+            stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError as error:
         raise ConfigError(
@@ -201,4 +236,8 @@ def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
 
 def _first_there(paths: Sequence[str]) -> str:
     """Return the first identity file that exists; most of ssh's default files do not."""
-    return next((str(path) for text in paths if (path := Path(text).expanduser()).is_file()), "")
+    for text in paths:
+        path = Path(text).expanduser()
+        if path.is_file():
+            return str(path)
+    return ""

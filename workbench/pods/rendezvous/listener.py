@@ -94,7 +94,9 @@ class Rendezvous:
             for key, _ in self._selector.select(_TICK_S):
                 if key.fileobj is self._listener:
                     self._accept()
-                elif (pending := self._connections.get(key.data)) is not None:
+                    continue
+                pending = self._connections.get(key.data)
+                if pending is not None:
                     self._receive(pending)
             self._drop_idle()
         return [self._came[name] for name in self.names]
@@ -117,7 +119,8 @@ class Rendezvous:
         connection.setblocking(False)
         pending = _WorkerConnection(connection)
         if len(self._connections) >= _MAX_CONNECTIONS:
-            self._refuse(next(iter(self._connections.values())), "crowded out")
+            oldest = next(iter(self._connections.values()))
+            self._refuse(oldest, "crowded out")
         self._connections[connection] = pending
         self._selector.register(connection, selectors.EVENT_READ, connection)
         self._say(pending, {"nonce": pending.nonce})
@@ -182,7 +185,8 @@ class Rendezvous:
             self._came[pod.name] = pod
             missing = [name for name in self.names if name not in self._came]
             waits = f"; waiting for {', '.join(missing)}" if missing else ""
-            self._arrived([self._came[name] for name in self.names if name in self._came])
+            came = [self._came[name] for name in self.names if name in self._came]
+            self._arrived(came)
             self._report(
                 f"{len(self._came)} of {len(self.names)} workers reported: {pod.name} at"
                 f" {_where(pod)}{waits}"
@@ -206,10 +210,9 @@ class Rendezvous:
     def _drop_idle(self) -> None:
         """Part with connections that did not send a whole line in time; the oldest stand first."""
         limit_s = time.monotonic() - _READ_TIMEOUT_S
-        while (
-            self._connections
-            and (oldest := next(iter(self._connections.values()))).since_s < limit_s
-        ):
+        for oldest in list(self._connections.values()):
+            if oldest.since_s >= limit_s:
+                break
             self._refuse(oldest, "idle")
 
     def _refuse(self, pending: _WorkerConnection, reason: str) -> None:
@@ -224,15 +227,18 @@ class Rendezvous:
 
     def _missing(self, timeout_s: float, status_of: Callable[[str], str]) -> str:
         missing = [name for name in self.names if name not in self._came]
-        waits = [f"{name} ({words})" if (words := status_of(name)) else name for name in missing]
+        waits = []
+        for name in missing:
+            words = status_of(name)
+            waits.append(f"{name} ({words})" if words else name)
         text = (
             f"{len(self._came)} of {len(self.names)} workers reported "
             f"in {timeout_s:.0f} s; missing: {', '.join(waits)}"
         )
         wrong = self.refused["wrong token"]
-        return text + (
-            f"; {wrong} reports came with a wrong token" if wrong and not self._came else ""
-        )
+        if wrong and not self._came:
+            text += f"; {wrong} reports came with a wrong token"
+        return text
 
 
 def _where(pod: Pod) -> str:
@@ -249,7 +255,8 @@ def _check_name(name: str) -> str:
 
 
 def _check_path(text: str) -> str:
-    if not (text.startswith("/") and text.isprintable() and ".." not in PurePosixPath(text).parts):
+    is_absolute = text.startswith("/") and text.isprintable()
+    if not is_absolute or ".." in PurePosixPath(text).parts:
         raise ConfigError(f"{text[:80]!r} is not an absolute path")
     return text
 

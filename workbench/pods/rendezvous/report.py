@@ -21,21 +21,35 @@ MAX_MESSAGE_BYTES = 4096
 
 _RETRY_S = 0.2
 _EXCHANGE_S = 5.0
-_FIELDS = ("name", "address", "ssh_port", "user", "slots", "host_key", "root", "python", "versions")
+_FIELDS = (
+    "name",
+    "address",
+    "ssh_port",
+    "user",
+    "slots",
+    "host_key",
+    "root",
+    "python",
+    "versions",
+)
 
 
 def proof(token: bytes, role: str, *parts: str) -> str:
     """Return the HMAC-SHA256 of `role` ("worker" or "rendezvous") over the parts of an exchange."""
-    message = b"".join(
-        len(part.encode()).to_bytes(4, "big") + part.encode() for part in (role, *parts)
-    )
+    message = b""
+    for part in (role, *parts):
+        data = part.encode()
+        # The length before every part: no other parts have the same message.
+        message += len(data).to_bytes(4, "big")
+        message += data
     return hmac.digest(token, message, "sha256").hex()
 
 
 def encode_report(pod: Pod) -> str:
     """Write what a worker says of itself: the pod, less phase and message."""
     data = pod.to_dict()
-    return json.dumps({name: data[name] for name in _FIELDS}, separators=(",", ":"))
+    report = {name: data[name] for name in _FIELDS}
+    return json.dumps(report, separators=(",", ":"))
 
 
 def register(host: str, port: int, token: bytes, pod: Pod, *, timeout_s: float) -> None:
@@ -57,7 +71,8 @@ def _exchange(host: str, port: int, token: bytes, pod: Pod) -> None:
     own_nonce = secrets.token_hex(16)
     with socket.create_connection((host, port), timeout=_EXCHANGE_S) as connection:
         lines = connection.makefile("rb")
-        nonce = str(_read(lines.readline(MAX_MESSAGE_BYTES))["nonce"])
+        greeting = _read(lines.readline(MAX_MESSAGE_BYTES))
+        nonce = str(greeting["nonce"])
         sent = {
             "report": report,
             "nonce": own_nonce,
@@ -66,9 +81,9 @@ def _exchange(host: str, port: int, token: bytes, pod: Pod) -> None:
         connection.sendall(to_line(sent))
         answer = _read(lines.readline(MAX_MESSAGE_BYTES))
     error = str(answer.get("error", ""))
-    if not hmac.compare_digest(
-        str(answer.get("proof")), proof(token, "rendezvous", nonce, own_nonce, report, error)
-    ):
+    given = str(answer.get("proof"))
+    expected = proof(token, "rendezvous", nonce, own_nonce, report, error)
+    if not hmac.compare_digest(given, expected):
         raise PodError(f"{host}:{port} is not proven to be the rendezvous of the cluster")
     if error:
         raise PodError(f"the rendezvous {host}:{port} refused {pod.name}: {error}")

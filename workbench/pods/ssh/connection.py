@@ -32,7 +32,8 @@ from workbench.pods.ssh.transport import Destination, reach
 _REQUEST_BYTES = 32_768  # what OpenSSH's sftp-server answers at most
 _WINDOW = 128  # requests under way at a time; paramiko's own limit of them sleeps 10 ms for each
 _KEEPALIVE_S = 5
-_FILE_S, _SLOWEST_PER_S = 60.0, 20_000  # bytes; how long a small file may take
+_FILE_S = 60.0  # how long a small file may take, beside the time for its bytes
+_SLOWEST_PER_S = 20_000  # bytes
 _KILLED_AT_MOST = 3
 _DONE = {"take": "written", "holds": "read"}
 
@@ -50,9 +51,8 @@ class SSHConnection:
         self._hop: paramiko.Transport | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"SSHConnection({self.pod.name}, {self._where}, {'open' if self.is_open else 'closed'})"
-        )
+        state = "open" if self.is_open else "closed"
+        return f"SSHConnection({self.pod.name}, {self._where}, {state})"
 
     def __enter__(self) -> SSHConnection:
         return self.open()
@@ -70,7 +70,8 @@ class SSHConnection:
             return self
         self.close()
         if self.pod.jump is not None:
-            self._hop = reach(self._jump(self.pod.jump), self.timeout_s)
+            hop = self._jump(self.pod.jump)
+            self._hop = reach(hop, self.timeout_s)
         try:
             self._transport = reach(self._destination(), self.timeout_s, self._hop)
         except BaseException:
@@ -90,7 +91,8 @@ class SSHConnection:
         for transport in (self._transport, self._hop):
             if transport is not None:
                 transport.close()
-        self._transport = self._hop = None
+        self._transport = None
+        self._hop = None
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
         """Run a command to its end. Background processes that hold its output are not awaited."""
@@ -125,8 +127,10 @@ class SSHConnection:
 
     def put_bytes(self, data: bytes, remote: str | PurePosixPath) -> None:
         """Send a small file (0600), replacing what is there; missing folders are made (0700)."""
-        words = ["take", str(remote), str(len(data)), hashlib.sha256(data).hexdigest()]
-        if not self._ask_far_end(words, data)["whole"]:
+        digest = hashlib.sha256(data).hexdigest()
+        words = ["take", str(remote), str(len(data)), digest]
+        answer = self._ask_far_end(words, data)
+        if not answer["whole"]:
             raise RemoteError(
                 f"{remote} arrived cut or damaged on {self.pod.address}; submit again",
                 host=self.pod.address,
@@ -137,7 +141,9 @@ class SSHConnection:
 
         A file with a known stamp is not read.
         """
-        return str(self._ask_far_end(["holds", str(remote), digest, stamp])["stamp"])
+        words = ["holds", str(remote), digest, stamp]
+        answer = self._ask_far_end(words)
+        return str(answer["stamp"])
 
     def get(self, remote: str | PurePosixPath, local: Path) -> None:
         """Fetch a small file, replacing what is there; missing folders are made."""
@@ -150,8 +156,12 @@ class SSHConnection:
         with self._client("read", remote) as client, client.open(str(remote), "rb") as source:
             size = source.stat().st_size or 0
             pieces = [(at, min(_REQUEST_BYTES, size - at)) for at in range(0, size, _REQUEST_BYTES)]
-            windows = [pieces[at : at + _WINDOW] for at in range(0, len(pieces), _WINDOW)]
-            data = b"".join(piece for window in windows for piece in source.readv(window))
+            # Only the requests of a window are under way at a time.
+            answers: list[bytes] = []
+            for at in range(0, len(pieces), _WINDOW):
+                window = pieces[at : at + _WINDOW]
+                answers.extend(source.readv(window))
+            data = b"".join(answers)
             if len(data) != size:
                 raise OSError(f"{len(data)} of {size} bytes came")
         return data
@@ -166,26 +176,30 @@ class SSHConnection:
                 yield self._sftp
             except RemoteError:
                 raise
-            except (
-                Exception
-            ) as error:  # paramiko raises OSError, EOFError, SSHException and its own
-                text = (
-                    f"cannot {verb} {remote} on {self.pod.address}: {error or type(error).__name__}"
-                )
+            # paramiko raises OSError, EOFError, SSHException and its own.
+            except Exception as error:
+                why = error or type(error).__name__
+                text = f"cannot {verb} {remote} on {self.pod.address}: {why}"
                 raise RemoteError(text, host=self.pod.address) from error
 
     def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
         argv = far_end_argv(self.pod.python or "python3", *words)
+        timeout_s = _FILE_S + len(data) / _SLOWEST_PER_S
         for _ in range(_KILLED_AT_MOST):  # killing it kills no run: the command can be repeated
-            done = self.run(argv, data, timeout_s=_FILE_S + len(data) / _SLOWEST_PER_S)
+            done = self.run(argv, data, timeout_s=timeout_s)
             if done.exit_code >= 0:
                 break
         if not done.stdout.strip():
+            verb, remote, *_ = words
+            what = f"{remote} on {self.pod.name} cannot be {_DONE[verb]}"
             how = "was killed" if done.exit_code < 0 else f"ended with {done.exit_code}"
-            what = f"{words[1]} on {self.pod.name} cannot be {_DONE[words[0]]}"
-            text = f"{what}: {done.stderr[-500:].strip() or f'{argv[0]} {how} there'}"
+            stderr = done.stderr[-500:]
+            why = stderr.strip() or f"{argv[0]} {how} there"
             raise RemoteError(
-                text, host=self.pod.address, exit_code=done.exit_code, stderr=done.stderr[-500:]
+                f"{what}: {why}",
+                host=self.pod.address,
+                exit_code=done.exit_code,
+                stderr=stderr,
             )
         return far_end_answer(done.stdout, self.pod.name, self.pod.address)
 
