@@ -48,22 +48,25 @@ class RunComparison(ShownLive):
     def options(self) -> Grid:
         """Return the options that differ between the runs, without environment variables."""
         asked = [_options(run.view.spec) for run in self.runs]
-        names = dict.fromkeys(name for options in asked for name in options)
-        rows = [(name, *(options.get(name, UNKNOWN) for options in asked)) for name in names]
-        different = [
-            tuple(middle_cut(cell, _LONGEST) for cell in row)
-            for row in rows
-            if len(set(row[1:])) > 1
-        ]
+        names: dict[str, None] = {}
+        for options in asked:
+            names.update(dict.fromkeys(options))
+        different = []
+        for name in names:
+            values = [options.get(name, UNKNOWN) for options in asked]
+            if len(set(values)) > 1:
+                cells = [middle_cut(cell, _LONGEST) for cell in (name, *values)]
+                different.append(tuple(cells))
         caption = "Options that differ" if different else "Their options are the same"
-        return Grid(
-            columns=("option", *(run.name for run in self.runs)), rows=different, caption=caption
-        )
+        run_names = [run.name for run in self.runs]
+        return Grid(columns=("option", *run_names), rows=different, caption=caption)
 
     def figures(self) -> Grid:
         """Return the final figures, a run per row."""
         records = [run.record for run in self.runs]
-        every = columns_of([r.metrics for r in records], [r.step_figures for r in records])
+        metrics = [record.metrics for record in records]
+        step_figures = [record.step_figures for record in records]
+        every = columns_of(metrics, step_figures)
         shown = [column for column in every if column.in_tables]
         rows = [_row(run, place, shown) for place, run in enumerate(self.runs)]
         columns = (
@@ -81,13 +84,19 @@ class RunComparison(ShownLive):
             "peak memory of a pod",
             "duration",
         )
-        some = [
-            place for place in range(len(columns)) if any(row[place] != UNKNOWN for row in rows)
-        ]
+        # Columns without any value are left out.
+        some = []
+        for place in range(len(columns)):
+            if any(row[place] != UNKNOWN for row in rows):
+                some.append(place)
         picked = [tuple(row[place] for place in some) for row in rows]
         names = tuple(columns[place] for place in some)
         return Grid(
-            columns=names, rows=picked, right=names[2:], whole=("run",), caption="What they came to"
+            columns=names,
+            rows=picked,
+            right=names[2:],
+            whole=("run",),
+            caption="What they came to",
         )
 
     @property
@@ -97,33 +106,32 @@ class RunComparison(ShownLive):
         records = [run.record for run in self.runs]
         checks = {
             "They did not learn and were not judged on the same rows": [
-                text(read_json(view.paths.origin).get("data")) for view in views
+                _data_of(view) for view in views
             ],
             "Their losses are of other tokens": [_tokens_of(view.spec) for view in views],
-            "They did not see as many rows": [
-                str((r.steps or 0) * (r.global_batch_size or 0)) for r in records
-            ],
+            "They did not see as many rows": [_rows_of(record) for record in records],
             "They ran on other devices, which decides speed and memory": [
-                f"{record.device} x {record.devices}" if record.device else "" for record in records
+                _devices_of(record) for record in records
             ],
         }
-        notes = [f"{what}." for what, values in checks.items() if len({*values} - {""}) > 1]
-        unended = [
-            f"{run.name} ({run.record.state})"
-            for run in self.runs
-            if run.record.state != RunState.SUCCEEDED
-        ]
-        return (
-            *notes,
-            *(
-                [f"Not ended well, figures as far as they go: {', '.join(unended)}."]
-                if unended
-                else []
-            ),
-        )
+        # Unknown values are no difference.
+        notes = []
+        for what, values in checks.items():
+            known = {*values} - {""}
+            if len(known) > 1:
+                notes.append(f"{what}.")
+        unended = []
+        for run in self.runs:
+            state = run.record.state
+            if state != RunState.SUCCEEDED:
+                unended.append(f"{run.name} ({state})")
+        if unended:
+            notes.append(f"Not ended well, figures as far as they go: {', '.join(unended)}.")
+        return tuple(notes)
 
     def __repr__(self) -> str:
-        return plain(f"RunComparison({', '.join(run.name for run in self.runs)})")
+        names = ", ".join(run.name for run in self.runs)
+        return plain(f"RunComparison({names})")
 
 
 def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparison:
@@ -151,17 +159,19 @@ def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparis
     is_alive = cache(is_keeper_alive)
     views = [RunView(path) for path in paths]
     records = [record_of(view.paths, is_alive) for view in views]
-    named = tuple(names) or tuple(
-        _distinct([record.path for record in records], [record.name for record in records])
-    )
+    named = tuple(names)
+    if not named:
+        given = [record.name for record in records]
+        named = tuple(_distinct([record.path for record in records], given))
     if len(set(named)) < len(named):
         raise ConfigError(
             f"two of the names are the same: {', '.join(map(str, named))}; give names of their own"
         )
-    compared = zip(named, records, views, strict=True)
-    return RunComparison(
-        runs=tuple(ComparedRun(name=plain(name), record=r, view=v) for name, r, v in compared)
-    )
+    compared = []
+    for name, record, view in zip(named, records, views, strict=True):
+        run = ComparedRun(name=plain(name), record=record, view=view)
+        compared.append(run)
+    return RunComparison(runs=tuple(compared))
 
 
 def tensorboard(runs: AnyRun | Iterable[AnyRun]) -> Board:
@@ -180,26 +190,35 @@ def tensorboard(runs: AnyRun | Iterable[AnyRun]) -> Board:
     paths = [run_at(path) for path in _paths(some)]
     if not paths:
         raise ConfigError("tensorboard takes a run or several in a list, and was given none")
-    names = _distinct([run.root for run in paths], [read_label(run).name for run in paths])
-    return show_tensorboard(
-        {name: board_folder(run) for name, run in zip(names, paths, strict=True)}
-    )
+    given = [read_label(run).name for run in paths]
+    names = _distinct([run.root for run in paths], given)
+    folders = {name: board_folder(run) for name, run in zip(names, paths, strict=True)}
+    return show_tensorboard(folders)
 
 
 def _paths(runs: Iterable[AnyRun]) -> list[Path]:
-    return [Path(run) if isinstance(run, str | Path) else run.path for run in runs]
+    paths = []
+    for run in runs:
+        if isinstance(run, str | Path):
+            paths.append(Path(run))
+        else:
+            paths.append(run.path)
+    return paths
 
 
 def _distinct(paths: Sequence[Path], names: Sequence[str] = ()) -> list[str]:
     """Return the runs' names, or directory names extended by parent folders until distinct."""
-    distinct = [
-        name or path.name for name, path in zip(names or [""] * len(paths), paths, strict=True)
-    ]
-    for depth in range(2, max((len(path.parts) for path in paths), default=0)):
-        distinct = [
-            "/".join(path.parts[-depth:]) if distinct.count(name) > 1 else name
-            for name, path in zip(distinct, paths, strict=True)
-        ]
+    given = names or [""] * len(paths)
+    distinct = [name or path.name for name, path in zip(given, paths, strict=True)]
+    deepest = max((len(path.parts) for path in paths), default=0)
+    for depth in range(2, deepest):
+        longer = []
+        for name, path in zip(distinct, paths, strict=True):
+            if distinct.count(name) > 1:
+                longer.append("/".join(path.parts[-depth:]))
+            else:
+                longer.append(name)
+        distinct = longer
     return distinct
 
 
@@ -207,12 +226,12 @@ def _options(spec: RunSpec | None) -> Mapping[str, str]:
     if spec is None:
         return {}
     cluster = spec.cluster
-    pods = {
-        "pods": spec.pods or cluster.count,
-        "cpus": cluster.pods.cpus,
-        "gpus": cluster.pods.gpus,
+    asked = {
+        **spec.job.to_dict(),
+        "pods (cluster)": spec.pods or cluster.count,
+        "cpus (cluster)": cluster.pods.cpus,
+        "gpus (cluster)": cluster.pods.gpus,
     }
-    asked = {**spec.job.to_dict(), **{f"{name} (cluster)": value for name, value in pods.items()}}
     return {name: plain(str(value)) for name, value in asked.items() if name != "env"}
 
 
@@ -238,4 +257,22 @@ def _row(run: ComparedRun, place: int, shown: Sequence[Column]) -> tuple[str, ..
 
 def _tokens_of(spec: RunSpec | None) -> str:
     options = _options(spec)
-    return str([options.get(name) for name in _OF_TOKENS]) if options else ""
+    if not options:
+        return ""
+    return str([options.get(name) for name in _OF_TOKENS])
+
+
+def _data_of(view: RunView) -> str:
+    origin = read_json(view.paths.origin)
+    return text(origin.get("data"))
+
+
+def _rows_of(record: RunRecord) -> str:
+    steps = record.steps or 0
+    return str(steps * (record.global_batch_size or 0))
+
+
+def _devices_of(record: RunRecord) -> str:
+    if not record.device:
+        return ""
+    return f"{record.device} x {record.devices}"

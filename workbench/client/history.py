@@ -97,9 +97,13 @@ class History(ShownLive):
         rows = []
         for place, record in enumerate(self.records):
             row = {name: _figure(record, name) for name in _COLUMNS}
-            row |= {f"metric.{name}": value for name, value in record.metrics.items()}
-            row |= {f"step.{name}": value for name, value in record.step_figures.items()}
-            rows.append(row | {f"option.{name}": values[place] for name, values in options.items()})
+            for name, value in record.metrics.items():
+                row[f"metric.{name}"] = value
+            for name, value in record.step_figures.items():
+                row[f"step.{name}"] = value
+            for name, values in options.items():
+                row[f"option.{name}"] = values[place]
+            rows.append(row)
         return data_frame(rows, _COLUMNS)
 
     def metrics(self) -> list[Column]:
@@ -107,11 +111,12 @@ class History(ShownLive):
 
         The columns are metrics with a row in `rundir/metrics.py`, and the column to sort by.
         """
-        return [
-            column
-            for column in _metric_columns(self.records)
-            if (column.is_known and column.in_tables) or column.key == self.sorted_by
-        ]
+        shown = []
+        for column in _metric_columns(self.records):
+            is_in_tables = column.is_known and column.in_tables
+            if is_in_tables or column.key == self.sorted_by:
+                shown.append(column)
+        return shown
 
     def options(self) -> Mapping[str, Sequence[object]]:
         """Return the options that differ between the runs, with values in the order of the table.
@@ -119,20 +124,18 @@ class History(ShownLive):
         A value is None for a run without the option. `dataset.path` is the `path` within `dataset`.
         """
         asked = [_asked(record) for record in self.records]
-        names = dict.fromkeys(name for options in asked for name in options if name not in _SHOWN)
-        columns = {name: [options.get(name) for options in asked] for name in names}
-        return {
-            name: values
-            for name, values in columns.items()
-            if len(
-                {
-                    str(value)
-                    for value, options in zip(values, asked, strict=True)
-                    if name in options
-                }
-            )
-            > 1
-        }
+        # The distinct values by option, of runs that have the option.
+        seen: dict[str, set[str]] = {}
+        for options in asked:
+            for name, value in options.items():
+                if name not in _SHOWN:
+                    values = seen.setdefault(name, set())
+                    values.add(str(value))
+        different = {}
+        for name, values in seen.items():
+            if len(values) > 1:
+                different[name] = [options.get(name) for options in asked]
+        return different
 
     def compare(self, *which: int | str) -> RunComparison:
         """Compare some of the runs, as `workbench.compare` does.
@@ -140,7 +143,8 @@ class History(ShownLive):
         Args:
             which: Numbers in the table, names, or beginnings of ids. Default: all runs.
         """
-        return compare([self._record(each) for each in which] or list(self.records))
+        chosen = [self._record(each) for each in which]
+        return compare(chosen or list(self.records))
 
     @overload
     def __getitem__(self, which: int | str) -> Run: ...
@@ -155,9 +159,9 @@ class History(ShownLive):
     def _record(self, which: int | str) -> RunRecord:
         if isinstance(which, int):
             return self.records[which]
-        records = [r for r in self.records if r.name == which] or [
-            r for r in self.records if r.id.startswith(which)
-        ]
+        records = [record for record in self.records if record.name == which]
+        if not records:
+            records = [record for record in self.records if record.id.startswith(which)]
         if len(records) != 1:
             raise RunError(
                 f"{len(records)} runs below {self.folder} are called "
@@ -238,20 +242,23 @@ def _sort_column(sort: str, records: Sequence[RunRecord]) -> str:
 
 
 def _metric_columns(records: Sequence[RunRecord]) -> list[Column]:
-    return columns_of([r.metrics for r in records], [r.step_figures for r in records])
+    metrics = [record.metrics for record in records]
+    step_figures = [record.step_figures for record in records]
+    return columns_of(metrics, step_figures)
 
 
 def _sorted(records: Sequence[RunRecord], column: str, *, largest_first: bool) -> list[RunRecord]:
     by_id = sorted(records, key=lambda record: record.id)
     there = [record for record in by_id if _figure(record, column) is not None]
     there.sort(key=lambda record: _key(_figure(record, column)), reverse=largest_first)
-    return there + [record for record in by_id if _figure(record, column) is None]
+    # Runs without a value come last in either direction.
+    unknown = [record for record in by_id if _figure(record, column) is None]
+    return there + unknown
 
 
 def _key(value: object) -> tuple[float, str]:
-    match value:
-        case int() | float():
-            return float(value), ""
+    if isinstance(value, int | float):
+        return float(value), ""
     return 0.0, str(value)
 
 
@@ -259,21 +266,24 @@ def _figure(record: RunRecord, name: str) -> object:
     if name == "peak_memory_gib":
         return max(record.peak_memory_gib.values(), default=None)
     kind, _, metric = name.partition(".")
+    if metric and kind == "metric":
+        return record.metrics.get(metric)
     if metric:
-        return (record.metrics if kind == "metric" else record.step_figures).get(metric)
-    value = getattr(record, name)
-    return str(value) if name in ("path", "state") else value
+        return record.step_figures.get(metric)
+    value: object = getattr(record, name)
+    if name in ("path", "state"):
+        return str(value)
+    return value
 
 
 def _asked(record: RunRecord) -> dict[str, object]:
     """Return the options of a run's job, with nested options as `outer.inner`."""
     options: dict[str, object] = {}
-    for name, value in part(read_json(RunPaths(record.path).spec), "job").items():
-        match value:
-            case dict():
-                options |= (
-                    {f"{name}.{inner}": it for inner, it in value.items()} if name != "env" else {}
-                )
-            case _:
-                options[name] = value
+    spec = read_json(RunPaths(record.path).spec)
+    for name, value in part(spec, "job").items():
+        if not isinstance(value, dict):
+            options[name] = value
+        elif name != "env":
+            for inner, inner_value in value.items():
+                options[f"{name}.{inner}"] = inner_value
     return options

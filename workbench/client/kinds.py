@@ -27,8 +27,11 @@ class NotOfThisKind(RunError, AttributeError):
 
 def kind_of(root: Path) -> str:
     """Return the job kind of a run directory, or "" if its specification cannot be read."""
-    job = part(read_json(RunPaths(root).spec), "job")
-    return str(job.get("kind", DEFAULT)) if job else ""
+    spec = read_json(RunPaths(root).spec)
+    job = part(spec, "job")
+    if not job:
+        return ""
+    return str(job.get("kind", DEFAULT))
 
 
 def class_for(root: Path, member: str, base: type[_T]) -> type[_T]:
@@ -56,7 +59,9 @@ def recipe_for(root: Path) -> Callable[[Any], Any] | None:
         named = job_class(kind_of(root)).recipe
     except WorkbenchError:
         return None
-    found = loaded(named) if named else None
+    if not named:
+        return None
+    found = loaded(named)
     return found if callable(found) else None
 
 
@@ -85,6 +90,7 @@ def missing_attribute(root: Path, owner: str, member: str, name: str) -> Attribu
 
 def _has(kind: str, member: str, name: str) -> bool:
     try:
-        return hasattr(loaded(str(getattr(job_class(kind), member))), name)
+        named = str(getattr(job_class(kind), member))
+        return hasattr(loaded(named), name)
     except (WorkbenchError, ImportError, AttributeError):
         return False

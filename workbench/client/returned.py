@@ -22,19 +22,19 @@ def returned(paths: RunPaths, ranks: int) -> list[object]:
 
 def _of_rank(paths: RunPaths, rank: int) -> object:
     # Files of rank 0's pod are at the top, files of other pods in folders with the pods' names.
-    folders = [
-        paths.outputs,
-        *sorted(path for path in paths.outputs.glob("*") if path.name != RETURNED),
-    ]
+    others = [path for path in paths.outputs.glob("*") if path.name != RETURNED]
+    folders = [paths.outputs, *sorted(others)]
     for folder in folders:
         values = folder / RETURNED / f"rank-{rank}.json"
         if not is_there(values):
             continue
         try:
             tree = parse_json(read_bytes(values, paths.root))
-            return _value(tree, _arrays(values.with_suffix(".safetensors"), paths.root))
+            arrays = _arrays(values.with_suffix(".safetensors"), paths.root)
+            return _value(tree, arrays)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{values} cannot be read: {error or type(error).__name__}") from error
+            why = error or type(error).__name__
+            raise RunError(f"{values} cannot be read: {why}") from error
     raise RunError(
         f"rank {rank} of {paths.root} returned nothing: "
         "it was no function, has not ended, or failed"
@@ -47,8 +47,9 @@ def _arrays(file: Path, root: Path) -> Mapping[str, Any]:
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
+    data = read_bytes(file, root, _LARGEST)
     try:
-        return dict(load(read_bytes(file, root, _LARGEST)))
+        return dict(load(data))
     except SafetensorError as error:
         raise ValueError(str(error)) from error
 

@@ -64,7 +64,8 @@ class Submission:
             RunError: The cluster is not ready.
         """
         self._check_ready()
-        return self.submit_prepared(self._prepare(job, pods, self._paths.runs, path))
+        prepared = self._prepare(job, pods, self._paths.runs, path)
+        return self.submit_prepared(prepared)
 
     def run(
         self,
@@ -145,7 +146,11 @@ class Submission:
         run_class.before_submit(job, paths, pods=pods, gpus=gpus, memory_gib=memory_gib)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
-            asked = {**request, "job": resolved(job).to_dict(), "pods": prepared.spec.pods}
+            asked = {
+                **request,
+                "job": resolved(job).to_dict(),
+                "pods": prepared.spec.pods,
+            }
             ask(self._paths.socket, asked, timeout_s=_ANSWER_S)
         # The request may still wait in the keeper's socket: the run may start later.
         except Unanswered as error:
@@ -171,19 +176,23 @@ class Submission:
             RunError: The cluster is not ready.
         """
         prepared = self._prepare(job, pods, self.path / "dry")
-        request = {"op": "dry", "run": prepared.run_id, "path": str(prepared.paths.root)}
-        answer = ask(
-            self._paths.socket,
-            {**request, "job": resolved(prepared.spec.job).to_dict(), "pods": pods},
-        )
+        job_form = resolved(prepared.spec.job).to_dict()
+        request = {
+            "op": "dry",
+            "run": prepared.run_id,
+            "path": str(prepared.paths.root),
+            "job": job_form,
+            "pods": pods,
+        }
+        answer = ask(self._paths.socket, request)
         return LaunchCommand(argv=answer["argv"], env=answer["env"])
 
     def _prepare(
         self, job: Job | Function, pods: int | None, parent: Path, root: str | Path | None = None
     ) -> PreparedRun:
         check_working_directory()
-        script = as_script(job, self.path / "functions", cluster_status(self.path).pods)
+        status = cluster_status(self.path)
+        script = as_script(job, self.path / "functions", status.pods)
         spec = RunSpec(cluster=self.spec, job=script, pods=pods)
-        return prepare_run(
-            spec, root=root, parent=parent, ask_pods=partial(checkpoint_on_pods, self.path)
-        )
+        ask_pods = partial(checkpoint_on_pods, self.path)
+        return prepare_run(spec, root=root, parent=parent, ask_pods=ask_pods)

@@ -58,8 +58,10 @@ class Route:
     def url(self, server: BoardServer) -> str:
         if self.port is None:
             return self.template.replace(_KEY, server.key)
-        base, mark, query = self.template.replace(_PORT, str(server.port)).partition("?")
-        return f"{base.rstrip('/')}/{server.token}/{mark}{query}"
+        url = self.template.replace(_PORT, str(server.port))
+        base, mark, query = url.partition("?")
+        folder = base.rstrip("/")
+        return f"{folder}/{server.token}/{mark}{query}"
 
 
 def find_route(
@@ -76,7 +78,8 @@ def find_route(
         >>> find_route({}, jupyter="/lab/").template
         '/lab/workbench/tensorboard/%KEY%/'
     """
-    if custom := environ.get("TENSORBOARD_PROXY_URL"):
+    custom = environ.get("TENSORBOARD_PROXY_URL")
+    if custom:
         return Route(
             way=Way.CUSTOM,
             template=custom,
@@ -91,15 +94,16 @@ def find_route(
             "server, or this package, whose extension does the same."
         )
         return Route(way=Way.HUB, template=f"/{prefix.strip('/')}/proxy/{_PORT}/", hint=hint)
-    if code := environ.get("VSCODE_PROXY_URI"):
-        return Route(way=Way.VSCODE, template=code.replace("{{port}}", _PORT).rstrip("/") + "/")
+    code = environ.get("VSCODE_PROXY_URI")
+    if code:
+        template = code.replace("{{port}}", _PORT).rstrip("/")
+        return Route(way=Way.VSCODE, template=f"{template}/")
     if any(name in environ for name in ("VSCODE_PID", "VSCODE_CWD", "VSCODE_IPC_HOOK_CLI")):
         hint = f"If it stays empty, open “Forward a Port” in VS Code for port {_PORT}."
         return Route(way=Way.VSCODE, template=f"http://localhost:{_PORT}/", hint=hint)
     if jupyter is not None:
-        return Route(
-            way=Way.JUPYTER, template=f"{jupyter.rstrip('/')}/{BOARD_PATH}/{_KEY}/", port=None
-        )
+        base = jupyter.rstrip("/")
+        return Route(way=Way.JUPYTER, template=f"{base}/{BOARD_PATH}/{_KEY}/", port=None)
     hint = (
         "The frame works where browser and kernel are on one machine. Elsewhere: "
         f"ssh -L {_PORT}:{HOST}:{_PORT} to the kernel's machine, or install this "
@@ -136,37 +140,46 @@ class Board(ShownLive):
             f"TensorBoard of {', '.join(self.runs)} at {self.url} "
             f"({self.route.way}); it ends with this kernel."
         ]
-        return [*facts, hint] if hint else facts
+        if hint:
+            facts.append(hint)
+        return facts
 
 
 def board_folder(paths: RunPaths) -> Path:
     """Return the folder of a run's event files: the whole run if a script wrote some."""
     own = next(paths.outputs.rglob("events.out.tfevents.*"), None)
-    return paths.root if own is not None else paths.tensorboard
+    if own is None:
+        return paths.tensorboard
+    return paths.root
 
 
 def serve_folders(folders: Mapping[str, Path], port: int | None = None) -> BoardServer:
     """Return a TensorBoard of folders by name, newly started unless it runs already."""
     links = {_file_name(name): os.path.realpath(folder) for name, folder in folders.items()}
-    digest = hashlib.sha256(json.dumps(sorted(links.items())).encode()).hexdigest()
+    written = json.dumps(sorted(links.items()))
+    digest = hashlib.sha256(written.encode()).hexdigest()
     shown = private_folder() / f"runs-{digest[:20]}"
     shown.mkdir(mode=0o700, exist_ok=True)
     for name, target in links.items():
-        if not os.path.lexists(shown / name):
-            (shown / name).symlink_to(target)
+        link = shown / name
+        if not os.path.lexists(link):
+            link.symlink_to(target)
     return serve(shown, port=port)
 
 
 def _file_name(name: str) -> str:
     """Return a name as a valid file name."""
     plain_name = name.replace("/", " ").replace("\0", " ").lstrip(".")
-    return plain_name.encode(errors="replace")[:_LONGEST_NAME].decode(errors="ignore") or "run"
+    data = plain_name.encode(errors="replace")
+    return data[:_LONGEST_NAME].decode(errors="ignore") or "run"
 
 
 def show_tensorboard(folders: Mapping[str, Path]) -> Board:
     """Return a TensorBoard of folders by name, once the server answers."""
-    route = find_route(os.environ, jupyter=jupyter_server(os.environ)[0] or None, free=is_free)
-    return Board(server=serve_folders(folders, route.port), route=route, runs=tuple(folders))
+    base_url, _ = jupyter_server(os.environ)
+    route = find_route(os.environ, jupyter=base_url or None, free=is_free)
+    server = serve_folders(folders, route.port)
+    return Board(server=server, route=route, runs=tuple(folders))
 
 
 def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
@@ -176,7 +189,8 @@ def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
     for name, before in (("CDSW_APP_PORT", ""), ("CDSW_READONLY_PORT", "read-only-")):
         port = environ.get(name, "")
         if port.isdecimal() and free(int(port)):
-            return Route(way=Way.CLOUDERA, template=f"https://{before}{host}/", port=int(port))
+            template = f"https://{before}{host}/"
+            return Route(way=Way.CLOUDERA, template=template, port=int(port))
         taken.append(f"{name}={port}" if port else f"{name} (not set)")
     raise BackendError(
         f"Cloudera ML publishes the ports {' and '.join(taken)}, and none is free; "
@@ -186,5 +200,8 @@ def _cloudera(environ: Mapping[str, str], free: Callable[[int], bool]) -> Route:
 
 def jupyter_server(environ: Mapping[str, str]) -> tuple[str, str]:
     """Return base URL and folder of this kernel's Jupyter server; "" without our extension."""
-    process, base_url, root, *_ = [*environ.get(JUPYTER_VARIABLE, "").split(" ", 2), "", ""]
-    return (base_url, root) if process == environ.get("JPY_PARENT_PID") else ("", "")
+    words = environ.get(JUPYTER_VARIABLE, "").split(" ", 2)
+    process, base_url, root, *_ = [*words, "", ""]
+    if process != environ.get("JPY_PARENT_PID"):
+        return "", ""
+    return base_url, root

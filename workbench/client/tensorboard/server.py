@@ -76,7 +76,9 @@ class BoardServer:
         return _record(Path(self.folder)).with_suffix(".sock")
 
     def is_at(self, port: int | None) -> bool:
-        return not self.port if port is None else bool(self.port) and port in (0, self.port)
+        if port is None:
+            return not self.port
+        return bool(self.port) and port in (0, self.port)
 
     @property
     def answers(self) -> bool:
@@ -86,13 +88,16 @@ class BoardServer:
             if not self.port:
                 connection.sock = connect(self.socket, _LOOK_LIMIT_S)
             connection.request("GET", f"/{self.token}/data/environment")
-            environment = json.loads(connection.getresponse().read(_LARGEST_ANSWER))
+            response = connection.getresponse()
+            environment = json.loads(response.read(_LARGEST_ANSWER))
         except (OSError, ValueError, http.client.HTTPException):
             return False
         finally:
             connection.close()
-        title = environment.get("window_title") if isinstance(environment, dict) else None
-        return hmac.compare_digest(str(title), f"Workbench {self.nonce}")
+        if not isinstance(environment, dict):
+            return False
+        title = str(environment.get("window_title"))
+        return hmac.compare_digest(title, f"Workbench {self.nonce}")
 
     def stop(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -114,8 +119,13 @@ def serve(folder: Path, *, port: int | None = 0, timeout_s: float = _START_S) ->
         server = find(folder)
         if server and server.is_at(port) and server.answers:
             return server
-        for other in ([server] if server else []) + [s for s in _all() if port and s.port == port]:
-            other.stop()
+        # The folder's server has another address, or another folder's server has the port.
+        if server:
+            server.stop()
+        if port:
+            for other in _all():
+                if other.port == port:
+                    other.stop()
         return _start(folder.absolute(), port, record, timeout_s)
 
 
@@ -126,7 +136,9 @@ def find(folder: Path) -> BoardServer | None:
 
 def find_by_key(key: str) -> BoardServer | None:
     """Return the live server of the folder with a key, or None."""
-    return _read(private_folder() / f"{key}.json") if key.isalnum() else None
+    if not key.isalnum():
+        return None
+    return _read(private_folder() / f"{key}.json")
 
 
 def is_free(port: int) -> bool:
@@ -150,7 +162,8 @@ def _start(folder: Path, port: int | None, record: Path, timeout_s: float) -> Bo
     record.unlink(missing_ok=True)
     log = record.with_suffix(".log")
     argv = ["-m", entries.BOARD, str(folder), str(record), "--owner", str(os.getpid())]
-    argv += [] if port is None else ["--port", str(port)]
+    if port is not None:
+        argv += ["--port", str(port)]
     with log.open("wb") as out:
         child = start(*argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     _children.append(child)
@@ -167,7 +180,8 @@ def _start(folder: Path, port: int | None, record: Path, timeout_s: float) -> Bo
     )
     child.kill()
     _reap()
-    words = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:])
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    words = "\n".join(lines[-8:])
     raise BackendError(f"TensorBoard for {folder} {why}; its last words are in {log}:\n{words}")
 
 
@@ -194,7 +208,8 @@ def _record(folder: Path) -> Path:
 
 
 def _key(folder: Path) -> str:
-    return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:20]
+    path = os.fsencode(folder.resolve())
+    return hashlib.sha256(path).hexdigest()[:20]
 
 
 def _read(record: Path) -> BoardServer | None:
@@ -206,7 +221,8 @@ def _read(record: Path) -> BoardServer | None:
 
 
 def _all() -> list[BoardServer]:
-    return [server for record in private_folder().glob("*.json") if (server := _read(record))]
+    servers = [_read(record) for record in private_folder().glob("*.json")]
+    return [server for server in servers if server is not None]
 
 
 def _main() -> None:
@@ -219,22 +235,37 @@ def _main() -> None:
     args = parser.parse_args()
     from tensorboard import default, program
 
-    token, nonce = secrets.token_urlsafe(24), secrets.token_hex(4)
-    at_socket = None if args.port is not None else _socket_server(args.record.with_suffix(".sock"))
+    token = secrets.token_urlsafe(24)
+    nonce = secrets.token_hex(4)
+    at_socket = None
+    if args.port is None:
+        at_socket = _socket_server(args.record.with_suffix(".sock"))
     board = program.TensorBoard(default.get_plugins(), server_class=at_socket)
     # The fast loader is a second process, which would outlive a killed server.
-    options = {"logdir": args.folder, "host": HOST, "port": args.port or 0, "load_fast": "false"}
-    options |= {
+    options = {
+        "logdir": args.folder,
+        "host": HOST,
+        "port": args.port or 0,
+        "load_fast": "false",
         "reload_interval": _RELOAD_S,
         "reload_multifile": "true",
         "window_title": f"Workbench {nonce}",
+        "path_prefix": f"/{token}",
     }
-    options["path_prefix"] = f"/{token}"
-    board.configure(argv=["tensorboard", *(f"--{name}={value}" for name, value in options.items())])
-    port = urlsplit(board.launch()).port or 0
+    words = [f"--{name}={value}" for name, value in options.items()]
+    board.configure(argv=["tensorboard", *words])
+    url = urlsplit(board.launch())
     me = os.getpid()
-    record = {"folder": args.folder, "port": port, "pid": me, "start_time": process_start_time(me)}
-    write_json(args.record, {**record, "owner": args.owner, "token": token, "nonce": nonce})
+    record = {
+        "folder": args.folder,
+        "port": url.port or 0,
+        "pid": me,
+        "start_time": process_start_time(me),
+        "owner": args.owner,
+        "token": token,
+        "nonce": nonce,
+    }
+    write_json(args.record, record)
     # Children of a dead parent get another parent. A signal at the parent's death would be bound to
     # the parent's thread instead of the process.
     while os.getppid() == args.owner:
