@@ -26,7 +26,10 @@ def absolute(path: str) -> str:
 
     Keep an empty path.
     """
-    return str(Path(path).expanduser().absolute()) if path else ""
+    if not path:
+        return ""
+    own = Path(path).expanduser()
+    return str(own.absolute())
 
 
 LocalPath = Annotated[PathText, AfterValidator(absolute)]
@@ -75,7 +78,8 @@ class Place(PlaceOptions):
         super().__pydantic_init_subclass__(**options)
         if not cls.kind:
             raise TypeError(f"{cls.__name__} needs a kind, the word for it in SPEC.json")
-        if missing := sorted(cls.__abstractmethods__):
+        missing = sorted(cls.__abstractmethods__)
+        if missing:
             raise TypeError(
                 f"{cls.__name__} lacks {', '.join(missing)}; a place defines every verb of Place"
             )
@@ -164,7 +168,10 @@ class Place(PlaceOptions):
             WorkbenchError: No pod could be replaced.
         """
         why = f"{type(self).__name__} has no other pod in its place"
-        return [
-            replace(pod, phase=Phase.FAILED, message=why) if pod.name in lost else pod
-            for pod in self.refresh()
-        ]
+        pods = []
+        for pod in self.refresh():
+            if pod.name in lost:
+                pods.append(replace(pod, phase=Phase.FAILED, message=why))
+            else:
+                pods.append(pod)
+        return pods

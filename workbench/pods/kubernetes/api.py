@@ -60,33 +60,37 @@ class KubeApi:
         return str(self._configuration.host)
 
     def create(self, kind: Kind, manifest: Manifest) -> Manifest:
+        function = self._function("create", kind)
         try:
-            return self._call(
-                "create", kind, self._function("create", kind), self.namespace, manifest
-            )
+            return self._call("create", kind, function, self.namespace, manifest)
         except _MadeBefore:  # by an earlier try whose answer was lost: the names are ours alone
-            return (
-                self.read_pod(text(part(manifest, "metadata").get("name")))
-                if kind == "pod"
-                else manifest
-            )
+            if kind != "pod":
+                return manifest
+            metadata = part(manifest, "metadata")
+            return self.read_pod(text(metadata.get("name")))
 
     def delete(self, kind: Kind, name: str, uid: str = "", *, grace_s: int | None = None) -> None:
         """Delete an object if it exists and still has the given uid."""
-        body: Manifest = {"preconditions": {"uid": uid}} if uid else {}
-        body |= {"gracePeriodSeconds": grace_s} if grace_s is not None else {}
+        body: Manifest = {}
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        if grace_s is not None:
+            body["gracePeriodSeconds"] = grace_s
+        function = self._function("delete", kind)
         try:
-            self._call(
-                "delete", kind, self._function("delete", kind), name, self.namespace, body=body
-            )
+            self._call("delete", kind, function, name, self.namespace, body=body)
         except ApiRefusal as error:
             if error.status not in (404, 409):  # gone, or another of the same name
                 raise
 
     def pods_of(self, selector: str) -> list[tuple[str, str]]:
         """Return the pods of a cluster: name and unique id."""
-        listed: list[Any] = self.list("pod", label_selector=selector)[0]
-        return [(pod["metadata"]["name"], pod["metadata"]["uid"]) for pod in listed]
+        listed, _ = self.list("pod", label_selector=selector)
+        pods = []
+        for pod in listed:
+            metadata: Any = pod["metadata"]
+            pods.append((metadata["name"], metadata["uid"]))
+        return pods
 
     def end_pods(self, pods: Iterable[tuple[str, str]]) -> list[str]:
         """Delete our pods.
@@ -120,13 +124,15 @@ class KubeApi:
 
     def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
         """Return the objects and the version of the list, from which a watch goes on."""
-        listed: Any = self._call(
-            "list", kind, self._function("list", kind), self.namespace, **selector
-        )
-        return list(listed["items"]), str(listed.get("metadata", {}).get("resourceVersion", ""))
+        function = self._function("list", kind)
+        listed: Any = self._call("list", kind, function, self.namespace, **selector)
+        metadata = listed.get("metadata", {})
+        version = str(metadata.get("resourceVersion", ""))
+        return list(listed["items"]), version
 
     def watch(self, kind: Kind, version: str, **selector: str) -> Any:
         """Return the response to a watch, whose lines are events."""
+        connect_s, _ = _TIMEOUT_S
         return self._once(
             ("watch", kind),
             self._function("list", kind),
@@ -135,7 +141,7 @@ class KubeApi:
             resource_version=version,
             allow_watch_bookmarks=True,
             timeout_seconds=_WATCH_S,
-            _request_timeout=(_TIMEOUT_S[0], _WATCH_S + 30.0),
+            _request_timeout=(connect_s, _WATCH_S + 30.0),
             **selector,
         )
 
@@ -160,7 +166,12 @@ class KubeApi:
         read = self._core.read_namespaced_pod_log
         if self.giving_up.is_set():
             response = self._once(
-                what, read, name, self.namespace, tail_lines=tail, _request_timeout=_TIMEOUT_S
+                what,
+                read,
+                name,
+                self.namespace,
+                tail_lines=tail,
+                _request_timeout=_TIMEOUT_S,
             )
         else:
             response = self._again(what, read, name, self.namespace, tail_lines=tail)
@@ -193,7 +204,8 @@ class KubeApi:
     def _call(
         self, verb: str, kind: str, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Manifest:
-        answer: Manifest = json.loads(self._again((verb, kind), function, *args, **kwargs).data)
+        response = self._again((verb, kind), function, *args, **kwargs)
+        answer: Manifest = json.loads(response.data)
         return answer
 
     def _again(
@@ -201,20 +213,22 @@ class KubeApi:
     ) -> Any:
         """Repeat a call while the server is overloaded or failing, within a time limit."""
         deadline = time.monotonic() + _PATIENCE_S
+        verb, _ = what
         tries = 0
         while True:
             try:
                 return self._once(what, function, *args, _request_timeout=_TIMEOUT_S, **kwargs)
             except ApiRefusal as error:
-                if error.status == 409 and what[0] == "create" and tries:
+                if error.status == 409 and verb == "create" and tries:
                     raise _MadeBefore from error
                 pause_s = _pause_s(error, tries)
-                if error.status not in (0, *_AGAIN) or time.monotonic() + pause_s > deadline:
+                may_pass = error.status in (0, *_AGAIN)
+                if not may_pass or time.monotonic() + pause_s > deadline:
                     raise
-                if what[0] == "create" and self.giving_up.is_set():
+                if verb == "create" and self.giving_up.is_set():
                     raise
             tries += 1
-            if what[0] == "create":
+            if verb == "create":
                 self.giving_up.wait(pause_s)
             else:
                 time.sleep(pause_s)
@@ -254,12 +268,14 @@ class KubeApi:
             )
         elif status == 403 and " cannot " in words:
             advice = f"; {_ROLE}"
-        seconds = str((error.headers or {}).get("Retry-After", ""))
+        headers = error.headers or {}
+        seconds = str(headers.get("Retry-After", ""))
+        retry_after_s = float(seconds) if seconds.isdigit() else None
         what = f"{verb} the {kind.replace('_', ' ')} in namespace {self.namespace}"
         return ApiRefusal(
             f"Kubernetes did not {what} ({status}): {words}{advice}",
             status,
-            float(seconds) if seconds.isdigit() else None,
+            retry_after_s,
         )
 
 
@@ -272,24 +288,31 @@ def _pause_s(error: ApiRefusal, tries: int) -> float:
 
     The server names the seconds, or the time doubles from 0.2 s on.
     """
-    asked_s = error.retry_after_s if error.retry_after_s is not None else min(5.0, 0.2 * 2**tries)
+    asked_s = error.retry_after_s
+    if asked_s is None:
+        asked_s = min(5.0, 0.2 * 2**tries)
     return asked_s * random.uniform(1.0, 1.2)
 
 
 def _message(error: Any) -> str:
     try:
-        return str(json.loads(error.body)["message"])
+        answer = json.loads(error.body)
+        return str(answer["message"])
     except (TypeError, ValueError, KeyError):
-        return str(error.body or error.reason or "no answer")[:500]
+        words = str(error.body or error.reason or "no answer")
+        return words[:500]
 
 
 def _mistakes(error: ValueError) -> str:
     """Return where a manifest is wrong, without its values."""
     mistakes: list[Any] = getattr(error, "errors", list)()
-    return (
-        "; ".join(f"{'.'.join(map(str, one['loc'][1:]))}: {one['msg']}" for one in mistakes[:5])
-        or str(error)[:500]
-    )
+    parts = []
+    for mistake in mistakes[:5]:
+        place = ".".join(map(str, mistake["loc"][1:]))
+        parts.append(f"{place}: {mistake['msg']}")
+    if not parts:
+        return str(error)[:500]
+    return "; ".join(parts)
 
 
 def find_access(options: KubernetesOptions) -> tuple[Any, str, bool]:
@@ -304,21 +327,24 @@ def find_access(options: KubernetesOptions) -> tuple[Any, str, bool]:
     configuration = client.Configuration()
     configuration.retries = False  # our own know which calls may be made twice
     if not (options.kubeconfig or options.context):
-        with contextlib.suppress(
-            config.ConfigException, OSError
-        ):  # not in a cluster, or without an account
+        # Neither error matters: this process is outside a cluster, or has no account.
+        with contextlib.suppress(config.ConfigException, OSError):
             config.load_incluster_config(client_configuration=configuration)
             namespace = options.namespace or account_namespace() or "default"
             return configuration, namespace, True
     path = options.kubeconfig or None
     try:
         config.load_kube_config(
-            path, context=options.context or None, client_configuration=configuration
+            path,
+            context=options.context or None,
+            client_configuration=configuration,
         )
-        contexts, active = config.list_kube_config_contexts(path)
-        context = next((entry for entry in contexts if entry["name"] == options.context), active)[
-            "context"
-        ]
+        contexts, chosen = config.list_kube_config_contexts(path)
+        for entry in contexts:
+            if entry["name"] == options.context:
+                chosen = entry
+                break
+        context = chosen["context"]
         namespace = options.namespace or str(context.get("namespace") or "default")
     except (
         config.ConfigException,

@@ -48,7 +48,7 @@ class WatchedObjects:
     @property
     def names(self) -> set[str]:
         """Names of the existing objects. Hold the lock to read them."""
-        return {str(item["metadata"]["name"]) for item in self.objects.values()}
+        return {_name(item) for item in self.objects.values()}
 
     def trouble(self, least_s: float) -> str:
         """Return the reason for a silent server; empty while the server answers.
@@ -64,9 +64,11 @@ class WatchedObjects:
 
         Hold the lock to call.
         """
-        self.gone = {
-            uid: gone for uid, gone in self.gone.items() if gone[0]["metadata"]["name"] not in names
-        }
+        kept = {}
+        for uid, (item, when_s) in self.gone.items():
+            if _name(item) not in names:
+                kept[uid] = (item, when_s)
+        self.gone = kept
 
     def close(self) -> None:
         self._closed.set()
@@ -86,9 +88,8 @@ class WatchedObjects:
             try:
                 version = self._list()
                 failures = 0
-                while not self._closed.wait(
-                    _BREATH_S
-                ):  # no storm at a server that ends every watch at once
+                # The wait prevents a storm at a server that ends every watch at once.
+                while not self._closed.wait(_BREATH_S):
                     version = self._follow(version)
             except _Stale:
                 continue
@@ -101,7 +102,8 @@ class WatchedObjects:
                     self._error_since_s = self._error_since_s or time.monotonic()
                     self.error = error if isinstance(error, WorkbenchError) else None
                     self._notify()
-                self._closed.wait(_BREAK_S[min(failures, len(_BREAK_S) - 1)])
+                step = min(failures, len(_BREAK_S) - 1)
+                self._closed.wait(_BREAK_S[step])
                 failures += 1
 
     def _list(self) -> str:
@@ -114,7 +116,8 @@ class WatchedObjects:
                 time.monotonic() - self._error_since_s,
             )
         with self._changed:
-            for uid in [uid for uid in self.objects if uid not in listed]:
+            deleted = [uid for uid in self.objects if uid not in listed]
+            for uid in deleted:
                 self._forget(uid)
             self.objects.update(listed)
             self.error = None
@@ -125,7 +128,8 @@ class WatchedObjects:
     def _follow(self, version: str) -> str:
         """Apply changes until the server ends the watch; return the version to go on from."""
         try:
-            response = self._response = self._api.watch(self._kind, version, **self._selector)
+            response = self._api.watch(self._kind, version, **self._selector)
+            self._response = response
         except ApiRefusal as error:
             if error.status == _GONE:
                 raise _Stale from error
@@ -134,7 +138,9 @@ class WatchedObjects:
             self._wake()
         try:
             for line in response:
-                version = self._apply(json.loads(line), version) if line.strip() else version
+                if line.strip():
+                    event = json.loads(line)
+                    version = self._apply(event, version)
             return version
         finally:
             response.close()
@@ -151,13 +157,13 @@ class WatchedObjects:
             )
         if event["type"] != "BOOKMARK":
             with self._changed:
+                uid = _uid(item)
+                self.objects[uid] = item
                 if event["type"] == "DELETED":
-                    self.objects[_uid(item)] = item
-                    self._forget(_uid(item))
-                else:
-                    self.objects[_uid(item)] = item
+                    self._forget(uid)
                 self._notify()
-        return str(item.get("metadata", {}).get("resourceVersion") or version)
+        metadata = item.get("metadata", {})
+        return str(metadata.get("resourceVersion") or version)
 
     def _notify(self) -> None:
         self.changes += 1
@@ -173,3 +179,7 @@ class _Stale(Exception):
 
 def _uid(item: Mapping[str, Any]) -> str:
     return str(item["metadata"].get("uid", ""))
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    return str(item["metadata"]["name"])

@@ -73,7 +73,13 @@ class Owner:
     uid: str
 
     def references(self) -> list[Manifest]:
-        return [{"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}]
+        reference: Manifest = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": self.name,
+            "uid": self.uid,
+        }
+        return [reference]
 
 
 def base_name(cluster_id: str, suffix: str) -> str:
@@ -129,7 +135,8 @@ class ClusterObjects:
             "authorized_keys": f"restrict {check_key_line(public_key)}\n",
         }
         for index, key in enumerate(host_keys):
-            files |= {f"pod-{index}": key.private, f"pod-{index}.pub": key.public + "\n"}
+            files[f"pod-{index}"] = key.private
+            files[f"pod-{index}.pub"] = f"{key.public}\n"
         data = {name: base64.b64encode(text.encode()).decode() for name, text in files.items()}
         return {
             **self._object("Secret", self.base, owner),
@@ -155,7 +162,8 @@ class ClusterObjects:
 
     def claim(self, volume: Volume, owner: Owner) -> Manifest:
         """Return a volume claim, owned by the first pod unless the claim is kept."""
-        claim = self._object("PersistentVolumeClaim", volume.claim, None if volume.keep else owner)
+        owned_by = None if volume.keep else owner
+        claim = self._object("PersistentVolumeClaim", volume.claim, owned_by)
         return {**claim, "spec": volume.claim_spec(self.count)}
 
     def pod(self, index: int, owner: Owner | None) -> Manifest:
@@ -172,16 +180,14 @@ class ClusterObjects:
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": podspec.pod_security(options),
-            **(
-                {"initContainers": [self._account_container()]}
-                if options.run_as_user is None
-                else {}
-            ),
-            "containers": [self._container(index)],
-            "volumes": self._volumes(index),
-            **podspec.placement(options),
         }
-        return {**self._object("Pod", self.names[index], owner, labels, annotations), "spec": spec}
+        if options.run_as_user is None:
+            spec["initContainers"] = [self._account_container()]
+        spec["containers"] = [self._container(index)]
+        spec["volumes"] = self._volumes(index)
+        spec.update(podspec.placement(options))
+        pod = self._object("Pod", self.names[index], owner, labels, annotations)
+        return {**pod, "spec": spec}
 
     def _container(self, index: int) -> Manifest:
         options = self.options
@@ -196,18 +202,20 @@ class ClusterObjects:
             "--lease-s": self.lease_s,
             "--wait-s": self.wait_s,
         }
-        mounts: list[Manifest] = [
-            dict(_SECRET_MOUNT),
-            *([dict(_ACCOUNT_MOUNT)] if options.run_as_user is None else []),
-            {"name": "work", "mountPath": _WORK_PATH},
-            *podspec.volume_mounts(options),
-        ]
+        args: list[str] = []
+        for name, value in flags.items():
+            args += [name, str(value)]
+        mounts: list[Manifest] = [dict(_SECRET_MOUNT)]
+        if options.run_as_user is None:
+            mounts.append(dict(_ACCOUNT_MOUNT))
+        mounts.append({"name": "work", "mountPath": _WORK_PATH})
+        mounts += podspec.volume_mounts(options)
         wanted = podspec.resources(self.spec, options)
         return {
             "name": "worker",
             "image": self.image,
             "command": command,
-            "args": [str(word) for pair in flags.items() for word in pair],
+            "args": args,
             "env": self._env(root),
             "ports": [{"name": "ssh", "containerPort": options.port}],
             "resources": {"requests": wanted, "limits": wanted},
@@ -225,11 +233,11 @@ class ClusterObjects:
     def _account_container(self) -> Manifest:
         """Return the container that names the user id for images without a name, for sshd."""
         options = self.options
-        wanted = {
-            name: amount
-            for name, amount in podspec.resources(self.spec, options).items()
-            if name in ("cpu", "memory")
-        }
+        resources = podspec.resources(self.spec, options)
+        wanted = {}
+        for name in ("cpu", "memory"):
+            if name in resources:
+                wanted[name] = resources[name]
         return {
             "name": "account",
             "image": self.image,
@@ -253,33 +261,42 @@ class ClusterObjects:
         ]
 
     def _volumes(self, index: int) -> list[Manifest]:
-        own = {f"pod-{index}": "host_key", f"pod-{index}.pub": "host_key.pub"}
-        same = {name: name for name in ("start.py", "authorized_keys")}
-        items = [{"key": key, "path": path} for key, path in {**same, **own}.items()]
-        claim = {"persistentVolumeClaim": {"claimName": self.options.pvc}}
-        account: list[Manifest] = (
-            [{"name": "account", "emptyDir": {}}] if self.options.run_as_user is None else []
-        )
-        # The files are root's, and fsGroup's if there is one.
-        mode = 0o444 if self.options.run_as_user is None else 0o440
-        return [
-            {
-                "name": "secret",
-                "secret": {"secretName": self.base, "defaultMode": mode, "items": items},
-            },
-            {"name": "work", **(claim if self.options.pvc else {"emptyDir": {}})},
-            *account,
-            *podspec.volumes(self.options),
-        ]
+        options = self.options
+        # The files of the Secret are root's, and fsGroup's if there is one.
+        mode = 0o444 if options.run_as_user is None else 0o440
+        paths = {
+            "start.py": "start.py",
+            "authorized_keys": "authorized_keys",
+            f"pod-{index}": "host_key",
+            f"pod-{index}.pub": "host_key.pub",
+        }
+        items = [{"key": key, "path": path} for key, path in paths.items()]
+        secret = {
+            "secretName": self.base,
+            "defaultMode": mode,
+            "items": items,
+        }
+        volumes: list[Manifest] = [{"name": "secret", "secret": secret}]
+        # The pods' folders.
+        if options.pvc:
+            claim = {"claimName": options.pvc}
+            volumes.append({"name": "work", "persistentVolumeClaim": claim})
+        else:
+            volumes.append({"name": "work", "emptyDir": {}})
+        if options.run_as_user is None:
+            volumes.append({"name": "account", "emptyDir": {}})
+        volumes += podspec.volumes(options)
+        return volumes
 
     def _gang(self) -> tuple[dict[str, str], dict[str, str]]:
-        labels = {self.options.pod_group_label: self.base} if self.options.pod_group_label else {}
-        if not self.options.queue:
+        options = self.options
+        labels: dict[str, str] = {}
+        if options.pod_group_label:
+            labels[options.pod_group_label] = self.base
+        if not options.queue:
             return labels, {}
-        labels |= {
-            "kueue.x-k8s.io/queue-name": self.options.queue,
-            "kueue.x-k8s.io/pod-group-name": self.base,
-        }
+        labels["kueue.x-k8s.io/queue-name"] = options.queue
+        labels["kueue.x-k8s.io/pod-group-name"] = self.base
         return labels, {"kueue.x-k8s.io/pod-group-total-count": str(self.count)}
 
     def _object(
@@ -290,12 +307,19 @@ class ClusterObjects:
         labels: Mapping[str, str] = MappingProxyType({}),
         annotations: Mapping[str, str] = MappingProxyType({}),
     ) -> Manifest:
-        ours = {**self.options.labels, MANAGED_BY[0]: MANAGED_BY[1], CLUSTER_LABEL: self.base}
+        manager_label, manager = MANAGED_BY
         metadata: Manifest = {
             "name": name,
             "namespace": self.namespace,
-            "labels": {**ours, **labels},
+            "labels": {
+                **self.options.labels,
+                manager_label: manager,
+                CLUSTER_LABEL: self.base,
+                **labels,
+            },
         }
-        metadata |= {"annotations": annotations} if annotations else {}
-        metadata |= {"ownerReferences": owner.references()} if owner is not None else {}
+        if annotations:
+            metadata["annotations"] = annotations
+        if owner is not None:
+            metadata["ownerReferences"] = owner.references()
         return {"apiVersion": "v1", "kind": kind, "metadata": metadata}

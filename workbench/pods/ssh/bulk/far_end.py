@@ -54,7 +54,11 @@ def _send(path: str, begin: str, *names: str) -> int:
     digest = hashlib.sha256()
     offset = int(begin) if int(begin) <= size else 0
     pieces = _pieces(files, sizes, offset)
-    while done < offset and (piece := next(pieces, b"")):
+    # The bytes that the other side has already.
+    while done < offset:
+        piece = next(pieces, b"")
+        if not piece:
+            break
         digest.update(piece)
         done += len(piece)
     _say(size=size, offset=offset, prefix=digest.hexdigest())
@@ -80,10 +84,16 @@ def _pieces(files: list[str], sizes: list[int], cut: int) -> Iterator[bytes]:
     at = 0
     for path, left in zip(files, sizes, strict=True):
         with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            while left and (piece := file.read(min(left, _PIECE, cut - at if cut > at else left))):
+            while left:
+                limit = min(left, _PIECE)
+                if cut > at:
+                    limit = min(limit, cut - at)
+                piece = file.read(limit)
+                if not piece:
+                    break
                 yield piece
-                at = at + len(piece)
-                left = left - len(piece)
+                at += len(piece)
+                left -= len(piece)
         if left:
             return  # it became shorter
 
@@ -113,9 +123,10 @@ def _fill(path: str, part: str, file: int, shared: str) -> int:
         digest = hashlib.sha256()
     if not asked:
         return 1
-    os.ftruncate(file, asked["offset"])
-    os.lseek(file, asked["offset"], os.SEEK_SET)
-    left = asked["size"] - asked["offset"]
+    offset = asked["offset"]
+    os.ftruncate(file, offset)
+    os.lseek(file, offset, os.SEEK_SET)
+    left = asked["size"] - offset
     if shutil.disk_usage(os.path.dirname(part)).free < left:  # noqa: PTH120
         _say_full(path, left)
         return 1
@@ -127,12 +138,12 @@ def _fill(path: str, part: str, file: int, shared: str) -> int:
         digest.update(piece)
         _write(file, piece)
         left -= len(piece)
-    wanted = json.loads(source.readline() or "{}").get("sha256")
+    end = json.loads(source.readline() or "{}")
+    wanted = end.get("sha256")
     mine = digest.hexdigest()
     if wanted == mine and os.fstat(file).st_size == asked["size"]:
-        os.close(
-            os.dup(file)
-        )  # a network's file system may say only at a close that its disk is full
+        # A network's file system may say only at a close that its disk is full.
+        os.close(os.dup(file))
         os.replace(part, path)  # noqa: PTH105
         if part != shared:
             _remove_unlocked(shared)
@@ -169,7 +180,10 @@ def _copy_of(shared: int, part: str) -> tuple[str, int]:
     own = f"{part}.{os.getpid()}-{time.time_ns()}"
     copy = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        while piece := os.read(shared, _PIECE):
+        while True:
+            piece = os.read(shared, _PIECE)
+            if not piece:
+                break
             _write(copy, piece)
     except OSError:  # without room for two parts, the rest decides whether the file has room
         os.ftruncate(copy, 0)
@@ -205,11 +219,15 @@ def _take(path: str, size: str, wanted: str) -> int:
         digest = hashlib.sha256()
         left = int(size)
         signal.alarm(_SILENCE_S)
-        while left and (piece := os.read(0, min(left, _PIECE))):
+        while left:
+            piece = os.read(0, min(left, _PIECE))
+            if not piece:
+                break
             digest.update(piece)
             _write(file, piece)
             left -= len(piece)
-        whole = os.fstat(file).st_size == int(size) and digest.hexdigest() == wanted
+        written = os.fstat(file).st_size
+        whole = written == int(size) and digest.hexdigest() == wanted
         os.close(file)
         if whole:
             os.replace(part, path)  # noqa: PTH105
@@ -231,7 +249,9 @@ def _holds(path: str, wanted: str, stamp: str) -> int:
     if mine != stamp:
         digest = hashlib.sha256()
         _read(file, facts.st_size, digest)
-        mine = mine if stat.S_ISREG(facts.st_mode) and digest.hexdigest() == wanted else ""
+        is_wanted = stat.S_ISREG(facts.st_mode) and digest.hexdigest() == wanted
+        if not is_wanted:
+            mine = ""
     _say(stamp=mine)
     return 0
 
@@ -246,11 +266,15 @@ def _say_full(path: str, needed: int | None) -> None:
     folder = os.path.dirname(path)  # noqa: PTH120
     while not os.path.isdir(folder):  # noqa: PTH112
         folder = os.path.dirname(folder)  # noqa: PTH120
-    _say(full={"folder": folder, "needed": needed, "free": shutil.disk_usage(folder).free})
+    free = shutil.disk_usage(folder).free
+    _say(full={"folder": folder, "needed": needed, "free": free})
 
 
 def _read(file: int, count: int, digest: hashlib._Hash) -> None:
-    while count and (piece := os.read(file, min(count, _PIECE))):
+    while count:
+        piece = os.read(file, min(count, _PIECE))
+        if not piece:
+            return
         digest.update(piece)
         count -= len(piece)
 
@@ -258,11 +282,13 @@ def _read(file: int, count: int, digest: hashlib._Hash) -> None:
 def _write(file: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(file, view) :]
+        written = os.write(file, view)
+        view = view[written:]
 
 
 def _say(**facts: object) -> None:
-    _write(1, json.dumps(facts).encode() + b"\n")
+    line = json.dumps(facts) + "\n"
+    _write(1, line.encode())
 
 
 if __name__ == "__main__":
