@@ -44,13 +44,13 @@ def _run(args: argparse.Namespace) -> bool:
 
     spec = RunSpec.load(args.spec)
     prepared = prepare_run(spec, root=args.out, ask_pods=partial(held_checkpoint, Path()))
+    folder = prepared.paths.root / "cluster"
     try:
-        cluster = Cluster.from_spec(spec.cluster, path=prepared.paths.root / "cluster")
+        cluster = Cluster.from_spec(spec.cluster, path=folder)
         cluster.start()
     except (ConfigError, DiskFull):
-        shutil.rmtree(
-            prepared.paths.root, ignore_errors=True
-        )  # refused: nothing started, so nothing stays
+        # Refused: nothing started, so nothing stays.
+        shutil.rmtree(prepared.paths.root, ignore_errors=True)
         raise
     except WorkbenchError as error:
         write_json(prepared.paths.info, {"id": prepared.run_id, "cluster": str(cluster.path)})
@@ -82,7 +82,8 @@ def _plan(args: argparse.Namespace) -> bool:
 
     spec = RunSpec.load(args.spec)
     pod = spec.cluster.pods
-    forecast = spec.job.forecast(pods=spec.pods or spec.cluster.count, gpus=pod.gpus)
+    pods = spec.pods or spec.cluster.count
+    forecast = spec.job.forecast(pods=pods, gpus=pod.gpus)
     if forecast is None:
         raise ConfigError(
             f"{args.spec}: the needs of a {spec.job.kind} job are unknown, so there is no plan. "

@@ -37,7 +37,8 @@ def diagnose(
     began = time.monotonic()
     hosts = examine_pods(pods, identity, package, spec)
     hosts_s = time.monotonic() - began
-    note = _obstacle(len(pods), bandwidth, running, all(host.reached for host in hosts))
+    reached = all(host.reached for host in hosts)
+    note = _obstacle(len(pods), bandwidth, running, reached)
     exchange: Exchange | None = None
     if not note:
         interfaces = {host.pod: host.interface for host in hosts}
@@ -55,13 +56,11 @@ def _obstacle(pods: int, bandwidth: bool, running: Sequence[str], reached: bool)
     if not reached:
         return "not every pod can be reached"
     names = " and ".join(running)
-    return (
-        f"runs {names} are using the pods"
-        if len(running) > 1
-        else f"run {names} is using the pods"
-        if names
-        else ""
-    )
+    if len(running) > 1:
+        return f"runs {names} are using the pods"
+    if names:
+        return f"run {names} is using the pods"
+    return ""
 
 
 def more_pods(spec: ClusterSpec) -> str:
@@ -75,9 +74,8 @@ def more_pods(spec: ClusterSpec) -> str:
         table = nodes(KubernetesOptions.from_dict(spec.backend), pod=spec.pods)
     except WorkbenchError as error:
         return f"how many more pods could be scheduled is not known: {error}"
-    more = (
-        f"{counted(table.schedulable, 'more pod')} like these could be scheduled now"
-        if table.nodes
-        else ""
-    )
+    more = ""
+    if table.nodes:
+        pods = counted(table.schedulable, "more pod")
+        more = f"{pods} like these could be scheduled now"
     return "; ".join(part for part in (more, table.note) if part)

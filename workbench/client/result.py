@@ -60,7 +60,8 @@ class RunResult(Shown, ResultRecord):
         Raises:
             RunError: The form has no state, or this class belongs to another kind of job.
         """
-        return class_for(path, "result_class", cls)._read_at(path, raw)
+        result_class = class_for(path, "result_class", cls)
+        return result_class._read_at(path, raw)
 
     def raise_for_status(self) -> Self:
         """Return this result if the run succeeded.
@@ -93,7 +94,8 @@ class RunResult(Shown, ResultRecord):
             RunError: The run directory is missing, or the file cannot be written.
         """
         target = Path(path).expanduser().absolute()
-        replace_text(target, as_page(card_of(self, target.name)))
+        card = card_of(self, target.name)
+        replace_text(target, as_page(card))
         return target
 
     def _card(self, name: str) -> Card:
@@ -102,7 +104,8 @@ class RunResult(Shown, ResultRecord):
         view = readable("curves and logs", lambda: RunView(self.path), missing)
         spec = read_json(RunPaths(self.path).spec)
         recipe: Recipe | None = None
-        if write := recipe_for(self.path):
+        write = recipe_for(self.path)
+        if write:
             recipe = write(self)
         return Card(
             result=self,

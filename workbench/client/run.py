@@ -138,7 +138,10 @@ class Run(ShownLive):
     @property
     def id(self) -> str:
         """The id of the run, unique in its cluster."""
-        return self._home[1] if self._is_gone else id_of(self.paths)
+        if self._is_gone:
+            _, run_id = self._home
+            return run_id
+        return id_of(self.paths)
 
     @property
     def name(self) -> str:
@@ -175,15 +178,19 @@ class Run(ShownLive):
         `unknown` if the files of the run cannot be read now: the run may well continue.
         """
         outcome = self._outcome() if self._is_gone else {}
-        return RunState(outcome["state"]) if outcome else state_of(self.paths)
+        if not outcome:
+            return state_of(self.paths)
+        return RunState(outcome["state"])
 
     @property
     def message(self) -> str:
         """One line about the state, for people."""
         if not self._is_gone:
             return message_of(self.paths, self.state)
+        how = "its keeper does not answer"
         outcome = self._outcome()
-        how = f"its keeper says: {outcome['message']}" if outcome else "its keeper does not answer"
+        if outcome:
+            how = f"its keeper says: {outcome['message']}"
         return f"the directory of run {self.id}, {self.path}, is gone or damaged; {how}"
 
     @property
@@ -200,7 +207,8 @@ class Run(ShownLive):
     @property
     def progress(self) -> Progress:
         """Progress of the run: step, loss, speed, time left."""
-        return self._totals.read().progress(self.state, self.message)
+        totals = self._totals.read()
+        return totals.progress(self.state, self.message)
 
     def events(self) -> Events:
         """Return all events so far in the keeper's order, to iterate over or as a DataFrame."""
@@ -287,7 +295,9 @@ class Run(ShownLive):
                         warned = True
                     # The keeper has the result in memory, even if no file could hold it.
                     if time.monotonic() > asked_s + _ASK_S:
-                        if raw := self._outcome().get("result"):
+                        outcome = self._outcome()
+                        raw = outcome.get("result")
+                        if raw:
                             return RunResult.at(self.path, raw)
                         settle_handover(self.paths)
                         asked_s = time.monotonic()
@@ -312,7 +322,10 @@ class Run(ShownLive):
     def _result_now(self) -> RunResult:
         if not is_missing(result_file(self.paths)):
             return self.result
-        raw = self._outcome().get("result") or {"state": RunState.LOST, "message": self.message}
+        outcome = self._outcome()
+        raw = outcome.get("result")
+        if not raw:
+            raw = {"state": RunState.LOST, "message": self.message}
         return RunResult.at(self.path, raw)
 
     def _outcome(self) -> dict[str, Any]:
@@ -365,7 +378,9 @@ class Run(ShownLive):
         """
         if self.state.is_terminal:
             raise RunError(f"run {self.id} is {self.state}; only ranks that run have stacks")
-        stacks = ask(self._cluster.socket, {"op": "stacks", "run": self.id}, timeout_s=60)["stacks"]
+        request = {"op": "stacks", "run": self.id}
+        answer = ask(self._cluster.socket, request, timeout_s=60)
+        stacks = answer["stacks"]
         return {int(rank): str(text) for rank, text in stacks.items()}
 
     def fetch(self) -> list[str]:
@@ -376,18 +391,16 @@ class Run(ShownLive):
         Raises:
             RunError: The run has not ended, its cluster is closed, or the disk is still full.
         """
-        return list(
-            map(
-                str,
-                ask(self._cluster.socket, {"op": "fetch", "run": self.id}, timeout_s=3600)["notes"],
-            )
-        )
+        request = {"op": "fetch", "run": self.id}
+        answer = ask(self._cluster.socket, request, timeout_s=3600)
+        return [str(note) for note in answer["notes"]]
 
     def _ask_to_end(self, how: str) -> None:
         deadline = time.monotonic() + _ADOPTED_S
         while True:
             # Read before the request: a new keeper does not know its runs before it is ready.
-            adopts = cluster_status(self._cluster.root).phase == "starting"
+            status = cluster_status(self._cluster.root)
+            adopts = status.phase == "starting"
             try:
                 ask(self._cluster.socket, {"op": how, "run": self.id})
                 return
@@ -410,11 +423,15 @@ class Run(ShownLive):
         """
         from workbench.client.tensorboard.board import board_folder, show_tensorboard
 
-        return show_tensorboard({self.name or self.path.name: board_folder(self.paths)})
+        name = self.name or self.path.name
+        return show_tensorboard({name: board_folder(self.paths)})
 
     @property
     def _cluster(self) -> ClusterPaths:
-        return ClusterPaths(self._home[0] if self._is_gone else cluster_of(self.paths))
+        if self._is_gone:
+            cluster, _ = self._home
+            return ClusterPaths(cluster)
+        return ClusterPaths(cluster_of(self.paths))
 
     def __repr__(self) -> str:
         state, problem = state_or_problem(self.paths)

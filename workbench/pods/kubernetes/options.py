@@ -43,9 +43,11 @@ def _check_label(label: str) -> str:
 
 def _check_resources(resources: Mapping[str, int | str]) -> Mapping[str, int | str]:
     for name, amount in resources.items():
-        pages = name.startswith("hugepages-")
-        is_count = type(amount) is int and amount > 0
-        if not (pages or "/" in name) or not (_PAGES.fullmatch(str(amount)) if pages else is_count):
+        if name.startswith("hugepages-"):
+            is_valid = _PAGES.fullmatch(str(amount)) is not None
+        else:
+            is_valid = "/" in name and type(amount) is int and amount > 0
+        if not is_valid:
             raise ConfigError(
                 f"KubernetesPods.extra_resources has {name!r}: {amount!r}; write a device as in"
                 ' {"rdma/hca_shared_devices_a": 1} or {"vpc.amazonaws.com/efa": 4}, and huge'

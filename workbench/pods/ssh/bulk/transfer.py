@@ -36,8 +36,12 @@ _AGAIN = 2  # times that a file is carried anew because it arrived as another
 # OpenSSH's own first choice, ChaCha20, takes more than twice the time of AES where the processor
 # has instructions for AES. The rest are OpenSSH's other defaults.
 _CIPHERS = (
-    *("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "chacha20-poly1305@openssh.com"),
-    *("aes128-ctr", "aes192-ctr", "aes256-ctr"),
+    "aes128-gcm@openssh.com",
+    "aes256-gcm@openssh.com",
+    "chacha20-poly1305@openssh.com",
+    "aes128-ctr",
+    "aes192-ctr",
+    "aes256-ctr",
 )
 Progress = Callable[[int, int], None]
 """Takes the bytes that are over and the bytes in all."""
@@ -65,16 +69,17 @@ def route_to(
     pod: Pod, identity: Identity, patience_s: float, reason_gone: Callable[[], str] = lambda: ""
 ) -> SshRoute:
     """Return the route to a pod through the OpenSSH client, with the cluster's identity alone."""
-    options = ["-o", f"Ciphers={','.join(_CIPHERS)}"] if _has_aes() else []
+    options: list[str] = []
+    if _has_aes():
+        options += ["-o", f"Ciphers={','.join(_CIPHERS)}"]
 
     def command(argv: Sequence[str]) -> list[str]:
         ssh, *rest = ssh_argv(pod, identity, argv)
         return [ssh, *options, *rest]
 
     def by_hand(path: str) -> str:
-        return shlex.join(
-            ["scp", "-F", str(identity.ssh_config), "-r", f"{pod.address}:{path}", "."]
-        )
+        source = f"{pod.address}:{path}"
+        return shlex.join(["scp", "-F", str(identity.ssh_config), "-r", source, "."])
 
     python = pod.python or "python3"
     return SshRoute(
@@ -96,7 +101,8 @@ def far_end_argv(python: str, *words: str) -> list[str]:
 def far_end_answer(line: bytes | str, pod: str, host: str) -> dict[str, Any]:
     """Read the answer of the pod's side; its failure is raised as an error with the pod's name."""
     facts = from_line(line)
-    if full := facts.get("full"):
+    full = facts.get("full")
+    if full:
         raise disk_full(full["folder"], full["needed"], full["free"], where=pod)
     if "error" in facts:
         raise RemoteError(f"{pod} ({host}) says: {facts['error']}", host=host)
@@ -126,7 +132,8 @@ def fetch_file(
         ):
             header = _read_message(pipe, route)
             digest = _digest_of(part)
-            if header["offset"] != _size(part) or header["prefix"] != digest.hexdigest():
+            is_same = header["prefix"] == digest.hexdigest()
+            if header["offset"] != _size(part) or not is_same:
                 tries.damaged()
                 file.truncate(0)
                 return None
@@ -137,7 +144,8 @@ def fetch_file(
                 file.write(piece)
                 digest.update(piece)
                 tries.see(tries.done + len(piece), tell)
-            if _read_message(pipe, route)["sha256"] != digest.hexdigest():
+            end = _read_message(pipe, route)
+            if end["sha256"] != digest.hexdigest():
                 tries.damaged()
                 file.truncate(0)
                 return None
@@ -193,7 +201,8 @@ def send_file(
                 _send(pipe, piece, route)
                 tries.see(tries.done + len(piece), tell)
             _send(pipe, to_line({"sha256": digest.hexdigest()}), route)
-            if _read_message(pipe, route)["sha256"] != digest.hexdigest():
+            end = _read_message(pipe, route)
+            if end["sha256"] != digest.hexdigest():
                 tries.damaged()
                 return None
         return digest.hexdigest()
@@ -235,11 +244,13 @@ class _Tries:
         while True:
             self.count += 1
             try:
-                if (digest := once()) is not None:
+                digest = once()
+                if digest is not None:
                     return digest
             except Broken as error:
                 logger.info("%s: %s at %d of %d bytes", self.what, error, self.done, self.size)
-                if why := self.route.reason_gone():
+                why = self.route.reason_gone()
+                if why:
                     raise RemoteError(why, host=self.route.host) from error
                 if time.monotonic() - self.moved_at > self.route.patience_s:
                     raise self._given_up(error) from error
@@ -285,7 +296,10 @@ def _digest_of(path: Path) -> hashlib._Hash:
 
 
 def _hash_into(file: Any, count: int, digest: hashlib._Hash) -> None:
-    while count and (piece := file.read(min(count, _PIECE))):
+    while count:
+        piece = file.read(min(count, _PIECE))
+        if not piece:
+            return
         digest.update(piece)
         count -= len(piece)
 
