@@ -49,10 +49,11 @@ CAVEATS = (
 )
 """Caveats on the walk-through's table, to be drawn beside the table."""
 
+# Seconds on one pod, from the log of t5-small and from the table.
 _ALONE_S = {
     "t5-small": 742.5369,
     "t5-large": 7465.0,
-}  # seconds on one pod, from its log and from the table
+}
 _FIVE = "published as 5 epochs; its log says 3"
 
 
@@ -80,7 +81,9 @@ PUBLISHED: tuple[Published, ...] = (
     _walked("t5-small", "zero1", 3, 922.0487, samples_per_s=183.358, memory_gb=5, note=_FIVE),
     _walked("t5-large", "single", 1, 7465.0, memory_gb=15, note="no log was found"),
     _walked(
-        *("t5-large", "zero1", 2),
+        "t5-large",
+        "zero1",
+        2,
         memory_gb=15,
         note="published without a duration; its command recomputes activations, the others' do not",
     ),
@@ -88,7 +91,9 @@ PUBLISHED: tuple[Published, ...] = (
     _walked("t5-large", "zero3-offload", 3, 11044.5628, samples_per_s=15.308, memory_gb=9),
     _walked("t5-3b", "single", 1, out_of_memory=True, note="its batch was not found"),
     _walked(
-        *("t5-3b", "zero3-offload", 3),
+        "t5-3b",
+        "zero3-offload",
+        3,
         global_batch=3,
         memory_gb=21,
         note="published without a duration; its command takes one row a GPU",

@@ -129,7 +129,8 @@ class Cluster(ShownLive, Submission):
                 reason.
         """
         root = Path(path).expanduser().absolute()
-        if why := weakness(root):  # the socket and ssh configuration there will be trusted
+        why = weakness(root)
+        if why:  # the socket and ssh configuration there will be trusted
             raise ConfigError(why)
         status = settled_status(root)
         if not (status.alive or status.phase == "lost"):
@@ -137,7 +138,8 @@ class Cluster(ShownLive, Submission):
                 f"no cluster runs in {root}: it is {status.phase}; "
                 "start one with Cluster(…, path=…)"
             )
-        if why := not_its_keeper(root, status):
+        why = not_its_keeper(root, status)
+        if why:
             raise RunError(why)
         cluster = cls.from_spec(stored_spec(root), path=root)
         if not status.alive:

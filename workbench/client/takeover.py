@@ -56,12 +56,14 @@ _TWICE_S = 1.0  # a request in the socket of a suspended keeper is carried out w
 
 def take_over(cluster: Path, spec: ClusterSpec | None = None) -> None:
     """Start a keeper for a cluster without a live keeper. RunError: no keeper could start."""
-    if why := end_broken_off(cluster):
+    why = end_broken_off(cluster)
+    if why:
         raise RunError(
             f"the cluster in {cluster} is closed: {why}, and "
             "what it left has been removed; start another"
         )
-    if why := obstacle(cluster):
+    why = obstacle(cluster)
+    if why:
         raise RunError(f"the cluster in {cluster} cannot be taken over: {why}")
     paths = ClusterPaths(cluster)
     keeper = spawn_successor(paths, spec or stored_spec(cluster))
@@ -86,11 +88,11 @@ def reattach(run: RunPaths, *, for_checkpoints: bool = False) -> bool:
         # A keeper that was just killed has its lock until the system has removed the process.
         if settled_status(cluster, _SETTLED_S).alive:
             return True
-        if why := _foreign((run.root, run.info, run.state)):
+        why = _foreign((run.root, run.info, run.state))
+        if why:
             raise RunError(why)
-        if os.path.realpath(run.root) not in {
-            os.path.realpath(each.path) for each in own_runs(cluster)
-        }:
+        own = {os.path.realpath(each.path) for each in own_runs(cluster)}
+        if os.path.realpath(run.root) not in own:
             raise RunError(f"{cluster} knows no such run, or the run does not name that cluster")
         take_over(cluster)
     except (WorkbenchError, OSError) as error:
@@ -233,7 +235,8 @@ def _not_ours(cluster: Path, status: ClusterStatus) -> str:
             "keeper: the directory is a copy, or was changed"
         )
     own = (paths.known_state, paths.queue, paths.keeper_lock, paths.identity)
-    if why := _foreign((cluster.resolve(), paths.config, *own)):
+    why = _foreign((cluster.resolve(), paths.config, *own))
+    if why:
         return why
     return _brought_along(cluster)
 
@@ -316,6 +319,7 @@ def _foreign(paths: Iterable[Path]) -> str:
         if path.is_symlink():
             return f"{path} is a symbolic link"
         with suppress(FileNotFoundError):  # the reader of a missing file reports the error
-            if why := not_ours(path):
+            why = not_ours(path)
+            if why:
                 return why
     return ""

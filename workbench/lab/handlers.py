@@ -35,9 +35,11 @@ _READER = ThreadPoolExecutor(1, "workbench-reader")
 _ACTOR = ThreadPoolExecutor(4, "workbench-actor")
 
 
-def routes(
-    base_url: str, root: str
-) -> list[tuple[str, type[web.RequestHandler], dict[str, object]]]:
+# Pattern of the path, handler, and keyword arguments of the handler's `initialize`.
+_Route = tuple[str, type[web.RequestHandler], dict[str, object]]
+
+
+def routes(base_url: str, root: str) -> list[_Route]:
     """Return the routes for a server with a contents root."""
     api: dict[str, object] = {"root": root}
     # A page of TensorBoard asks all day; these requests must not keep an idle server up.
@@ -50,7 +52,7 @@ def routes(
         "(card|report)": DownloadHandler,
         "model": ModelHandler,
     }
-    found: list[tuple[str, type[web.RequestHandler], dict[str, object]]] = []
+    found: list[_Route] = []
     for name, handler in handlers.items():
         pattern = url_path_join(base_url, "workbench/api", name)
         found.append((pattern, handler, api))
@@ -211,4 +213,7 @@ class BoardHandler(ProxyHandler):  # type: ignore[misc]
         raise web.HTTPError(405, "TensorBoard is only read here")
 
     # The proxy's own methods have other parameters.
-    put = delete = patch = options = _refuse
+    put = _refuse
+    delete = _refuse
+    patch = _refuse
+    options = _refuse

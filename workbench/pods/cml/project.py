@@ -188,7 +188,8 @@ class CMLProject(Record):
 
     @property
     def _project(self) -> str:
-        if not (project := self.project or os.environ.get("CDSW_PROJECT_ID", "")):
+        project = self.project or os.environ.get("CDSW_PROJECT_ID", "")
+        if not project:
             raise ConfigError(
                 "CMLProject needs the project's id outside a session: CMLProject(project='…')"
             )
@@ -236,7 +237,8 @@ class CMLProject(Record):
     ) -> dict[str, Any]:
         import httpx2
 
-        if not (key := os.environ.get(KEY, "")):
+        key = os.environ.get(KEY, "")
+        if not key:
             raise ConfigError(
                 f"{KEY} is not set: a session has its API key there; outside a session make a key"
                 " (API Keys)"

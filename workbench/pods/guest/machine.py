@@ -74,9 +74,8 @@ def port_holder(address: str, port: int) -> int | None:
 
 def _is_free(address: str, port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as sshd does: old connections are no hindrance
+        # As sshd does: old connections are no hindrance.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((address, port))
         except PermissionError as error:

@@ -139,11 +139,10 @@ def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
     folder = options.root / "sshd"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
-    for name in (
-        "host_key",
-        "authorized_keys",
-    ):  # the Secret's own files belong to root and a group
-        (folder / name).write_bytes((options.secret / name).read_bytes())
+    # Copies, because the Secret's own files belong to root and a group.
+    for name in ("host_key", "authorized_keys"):
+        content = (options.secret / name).read_bytes()
+        (folder / name).write_bytes(content)
     daemon = start_sshd(sshd, _config(options, folder, user) + SSHD_OPTIONS)
     _await_listening(daemon, options.port)
     _report(options, user)
@@ -202,9 +201,8 @@ def find_sshd() -> str:
             " the image"
         )
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(
-            mode=0o755, exist_ok=True
-        )  # where Debian's sshd, started as root, wants it
+        # Where Debian's sshd, started as root, wants the folder.
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     return str(Path(path).absolute())
 
 

@@ -23,16 +23,26 @@ from workbench.pods.guest.pod_main import can_be_set
 _LINES_SHOWN = 20
 _WORKER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 _SESSION_VARIABLES = (
-    *("PATH", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "TORCH_HOME"),
-    *(
-        "TORCH_EXTENSIONS_DIR",
-        "HF_HOME",
-        "HF_HUB_CACHE",
-        "HF_ENDPOINT",
-        "HF_HUB_OFFLINE",
-        "SSL_CERT_FILE",
-    ),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "XDG_CACHE_HOME",
+    "TORCH_HOME",
+    "TORCH_EXTENSIONS_DIR",
+    "HF_HOME",
+    "HF_HUB_CACHE",
+    "HF_ENDPOINT",
+    "HF_HUB_OFFLINE",
+    "SSL_CERT_FILE",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
 )
 
 
@@ -56,7 +66,9 @@ class AdoptedProcess:
         """
         if self._process is None:
             return 0
-        return None if self._process.is_alive() or not _can_look() else 0
+        if self._process.is_alive() or not _can_look():
+            return None
+        return 0
 
     def terminate(self) -> None:
         self._send(signal.SIGTERM)
@@ -101,7 +113,13 @@ class LocalWorker:
     def adopted(cls, root: Path) -> LocalWorker:
         """Return the worker of a pod that another keeper started, by the folder of the pod."""
         log = root.with_name(f"{root.name}.log")
-        return cls(root.name, str(root), log, AdoptedProcess(root), time.monotonic())
+        return cls(
+            name=root.name,
+            root=str(root),
+            log=log,
+            process=AdoptedProcess(root),
+            started_s=time.monotonic(),
+        )
 
     @classmethod
     def start(cls, config: WorkerConfig, limit: MemoryLimit | None = None) -> LocalWorker:
@@ -122,14 +140,18 @@ class LocalWorker:
             )
         assert process.stdin is not None
         if limit is not None:
+            # The process waits for its configuration and has started nothing yet.
             with contextlib.suppress(ProcessLookupError):
-                limit.take(
-                    process.pid
-                )  # it waits for its configuration and has started nothing yet
+                limit.take(process.pid)
         with contextlib.suppress(BrokenPipeError):  # it died already; the watch reports how
             process.stdin.write(config.to_line())
         return cls(
-            config.name, config.root, Path(config.log), process, time.monotonic(), config.address
+            name=config.name,
+            root=config.root,
+            log=Path(config.log),
+            process=process,
+            started_s=time.monotonic(),
+            address=config.address,
         )
 
     def status(self) -> str:
@@ -142,12 +164,10 @@ class LocalWorker:
         if code is None:
             how = "has ended"
             lived = "after its keeper had died"
+        elif code < 0:
+            how = f"was killed by {signal.Signals(-code).name},"
         else:
-            how = (
-                f"was killed by {signal.Signals(-code).name},"
-                if code < 0
-                else f"ended with exit code {code},"
-            )
+            how = f"ended with exit code {code},"
         lines = tail_of(self.log, _LINES_SHOWN) or "(nothing)"
         return f"{self.name} {how} {lived}. Last lines of {self.log}:\n{lines}"
 
@@ -155,7 +175,9 @@ class LocalWorker:
 def session_environment() -> dict[str, str]:
     """Return the environment of a pod's sessions: search path, caches, proxies."""
     own = _pick(_SESSION_VARIABLES)
-    own["PATH"] = str(Path(sys.executable).parent) + os.pathsep + own.get("PATH", os.defpath)
+    programs = Path(sys.executable).parent
+    search_path = own.get("PATH", os.defpath)
+    own["PATH"] = f"{programs}{os.pathsep}{search_path}"
     usable = {name: value for name, value in own.items() if can_be_set(value)}
     return {**usable, "SHLVL": "1"}
 
@@ -163,7 +185,8 @@ def session_environment() -> dict[str, str]:
 def tail_of(path: Path, lines: int) -> str:
     """Read the last lines of a file; nothing if there is none."""
     with contextlib.suppress(OSError):
-        return "\n".join(path.read_text(errors="backslashreplace").splitlines()[-lines:])
+        text = path.read_text(errors="backslashreplace")
+        return "\n".join(text.splitlines()[-lines:])
     return ""
 
 
@@ -181,12 +204,11 @@ def unsettled_guardians(folder: Path) -> list[Process]:
     for process in process_table().values():
         with contextlib.suppress(OSError):
             proc = Path(f"/proc/{process.pid}")
-            if (proc / "cwd").readlink() == folder.resolve():
-                guardians += (
-                    [process]
-                    if entries.GUARDIAN.encode() in (proc / "cmdline").read_bytes()
-                    else []
-                )
+            if (proc / "cwd").readlink() != folder.resolve():
+                continue
+            command = (proc / "cmdline").read_bytes()
+            if entries.GUARDIAN.encode() in command:
+                guardians.append(process)
     return [process for process in guardians if not process.zombie]
 
 

@@ -89,9 +89,8 @@ def login_user() -> str:
             f"user {name} has the shell {account.pw_shell}; over SSH nothing can run: chsh -s"
             f" /bin/sh {name}"
         )
-    with contextlib.suppress(
-        OSError
-    ):  # only root can read it, and only a daemon of root looks there
+    # Only root can read the file, and only a daemon of root looks there.
+    with contextlib.suppress(OSError):
         if f"\n{name}:!" in "\n" + _SHADOW.read_text():
             raise ConfigError(
                 f"user {name} is locked and sshd lets no locked user in; run: usermod -p '*' {name}"

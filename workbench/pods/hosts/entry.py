@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 """Default time limit for logins in seconds. Hosts that fail are named after it."""
-_STEP, _ALL_NAMED = (
-    0.9,
-    0.96,
-)  # of those: one step of a first connection; when one host has failed, all the others
+_STEP = 0.9  # share of the limit for one step of a first connection
+_ALL_NAMED = 0.96  # share of the limit for all other hosts once one host has failed
 _CREATE_S = 60.0  # a Python on a cold network file system takes its time
 _REMOVE_S = 4.0
 _AT_ONCE = 32
@@ -116,14 +114,12 @@ def connect_all(
             "Hosts behind a slow line need more time: "
             f"SSHPods(…, connect_timeout_s={4 * timeout_s:g})"
         )
-        _raise_all(
-            futures, [f"{host}: no answer in {all_named_s:g} s" for host in hosts], if_late=slow
-        )
+        unanswered = [f"{host}: no answer in {all_named_s:g} s" for host in hosts]
+        _raise_all(futures, unanswered, if_late=slow)
         return [future.result() for future in futures]
     finally:
-        pool.shutdown(
-            wait=False, cancel_futures=True
-        )  # a silent host's thread ends by its own limits
+        # A silent host's thread ends by its own limits.
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def on_all_hosts(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Pod]) -> list[R]:
@@ -184,25 +180,25 @@ def remove_pod_folder(
 
 def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) -> None:
     """Refuse hosts that lack what the spec asks for, and two names of the same machine."""
-    troubles = [
-        f"{pod.address}: {lack}"
-        for pod, host in zip(pods, facts, strict=True)
-        for lack in _lacks(pod, host, spec)
-    ]
+    troubles = []
+    for pod, host in zip(pods, facts, strict=True):
+        for lack in _lacks(pod, host, spec):
+            troubles.append(f"{pod.address}: {lack}")
     if troubles:
         raise ConfigError("hosts with less than the cluster asks for:\n" + "\n".join(troubles))
     seen: dict[tuple[str, ...], str] = {}
     for pod, host in zip(pods, facts, strict=True):
-        if (daemon := tuple(host.daemon)) in seen:
+        daemon = tuple(host.daemon)
+        if daemon in seen:
             raise ConfigError(
                 f"{seen[daemon]} and {pod.address} are two names of the same host; name the host"
                 " once"
             )
         seen[daemon] = pod.address
-    above = {
-        str(PurePosixPath(host.root).parent): pod.address
-        for pod, host in zip(pods, facts, strict=True)
-    }
+    above = {}
+    for pod, host in zip(pods, facts, strict=True):
+        folder = PurePosixPath(host.root).parent
+        above[str(folder)] = pod.address
     if len(above) > 1:
         places = "; ".join(f"{folder} on {address}" for folder, address in above.items())
         raise ConfigError(

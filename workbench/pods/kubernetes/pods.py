@@ -85,9 +85,8 @@ class KubernetesPods(KubernetesOptions, Place):
             try:
                 self.stop()
             except WorkbenchError as left:
-                error.args = (
-                    f"{error}\n{left}",
-                )  # of the same class, so that callers can tell errors apart
+                # The class stays, so that callers can tell errors apart.
+                error.args = (f"{error}\n{left}",)
             raise
 
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:

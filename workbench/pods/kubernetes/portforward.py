@@ -69,15 +69,13 @@ class PortForward:
             try:
                 _carry(connection, channel, lambda: self._note(""))
             finally:
-                with contextlib.suppress(
-                    Exception
-                ):  # the peer may be gone in the middle of its farewell
+                # The peer may be gone in the middle of its farewell.
+                with contextlib.suppress(Exception):
                     channel.close(timeout=1)
         except WorkbenchError as error:
             self._note(str(error))
-        except (
-            Exception
-        ) as error:  # thread boundary: websocket-client has a tree of errors of its own
+        # Thread boundary: websocket-client has a tree of errors of its own.
+        except Exception as error:
             self._note(f"it ended: {error}")
         finally:
             with self._lock:

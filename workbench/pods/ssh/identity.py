@@ -204,11 +204,11 @@ def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump
             f"IdentityFile {_config_path(identity.key_for(pod))}",
         ]
         lines += _patience(pod.connect_timeout_s)
-        if (
-            pod.ssh_address
-        ):  # known under the name that the pods use: a forwarded port is another pod's tomorrow
+        # Known under the name that the pods use: a forwarded port is another pod's tomorrow.
+        if pod.ssh_address:
             alias = known_hosts_name(pod.address, pod.ssh_port).lower()
-            lines += [f"HostName {check_address(pod.ssh_address)}", f"HostKeyAlias {alias}"]
+            lines.append(f"HostName {check_address(pod.ssh_address)}")
+            lines.append(f"HostKeyAlias {alias}")
         if pod.jump is not None:
             lines.append(f"ProxyCommand {_proxy_command(identity, jumps.index(pod.jump))}")
             patience_s[pod.jump] = max(pod.connect_timeout_s, patience_s.get(pod.jump, 0.0))

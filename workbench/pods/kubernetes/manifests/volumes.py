@@ -186,18 +186,21 @@ class Volume(Record):
 def check_volumes(volumes: Sequence[Volume]) -> Sequence[Volume]:
     """Refuse two volumes at the same mount point, two caches, and contradictory claims."""
     mounts = [volume.mount for volume in volumes]
-    if twice := sorted({mount for mount in mounts if mounts.count(mount) > 1}):
+    twice = sorted({mount for mount in mounts if mounts.count(mount) > 1})
+    if twice:
         raise ConfigError(
             f"KubernetesPods.volumes mounts two volumes at {', '.join(twice)}; give every volume"
             " its own path"
         )
-    if len(caches := [volume.mount for volume in volumes if volume.hub_cache]) > 1:
+    caches = [volume.mount for volume in volumes if volume.hub_cache]
+    if len(caches) > 1:
         raise ConfigError(
             f"KubernetesPods.volumes has two caches of the hub, {' and '.join(caches)}; keep a"
             " single cache"
         )
     names = [volume.claim for volume in made_claims(volumes)]
-    if double := sorted({name for name in names if names.count(name) > 1}):
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
         raise ConfigError(
             f"KubernetesPods.volumes makes the claim {', '.join(double)} twice; give size_gib at"
             " a single mount"

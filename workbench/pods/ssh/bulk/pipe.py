@@ -44,9 +44,8 @@ class Pipe:
         self._in = self._process.stdin.fileno()
         self._out = self._process.stdout.fileno()
         for end in (self._in, self._out):
-            with contextlib.suppress(
-                OSError
-            ):  # the user's pipes may have taken all that is allowed
+            # The user's pipes may have taken all that is allowed.
+            with contextlib.suppress(OSError):
                 fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         os.set_blocking(self._in, False)
         self._spare = b""
@@ -69,7 +68,8 @@ class Pipe:
             if len(self._spare) > _LONGEST_LINE:
                 raise Broken(f"it sent a line of more than {_LONGEST_LINE:,} bytes")
             left_s = max(0.0, deadline - time.monotonic())
-            if not select.select([self._out], [], [], left_s)[0]:
+            ready, _, _ = select.select([self._out], [], [], left_s)
+            if not ready:
                 raise Broken(f"no whole line came for {_HASHED_S:.0f} s")
             self._spare += self._receive(_SILENCE_S)
         line, _, self._spare = self._spare.partition(b"\n")
@@ -86,15 +86,18 @@ class Pipe:
     def write(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
-            if not select.select([], [self._in], [], _SILENCE_S)[1]:
+            _, ready, _ = select.select([], [self._in], [], _SILENCE_S)
+            if not ready:
                 raise Broken(f"it took nothing for {_SILENCE_S:.0f} s")
             try:
-                view = view[os.write(self._in, view) :]
+                written = os.write(self._in, view)
+                view = view[written:]
             except BrokenPipeError:
                 raise self._ended() from None
 
     def _receive(self, limit_s: float, most: int = _PIPE_BYTES) -> bytes:
-        if not select.select([self._out], [], [], limit_s)[0]:
+        ready, _, _ = select.select([self._out], [], [], limit_s)
+        if not ready:
             raise Broken(f"nothing came for {limit_s:.0f} s")
         data = os.read(self._out, most)
         if not data:
@@ -105,5 +108,6 @@ class Pipe:
         self._process.kill()
         code = self._process.wait()
         self._errors.seek(0)
-        words = self._errors.read().decode(errors="replace").strip()[-_WORDS:]
-        return Broken(f"the line broke: {words or f'it ended with {code}'}")
+        errors = self._errors.read().decode(errors="replace").strip()
+        why = errors[-_WORDS:] or f"it ended with {code}"
+        return Broken(f"the line broke: {why}")
