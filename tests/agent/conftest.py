@@ -1,4 +1,4 @@
-"""A real agent for a test: served by its own command line, spoken to over its socket, and surely gone afterwards."""
+"""A real agent for a test: served by its own command line, spoken to by socket, and ended."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class PodAgent:
         return answers[-1]
 
     def until_exited(self, run: str, timeout_s: float = PATIENCE_S) -> dict:
-        """Poll until all ranks have ended, nothing is left of them and their output has been read."""
+        """Poll until all ranks and their processes have ended and their output has been read."""
         return self.until(
             run,
             lambda a: (
