@@ -34,7 +34,8 @@ def main(path: Path) -> int:
     try:
         root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         for _ in range(_PORTS_TRIED):
-            if (code := _hold(_completed(config))) != PORT_IN_USE:
+            code = _hold(_completed(config))
+            if code != PORT_IN_USE:
                 break
             shutil.rmtree(root, ignore_errors=True)
         return code

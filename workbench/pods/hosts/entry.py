@@ -97,17 +97,15 @@ def connect_all(
         reported = False
         while not all(future.done() for future in futures):
             wait(futures, timeout=0.05)
-            if (
-                any(f.done() and f.exception() for f in futures)
-                and monotonic() - began_s > all_named_s
-            ):
+            took_s = monotonic() - began_s
+            has_failed = any(future.done() and future.exception() for future in futures)
+            if has_failed and took_s > all_named_s:
                 break
-            if not reported and monotonic() - began_s > CONNECT_S:
-                late = [
-                    str(host)
-                    for host, future in zip(hosts, futures, strict=True)
-                    if not future.done()
-                ]
+            if not reported and took_s > CONNECT_S:
+                late = []
+                for host, future in zip(hosts, futures, strict=True):
+                    if not future.done():
+                        late.append(str(host))
                 report(f"still trying to log in to {', '.join(late)}")
                 reported = True
         slow = (

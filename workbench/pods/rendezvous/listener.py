@@ -297,9 +297,11 @@ def decode_report(text: str) -> Pod:
 
 
 def _refusal(text: str, error: ValidationError) -> str:
-    problems = {
-        str(problem["loc"][0]) if problem["loc"] else "": problem for problem in error.errors()
-    }
+    problems = {}
+    for problem in error.errors():
+        place = problem["loc"]
+        field = str(place[0]) if place else ""
+        problems[field] = problem
     if "" in problems:
         return f"the report is not JSON, or not an object: {problems['']['msg'][:100]}"
     if any(problem["type"] in ("missing", "extra_forbidden") for problem in problems.values()):
@@ -308,4 +310,5 @@ def _refusal(text: str, error: ValidationError) -> str:
         return "the report has no valid worker name"
     field, problem = next(iter(problems.items()))
     words = problem["msg"].removeprefix("Value error, ")
-    return f"worker {json.loads(text)['name']} sent an invalid {field.replace('_', ' ')}: {words}"
+    worker = json.loads(text)["name"]
+    return f"worker {worker} sent an invalid {field.replace('_', ' ')}: {words}"
