@@ -56,7 +56,7 @@ def test_a_pod_imports_byte_code_and_tracebacks_show_source_lines_without_our_fo
     done = run_from(tmp_path / name, code)
     assert done.stdout.strip() == f"{tmp_path / name}/workbench/agent/supervisor.pyc"
     assert 'File "workbench/agent/supervisor.py", line' in done.stderr
-    assert "if self._end_by is None:" in done.stderr
+    assert "if self._end_by is not None:" in done.stderr
 
 
 def test_another_python_takes_the_source(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def test_a_line_that_breaks_while_inputs_travel_is_outlived(
         assert world.log(run, rank) == "".join(f"rank {rank} line {n}\n" for n in range(20))
 
 
+@pytest.mark.long
 def test_a_pod_that_dies_while_inputs_travel_is_named(world: World, tmp_path: Path) -> None:
     with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False) as cluster:
         run = submit_much(

@@ -88,6 +88,7 @@ def big(cache: Path) -> PlanTable:
     return plan(FineTune(model="t5-3b", technique="zero1", **WALK), pods=3, gpu_memory_gib=40)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_t5_3b_does_not_fit_one_gpu_of_40_gib_and_does_with_offload(big: PlanTable) -> None:
     assert big.parameters == pytest.approx(
@@ -103,6 +104,7 @@ def test_t5_3b_does_not_fit_one_gpu_of_40_gib_and_does_with_offload(big: PlanTab
     assert host is not None and host.optimizer > 2**33
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_more_pods_hold_less_each(big: PlanTable) -> None:
     wide = plan(big.job, pods=12, gpu_memory_gib=40)  # from the cache: nothing is traced again
@@ -112,6 +114,7 @@ def test_more_pods_hold_less_each(big: PlanTable) -> None:
     assert wide.row("single").gpu_gib == big.row("single").gpu_gib
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_largest_micro_batch_fits_and_one_more_row_does_not(big: PlanTable) -> None:
     row = next(row for row in big.rows if row.micro_batch)
@@ -128,6 +131,7 @@ def test_the_largest_micro_batch_fits_and_one_more_row_does_not(big: PlanTable) 
         assert (again.fit is not Fit.NOT) == fits
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_text_and_html_say_the_same(big: PlanTable) -> None:
     text, page = str(big), big._repr_html_()

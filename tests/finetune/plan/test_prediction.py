@@ -223,6 +223,7 @@ def test_why_nothing_is_predicted_is_kept(paths: RunPaths, monkeypatch: pytest.M
     assert RunResult(path=paths.root, state=RunState.SUCCEEDED).predicted_memory_gib is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_where_no_pod_can_answer_a_process_here_does(paths: RunPaths) -> None:
     pytest.importorskip("transformers")

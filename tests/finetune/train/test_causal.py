@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from workbench.finetune.options.prompts import fill
 from workbench.rundir.totals import RunTotals
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 
 # name: technique, ranks, rows of a micro-batch, accumulation, recomputed activations
 RUNS = {

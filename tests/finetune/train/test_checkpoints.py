@@ -62,8 +62,8 @@ CASES: dict[str, tuple[int, int, dict[str, object]]] = {
         },
     ),
 }
-RARE = ("single-lora-border", "zero2-sgd", "offload", "local-sgd", "local-sgd-lora")
-NAMES = [pytest.param(name, marks=pytest.mark.long) if name in RARE else name for name in CASES]
+QUICK = ("single", "zero1", "fsdp")
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.long) for name in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +71,14 @@ def ran(
     tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[dict[str, Ran]]:
     selected = [item for item in request.session.items if item.path == request.path]
-    rare = {
-        item.get_closest_marker("long") is not None for item in selected
-    }  # which of both are asked for
+    # A test of the long half compares the parts of several techniques.
+    all_of_them = any(item.get_closest_marker("long") for item in selected)
     plan = Plan(tmp_path_factory.mktemp("resume"))
     for name, rows in {"train": ROWS, "eval": 4}.items():
         path = plan.root / f"{name}.jsonl"
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:rows]))
     for name, (ranks, step, options) in CASES.items():
-        if (name in RARE) not in rare:
+        if name not in QUICK and not all_of_them:
             continue
         plan.add(f"{name}-whole", ranks, save_steps=step, **{**COMMON, **options})  # type: ignore[arg-type]
         plan.add(f"{name}-on", ranks, resume="a run", **{**COMMON, **options})  # type: ignore[arg-type]
@@ -132,6 +131,7 @@ def test_a_checkpoint_is_whole_and_told_once_and_the_sent_one_is_gone_after_use(
     assert not list((ran[f"{name}-on"].folder / "resume").iterdir())
 
 
+@pytest.mark.long
 def test_each_rank_keeps_its_part_and_nothing_of_the_others(ran: dict[str, Ran]) -> None:
     names = ("single", "single-lora", "ddp", "zero1", "zero3", "fsdp")
     sizes = {name: part_sizes(ran[f"{name}-whole"], CASES[name][1]) for name in names}

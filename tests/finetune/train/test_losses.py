@@ -64,12 +64,14 @@ def calls_of(run: Ran, rank: int = 0) -> list[dict[str, object]]:
     return [call for call in calls if 2 <= call["step"] < STEPS]
 
 
+@pytest.mark.long
 @real_ranks
 def test_ranks_that_train_apart_do_not_meet_before_a_synchronisation(ran: dict[str, Ran]) -> None:
     for rank in range(2):
         assert [call for call in calls_of(ran["local-sgd"], rank) if call["meets"]] == []
 
 
+@pytest.mark.long
 @real_ranks
 def test_beside_the_gradients_ranks_meet_once_a_step(ran: dict[str, Ran]) -> None:
     """The one sum has the tokens of the step, the loss of the step before, and the wish to stop."""
@@ -80,6 +82,7 @@ def test_beside_the_gradients_ranks_meet_once_a_step(ran: dict[str, Ran]) -> Non
         assert {call["call"] for call in calls} == {"allreduce"}
 
 
+@pytest.mark.long
 @real_ranks
 @pytest.mark.parametrize("technique", ["ddp", "local-sgd"])
 def test_no_micro_batch_waits_for_its_loss(ran: dict[str, Ran], technique: str) -> None:
@@ -91,6 +94,7 @@ def test_no_micro_batch_waits_for_its_loss(ran: dict[str, Ran], technique: str) 
     assert len(outside) <= 3 * STEPS
 
 
+@pytest.mark.long
 @real_ranks
 @pytest.mark.parametrize("technique", ["ddp", "local-sgd"])
 def test_every_step_is_told_once_and_in_order(ran: dict[str, Ran], technique: str) -> None:
@@ -105,6 +109,7 @@ def test_every_step_is_told_once_and_in_order(ran: dict[str, Ran], technique: st
     assert end["train_loss"] == pytest.approx(sum(run.curve("loss")) / STEPS, rel=1e-5)
 
 
+@pytest.mark.long
 @real_ranks
 @pytest.mark.parametrize(("technique", "step"), [("ddp", 1), ("local-sgd", 3)])
 def test_a_run_that_is_asked_to_stop_ends_when_ranks_meet_next(
@@ -119,6 +124,7 @@ def test_a_run_that_is_asked_to_stop_ends_when_ranks_meet_next(
     assert (run.folder / "out" / "model").exists()
 
 
+@pytest.mark.long
 @real_ranks
 @pytest.mark.parametrize("technique", ["ddp", "local-sgd"])
 def test_a_loss_that_is_no_number_names_step_and_rank_and_spoils_no_checkpoint(
