@@ -16,7 +16,6 @@ from workbench.finetune.options.choices import Communication, Optimizer, Precisi
 from workbench.finetune.options.models import Family, model_family
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
-from workbench.finetune.techniques.zero.nvme.config import check_aio, check_disks
 
 SCHEDULES = {
     "WarmupLR": Schedule.CONSTANT_WITH_WARMUP,
@@ -62,10 +61,8 @@ def check(
     check_done(config, source)
     _check_secrets(config, source)
     zero = part(config, "zero_optimization")
-    technique_of(job.technique).refuse_config(zero, source)
-    check_disks(zero, source)
+    technique_of(job.technique).refuse_config(config, source)
     _check_stage_3(zero, world_size, source)
-    check_aio(config, source)
     _check_companions(config, source)
     if not gpus:
         _check_no_gpus(config, source)

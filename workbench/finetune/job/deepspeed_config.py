@@ -12,7 +12,6 @@ from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.choices import Optimizer, Precision
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
-from workbench.finetune.techniques.zero.nvme import config as nvme
 from workbench.finetune.techniques.zero.zero import is_offloaded
 
 
@@ -63,9 +62,7 @@ def _fill(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> dict[st
     if job.communication is not None:
         config.setdefault("communication_data_type", str(job.communication))
     zero = config["zero_optimization"]
-    if zero["stage"] == 3:
-        zero["stage3_gather_16bit_weights_on_model_save"] = True
-        nvme.fill(zero)
+    technique_of(job.technique).fill_config(config)
     # The trainer starts the profiler: DeepSpeed's switch would slow every step of the run.
     config["flops_profiler"] = {**config.get("flops_profiler", {}), "enabled": False}
     _fill_optimizer(config, job, gpus=gpus)

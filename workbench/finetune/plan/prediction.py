@@ -28,9 +28,8 @@ from workbench.finetune.plan.plan import (
 from workbench.finetune.plan.setting import setting_from, setting_of
 from workbench.finetune.plan.table import GIB, Fit, PlanRow
 from workbench.finetune.plan.tracing import cached_answer, trace_of
-from workbench.finetune.techniques.registry import TECHNIQUES
+from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.finetune.techniques.sizes import Setting, Trace
-from workbench.finetune.techniques.zero.nvme.memory import bytes_on_disk
 from workbench.jobs.job import Job
 
 LARGEST = "largest_micro_batch"
@@ -179,5 +178,5 @@ def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
         model = setting.weight_bytes * trace.trained
     share = trace.trained / setting.shards * setting.on_pod
     checkpoint = (4 + setting.state_bytes) * share
-    offloaded = bytes_on_disk(setting, trace)
+    offloaded = technique_of(setting.technique).bytes_on_disk(setting, trace)
     return (model + 2 * checkpoint * saves + offloaded) / GIB

@@ -155,14 +155,18 @@ class Technique(ABC):
         """Refuse a number of ranks that the technique does not support."""
         del ranks
 
-    def refuse_config(self, zero: Mapping[str, object], source: str) -> None:
+    def refuse_config(self, config: Mapping[str, object], source: str) -> None:
         """Refuse a DeepSpeed JSON that contradicts the technique.
 
         Args:
-            zero: Section `zero_optimization` of the JSON.
+            config: The JSON.
             source: Name of the JSON in messages.
         """
-        del zero, source
+        del config, source
+
+    def fill_config(self, config: dict[str, Any]) -> None:
+        """Add the values to a DeepSpeed JSON that the technique needs."""
+        del config
 
     def is_of(self, zero: Mapping[str, object]) -> bool:
         """Return whether the section `zero_optimization` of a JSON selects the technique."""
@@ -194,6 +198,23 @@ class Technique(ABC):
 
     # Training, on the ranks.
 
+    def config_of_run(self, config: dict[str, Any] | None, run: str) -> dict[str, Any] | None:
+        """Return the DeepSpeed JSON for the ranks of one run; None without DeepSpeed."""
+        del run
+        return config
+
+    def prepare_pod(self, config: Mapping[str, Any] | None) -> None:
+        """Prepare the pod before the model is loaded; every rank calls the method.
+
+        Raises:
+            ConfigError: The pod lacks something that the technique needs.
+        """
+        del config
+
+    def clean_pod(self, config: Mapping[str, Any] | None) -> None:
+        """Remove what training leaves on the pod; every rank calls the method at its end."""
+        del config
+
     def wrap(self, model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) -> None:
         """Prepare a loaded model for training, in place; every rank calls the method.
 
@@ -220,6 +241,11 @@ class Technique(ABC):
     @abstractmethod
     def runs(self, trainer: Any) -> bool:
         """Return whether the technique's engine runs the trainer's model, by its objects."""
+
+    def tensors_in_files(self, trainer: Any) -> dict[int, Any]:
+        """Return tensors that the engine keeps in files, by the ids of its empty tensors."""
+        del trainer
+        return {}
 
     # Checkpoints: state of a rank for an exact continuation of training.
 
@@ -286,6 +312,11 @@ class Technique(ABC):
     @abstractmethod
     def saving(self, setting: Setting, trace: Trace) -> Memory:
         """Return the host memory of rank 0 while the model is saved."""
+
+    def bytes_on_disk(self, setting: Setting, trace: Trace) -> float:
+        """Return the bytes of the training state that the ranks of a pod keep on its disk."""
+        del setting, trace
+        return 0.0
 
     @abstractmethod
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:

@@ -32,7 +32,6 @@ from workbench.finetune.options.evaluation import evaluates
 from workbench.finetune.options.models import Family, ModelKind, model_kind
 from workbench.finetune.options.prompts import wording
 from workbench.finetune.techniques.registry import technique_of
-from workbench.finetune.techniques.zero.nvme.folders import remove_folders
 from workbench.finetune.train.audit import PackingCheck, TechniqueCheck
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
@@ -59,7 +58,7 @@ def main() -> None:
         report.write_error(work.rank_folder, work.rank, error)
         raise
     finally:
-        remove_folders(work.deepspeed)
+        work.technique.clean_pod(work.deepspeed)
     report.write_done(work.rank_folder, work.rank)
 
 

@@ -26,7 +26,6 @@ from workbench.finetune.options.choices import Precision
 from workbench.finetune.recipe.standalone import prepare, training_options
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.technique import Technique
-from workbench.finetune.techniques.zero.nvme.folders import own_folders, prepare_folders
 from workbench.jobs.registry import job_from_dict
 
 
@@ -92,13 +91,14 @@ class Assignment:
         ):
             job = job.replace(precision=Precision.FP32)
         rank = int(os.environ.get("RANK", "0"))
+        technique = technique_of(job.technique)
         return cls(
             job=job,
             base=str(raw.get("base") or job.model),
             train=raw.get("train"),
             evaluation=raw.get("eval"),
             hub=raw.get("hub"),
-            deepspeed=own_folders(raw.get("deepspeed"), folder.name),
+            deepspeed=technique.config_of_run(raw.get("deepspeed"), folder.name),
             json_keys=tuple(raw.get("json_keys", ())),
             gpus=gpus,
             chosen=chosen,
@@ -166,7 +166,7 @@ def prepare_process(work: Assignment) -> None:
         with_deepspeed=deepspeed,
         limit_s=work.job.ddp_timeout,
     )
-    prepare_folders(work.deepspeed)
+    work.technique.prepare_pod(work.deepspeed)
 
 
 def training_arguments(work: Assignment) -> Any:

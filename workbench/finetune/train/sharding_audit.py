@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 from workbench.agent.rank import collectives as ranks
 from workbench.finetune.techniques.registry import TECHNIQUES
-from workbench.finetune.techniques.zero.nvme.state import files_of
+from workbench.finetune.techniques.technique import Technique
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +53,18 @@ class RankState:
 
 def engine_of(trainer: Any) -> str:
     """Return the name of the model's engine: a technique's engine, `none`, or `deepspeed-zero0`."""
-    runs = next((each.engine for each in TECHNIQUES if each.runs(trainer)), None)
-    if runs is not None:
-        return runs
+    technique = _running(trainer)
+    if technique is not None:
+        return technique.engine
     return "none" if getattr(trainer, "deepspeed", None) is None else "deepspeed-zero0"
+
+
+def _running(trainer: Any) -> Technique | None:
+    """Return the technique whose engine runs the model; None if no technique's does."""
+    for technique in TECHNIQUES:
+        if technique.runs(trainer):
+            return technique
+    return None
 
 
 def gradients_of(trainer: Any) -> Share:
@@ -90,7 +98,9 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
     files: dict[int, torch.Tensor] = {}
     if engine is not None:
         masters = _masters(engine.optimizer)
-        files = files_of(engine.optimizer)
+    technique = _running(trainer)
+    if technique is not None:
+        files = technique.tensors_in_files(trainer)
     # The optimizer updates the master copy if there is one, else the weights themselves.
     to_update = [files.get(id(master), master) for master in masters]
     if not to_update:

@@ -33,6 +33,7 @@ from workbench.finetune.techniques.zero.nvme.config import (
     OPTIMIZER,
     WEIGHTS,
     buffers_of,
+    check_disks,
     prefetch_of,
 )
 
@@ -71,7 +72,8 @@ class Zero(Technique, shared=True):
     may_offload: ClassVar[int] = 1
     """Allowed offload of the name: 0 none, 1 optimizer states, 2 parameters as well."""
 
-    def refuse_config(self, zero: Mapping[str, object], source: str) -> None:
+    def refuse_config(self, config: Mapping[str, object], source: str) -> None:
+        zero = part(config, "zero_optimization")
         stage = zero.get("stage", 0)
         if stage != self.zero_stage:
             raise ConfigError(
@@ -96,6 +98,7 @@ class Zero(Technique, shared=True):
                 f"{source}: zero_optimization.{wrong[0]} is set, and technique '{self.name}' "
                 f"offloads {what}; choose technique 'zero3-offload', or remove it"
             )
+        check_disks(config, source)
 
     def is_of(self, zero: Mapping[str, object]) -> bool:
         return zero.get("stage", 0) == self.zero_stage

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from workbench.base.errors import ConfigError
+from workbench.base.json_values import part
 from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import (
@@ -20,7 +21,8 @@ from workbench.finetune.techniques.sizes import (
     weights_of,
 )
 from workbench.finetune.techniques.technique import UPDATE
-from workbench.finetune.techniques.zero.nvme.memory import optimizer_in_memory, weights_in_memory
+from workbench.finetune.techniques.zero.nvme import config as nvme
+from workbench.finetune.techniques.zero.nvme import memory
 from workbench.finetune.techniques.zero.zero import Zero, is_offloaded, states_kept
 
 if TYPE_CHECKING:
@@ -50,13 +52,19 @@ class Zero3(Zero):
             )
         super().refuse(job)
 
-    def refuse_config(self, zero: Mapping[str, object], source: str) -> None:
-        super().refuse_config(zero, source)
+    def refuse_config(self, config: Mapping[str, object], source: str) -> None:
+        super().refuse_config(config, source)
+        zero = part(config, "zero_optimization")
         if zero.get("stage3_gather_16bit_weights_on_model_save") is False:
             raise ConfigError(
                 f"{source}: zero_optimization.stage3_gather_16bit_weights_on_model_save "
                 "is false; it must be true for the trained model to be saved whole"
             )
+
+    def fill_config(self, config: dict[str, Any]) -> None:
+        zero = config["zero_optimization"]
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+        nvme.fill(zero)
 
     def is_of(self, zero: Mapping[str, object]) -> bool:
         offloaded = is_offloaded(zero, "offload_optimizer")
@@ -65,6 +73,26 @@ class Zero3(Zero):
     def runs(self, trainer: Any) -> bool:
         optimizer = getattr(getattr(trainer, "deepspeed", None), "optimizer", None)
         return hasattr(optimizer, "fp32_partitioned_groups_flat")
+
+    def config_of_run(self, config: dict[str, Any] | None, run: str) -> dict[str, Any] | None:
+        from workbench.finetune.techniques.zero.nvme import folders
+
+        return folders.own_folders(config, run)
+
+    def prepare_pod(self, config: Mapping[str, Any] | None) -> None:
+        from workbench.finetune.techniques.zero.nvme import folders
+
+        folders.prepare_folders(config)
+
+    def clean_pod(self, config: Mapping[str, Any] | None) -> None:
+        from workbench.finetune.techniques.zero.nvme import folders
+
+        folders.remove_folders(config)
+
+    def tensors_in_files(self, trainer: Any) -> dict[int, Any]:
+        from workbench.finetune.techniques.zero.nvme.state import files_of
+
+        return files_of(trainer.deepspeed.optimizer)
 
     def part_of(self, engine: Any) -> ZeroState:
         from workbench.finetune.techniques.zero.state import Stage3State
@@ -80,12 +108,12 @@ class Zero3(Zero):
         host = Memory()
         # Weights: on the device, on the host, or on a disk with buffers.
         if "parameters" in setting.offload:
-            host = host.plus(Memory(parameters=weights_in_memory(setting, trace)))
+            host = host.plus(Memory(parameters=memory.weights_in_memory(setting, trace)))
         else:
             weights = weights_of(setting, trace) / setting.shards
             device = device.plus(Memory(parameters=weights))
         # Optimizer states: on a disk, on the host, or on the device.
-        through = optimizer_in_memory(setting, trace)
+        through = memory.optimizer_in_memory(setting, trace)
         if through is not None:
             return device, host.plus(Memory(optimizer=through, gradients=gradients))
         if "optimizer" in setting.offload:
@@ -100,6 +128,9 @@ class Zero3(Zero):
             gradients=gradients,
         )
         return mine, host.plus(theirs)
+
+    def bytes_on_disk(self, setting: Setting, trace: Trace) -> float:
+        return memory.bytes_on_disk(setting, trace)
 
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
         arrived = min(moment.gradients, trace.trained)

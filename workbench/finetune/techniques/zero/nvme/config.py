@@ -20,8 +20,9 @@ def uses_disk(zero: Mapping[str, object], key: str) -> bool:
     return part(zero, key).get("device") == DEVICE
 
 
-def check_disks(zero: Mapping[str, object], source: str) -> None:
-    """Raise ConfigError for an offload to a disk without stage 3 or without a folder."""
+def check_disks(config: Mapping[str, object], source: str) -> None:
+    """Raise ConfigError for an offload to a disk without stage 3, folder or use."""
+    zero = part(config, "zero_optimization")
     for key in (OPTIMIZER, WEIGHTS):
         if not uses_disk(zero, key):
             continue
@@ -30,11 +31,6 @@ def check_disks(zero: Mapping[str, object], source: str) -> None:
             raise ConfigError(f"{where}; stage 3 alone has it; use device 'cpu'")
         if not str(part(zero, key).get(FOLDER)).startswith("/"):
             raise ConfigError(f"{where}; give a folder of each pod as {FOLDER}, from / on")
-
-
-def check_aio(config: Mapping[str, object], source: str) -> None:
-    """Raise ConfigError for a section `aio` without an offload to a disk."""
-    zero = part(config, "zero_optimization")
     offloads = uses_disk(zero, OPTIMIZER) or uses_disk(zero, WEIGHTS)
     if part(config, "aio") and not offloads:
         raise ConfigError(
