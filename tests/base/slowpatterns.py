@@ -246,7 +246,7 @@ def uses() -> dict[str, Callable[[str], object]]:
     from workbench.base.words import plain
     from workbench.display.kit.logs import clean, fold
     from workbench.finetune.advice.rules import advise
-    from workbench.finetune.data import sql
+    from workbench.finetune.data.sql.query import parse
     from workbench.finetune.profile.parse import parse_profile
     from workbench.rundir.figures.flight import nccl_words
     from workbench.rundir.output.collect import _unfinished
@@ -270,7 +270,7 @@ def uses() -> dict[str, Callable[[str], object]]:
         "clean": clean,
         "fold": lambda text: fold({0: [text], 1: [text]}),
         "plain": plain,
-        "sql": lambda text: sql.parse(text[:20_000]),
+        "sql": lambda text: parse(text[:20_000]),
         "advise": lambda text: advise(RunFault(kind="exit", message=text, traceback=text)),
         "failure_from": lambda text: failure_from(text, 1),
     }
