@@ -9,6 +9,7 @@ import ast
 import inspect
 import json
 import shlex
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ _STEP = 0.9  # share of the limit for one step of a first connection
 _ALL_NAMED = 0.96  # share of the limit for all other hosts once one host has failed
 _CREATE_S = 60.0  # a Python on a cold network file system takes its time
 _REMOVE_S = 4.0
+_PARSING = threading.Lock()
 _AT_ONCE = 32
 _AT_ONCE_THROUGH = (
     6  # sshd drops some of more than ten connections that are not logged in yet (MaxStartups)
@@ -239,9 +241,15 @@ def _ask(
     )
 
 
-@cache
 def far_end_script() -> str:
     """Return `far_end.py` and the modules of ours that it imports, as a single script."""
+    # Python 3.11 raises SystemError if two threads parse at the same time.
+    with _PARSING:
+        return _far_end_script()
+
+
+@cache
+def _far_end_script() -> str:
     head = _HEAD.format(oldest=_OLDEST_PYTHON, answer=far_end.ANSWER)
     modules = (folders, process, versions, far_end)
     return head + "".join(map(_without_own_imports, modules))
