@@ -180,9 +180,13 @@ def test_what_fails_after_the_training_does_not_cost_the_model(
 ) -> None:
     metrics = tmp_path / "metrics.py"
     metrics.write_text(
-        "import os\nimport sys\ncalls = []\n\n"
-        "def ends(predictions, references):\n    calls.append(1)\n "
-        "   return os._exit(3) if len(calls) > 1 else {}\n"
+        "import os\n"
+        "import sys\n"
+        "calls = []\n"
+        "\n"
+        "def ends(predictions, references):\n"
+        "    calls.append(1)\n"
+        "    return os._exit(3) if len(calls) > 1 else {}\n"
     )
     short = {
         "max_steps": 2,

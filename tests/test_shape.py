@@ -59,8 +59,8 @@ def test_bare_import_is_fast_and_light() -> None:
 
 def test_public_names_exist_and_need_no_framework() -> None:
     code = (
-        "import sys, workbench; [getattr(workbench, name) "
-        "for name in workbench.__all__]; print(*sys.modules)"
+        "import sys, workbench; [getattr(workbench, name) for name in workbench.__all__]; "
+        "print(*sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(run.stdout.split()) & FRAMEWORKS == set()

@@ -60,6 +60,7 @@ _FORBIDDEN = [
     r"none the worse",
     r"the border of",
     r"takes? after",
+    r"goes on",
 ]
 FORBIDDEN = re.compile(rf"\b(?:{'|'.join(_FORBIDDEN)})\b", re.IGNORECASE)
 """Words and turns that conventions forbid."""

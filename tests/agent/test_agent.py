@@ -173,8 +173,9 @@ def test_two_noisy_streams_share_the_cap(agent):
 
 def test_noise_neither_slows_the_agent_nor_grows_it(agent):
     code = (
-        "import time\nend = time.time() + 3\nblock = 'a log line "
-        "of fifty characters, give or take a few\\n' * 10000\n"
+        "import time\n"
+        "end = time.time() + 3\n"
+        "block = 'a log line of fifty characters, give or take a few\\n' * 10000\n"
     )
     code += "while time.time() < end: print(block, end='', flush=True); time.sleep(0.08)"
     before, _ = memory(agent.pid)

@@ -17,8 +17,8 @@ from workbench.agent.ranks.records import keep_room, read_record, write_record
 
 MIB = 1 << 20
 PROGRAM = (
-    "import sys; from pathlib import Path; from workbench.base.process "
-    "import open_output; open_output(Path({!r}))\n"
+    "import sys; from pathlib import Path; from workbench.base.process import open_output; "
+    "open_output(Path({!r}))\n"
 )
 
 

@@ -29,8 +29,9 @@ PROGRAMS = {
     ),
     "while handling": ("try:\n    1/0\nexcept ZeroDivisionError:\n    {}['x']", "KeyError", "'x'"),
     "own class": (
-        "class E(Exception): pass\nE.__module__ = 'torch.distributed'; "
-        "E.__qualname__ = 'DistError'\nraise E('m')",
+        "class E(Exception): pass\n"
+        "E.__module__ = 'torch.distributed'; E.__qualname__ = 'DistError'\n"
+        "raise E('m')",
         "DistError",
         "m",
     ),
@@ -41,20 +42,27 @@ PROGRAMS = {
         "CUDA out of memory",
     ),
     "handled before": (
-        "import traceback\ntry:\n    1/0\nexcept Exception:\n "
-        "   traceback.print_exc()\nraise TypeError('real')",
+        "import traceback\n"
+        "try:\n"
+        "    1/0\n"
+        "except Exception:\n"
+        "    traceback.print_exc()\n"
+        "raise TypeError('real')",
         "TypeError",
         "real",
     ),
     "then a finalizer fails": (
-        "class D:\n    def __del__(self): raise "
-        "ValueError('late')\nd = D()\nraise TypeError('real')",
+        "class D:\n"
+        "    def __del__(self): raise ValueError('late')\n"
+        "d = D()\n"
+        "raise TypeError('real')",
         "TypeError",
         "real",
     ),
     "after a thread failed": (
-        "import threading\nt = threading.Thread(target=lambda: "
-        "1/0); t.start(); t.join()\nraise TypeError('real')",
+        "import threading\n"
+        "t = threading.Thread(target=lambda: 1/0); t.start(); t.join()\n"
+        "raise TypeError('real')",
         "TypeError",
         "real",
     ),

@@ -133,8 +133,8 @@ time.sleep(60)
 def test_a_daemon_that_left_session_parent_and_group_is_swept_by_its_marks(agent, wait_gone):
     daemon = f"import os\nif os.fork(): os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n{DEAF}"
     code = (
-        "import subprocess, sys; subprocess.run([sys.executable, "
-        f"'-c', {daemon!r}])\n{DEAF.replace('up', 'rank')}"
+        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {daemon!r}])\n"
+        f"{DEAF.replace('up', 'rank')}"
     )
     agent.start("r", code)
     agent.until_printed("r", "up")

@@ -34,8 +34,8 @@ def test_a_clock_that_is_set_moves_nothing_here_or_in_what_is_started(
     monkeypatch.setenv(clock.CLOCK_MARK, "")
     clock.share_clock()
     code = (
-        "import time; time.time = lambda: 0.0; from "
-        "workbench.base.clock import now_s; print(now_s())"
+        "import time; time.time = lambda: 0.0; from workbench.base.clock import now_s; "
+        "print(now_s())"
     )
     there = float(
         subprocess.run(

@@ -93,8 +93,8 @@ def test_a_process_is_known_by_id_and_start_time() -> None:
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     code = (
-        "import ctypes, sys; ctypes.CDLL(None).prctl(15, b') "
-        "Z 1 (x'); print('up', flush=True); sys.stdin.read()"
+        "import ctypes, sys; ctypes.CDLL(None).prctl(15, b') Z 1 (x'); print('up', flush=True); "
+        "sys.stdin.read()"
     )
     argv = [sys.executable, "-c", code]
     env = {**os.environ, "WORKBENCH_RUN": "r", "WORKBENCH_OTHER": "x"}

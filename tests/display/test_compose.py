@@ -143,8 +143,9 @@ def test_a_choice_that_is_not_known_is_refused() -> None:
 
 def test_without_widgets_there_is_text_and_html() -> None:
     code = (
-        "import sys; sys.modules['ipywidgets'] = None; from workbench.display.compose.form "
-        "import compose; form = compose(); print(form); form._ipython_display_()"
+        "import sys; sys.modules['ipywidgets'] = None; "
+        "from workbench.display.compose.form import compose; form = compose(); print(form); "
+        "form._ipython_display_()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.count("3 ranks = 24 rows") == 3

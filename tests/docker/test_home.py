@@ -108,8 +108,8 @@ def test_the_chart_trusts_the_same_folders_and_lets_values_name_others(render: R
 )
 def test_the_shipped_jupyterlab_takes_each_of_its_folders(tmp_path: Path, folder: str) -> None:
     take = (
-        "import sys; from pathlib import Path; from "
-        "workbench.base.files.folders import make_private as take"
+        "import sys; from pathlib import Path; "
+        "from workbench.base.files.folders import make_private as take"
     )
     argv = [sys.executable, "-P", "-c", f"{take}; take(Path(sys.argv[1]))", folder]
     done = in_pod(shipped(), tmp_path, argv, **variables(shipped()))

@@ -501,8 +501,8 @@ def test_the_files_are_found_in_a_wheel_and_in_a_zip(tmp_path: Path) -> None:
                 f"{folder}/zero1.json", '{"zero_optimization": {"stage": 1}, "log_level": "info"}'
             )
     code = (
-        "from workbench.finetune.deepspeed.files import *; from "
-        "workbench.finetune.job.finetune import *; print(load(FineTune())[0])"
+        "from workbench.finetune.deepspeed.files import *; "
+        "from workbench.finetune.job.finetune import *; print(load(FineTune())[0])"
     )
     for archive in (inside, beside):
         done = subprocess.run(

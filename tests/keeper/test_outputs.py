@@ -174,10 +174,12 @@ def test_five_hundred_small_files_come_back_from_either_pod(
     script = tmp_path / "many" / "many.py"
     script.parent.mkdir()
     script.write_text(
-        "from pathlib import Path\nimport os\nfor n in range(500):\n "
-        "   file = Path(f'logs-{n % 5}', f'step {n}.txt')\n"
-        "    file.parent.mkdir(exist_ok=True)\n    "
-        "file.write_text(f'{n} of ' + os.environ['RANK'])\n"
+        "from pathlib import Path\n"
+        "import os\n"
+        "for n in range(500):\n"
+        "    file = Path(f'logs-{n % 5}', f'step {n}.txt')\n"
+        "    file.parent.mkdir(exist_ok=True)\n"
+        "    file.write_text(f'{n} of ' + os.environ['RANK'])\n"
     )
     run = cluster.submit(Script(script, outputs=["*.txt"]))
     result = run.wait(120, progress=False).raise_for_status()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from takeover import curve
 
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.finetune.job.finetune import FineTune
@@ -22,6 +22,7 @@ from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.run.restart import (
+    _why_fresh,
     describe_loss,
     inherited_ranks,
     replace_lost_pods,
@@ -80,6 +81,13 @@ def test_a_rank_that_failed_since_pods_were_lost_is_no_cause_of_its_own() -> Non
         describe_loss(ledger, RunFault(kind="DistBackendError", rank=0, pod="pod-0"))
         == "pod-1 and pod-2 were lost"
     )
+
+
+def test_a_restart_from_the_beginning_names_the_checkpoint_that_was_not_whole() -> None:
+    assert says(
+        _why_fresh(10, 0, Returned()), "keeper.restart._why_fresh.checkpoint-step-whole", 10
+    )
+    assert _why_fresh(10, 10, Returned()) == _why_fresh(0, 0, Returned()) == ""
 
 
 def context_of(left: Mapping[str, str], hold: threading.Event | None = None) -> Any:

@@ -712,7 +712,8 @@ def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
     end = tmp_path / "end"
     script = tmp_path / "wait.py"
     script.write_text(
-        "import pathlib, sys, time\nprint('up', flush=True)\n"
+        "import pathlib, sys, time\n"
+        "print('up', flush=True)\n"
         "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)\n"
     )
     with Cluster(

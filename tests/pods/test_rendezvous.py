@@ -428,11 +428,12 @@ def test_a_worker_that_is_no_child_brings_its_token_in_a_file(
     with Rendezvous(["pod-0"]) as place:
         write_text(tmp_path / "token", place.token.hex())
         script = (
-            "import json,sys; from pathlib import Path; from "
-            "workbench.pods.rendezvous.report import register;from "
-            "workbench.pods.rendezvous.listener import decode_report;register('127.0.0.1', "
-            "int(sys.argv[1]), bytes.fromhex(Path(sys.argv[2]).read_text()), "
-            "decode_report(sys.argv[3]), timeout_s=10)"
+            "import json,sys; from pathlib import Path; "
+            "from workbench.pods.rendezvous.report import register;"
+            "from workbench.pods.rendezvous.listener import decode_report;"
+            "register('127.0.0.1', int(sys.argv[1]), "
+            "bytes.fromhex(Path(sys.argv[2]).read_text()), decode_report(sys.argv[3]), "
+            "timeout_s=10)"
         )
         argv = [
             sys.executable,

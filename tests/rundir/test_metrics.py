@@ -25,6 +25,13 @@ from workbench.rundir.totals import RunTotals
 from workbench.rundir.view import RunView
 
 
+def test_a_step_without_a_loss_keeps_the_loss_of_the_step_before() -> None:
+    logged = Event(time_s=1.0, rank=0, kind="step", data={"step": 500, "loss": 2.5})
+    between = Event(time_s=2.0, rank=0, kind="step", data={"step": 510})
+    last = RunTotals.of([logged, between]).last_step
+    assert last is not None and dict(last.data) == {"loss": 2.5, "step": 510}
+
+
 def trained(folder: Path, factor: float = 1.0) -> WrittenRun:
     """Write a run that has ended, and whose events have numbers that the table does not know."""
     run = write_run(folder)

@@ -64,7 +64,7 @@ class FinishedRows:
         return None
 
     def live(self, note: Mapping[str, object]) -> Path | None:
-        """Return the directory of the same run if it goes on, or waits for its cluster."""
+        """Return the directory of the same run if the run continues or waits for its cluster."""
         for path in self._same(note):
             row = row_of(path)
             if not row.outcome.is_terminal:

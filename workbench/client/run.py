@@ -302,11 +302,11 @@ class Run(ShownLive):
                         settle_handover(self.paths)
                         asked_s = time.monotonic()
                     if deadline is not None and time.monotonic() > deadline:
-                        raise TimeoutError(f"the run goes on after {timeout_s} s: {self.message}")
+                        raise TimeoutError(f"the run continues after {timeout_s} s: {self.message}")
                     time.sleep(_LOOK_S)
         except KeyboardInterrupt:
             back = f"Come back with Run.load({str(self.path)!r}).wait(), stop it with .cancel()."
-            raise Detached(f"Stopped waiting; the run goes on. {back}") from None
+            raise Detached(f"Stopped waiting; the run continues. {back}") from None
         return self._ended()
 
     def _ended(self) -> RunResult:

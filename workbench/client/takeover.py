@@ -157,7 +157,7 @@ def checkpoint_on_pods(
         while not ended and not result_file(run).exists():
             if time.monotonic() > deadline:
                 raise ConfigError(
-                    f"the run in {run.root} goes on: its keeper had died, and another has "
+                    f"the run in {run.root} continues: its keeper had died, and another has "
                     f"taken over; wait for its end or cancel it: Run.load({str(run.root)!r})"
                 )
             time.sleep(_LOOK_S)

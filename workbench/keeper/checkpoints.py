@@ -39,10 +39,10 @@ _PING_S = 2.0
 _READ_S = 3600.0
 # Runs on a pod with this package on its path. Prints the problem and manifest of every part.
 _JUDGE = (
-    "import json, sys; from pathlib import Path; from "
-    f"{entries.MANIFEST} import problem_of, read_manifest\n"
-    "print(json.dumps([[problem_of(Path(p)), "
-    "dict(read_manifest(Path(p)))] for p in sys.argv[1:]]))"
+    "import json, sys; from pathlib import Path; "
+    f"from {entries.MANIFEST} import problem_of, read_manifest\n"
+    "parts = [Path(part) for part in sys.argv[1:]]\n"
+    "print(json.dumps([[problem_of(part), dict(read_manifest(part))] for part in parts]))"
 )
 
 

@@ -391,14 +391,7 @@ class TotalsTail:
 
 
 def _with_figures(event: Event, last: Event | None) -> Event:
-    """Return a step event; an event without a loss keeps the last event's figures.
-
-    Example:
-        >>> first = Event(time_s=1.0, rank=0, kind="step", data={"step": 500, "loss": 2.5})
-        >>> event = Event(time_s=2.0, rank=0, kind="step", data={"step": 510})
-        >>> dict(_with_figures(event, first).data)
-        {'loss': 2.5, 'step': 510}
-    """
+    """Return a step event; an event without a loss keeps the last event's figures."""
     if last is None or "loss" in event.data:
         return event
     kept = {name: last.data[name] for name in _KEPT_FIGURES if name in last.data}

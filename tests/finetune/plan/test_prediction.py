@@ -153,8 +153,8 @@ def test_a_pod_answers_from_a_trace_that_is_known_without_importing_torch(paths:
     know(JOB, ON_CPU)
     begin(JOB, ON_CPU, paths)
     code = (
-        "import sys; from workbench.finetune.plan.trace.inquiry "
-        "import main; main(); assert 'torch' not in sys.modules"
+        "import sys; from workbench.finetune.plan.trace.inquiry import main; main(); "
+        "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=paths.root, check=True, timeout=120)
     said = json.loads((paths.root / "answer.json").read_text())

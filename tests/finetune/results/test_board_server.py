@@ -68,8 +68,8 @@ def test_a_server_shows_the_curves_on_loopback_and_is_found_again(tmp_path: Path
 
 def test_it_ends_with_its_owner_however_that_ends(tmp_path: Path) -> None:
     code = (
-        "import sys, os; from pathlib import Path; from "
-        "workbench.client.tensorboard.server import serve; s = serve(Path(sys.argv[1])); "
+        "import sys, os; from pathlib import Path; "
+        "from workbench.client.tensorboard.server import serve; s = serve(Path(sys.argv[1])); "
         "print(s.pid, s.start_time, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(

@@ -69,8 +69,8 @@ def test_a_resumed_search_goes_on_where_the_best_model_is_at_hand() -> None:
 
 def test_a_function_that_an_earlier_version_wrote_finds_its_reader() -> None:
     source = (
-        "from workbench.worker.call import load\ndef "
-        "score(said, right): return float(callable(load))"
+        "from workbench.worker.call import load\n"
+        "def score(said, right): return float(callable(load))"
     )
     metric = _function({"path": "/nowhere/old.py", "function": "score", "source": source})
     assert metric([], []) == 1.0

@@ -166,15 +166,12 @@ def _add(module: Any) -> None:  # noqa: C901
             since_step, since_s = self._since
             steps = steps_before + state.global_step - since_step
             seconds = seconds_before + time.monotonic() - since_s
-            rate = {}
-            if steps:
-                rate["train_samples_per_s"] = self._rate(args, steps, seconds)
             emit(
                 "step",
                 step=state.global_step,
                 max_steps=state.max_steps,
                 epoch=round(state.epoch or 0.0, 4),
-                **rate,
+                **self._mean(args, steps, seconds),
             )
 
         @_quiet
@@ -205,18 +202,14 @@ def _add(module: Any) -> None:  # noqa: C901
                     log(state.global_step, **evaluated)
 
         def _report_end(self, args: Any, state: Any, logs: dict[str, Any]) -> None:
-            # The Trainer's own sums count evaluations as training.
-            steps, seconds = self._trained
-            mean = {}
-            if steps:
-                mean["train_samples_per_s"] = self._rate(args, steps, seconds)
             emit(
                 "end",
                 steps=state.global_step,
                 epochs=logs.get("epoch"),
                 train_loss=logs.get("train_loss"),
                 train_runtime_s=logs["train_runtime"],
-                **mean,
+                # The Trainer's own sums count evaluations as training.
+                **self._mean(args, *self._trained),
             )
 
         def _report_loss(self, args: Any, state: Any, logs: dict[str, Any]) -> None:
@@ -235,6 +228,12 @@ def _add(module: Any) -> None:  # noqa: C901
                 "train_samples_per_s": self._rate(args, *self._trained),
             }
             log(state.global_step, max_steps=state.max_steps, **rates, **logs)
+
+        def _mean(self, args: Any, steps: int, seconds: float) -> dict[str, float]:
+            """Return the mean rate as the field of an event; empty without a step."""
+            if not steps:
+                return {}
+            return {"train_samples_per_s": self._rate(args, steps, seconds)}
 
         def _rate(self, args: Any, steps: int, seconds: float) -> float:
             rows = args.train_batch_size * args.gradient_accumulation_steps * args.world_size

@@ -43,7 +43,7 @@ def benchmark_html(groups: Sequence[Group], links: Sequence[Link] = ()) -> str:
 def benchmark_text(groups: Sequence[Group]) -> str:
     """Draw a benchmark's table as text.
 
-    A table too wide for a screen goes on in a second one with the same rows.
+    A table too wide for a screen continues in a second table with the same rows.
     """
     blocks = sheet_blocks(sheet_of(groups))
     blocks += published_blocks()

@@ -53,7 +53,7 @@ def questions_of(paths: RunPaths, rows: Iterable[RowLike] | None = None) -> list
         if not first and own.is_plain:
             raise RunError(
                 f"the run in {paths.root} learned from plain "
-                "text; give texts for its model to go on with"
+                "text; give texts for its model to continue"
             )
         if not first:
             raise RunError(f"the run in {paths.root} has no evaluation rows; give rows to answer")

@@ -199,7 +199,7 @@ def _check_scheduler(config: Mapping[str, object], job: FineTuneOptions, source:
     kind = SCHEDULES.get(str(value_at(config, "scheduler.type")))
     if kind is not None and kind != job.lr_scheduler_type:
         raise ConfigError(
-            f"{source}: scheduler.type decides how the learning rate goes on ('{kind}'), "
+            f"{source}: scheduler.type decides how the learning rate continues ('{kind}'), "
             f"and the job's lr_scheduler_type is '{job.lr_scheduler_type}'; drop one"
         )
 

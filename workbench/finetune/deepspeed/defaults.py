@@ -91,7 +91,7 @@ def on_base(job: _Options) -> _Options:
     if job.peft == Peft.NONE:
         raise ConfigError(
             f"model {job.model!r} holds adapters: give peft='lora' or 'qlora' to "
-            "go on training them, or merge them into their base first (run.merge)"
+            "continue to train them, or merge them into their base first (run.merge)"
         )
     config = _adapters(folder)
     made = {name: config[theirs] for name, theirs in _LORA.items() if theirs in config}

@@ -161,9 +161,9 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
     )
     notes += plan.kind.notes(plan)
     if plan.resumes and plan.kind.restarts_ranks:
-        notes.append("A rank that fails is started again and goes on from the last checkpoint.")
+        notes.append("A rank that fails is started again and continues from the last checkpoint.")
     if options.elastic is not None:
-        begin = "go on from the last checkpoint" if plan.resumes else "begin again"
+        begin = "continue from the last checkpoint" if plan.resumes else "begin again"
         notes.append(f"When nodes come or go, all ranks {begin}, as many as there are then.")
     return notes
 

@@ -191,7 +191,7 @@ class Coordinator:
         state, message, fault = self._ranks.verdict()
         steps = self._keep_checkpoints()
         if steps and state is not RunState.SUCCEEDED:
-            message += f"; started again, it goes on from step {steps[0]}"
+            message += f"; a new start continues from step {steps[0]}"
         self._journal.finish(
             state,
             message=message,

@@ -366,8 +366,8 @@ class AgentLink(PodFiles):
             if time.monotonic() - began >= timeout_s:
                 asked = mask_secrets(", ".join(spec.pip))
                 message = (
-                    f"pip did not finish in {timeout_s:g} s on "
-                    f"{self.pod.name} ({asked}); raise start_timeout_s"
+                    f"pip did not finish in {timeout_s:g} s on {self.pod.name} ({asked}); "
+                    "raise start_timeout_s"
                 )
                 raise PodTimeout(message) from error
             # The address of an index may contain a password.

@@ -106,12 +106,7 @@ def restart_on(
 
 
 def _why_fresh(saved_step: int, step: int | None, returned: Returned) -> str:
-    """Explain a restart from step 0 despite a saved checkpoint. Otherwise return an empty string.
-
-    Example:
-        >>> _why_fresh(10, 0, Returned())
-        'the checkpoint of step 10 was not whole here yet when the loss was noticed'
-    """
+    """Explain a restart from step 0 despite a saved checkpoint; "" for any other restart."""
     if step != 0 or not saved_step:
         return ""
     # A checkpoint needs the parts of all ranks, and a lost pod takes its part along.

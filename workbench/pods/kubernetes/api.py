@@ -123,7 +123,7 @@ class KubeApi:
         return list(listed["items"])
 
     def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
-        """Return the objects and the version of the list, from which a watch goes on."""
+        """Return the objects and the version of the list, from which a watch continues."""
         function = self._function("list", kind)
         listed: Any = self._call("list", kind, function, self.namespace, **selector)
         metadata = listed.get("metadata", {})

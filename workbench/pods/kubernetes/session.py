@@ -371,7 +371,9 @@ class Session:
                 break
             time.sleep(_LOOK_S)
         if left:
-            _LOG.warning("%d pods are still being deleted; Kubernetes goes on with it", len(left))
+            _LOG.warning(
+                "%d pods are still being deleted; Kubernetes continues to delete them", len(left)
+            )
 
 
 def left_behind(namespace: str, base: str, why: Sequence[str]) -> str:

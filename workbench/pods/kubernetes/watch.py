@@ -126,7 +126,7 @@ class WatchedObjects:
         return version
 
     def _follow(self, version: str) -> str:
-        """Apply changes until the server ends the watch; return the version to go on from."""
+        """Apply changes until the server ends the watch; return the version to continue from."""
         try:
             response = self._api.watch(self._kind, version, **self._selector)
             self._response = response
@@ -174,7 +174,7 @@ class WatchedObjects:
 
 
 class _Stale(Exception):
-    """The place in the server's history from which to go on is gone."""
+    """The place in the server's history from which to continue is gone."""
 
 
 def _uid(item: Mapping[str, Any]) -> str:

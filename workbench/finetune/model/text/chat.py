@@ -184,12 +184,7 @@ class Chat:
 
 
 def _of_learned(marks: Sequence[bool], answers: Sequence[bool]) -> list[bool]:
-    """Clear the marks of answers to leave unlearned. An answer is a run of marked tokens.
-
-    Example:
-        >>> _of_learned([False, True, True, False, True], [False, True])
-        [False, False, False, False, True]
-    """
+    """Clear the marks of answers to leave unlearned. An answer is a run of marked tokens."""
     starts = set()
     for place, (before, mark) in enumerate(pairwise([False, *marks])):
         if mark and not before:

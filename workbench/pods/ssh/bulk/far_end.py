@@ -154,11 +154,9 @@ def _fill(path: str, part: str, file: int, shared: str) -> int:
 
 
 def _own_part(part: str) -> tuple[str, int]:
-    """Open a part for exclusive writing, or a copy of a part that another writer keeps locked.
-
-    The other writer may be the far end of a broken line. The end of its TCP connection releases
-    the lock, and TCP delivers that end late: up to as long again as the network was away.
-    """
+    """Open a part for exclusive writing, or a copy of a part that another writer keeps locked."""
+    # The other writer may be the far end of a broken line. The end of its TCP connection releases
+    # the lock, and TCP delivers that end late: up to as long again as the network was away.
     until = time.monotonic() + _WRITER_S
     while True:
         file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
