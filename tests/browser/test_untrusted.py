@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -12,11 +13,13 @@ import pytest
 from poll import until
 from writtenrun import WrittenRun
 
+import workbench
 from tests.browser.conftest import ARTIFACTS, notebook
 from workbench.client.run import Run
 from workbench.display.kit.doc import to_bundle
 from workbench.display.run.panel import RunPanel
 
+SHEET = Path(workbench.__file__).parent / "display" / "templates" / "assets" / "sheet.css"
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
 
 
@@ -30,7 +33,8 @@ def saved_book(written: WrittenRun) -> Any:
         )
     written.end()
     panel = RunPanel(Run.load(written.paths.root))
-    bundle = to_bundle(panel.look(at_once=True))
+    bundle = dict(to_bundle(panel.look(at_once=True)))
+    bundle["text/html"] = f'<div class="wb-picture">{bundle["text/html"]}</div>'
     book = notebook("run")
     html = nbformat.v4.new_output("display_data", data=bundle)
     image = {"text/plain": "(plot)", "image/png": base64.b64encode(panel.still() or b"").decode()}
@@ -55,4 +59,7 @@ def test_an_untrusted_notebook_reads_as_a_panel(
     assert "step 1training" not in said and "steptraining" not in said
     images = book.output(0).locator("img")
     until(lambda: images.count() == 1 and images.first.is_visible(), 30)
+    # A trusted notebook that is open in another tab brings the style sheet.
+    book.page.add_style_tag(path=SHEET)
+    assert images.first.is_visible()
     book.page.screenshot(path=str(ARTIFACTS / "untrusted.png"))
