@@ -54,7 +54,7 @@ def test_one_rank_takes_the_whole_batch_and_one_that_does_not_divide_is_left_out
         row.job.per_device_train_batch_size for row in grid.rows if isinstance(row.job, FineTune)
     ]
     assert micros == [4, 2]
-    assert says(grid.left_out[-1].why, "finetune.grid._micro_batch.global-batch-rows", 8, 12)
+    assert says(grid.left_out[-1].why, "finetune.views._micro_batch.global-batch-rows", 8, 12)
 
 
 def test_options_of_a_jobs_own_technique_do_not_go_to_another() -> None:
@@ -145,7 +145,7 @@ def test_added_grids_run_what_is_in_both_once() -> None:
         ),
         (
             {"vary": {"global_batch_size": [0]}},
-            sentence("finetune.grid._micro_batch.global-batch-size", 0),
+            sentence("finetune.views._micro_batch.global-batch-size", 0),
         ),
     ],
 )

@@ -36,7 +36,7 @@ def third(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         """
 from workbench.client.run import Run
 from workbench.client.result import RunResult
-from workbench.jobs.job import Job
+from workbench.jobs.job import Job, Prepared, Traits
 
 class Simulation(Job):
     kind = "simulation"
@@ -46,13 +46,15 @@ class Simulation(Job):
     stall_timeout_s: float | None = None
 
     def prepare(self, run):
-        return self
+        return Prepared(job=self)
 
     def program_on(self, pod):
         raise NotImplementedError
 
-    run_class = "kind_of_a_test:SimulationRun"
-    result_class = "kind_of_a_test:SimulationResult"
+    traits = Traits(
+        run_class="kind_of_a_test:SimulationRun",
+        result_class="kind_of_a_test:SimulationResult",
+    )
 
 class SimulationRun(Run):
     __slots__ = ()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import Count, Environment, Positive, Size, Unit
-from workbench.jobs.job import Job, NewRun, PodStore, PodView, Program, Stop
+from workbench.jobs.job import Job, NewRun, PodStore, PodView, Prepared, Program, Rules, Stop
 
 _PROGRAM = """\
 import os, pathlib, time
@@ -44,20 +44,14 @@ class Counting(Job):
     """Seconds of standstill after which the run fails."""
 
     @property
-    def stop(self) -> Stop:
-        return Stop(by="signal", grace_s=5.0)
+    def rules(self) -> Rules:
+        return Rules(stop=Stop(by="signal", grace_s=5.0))
 
-    def prepare(self, run: NewRun) -> Self:
+    def prepare(self, run: NewRun) -> Prepared:
         if run.ranks > 8:
             raise ConfigError(f"count runs on at most 8 ranks, and {run.ranks} are asked for")
         (run.root / "inputs" / "count.txt").write_text(f"{self.say} {self.upto}")
-        return self
-
-    def origin(self, root: Path) -> Mapping[str, object]:
-        return {"data": f"{self.say}-{self.upto}"}
-
-    def travels(self, root: Path) -> str:
-        return "what to count"
+        return Prepared(job=self, origin={"data": f"{self.say}-{self.upto}"})
 
     def files_for(self, pod: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
         return {"count.txt": (root / "inputs" / "count.txt").read_text()}

@@ -15,6 +15,7 @@ from tests.support.sentences import says
 from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script, history
 from workbench.base import entries
 from workbench.base.errors import ConfigError
+from workbench.base.record import Record
 from workbench.base.shown import as_text
 from workbench.benchmark.grid import make_grid
 from workbench.benchmark.row import Outcome
@@ -23,8 +24,10 @@ from workbench.display.kit.plots.runs import curve_plot
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_view_doc
 from workbench.jobs import registry
-from workbench.jobs.job import COMMON, Job
+from workbench.jobs.job import COMMON, Job, Rules
+from workbench.keeper.run.stage import sent_inputs
 from workbench.rundir.events import STATE_EVENTS
+from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
@@ -100,14 +103,52 @@ def test_a_kind_that_lacks_an_option_or_a_verb_is_refused_when_it_is_made() -> N
 
 @pytest.mark.filterwarnings("ignore:Field name")
 def test_an_option_that_would_hide_a_member_of_every_job_is_refused() -> None:
-    body = {"__module__": "workbench.jobs.script", "__annotations__": {"word": "str"}}
-    with pytest.raises(TypeError, match=r"Hides.*word"):
-        type("Hides", (Script,), {**body, "word": ""})
+    body = {"__module__": "workbench.jobs.script", "__annotations__": {"rules": "str"}}
+    with pytest.raises(TypeError, match=r"Hides.*rules"):
+        type("Hides", (Script,), {**body, "rules": ""})
+
+
+MEMBERS = {
+    "traits",
+    "rules",
+    "views",
+    "batch_on",
+    "moved",
+    "chosen",
+    "on_ranks",
+    "prepare",
+    "archive_in",
+    "files_for",
+    "program_on",
+    "companion",
+    "resumed",
+    "restarted_from",
+    "in_users_files",
+    "handed_over",
+}
+"""Members of `Job` besides the four common options, and besides `kind` and `label` of a record."""
+
+
+def test_the_interface_of_a_job_has_these_members_alone() -> None:
+    of_record = {name for name in dir(Record) if not name.startswith("_")}
+    assert {name for name in dir(Job) if not name.startswith("_")} - of_record == MEMBERS
+
+
+def test_a_kind_that_brings_what_is_required_has_the_rest() -> None:
+    job = counting(restarts=2)
+    assert job.rules.capped(7) == 7 and Rules(most_ranks=3).capped(7) == 3
+    assert Rules(most_ranks=3).capped(2) == 2
+    assert job.batch_on(2) is None
+    assert job.views.word == "count"
+    assert job.views.facts == {"technique": "count", "model": "", "launcher": "ssh"}
+    assert job.views.in_grid({"upto": 3}, pods=1, slots=1) == counting(restarts=2, upto=3)
+    assert job.views.forecast(pods=1, gpus=0) is None
+    assert sent_inputs(job, RunPaths(Path("run"))) == "inputs"
 
 
 def test_only_a_fine_tuning_job_may_send_state_events() -> None:
-    assert FineTune.events == STATE_EVENTS
-    assert not Script.events
+    assert FineTune.traits.events == STATE_EVENTS
+    assert not Script.traits.events
 
 
 def test_a_job_of_another_package_is_a_row_of_a_grid() -> None:
@@ -223,7 +264,7 @@ def test_a_refusal_of_a_job_of_another_package_leaves_nothing(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = counting()
-    monkeypatch.setattr(type(job), "ranks", lambda self, slots: 9)
+    monkeypatch.setattr(RunSpec, "world_size", 9)
     with pytest.raises(ConfigError, match="at most 8 ranks"):
         cluster.submit(job, path=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -314,7 +314,7 @@ def test_tensorboard_shows_each_step_once(restarted: RunPaths) -> None:
 
 def test_a_script_cannot_say_that_it_was_restarted() -> None:
     line = format_event("restarted", rank=0, what="nothing")
-    assert parse_event(line, states=Script.events) is None
+    assert parse_event(line, states=Script.traits.events) is None
 
 
 @pytest.mark.parametrize(

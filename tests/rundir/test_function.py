@@ -90,7 +90,7 @@ def test_a_function_travels_with_what_it_uses_and_its_values_come_back(tmp_path:
     assert (first["rank"], first["rows"], first["rate"], second["rank"]) == (0, 21, 0.5, 1)
     assert numpy.array_equal(first["weights"], numpy.arange(3.0))
     script = made(Function(train, (7,), {"rate": 0.5}), tmp_path / "functions")
-    assert script.word == "traincall"
+    assert script.views.word == "traincall"
     modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "functions").rglob("*")}
     assert modes == {0}
 

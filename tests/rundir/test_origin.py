@@ -9,6 +9,8 @@ import pytest
 
 from workbench.base.files import read_json
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.submit.origin import origin
+from workbench.jobs.job import NewRun
 from workbench.jobs.script import Script
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.make.prepare import commit_of, origin_of, prepare_run
@@ -72,20 +74,23 @@ def test_a_hub_s_dataset_is_known_by_its_options(tmp_path: Path) -> None:
         paths = RunPaths(tmp_path / str(number))
         paths.inputs.mkdir(parents=True)
         paths.job.write_text(json.dumps({"hub": {"name": "me/rows", "revision": revision}}))
-        marks.add(origin_of(FineTune(), paths, tmp_path)["data"])
+        marks.add(origin(paths.root)["data"])
     assert len(marks) == 2 and "" not in marks
 
 
 def test_a_script_is_known_by_the_files_that_travel_with_it(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path / "run")
+    paths.inputs.mkdir(parents=True)
     script = tmp_path / "mine" / "train.py"
     script.parent.mkdir()
     marks = []
     for text in ("print(1)", "print(1)", "print(2)"):
         script.write_text(text)
-        marks.append(origin_of(Script(path=str(script)), paths, tmp_path)["script"])
+        job = Script(path=str(script))
+        prepared = job.prepare(NewRun(root=paths.root, asked=job, ranks=1, gpus=0))
+        marks.append(origin_of(prepared, tmp_path)["script"])
     assert marks[0] == marks[1] != marks[2]
-    assert origin_of(Script(path=str(script)), paths, tmp_path)["data"] == ""
+    assert origin_of(prepared, tmp_path)["data"] == ""
 
 
 def test_looking_runs_nothing_that_the_repository_names(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from workbench.jobs.script_folder import (
     script_files,
     zip_script,
 )
+from workbench.keeper.run.stage import sent_inputs
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
@@ -324,7 +325,7 @@ def test_the_run_says_how_much_travels_and_what_stays(folder: Path, tmp_path: Pa
     )
     (folder / "train.py").unlink()
     assert (
-        prepared.spec.job.travels(prepared.paths.root)
+        sent_inputs(prepared.spec.job, prepared.paths)
         == "the script's folder (7 files, 83 bytes), without .env, out.txt,"
     )
     with zipfile.ZipFile(prepared.paths.script) as archive:

@@ -118,7 +118,7 @@ class Benchmark(Shown):
         for file in specs:
             spec = RunSpec.load(Path(file).expanduser())
             cluster = spec.cluster
-            pods = spec.job.pods_wanted(spec.pods or cluster.count)
+            pods = spec.job.rules.capped(spec.pods or cluster.count)
             benchmark = cls([spec.job], pods=[pods], pod=cluster.pods, path=path)
             made.append(benchmark)
         if not made:
@@ -225,7 +225,7 @@ class Benchmark(Shown):
         for row in self.grid.rows:
             try:
                 check_launcher(Launcher(row.job.launcher))
-                row.job.check_early(gpus=cluster.spec.pods.gpus)
+                row.job.views.check_early(gpus=cluster.spec.pods.gpus)
             except ConfigError as error:
                 raise ConfigError(f"{row.name}: {error}") from error
 

@@ -32,7 +32,7 @@ def code_of() -> str:
 def data_of(job: Job) -> str:
     """Return the fingerprint of a files of a job: data, model, DeepSpeed JSON, script folder."""
     digest = hashlib.sha256()
-    for name, path in job.local_files():
+    for name, path in job.views.local_files():
         if path.is_file():
             line = f"{name}\0{_mark(path)}\n"
             digest.update(line.encode())

@@ -93,7 +93,7 @@ def forecast_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None) -> Me
     """Predict a row's memory on every pod, and whether it fits; takes seconds for a new model."""
     cluster = spec.cluster
     pods = spec.pods or cluster.count
-    forecast = spec.job.forecast(pods=pods, gpus=cluster.pods.gpus)
+    forecast = spec.job.views.forecast(pods=pods, gpus=cluster.pods.gpus)
     if forecast is None:
         return MemoryForecast(unknown=f"the memory of a {spec.job.kind} job is not predicted")
     try:

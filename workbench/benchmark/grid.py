@@ -117,10 +117,10 @@ def make_grid(
         for option, value in varied.items():
             if len(asked.vary[option]) > 1:
                 several[option] = value
-        job_name = job.grid_name(options, alone=alone)
+        job_name = job.views.grid_name(options, alone=alone)
         name = _row_name(job_name, several, count)
         try:
-            changed = job.in_grid(options, pods=count, slots=slots)
+            changed = job.views.in_grid(options, pods=count, slots=slots)
         except ConfigError as error:
             left_out.append(LeftOut(name=name, why=str(error)))
             continue

@@ -159,8 +159,8 @@ class _Asked:
             job = job.chosen(gpus=gpus, ranks=None, apart=False, looks=False)
             return cls(
                 job=job.to_dict(),
-                pods=job.pods_wanted(pods),
-                ranks=job.ranks(pods * slots),
+                pods=job.rules.capped(pods),
+                ranks=job.rules.capped(pods * slots),
             )
         if runs_alone(options.get("technique")):
             return cls(job=options, pods=1, ranks=1)

@@ -191,13 +191,13 @@ class Schedule:
         has_yardstick = False
         for item in self._items:
             job = item.planned.job
-            if type(job) is type(planned.job) and job.pods_wanted(2) == 1:
+            if type(job) is type(planned.job) and job.rules.capped(2) == 1:
                 has_yardstick = True
         if planned.pods < 2 or not has_yardstick:
             return {}
         spec = self._cluster.spec
         job = spec.chosen(planned.job)
-        forecast = job.forecast(pods=planned.pods, gpus=spec.pods.gpus)
+        forecast = job.views.forecast(pods=planned.pods, gpus=spec.pods.gpus)
         if forecast is None:
             return {}
         if self._exchange is None and alone:
@@ -225,7 +225,7 @@ class Schedule:
         planned = item.planned
         noun = "pod" if planned.pods == 1 else "pods"
         key = key_of(item.spec)
-        stem = f"{planned.job.word}-{planned.pods}{noun}-{key[:6]}"
+        stem = f"{planned.job.views.word}-{planned.pods}{noun}-{key[:6]}"
         if planned.repeat:
             stem += f"-r{planned.repeat}"
         path = self._folder / stem

@@ -1,7 +1,7 @@
 """Find a job kind's classes for runs and results, from the kind in `spec.json`.
 
-A job names the classes in its class variables `run_class` and `result_class`, as `module:Class`. If
-the kind is unknown (the file is missing or damaged, or another package is not installed), the base
+The `Traits` of a kind name the classes in `run_class` and `result_class`, as `module:Class`. If the
+kind is unknown (the file is missing or damaged, or another package is not installed), the base
 classes are used.
 """
 
@@ -35,14 +35,14 @@ def kind_of(root: Path) -> str:
 
 
 def class_for(root: Path, member: str, base: type[_T]) -> type[_T]:
-    """Return the class of a run's kind in a class variable of its job: `base` or a subclass.
+    """Return the class of a run's kind in a member of its `Traits`: `base` or a subclass.
 
     Raises:
         RunError: `base` belongs to another kind than the run.
     """
     kind = kind_of(root)
     try:
-        named = str(getattr(job_class(kind), member))
+        named = str(getattr(job_class(kind).traits, member))
     except WorkbenchError:
         return base
     found = loaded(named)
@@ -56,7 +56,7 @@ def class_for(root: Path, member: str, base: type[_T]) -> type[_T]:
 def recipe_for(root: Path) -> Callable[[Any], Any] | None:
     """Return the function that writes the recipe of a run, by its job kind; None for no recipe."""
     try:
-        named = job_class(kind_of(root)).recipe
+        named = job_class(kind_of(root)).traits.recipe
     except WorkbenchError:
         return None
     if not named:
@@ -90,7 +90,7 @@ def missing_attribute(root: Path, owner: str, member: str, name: str) -> Attribu
 
 def _has(kind: str, member: str, name: str) -> bool:
     try:
-        named = str(getattr(job_class(kind), member))
+        named = str(getattr(job_class(kind).traits, member))
         return hasattr(loaded(named), name)
     except (WorkbenchError, ImportError, AttributeError):
         return False

@@ -1,15 +1,16 @@
 """Define `Job`, the interface of a kind of job to keeper, agents, run directories and clients.
 
 A kind of job is a class. The class declares the four common options (`launcher`, `env`, `restarts`,
-`stall_timeout_s`), the class variables `kind` and `success`, and the methods `prepare` and
-`program_on`. All other members have a default. The registry (`jobs/registry.py`) finds the class by
-its kind.
+`stall_timeout_s`), the class variable `kind`, and the methods `prepare` and `program_on`. All other
+members have a default. `Traits` has the constants of a kind, `Rules` has rules that depend on the
+options, and `JobViews` (`jobs/views.py`) has the answers for tables, panels and benchmarks. The
+registry (`jobs/registry.py`) finds the class by its kind.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
@@ -17,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes
-from workbench.base.json_values import text
 from workbench.base.record import Record
+from workbench.jobs.views import JobViews
 
 Success = Literal["record", "exit code"]
 """Proof that a rank is done: the rank's own record `done.json`, or exit code 0."""
@@ -70,6 +71,77 @@ class FolderOutputs:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Rules:
+    """Rules for the ranks and the files of a job, by the job's options."""
+
+    stop: Stop = Stop(by="signal", grace_s=_GRACE_S)
+    """Way to stop the ranks. Default: a signal, and a kill after 60 seconds."""
+    checkpoints: Checkpoints = Checkpoints()
+    """Rules for keeping and copying checkpoints."""
+    outputs: FolderOutputs | None = None
+    """Rules for copying files back from the ranks' folder.
+
+    None: only rank 0's `out/` is copied.
+    """
+    functions: Sequence[str] = ()
+    """Names of notebook functions in the job.
+
+    Their pods need the Python version of the notebook.
+    """
+    most_ranks: int | None = None
+    """Maximum number of ranks, and of pods. None: no maximum."""
+
+    def capped(self, count: int) -> int:
+        """Return the number of pods or ranks for the job, of `count` available ones."""
+        if self.most_ranks is None:
+            return count
+        return min(count, self.most_ranks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Global batch of a job."""
+
+    rows: int
+    """Number of rows per optimizer step."""
+    factors: Sequence[int] = ()
+    """Factors of the rows: micro-batch, accumulation, ranks. Empty: unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """Constants of a kind of job."""
+
+    success: Success = "exit code"
+    """Proof that a rank is done."""
+    events: frozenset[str] = frozenset()
+    """Kinds of state events that the ranks may send.
+
+    Other state events in the output are plain text.
+    """
+    records_flight: bool = False
+    """Whether ranks write their last collectives into `flight.json` along with their stacks."""
+    run_class: str = entries.RUN
+    """`module:Class` of the handle of a run in a notebook: `Run` or a subclass."""
+    result_class: str = entries.RESULT
+    """`module:Class` of a run's result: `RunResult` or a subclass."""
+    views_class: type[JobViews[Any]] = JobViews
+    """Class that answers tables, panels and benchmarks: `JobViews` or a subclass."""
+    recipe: str = ""
+    """`module:function` that turns a result into a recipe without this project.
+
+    Empty: no recipe.
+    """
+    start_phases: Sequence[str] = ()
+    """Phases of a start in order, by the beginning of the keeper's message or of a `phase` event.
+
+    The panel shows the share of the start that is done. Empty: the panel shows no share.
+    """
+    loss_unit: str = ""
+    """Unit of the loss in `step` events. Empty: only the author of the program knows the unit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class NewRun:
     """Run directory to prepare for a job."""
 
@@ -91,6 +163,16 @@ class NewRun:
 
     None: no cluster.
     """
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """Outcome of `prepare`."""
+
+    job: Job
+    """The job in the form to store in `spec.json`, with absolute paths."""
+    origin: Mapping[str, object] = field(default_factory=dict)
+    """Fingerprints of the `data` and the `script` of the run, if present, for `origin.json`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,50 +309,6 @@ def carried(file: Path, root: Path) -> bytes:
         raise ConfigError(f"{file} cannot be carried: {error.strerror}") from error
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryNeed:
-    """Predicted memory of a job on every pod, in GiB."""
-
-    gpu_gib: float | None = None
-    """GiB on a single GPU. None: no GPUs."""
-    pod_gpu_gib: float | None = None
-    """GiB on all GPUs of a pod together. None: no GPUs."""
-    host_gib: float | None = None
-    """GiB of a pod's own memory. None: unknown."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """Answer of the command `workbench plan`."""
-
-    text: str
-    """Plan as text, for a terminal."""
-    fits: bool
-    """Whether the job fits on the pods."""
-
-
-class Forecast(Protocol):
-    """Predictions for a job on a number of pods, before the job starts."""
-
-    def memory(self) -> MemoryNeed:
-        """Return the memory of every pod. Takes seconds for a new model.
-
-        Raise WorkbenchError if the memory is unknown.
-        """
-
-    def scaling(self, exchange: Any) -> Mapping[str, object]:
-        """Return the effect of the network on a pod's step, by the fields of a benchmark's row.
-
-        `exchange` is the doctor's measurement between the pods, or None. Empty: unknown.
-        """
-
-    def plan(self, *, gpu_memory_gib: float | None, memory_gib: float | None) -> Plan:
-        """Return the plan for the pods, whose GPUs and own memory have the given sizes."""
-
-    def plan_gpus(self, *, memory_gib: float | None) -> Plan:
-        """Return the least GPUs of every kind, on pods with the given memory."""
-
-
 class Job(Record):
     """Base class of all jobs. The module lists the required members of a subclass."""
 
@@ -291,31 +329,8 @@ class Job(Record):
 
         def __init__(self, **options: object) -> None: ...
 
-    success: ClassVar[Success] = "exit code"
-    events: ClassVar[frozenset[str]] = frozenset()
-    """Kinds of state events that the ranks may send.
-
-    Other state events in the output are plain text.
-    """
-    records_flight: ClassVar[bool] = False
-    """Whether ranks write their last collectives into `flight.json` along with their stacks."""
-    run_class: ClassVar[str] = entries.RUN
-    """`module:Class` of the handle of a run in a notebook: `Run` or a subclass."""
-    result_class: ClassVar[str] = entries.RESULT
-    """`module:Class` of a run's result: `RunResult` or a subclass."""
-    recipe: ClassVar[str] = ""
-    """`module:function` that turns a result into a recipe without this project.
-
-    Empty: no recipe.
-    """
-
-    start_phases: ClassVar[Sequence[str]] = ()
-    """Phases of a start in order, by the beginning of the keeper's message or of a `phase` event.
-
-    The panel shows the share of the start that is done. Empty: the panel shows no share.
-    """
-    loss_unit: ClassVar[str] = ""
-    """Unit of the loss in `step` events. Empty: only the author of the program knows the unit."""
+    traits: ClassVar[Traits] = Traits()
+    """Constants of the kind."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:
@@ -333,117 +348,23 @@ class Job(Record):
     # Facts.
 
     @property
-    def word(self) -> str:
-        """Name of the job as part of a file name."""
-        return self.kind
+    def rules(self) -> Rules:
+        """Rules for the ranks and the files of the job."""
+        return Rules()
 
     @property
-    def facts(self) -> Mapping[str, object]:
-        """Facts for the result: at least technique, model and launcher."""
-        return {"technique": self.kind, "model": "", "launcher": self.launcher}
+    def views(self) -> JobViews[Self]:
+        """Answers for tables, panels and benchmarks."""
+        return self.traits.views_class(self)
 
-    @property
-    def functions(self) -> Sequence[str]:
-        """Names of notebook functions in the job.
-
-        Their pods need the Python version of the notebook.
-        """
-        return ()
-
-    @property
-    def stop(self) -> Stop:
-        """Way to stop the ranks. Default: a signal, and a kill after 60 seconds."""
-        return Stop(by="signal", grace_s=_GRACE_S)
-
-    @property
-    def keeps(self) -> Checkpoints:
-        """Rules for keeping and copying checkpoints."""
-        return Checkpoints()
-
-    @property
-    def folder_outputs(self) -> FolderOutputs | None:
-        """Rules for copying files back from the ranks' folder.
-
-        None: only rank 0's `out/` is copied.
-        """
+    def batch_on(self, ranks: int) -> Batch | None:
+        """Return the global batch on `ranks` ranks. None: unknown."""
         return None
-
-    # In tables, panels and benchmarks.
-
-    @classmethod
-    def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the job's cells in tables of runs and benchmarks, from the job's JSON form.
-
-        Names are fields of `BenchmarkRow`, and `peft`. Another version may have written the JSON
-        form, so every value may be missing or of another type.
-        """
-        return {
-            "model": text(options.get("model")),
-            "technique": text(options.get("technique")) or text(options.get("kind")),
-        }
-
-    def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:
-        """Return names and values for the head of the run's panel, without empty values.
-
-        `start` has the report of rank 0 at the start of training, and is empty before.
-        """
-        return [("job", self.word)]
-
-    def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:
-        """Return the name of the job in a benchmark's rows, changed by some options.
-
-        `alone`: the benchmark has no other job.
-        """
-        return self.word
-
-    def in_grid(self, options: Mapping[str, object], *, pods: int, slots: int) -> Self:
-        """Return the job with a benchmark row's options, on pods with `slots` slots.
-
-        Raises:
-            ConfigError: The job has no such row, for the reason in the message.
-        """
-        return self.replace(**options)
-
-    def local_files(self) -> Iterable[tuple[str, Path]]:
-        """Return the files of this machine that the job reads, and names for a fingerprint.
-
-        A benchmark runs a finished row again if the content of a file has changed.
-        """
-        return ()
-
-    def forecast(self, *, pods: int, gpus: int) -> Forecast | None:
-        """Return predictions for the job on pods with `gpus` GPUs. None: the kind has none."""
-        return None
-
-    # Numbers.
-
-    def pods_wanted(self, count: int) -> int:
-        """Return the number of pods for the job, of `count` available pods."""
-        return count
-
-    def ranks(self, slots: int) -> int:
-        """Return the number of ranks for `slots` slots."""
-        return slots
-
-    def global_batch(self, ranks: int) -> int | None:
-        """Return the rows per optimizer step on `ranks` ranks. None: unknown."""
-        return None
-
-    def batch_factors(self, ranks: int) -> Sequence[int]:
-        """Return the factors of the global batch: micro-batch, accumulation, ranks.
-
-        Empty: unknown.
-        """
-        return ()
 
     # Before the run.
 
     def moved(self, move: Callable[[object], object]) -> Self:
         """Return the job with `move` applied to every option that may be a path."""
-        return self
-
-    def absolute(self) -> Self:
-        """Return the job with every local path made absolute."""
         return self
 
     def chosen(self, *, gpus: int, ranks: int | None, apart: bool, looks: bool = True) -> Self:
@@ -457,28 +378,17 @@ class Job(Record):
         """
         return self
 
-    def check_early(self, *, gpus: int) -> None:
-        """Check quickly, before pods with `gpus` GPUs start, what `prepare` would refuse later.
-
-        Raises:
-            ConfigError: The job cannot work, for the reason in the message.
-        """
-
     def on_ranks(self, ranks: int, before: int) -> Self:
         """Return the job for `ranks` instead of `before` ranks, with almost the same batch."""
         return self
 
     @abstractmethod
-    def prepare(self, run: NewRun) -> Job:
-        """Write the inputs into the run directory; return the job in the form to store.
+    def prepare(self, run: NewRun) -> Prepared:
+        """Write the inputs into the run directory. Relative paths of the job become absolute.
 
         Raises:
             ConfigError: The job cannot work, for the reason in the message. Nothing has started.
         """
-
-    def origin(self, root: Path) -> Mapping[str, object]:
-        """Return fingerprints of the `data` and the `script` of a prepared run, if present."""
-        return {}
 
     # On the pods.
 
@@ -488,10 +398,6 @@ class Job(Record):
         Every pod unpacks the zip. None: no zip.
         """
         return None
-
-    def travels(self, root: Path) -> str:
-        """Return a short description of the files for the pods."""
-        return "inputs"
 
     def files_for(self, pod: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
         """Send large inputs to a pod.

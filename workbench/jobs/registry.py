@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from workbench.base import entries
 from workbench.base.errors import ConfigError, one_of
 from workbench.jobs.job import Job
+from workbench.jobs.views import JobViews
 
 GROUP = "workbench.jobs"
 """Group of the entry points of other packages."""
@@ -61,10 +62,10 @@ def table_columns(data: Mapping[str, object]) -> Mapping[str, object]:
     A job of an unknown kind has the cells that any job may have.
     """
     try:
-        job = job_class(data.get("kind", DEFAULT))
+        views = job_class(data.get("kind", DEFAULT)).traits.views_class
     except ConfigError:
-        return Job.table_columns(data)
-    return job.table_columns(data)
+        views = JobViews
+    return views.table_columns(data)
 
 
 @cache

@@ -12,7 +12,7 @@ from pydantic import Field
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, suggests
-from workbench.base.files import read_json, user_path, write_bytes
+from workbench.base.files import user_path, write_bytes
 from workbench.base.json_values import text
 from workbench.base.package import fingerprint
 from workbench.base.record import (
@@ -24,7 +24,6 @@ from workbench.base.record import (
     Positive,
     Unit,
 )
-from workbench.base.words import short_list
 from workbench.jobs.job import (
     FolderOutputs,
     Handover,
@@ -32,8 +31,11 @@ from workbench.jobs.job import (
     Job,
     NewRun,
     PodView,
+    Prepared,
     Program,
+    Rules,
     Stop,
+    Traits,
     carried,
 )
 from workbench.jobs.launcher import Launcher
@@ -44,9 +46,9 @@ from workbench.jobs.script_folder import (
     digests_of,
     left_out,
     script_files,
-    travelling,
     zip_script,
 )
+from workbench.jobs.views import JobViews
 
 ARCHIVE = "inputs/script.zip"
 """Zip of the script's folder, relative to the run directory."""
@@ -73,6 +75,37 @@ def references(texts: Iterable[str]) -> list[str]:
     return list(names)
 
 
+class ScriptViews(JobViews["Script"]):
+    """Answers of a script for tables, panels and benchmarks."""
+
+    @property
+    def word(self) -> str:
+        letters = [letter for letter in Path(self.job.path).stem if letter.isalnum()]
+        return "".join(letters) or "script"
+
+    def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:  # noqa: ARG002
+        return [("script", self.job.path.rpartition("/")[2])]
+
+    @classmethod
+    def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the cells of a script in tables: the file's name stands for the model."""
+        return {
+            "model": Path(text(options.get("path"))).name,
+            "technique": text(options.get("kind")),
+        }
+
+    def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:  # noqa: ARG002
+        return f"script {self.job.path}"
+
+    def local_files(self) -> Iterable[tuple[str, Path]]:
+        folder = Path(self.job.path).expanduser().parent
+        for path in script_files(folder):
+            yield path.relative_to(folder).as_posix(), path
+
+    def check_early(self, *, gpus: int) -> None:  # noqa: ARG002
+        check_script(Path(self.job.path).expanduser().absolute())
+
+
 class Script(Job):
     """Run a user's training script, unchanged, with a process per slot.
 
@@ -85,7 +118,10 @@ class Script(Job):
     """
 
     kind: ClassVar[str] = "script"
-    recipe: ClassVar[str] = entries.REPEAT_SCRIPT
+    traits: ClassVar[Traits] = Traits(
+        views_class=ScriptViews,
+        recipe=entries.REPEAT_SCRIPT,
+    )
 
     path: Annotated[PathText, Field(min_length=1), Allowed("the path of a Python file")]
     """Path of the script, a Python file."""
@@ -141,65 +177,28 @@ class Script(Job):
         super().__init__(**given, **options)
 
     @property
-    def word(self) -> str:
-        letters = [letter for letter in Path(self.path).stem if letter.isalnum()]
-        return "".join(letters) or "script"
-
-    @property
-    def stop(self) -> Stop:
-        return Stop(by="signal", grace_s=self.stop_grace_s)
-
-    @property
-    def folder_outputs(self) -> FolderOutputs:
-        return FolderOutputs(patterns=self.outputs, limit_gib=self.outputs_limit_gib)
-
-    @classmethod
-    def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the cells of a script in tables: the file's name stands for the model."""
-        return {"model": Path(text(options.get("path"))).name, "technique": cls.kind}
-
-    def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:  # noqa: ARG002
-        return [("script", self.path.rpartition("/")[2])]
-
-    def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:  # noqa: ARG002
-        return f"script {self.path}"
-
-    def local_files(self) -> Iterable[tuple[str, Path]]:
-        folder = Path(self.path).expanduser().parent
-        for path in script_files(folder):
-            yield path.relative_to(folder).as_posix(), path
+    def rules(self) -> Rules:
+        return Rules(
+            stop=Stop(by="signal", grace_s=self.stop_grace_s),
+            outputs=FolderOutputs(patterns=self.outputs, limit_gib=self.outputs_limit_gib),
+        )
 
     def moved(self, move: Callable[[object], object]) -> Self:
         return self.replace(path=move(self.path))
 
-    def absolute(self) -> Self:
-        return self.replace(path=str(user_path(self.path).absolute()))
-
-    def check_early(self, *, gpus: int) -> None:  # noqa: ARG002
-        check_script(Path(self.path).expanduser().absolute())
-
-    def prepare(self, run: NewRun) -> Self:
+    def prepare(self, run: NewRun) -> Prepared:
         check_args(self.args, run.environment)
         check_outputs(self.outputs)
-        write_bytes(run.root / ARCHIVE, zip_script(Path(self.path)))
-        return self
-
-    def origin(self, root: Path) -> Mapping[str, object]:  # noqa: ARG002
-        folder = Path(self.path).expanduser().parent
-        return {
-            "script": fingerprint(digests_of(folder)),
-            "left_out": left_out(folder)[:_LEFT_OUT],
+        path = user_path(self.path).absolute()
+        write_bytes(run.root / ARCHIVE, zip_script(path))
+        origin = {
+            "script": fingerprint(digests_of(path.parent)),
+            "left_out": left_out(path.parent)[:_LEFT_OUT],
         }
+        return Prepared(job=self.replace(path=str(path)), origin=origin)
 
     def archive_in(self, root: Path) -> Path:
         return root / ARCHIVE
-
-    def travels(self, root: Path) -> str:
-        packed = travelling((root / ARCHIVE).read_bytes())
-        left = read_json(root / "origin.json").get("left_out")
-        if isinstance(left, list) and left:
-            return f"{packed}, without {short_list(left)},"
-        return packed
 
     def program_on(self, pod: PodView) -> Program:
         # The package is last in the path, so it hides no module of the job.

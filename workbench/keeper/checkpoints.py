@@ -211,12 +211,12 @@ class CheckpointCollector:
         self._thread = threading.Thread(target=self._loop, name="checkpoints", daemon=True)
 
     def start(self) -> None:
-        if self._context.spec.job.keeps.meanwhile:
+        if self._context.spec.job.rules.checkpoints.meanwhile:
             self._thread.start()
 
     @property
     def _brings(self) -> bool:
-        return self._context.spec.job.keeps.brings
+        return self._context.spec.job.rules.checkpoints.brings
 
     def finish(self, lost: Collection[str]) -> Returned:
         """Fetch missing checkpoints, or record those on the pods, after all ranks ended. Blocks."""
@@ -250,7 +250,7 @@ def bring_checkpoints_back(
 ) -> Returned:
     """Copy the last complete checkpoints of a run from its pods, and verify every file."""
     checkpoints = list_parts(context, lost)
-    limit = context.spec.job.keeps.most
+    limit = context.spec.job.rules.checkpoints.most
     with ThreadPoolExecutor(max_workers=max(1, len(context.links))) as pool:
         problems = {
             step: _fetch(pool, checkpoints.steps[step], context.paths, step)

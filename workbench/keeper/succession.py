@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def wanted_pods(job: Job, pods: int | None, count: int) -> int:
-    return job.pods_wanted(count if pods is None else pods)
+    return job.rules.capped(count if pods is None else pods)
 
 
 def run_context(

@@ -213,7 +213,7 @@ class Journal:
             host = HostSlots(address=pod.address, slots=pod.slots, pod=pod.name)
             hosts.append(host)
         raw = {
-            **spec.job.facts,
+            **spec.job.views.facts,
             **submitted_rows(self._paths),
             "versions": versions,
             **figures,

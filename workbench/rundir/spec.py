@@ -134,7 +134,7 @@ class RunSpec(Record):
     def world_size(self) -> int:
         pods = self.pods or self.cluster.count
         slots = self.cluster.pods.slots * pods
-        return self.job.ranks(slots)
+        return self.job.rules.capped(slots)
 
     def chosen(self) -> RunSpec:
         """Return a copy with every open option of the job decided."""

@@ -124,15 +124,14 @@ class RunView:
         """Global batch as a product. Empty: unknown, or rank 0 reported another batch."""
         if self.spec is None or not self.world_size:
             return ""
-        rows = self.spec.job.global_batch(self.world_size)
-        factors = self.spec.job.batch_factors(self.world_size)
+        batch = self.spec.job.batch_on(self.world_size)
+        if batch is None or not batch.factors:
+            return ""
         reported = self.start.get("global_batch_size")
-        if not factors:
+        if reported is not None and reported != batch.rows:
             return ""
-        if reported is not None and reported != rows:
-            return ""
-        product = " x ".join(str(factor) for factor in factors)
-        return f"{product} = {rows}"
+        product = " x ".join(str(factor) for factor in batch.factors)
+        return f"{product} = {batch.rows}"
 
     @property
     def elapsed_s(self) -> float | None:

@@ -64,10 +64,10 @@ class RunFacts:
         the end."""
         self.links = run_links(view.paths) if ended and not alone else []
         """Links to card and model after the end, if a Jupyter server has the files."""
-        self.stop_grace_s = job.stop.grace_s if job else None
+        self.stop_grace_s = job.rules.stop.grace_s if job else None
         """Seconds from the request to stop until ranks are killed. None: the ranks end after a
         step, without a kill."""
-        self.has_only_log = job is not None and not job.events
+        self.has_only_log = job is not None and not job.traits.events
         """Whether the ranks send no state events, so that the log is the only news of the run."""
 
 
@@ -85,7 +85,7 @@ def _share(view: RunView, progress: Progress) -> float:
 def _head(view: RunView) -> list[tuple[str, str]]:
     pairs: list[tuple[str, str]] = []
     if view.spec:
-        pairs += view.spec.job.panel_facts(view.start)
+        pairs += view.spec.job.views.panel_facts(view.start)
     elif view.result:
         pairs.append(("model", middle_cut(view.result.model, 40)))
         pairs.append(("technique", view.result.technique))
@@ -168,7 +168,7 @@ def _bar(view: RunView, progress: Progress) -> str:
 
 def _phases(view: RunView) -> Sequence[str]:
     """Return the phases of the start, in order; empty if the job's kind names none."""
-    return view.spec.job.start_phases if view.spec else ()
+    return view.spec.job.traits.start_phases if view.spec else ()
 
 
 def _stage(view: RunView) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from workbench.jobs.job import MemoryNeed, Plan
+from workbench.jobs.views import MemoryNeed, Plan
 
 if TYPE_CHECKING:
     from workbench.finetune.job.finetune import FineTune

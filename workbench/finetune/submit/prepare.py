@@ -6,20 +6,22 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from workbench.base.files import is_folder, user_path
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.data.sources.dataset import prepare as prepare_rows
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.not_done import own_keys
 from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.deepspeed_config import resolve
-from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.finetune import FineTune, moved_metric
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.models import model_family, model_kind
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.finetune.submit.metric_inputs import metric_inputs
+from workbench.finetune.submit.origin import origin
 from workbench.finetune.submit.resume import resume_checkpoint, row_order
-from workbench.jobs.job import NewRun
+from workbench.jobs.job import NewRun, Prepared
 from workbench.rundir.checkpoints import CHECKPOINT
 from workbench.rundir.paths import RunPaths
 
@@ -33,10 +35,10 @@ def check_early(job: FineTune, *, gpus: int) -> None:
     model_kind(job.model)
 
 
-def prepare(job: FineTune, run: NewRun) -> FineTune:
+def prepare(job: FineTune, run: NewRun) -> Prepared:
     """Write the inputs; raise ConfigError if the job does not fit the rows, ranks and GPUs."""
     paths = RunPaths(run.root)
-    job = with_metric_files(job, paths.inputs)
+    job = with_metric_files(_absolute(job), paths.inputs)
     model_kind(job.model)
     deepspeed = resolve(job, gpus=run.gpus, world_size=run.ranks)
     with checked_rows(job) as refusal:
@@ -75,4 +77,20 @@ def prepare(job: FineTune, run: NewRun) -> FineTune:
     paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
     if deepspeed is not None:
         paths.deepspeed.write_text(json.dumps(deepspeed, indent=2), encoding="utf-8")
-    return job
+    return Prepared(job=job, origin=origin(paths.root))
+
+
+def _absolute(job: FineTune) -> FineTune:
+    """Return a job with absolute paths of a checkpoint, of metrics and of a model's folder."""
+    changes: dict[str, object] = {}
+    if job.resume is not None:
+        changes["resume"] = str(user_path(job.resume).absolute())
+    metrics = [
+        moved_metric(metric, lambda path: user_path(path).absolute()) for metric in job.metrics
+    ]
+    if metrics != [*job.metrics]:
+        changes["metrics"] = metrics
+    folder = user_path(job.model)
+    if is_folder(folder):
+        changes["model"] = str(folder.absolute())
+    return job.replace(**changes) if changes else job

@@ -2,7 +2,6 @@
 
 from workbench.finetune.submit.forecast import forecast
 from workbench.finetune.submit.handover import handed_over
-from workbench.finetune.submit.origin import origin
 from workbench.finetune.submit.prediction import companion
 from workbench.finetune.submit.prepare import check_early, prepare
 from workbench.finetune.submit.resume import restarted_from
@@ -15,7 +14,6 @@ __all__ = [
     "files_for",
     "forecast",
     "handed_over",
-    "origin",
     "prepare",
     "restarted_from",
     "resumed",

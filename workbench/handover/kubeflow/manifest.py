@@ -89,8 +89,8 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     _check(job_kind, options)
     handover = handover_of(job, path, options)
     count = int(str(raw.get("pods") or cluster.get("count") or 1))
-    nodes = job.pods_wanted(options.elastic[1] if options.elastic else count)
-    is_one_rank = job.ranks(nodes * pod.slots) == 1
+    nodes = job.rules.capped(options.elastic[1] if options.elastic else count)
+    is_one_rank = job.rules.capped(nodes * pod.slots) == 1
     name = options.name or base_name(run_id, "")[:40].rstrip("-")
     plan = KubeflowPlan(
         kind=job_kind,

@@ -141,7 +141,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         env=env,
         argv=[sys.executable, "-u", *program.argv],
         entry=program.entry,
-        success=spec.job.success,
+        success=spec.job.traits.success,
         cwd=program.cwd,
     )
 

@@ -180,7 +180,7 @@ class Coordinator:
             self._world_size,
             self._journal,
             redact,
-            self._spec.job.events,
+            self._spec.job.traits.events,
         )
         self._ranks.start()
 

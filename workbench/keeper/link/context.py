@@ -63,7 +63,7 @@ class RunContext:
         if not _holds(self.paths.hostfile, content):
             write_text(self.paths.hostfile, content)
         places = place_ranks(pods)
-        count = self.spec.job.ranks(len(places))
+        count = self.spec.job.rules.capped(len(places))
         return replace(
             self,
             links=links,

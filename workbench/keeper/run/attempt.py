@@ -27,6 +27,7 @@ from workbench.keeper.run.stage import (
     rank_request,
     resumed_from,
     send_inputs,
+    sent_inputs,
 )
 from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.run.verdict import fault_of, lost_pod, place_words, stopped_by_others
@@ -150,7 +151,7 @@ class Attempt:
             what = f"inputs and the checkpoint of step {resumed.step}"
             notes = resumed.notes
         else:
-            what = c.spec.job.travels(c.paths.root)
+            what = sent_inputs(c.spec.job, c.paths)
         sending = "; ".join([f"sending {what} to the pods", *notes])
         self._journal.state(RunState.STARTING, sending)
         with TransferProgress(c.links, self._journal.hint, ""), full_disk_named(c.paths.root):
@@ -217,12 +218,12 @@ class Attempt:
         """Whether the run must end without starting ranks: cancelled, or stopped by signal."""
         if self._requests.cancel.is_set():
             return True
-        by_signal = self._context.spec.job.stop.by == "signal"
+        by_signal = self._context.spec.job.rules.stop.by == "signal"
         return by_signal and self._requests.stop.is_set()
 
     def stop(self) -> None:
         """Forward the stop request by file or signal, as the job asks. Idempotent."""
-        how = self._context.spec.job.stop
+        how = self._context.spec.job.rules.stop
         if how.by == "file" and self._prepared:
             first = self._context.links[0]
             first.write(b"", str(self._context.on_pod(first).stop))
@@ -297,7 +298,7 @@ class Attempt:
     def _stopping(self) -> str:
         if not self._requests.stop.is_set():
             return ""
-        how = self._context.spec.job.stop
+        how = self._context.spec.job.rules.stop
         if how.by == "signal":
             grace_s = how.grace_s or _GRACE_S
             return f"asked to stop; the ranks still alive after {grace_s:g} s are killed"
@@ -315,7 +316,7 @@ class Attempt:
         self._stalls.watch.record(report)
         # If ranks send no state events, the start of their processes is the only sign.
         has_begun = self.ledger.started and not started
-        if has_begun and not self._context.spec.job.events:
+        if has_begun and not self._context.spec.job.traits.events:
             self._journal.state(RunState.RUNNING, "running")
         self._peaks.record(report.ranks)
         sample = self._sampler.sample(report)

@@ -301,7 +301,7 @@ def bring_back(
         if is_output(name):
             old[name] = digest
     brought = Brought()
-    wanted = context.spec.job.folder_outputs
+    wanted = context.spec.job.rules.outputs
     archive = context.spec.job.archive_in(paths.root)
     # Without the archive (a user may have deleted it), new files cannot be told from old ones.
     if wanted is not None and archive is not None and archive.exists():

@@ -233,7 +233,7 @@ class Runner:
         return True
 
     def _recover(self) -> None:
-        recovered, events = self._journal.recover(self.context.spec.job.events)
+        recovered, events = self._journal.recover(self.context.spec.job.traits.events)
         self._started_s = recovered.started_s or self._started_s
         of_pod = {link.pod.name: link.pod.address for link in self.context.links}
         addresses = {place.rank: of_pod[place.pod] for place in self.context.places}

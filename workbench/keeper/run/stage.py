@@ -10,8 +10,10 @@ from workbench.base.child import QUIET
 from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_json
 from workbench.base.package import file_digest
-from workbench.jobs.job import PodView
+from workbench.base.words import short_list
+from workbench.jobs.job import Job, PodView
 from workbench.jobs.launcher import Launcher
+from workbench.jobs.script_folder import travelling
 from workbench.keeper.checkpoints import send_checkpoint
 from workbench.keeper.launch import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
@@ -52,7 +54,7 @@ def rank_request(
     }
     return {
         "run": context.run_id,
-        "success": job.success,
+        "success": job.traits.success,
         "ranks": [asdict(place) for place in context.places],
         "world_size": len(context.places),
         "master_addr": master[0],
@@ -75,6 +77,18 @@ def rank_request(
         "max_restarts": job.restarts,
         "binding": _core_binding(context),
     }
+
+
+def sent_inputs(job: Job, paths: RunPaths) -> str:
+    """Describe the inputs of a run that are sent to the pods."""
+    archive = job.archive_in(paths.root)
+    if archive is None:
+        return "inputs"
+    packed = travelling(archive.read_bytes())
+    left_out = read_json(paths.origin).get("left_out")
+    if isinstance(left_out, list) and left_out:
+        return f"{packed}, without {short_list(left_out)},"
+    return packed
 
 
 def _core_binding(context: RunContext) -> str:

@@ -282,7 +282,7 @@ class StallGuard:
     def _keep_flight(self) -> list[str]:
         """Fetch the last collectives of every rank, written a moment after its stacks."""
         context = self._context
-        if not context.spec.job.records_flight:
+        if not context.spec.job.traits.records_flight:
             return []
         time.sleep(_WRITTEN_S)
 

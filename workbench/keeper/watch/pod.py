@@ -74,7 +74,7 @@ class PodWatch:
             context.paths,
             context.ranks_on(link),
             context.redact,
-            states=context.spec.job.events,
+            states=context.spec.job.traits.events,
         )
         self._end = threading.Event()
         self._agent_pid = link.agent_pid

@@ -42,7 +42,7 @@ def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Jo
     Return other jobs unchanged.
     """
     if isinstance(job, Job):
-        for name in job.functions:
+        for name in job.rules.functions:
             _check_python(name, pods)
         return job
     _check_python(job.name, pods)

@@ -15,7 +15,7 @@ from workbench.base.errors import ConfigError, DiskFull
 from workbench.base.files import user_path, write_json
 from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.folders import make_private
-from workbench.jobs.job import Job, NewRun
+from workbench.jobs.job import NewRun, Prepared
 from workbench.jobs.launcher import Launcher
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import RunPaths
@@ -51,7 +51,7 @@ def prepare_run(
 ) -> PreparedRun:
     """Make the run directory. `ask_pods` finds the checkpoint of a run to resume on pods."""
     # The id sorts by time and names the job.
-    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{spec.job.word}-{secrets.token_hex(2)}"
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{spec.job.views.word}-{secrets.token_hex(2)}"
     paths = RunPaths(user_path(root or parent / run_id).absolute())
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
@@ -59,7 +59,6 @@ def prepare_run(
     environment = {**spec.cluster.pods.env, **expand_env(spec.job.env)}
     asked = spec.job
     spec = spec.chosen()
-    spec = spec.replace(job=spec.job.absolute())
     _fresh_folder(paths.root, paths.spec)
     try:
         with full_disk_named(paths.root):
@@ -72,7 +71,9 @@ def prepare_run(
                 environment=environment,
                 ask_pods=ask_pods,
             )
-            spec = spec.replace(job=spec.job.prepare(run))
+            prepared = spec.job.prepare(run)
+            spec = spec.replace(job=prepared.job)
+            write_json(paths.origin, origin_of(prepared, Path.cwd()))
             _fill(spec, paths)
         check_room(paths.root, _ROOM_BYTES)
     except BaseException:
@@ -114,7 +115,6 @@ def _taken(root: Path, mark: Path) -> str:
 
 
 def _fill(spec: RunSpec, paths: RunPaths) -> None:
-    write_json(paths.origin, origin_of(spec.job, paths, Path.cwd()))
     write_json(paths.spec, spec.to_dict())
     write_json(
         paths.state,
@@ -136,8 +136,9 @@ def check_launcher(launcher: Launcher) -> None:
         )
 
 
-def origin_of(job: Job, paths: RunPaths, folder: Path) -> dict[str, object]:
-    return {"commit": commit_of(folder), "data": "", "script": "", **job.origin(paths.root)}
+def origin_of(prepared: Prepared, folder: Path) -> dict[str, object]:
+    """Return the content of `origin.json` for a run that is submitted in a folder."""
+    return {"commit": commit_of(folder), "data": "", "script": "", **prepared.origin}
 
 
 def commit_of(folder: Path) -> str:

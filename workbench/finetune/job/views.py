@@ -1,0 +1,204 @@
+"""Answer what tables, panels and benchmarks ask of a fine-tuning job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError
+from workbench.base.json_values import Json, number, text, whole
+from workbench.base.words import middle_cut, scaled
+from workbench.base.words import number as number_text
+from workbench.finetune.job.verbs import verbs
+from workbench.finetune.options.choices import LossOn, Peft, Sampling
+from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
+from workbench.jobs.views import Forecast, JobViews
+
+if TYPE_CHECKING:
+    from workbench.finetune.job.finetune import FineTune
+
+_LONGEST_MODEL = 40  # letters of a model's name in the panel
+
+
+class FineTuneViews(JobViews["FineTune"]):
+    """Answers of a fine-tuning job for tables, panels and benchmarks."""
+
+    @property
+    def word(self) -> str:
+        """Technique, as a word for file names."""
+        return self.job.technique
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """Options of the job that a result contains."""
+        names = ("technique", "model", "precision", "peft", "launcher")
+        return {name: getattr(self.job, name) for name in names}
+
+    def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:
+        """Return model, technique and chosen options; `start` is the report of rank 0."""
+        job = self.job
+        model = f"{middle_cut(job.model, _LONGEST_MODEL)}{_size(start)}"
+        adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
+        # The ranks decide: GPUs without the chosen format use another.
+        precision = text(start.get("precision")) or job.number_format
+        facts = [
+            ("model", model),
+            ("technique", f"{job.technique}{adapters} {precision}"),
+        ]
+        chosen = ", ".join(_chosen(start))
+        if chosen:
+            facts.append(("chosen for it", chosen))
+        return facts
+
+    @classmethod
+    def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the cells of a job in tables, from the job's JSON form of any version."""
+        return {
+            "model": text(options.get("model")),
+            "technique": text(options.get("technique")),
+            "peft": text(options.get("peft")),
+            "precision": text(options.get("precision")),
+            "per_device_batch": whole(options.get("per_device_train_batch_size")),
+            "accumulation": whole(options.get("gradient_accumulation_steps")),
+            "sequence": _sequence(options),
+            "dataset": _dataset(options.get("dataset")),
+        }
+
+    def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:
+        technique = str(options.get("technique", self.job.technique))
+        return technique if alone else f"{self.job.model}, {technique}"
+
+    def in_grid(self, options: Mapping[str, object], *, pods: int, slots: int) -> FineTune:
+        """Return the job with a row's options on pods with `slots` slots.
+
+        The option `global_batch_size` divides the rows of an optimizer step among the ranks.
+        """
+        job = self.job
+        name = str(options.get("technique", job.technique))
+        technique = technique_of(name)
+        technique.refuse_ranks(pods if technique.alone else pods * slots)
+        changed = dict(options)
+        if "global_batch_size" in changed:
+            rows = changed.pop("global_batch_size")
+            ranks = 1 if technique.alone else pods * slots
+            accumulation = changed.get(
+                "gradient_accumulation_steps", job.gradient_accumulation_steps
+            )
+            one_row = job.replace(
+                per_device_train_batch_size=1, gradient_accumulation_steps=accumulation
+            )
+            changed["per_device_train_batch_size"] = _micro_batch(rows, one_row.global_batch(ranks))
+        if name != job.technique:
+            changed = {**_only_of_own_technique(), **changed}
+        return job.replace(**changed)
+
+    def local_files(self) -> Iterator[tuple[str, Path]]:
+        """Yield every file and a name for a fingerprint; of a folder, all files below the folder.
+
+        Rows, model and DeepSpeed JSON may be files.
+        """
+        job = self.job
+        words = [*_texts(job.dataset), job.model, text(job.deepspeed)]
+        for word in filter(None, words):
+            place = Path(word).expanduser()
+            for path in (place, *sorted(place.rglob("*"))):
+                yield path.relative_to(place.parent).as_posix(), path
+
+    def check_early(self, *, gpus: int) -> None:
+        verbs().check_early(self.job, gpus=gpus)
+
+    def forecast(self, *, pods: int, gpus: int) -> Forecast:
+        forecast: Forecast = verbs().forecast(self.job, pods=pods, gpus=gpus)
+        return forecast
+
+
+def _sequence(options: Json) -> str:
+    """Return how sequences are cut and padded."""
+    source = whole(options.get("max_source_length"))
+    target = whole(options.get("max_target_length"))
+    if source is None or target is None:
+        return ""
+    words = [f"source {source}", f"target {target}", "padded to the longest"]
+    if options.get("train_sampling_strategy") == Sampling.GROUP_BY_LENGTH:
+        words.append("grouped by length")
+    prompt = text(options.get("prompt"))
+    if prompt not in ("", "plain"):
+        words.append(f"prompt {prompt}")
+    loss_on = text(options.get("loss_on"))
+    if loss_on not in ("", LossOn.ANSWER):
+        words.append(f"loss on {loss_on}")
+    return ", ".join(words)
+
+
+def _dataset(value: object) -> str:
+    match value:
+        case {"kind": str(kind), **options}:
+            given = [f"{name}={each}" for name, each in options.items()]
+            return " ".join([kind, *given])
+    return text(value)
+
+
+def _chosen(start: Json) -> Iterator[str]:
+    """Yield the options that the user left open, with the chosen values."""
+    names = start.get("chosen")
+    if not isinstance(names, list):
+        return
+    if "learning_rate" in names:
+        yield f"learning rate {number_text(number(start.get('learning_rate')))}"
+    if "precision" in names:
+        yield f"precision {text(start.get('precision'))}"
+    communication = text(start.get("communication"))
+    if communication and "communication" in names:
+        yield f"gradients sent in {communication}"
+
+
+def _size(start: Json) -> str:
+    parameters = whole(start.get("parameters"))
+    if parameters is None:
+        return ""
+    trained = whole(start.get("trainable_parameters"))
+    is_whole = trained is None or trained == parameters
+    part = "" if is_whole else f", {scaled(float(trained or 0))} trained"
+    return f" ({scaled(float(parameters))} parameters{part})"
+
+
+def _only_of_own_technique() -> dict[str, object]:
+    """Return the values that clear what only the job's own technique knows."""
+    cleared: dict[str, object] = {
+        "deepspeed": None,
+        "device_map": None,
+        "max_memory": {},
+    }
+    for technique in TECHNIQUES:
+        if technique.options:
+            cleared[technique.options] = {}
+    return cleared
+
+
+def _micro_batch(value: object, micro_batches: int) -> int:
+    """Divide the rows of an optimizer step among the micro-batches of all ranks."""
+    rows = whole(value) or 0
+    if rows < 1:
+        raise ConfigError(f"global_batch_size is {value!r}; it must be a whole number, 1 or more")
+    if rows % micro_batches:
+        raise ConfigError(
+            f"a global batch of {rows} rows does not divide into {micro_batches} micro-batches a "
+            "step"
+        )
+    return rows // micro_batches
+
+
+def _texts(value: object) -> list[str]:
+    """Return every text of an option, which may name a file."""
+    match value:
+        case str():
+            return [value]
+        case Mapping():
+            return _texts(list(value.values()))
+        case [*several]:
+            texts = []
+            for each in several:
+                texts += _texts(each)
+            return texts
+    return []

@@ -1,0 +1,137 @@
+"""Answer what tables, panels and benchmarks ask of a job.
+
+`Traits.views_class` of a kind names `JobViews` or a subclass. Keeper and agents need none of these
+answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from workbench.base.json_values import text
+
+if TYPE_CHECKING:
+    from workbench.jobs.job import Job
+
+J = TypeVar("J", bound="Job")
+"""Class of the job."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryNeed:
+    """Predicted memory of a job on every pod, in GiB."""
+
+    gpu_gib: float | None = None
+    """GiB on a single GPU. None: no GPUs."""
+    pod_gpu_gib: float | None = None
+    """GiB on all GPUs of a pod together. None: no GPUs."""
+    host_gib: float | None = None
+    """GiB of a pod's own memory. None: unknown."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Answer of the command `workbench plan`."""
+
+    text: str
+    """Plan as text, for a terminal."""
+    fits: bool
+    """Whether the job fits on the pods."""
+
+
+class Forecast(Protocol):
+    """Predictions for a job on a number of pods, before the job starts."""
+
+    def memory(self) -> MemoryNeed:
+        """Return the memory of every pod. Takes seconds for a new model.
+
+        Raise WorkbenchError if the memory is unknown.
+        """
+
+    def scaling(self, exchange: Any) -> Mapping[str, object]:
+        """Return the effect of the network on a pod's step, by the fields of a benchmark's row.
+
+        `exchange` is the doctor's measurement between the pods, or None. Empty: unknown.
+        """
+
+    def plan(self, *, gpu_memory_gib: float | None, memory_gib: float | None) -> Plan:
+        """Return the plan for the pods, whose GPUs and own memory have the given sizes."""
+
+    def plan_gpus(self, *, memory_gib: float | None) -> Plan:
+        """Return the least GPUs of every kind, on pods with the given memory."""
+
+
+class JobViews(Generic[J]):
+    """Answers of a job, with a default for every kind."""
+
+    def __init__(self, job: J):
+        self.job = job
+
+    # Names and facts.
+
+    @property
+    def word(self) -> str:
+        """Name of the job as part of a file name."""
+        return self.job.kind
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """Facts for the result: at least technique, model and launcher."""
+        return {"technique": self.job.kind, "model": "", "launcher": self.job.launcher}
+
+    def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:
+        """Return names and values for the head of the run's panel, without empty values.
+
+        `start` has the report of rank 0 at the start of training, and is empty before.
+        """
+        return [("job", self.word)]
+
+    @classmethod
+    def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        """Return the job's cells in tables of runs and benchmarks, from the job's JSON form.
+
+        Names are fields of `BenchmarkRow`, and `peft`. Another version may have written the JSON
+        form, so every value may be missing or of another type.
+        """
+        return {
+            "model": text(options.get("model")),
+            "technique": text(options.get("technique")) or text(options.get("kind")),
+        }
+
+    # Rows of a benchmark.
+
+    def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:
+        """Return the name of the job in a benchmark's rows, changed by some options.
+
+        `alone`: the benchmark has no other job.
+        """
+        return self.word
+
+    def in_grid(self, options: Mapping[str, object], *, pods: int, slots: int) -> J:
+        """Return the job with a benchmark row's options, on pods with `slots` slots.
+
+        Raises:
+            ConfigError: The job has no such row, for the reason in the message.
+        """
+        return self.job.replace(**options)
+
+    def local_files(self) -> Iterable[tuple[str, Path]]:
+        """Return the files of this machine that the job reads, and names for a fingerprint.
+
+        A benchmark runs a finished row again if the content of a file has changed.
+        """
+        return ()
+
+    def check_early(self, *, gpus: int) -> None:
+        """Check quickly, before pods with `gpus` GPUs start, what `prepare` would refuse later.
+
+        Raises:
+            ConfigError: The job cannot work, for the reason in the message.
+        """
+
+    def forecast(self, *, pods: int, gpus: int) -> Forecast | None:
+        """Return predictions for the job on pods with `gpus` GPUs. None: the kind has none."""
+        return None
