@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -14,16 +16,31 @@ import pytest
 
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Run
+from workbench.base import entries
 from workbench.base.errors import BackendError, PodError, RunError
 from workbench.base.files import read_json, write_json
+from workbench.base.files.private import make_cluster_folder
+from workbench.base.files.sealed import read_sealed, write_sealed
+from workbench.base.process import process_start_time
 from workbench.client.lifecycle import close_cluster
 from workbench.client.takeover import end_broken_off, obstacle
 from workbench.pods.hosts import far_end
+from workbench.pods.hosts.note import make_folder, note_of
 from workbench.pods.hosts.pods import SSHPods
+from workbench.pods.pod import LaunchContext, Pod
+from workbench.pods.pod_spec import PodSpec
+from workbench.pods.ssh.connection import SSHConnection
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.registered import (
+    SPEC,
+    NotRegistered,
+    register,
+    registered,
+    why_not_registered,
+)
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import QueuedRun, own_runs, write_queue
+from workbench.rundir.status import QueuedRun, cluster_status, own_runs, write_queue
 
 LOCAL = {"kind": "local"}
 WAYS: dict[str, Callable[[ClusterPaths], object]] = {
@@ -60,9 +77,28 @@ def run_at(root: Path, run_id: str, cluster: str) -> RunPaths:
 
 
 def locked(paths: ClusterPaths) -> ClusterPaths:
-    """Have the state name the lock that is there, as a keeper that ran here would have left it."""
-    (paths.root / "keeper.lock").touch(0o600)
-    write_json(paths.state, {**read_json(paths.state), "lock": paths.keeper_lock.stat().st_ino})
+    """Have the state name a lock in the directory, as the keeper of an early version did."""
+    lock = paths.root / "keeper.lock"
+    lock.touch(0o600)
+    write_json(paths.state, {**read_json(paths.state), "lock": lock.stat().st_ino})
+    return paths
+
+
+def previous(paths: ClusterPaths) -> ClusterPaths:
+    """Have this user's private folder know the cluster, as the previous version left it."""
+    make_cluster_folder(paths.root)
+    paths.own_keeper_lock.touch(0o600)
+    lock = paths.own_keeper_lock.stat().st_ino
+    write_json(paths.own_state, {**read_json(paths.state), "lock": lock})
+    (paths.root / "queue.json").rename(paths.own_queue)
+    return paths
+
+
+def own(paths: ClusterPaths) -> ClusterPaths:
+    """Make the cluster one that this user started, and whose keeper died."""
+    register(paths, read_json(paths.config))
+    previous(paths)
+    write_json(paths.own_state, {**read_json(paths.own_state), "registered": True})
     return paths
 
 
@@ -93,12 +129,12 @@ def test_no_program_of_a_given_kubeconfig_runs(tmp_path: Path, way: str, place: 
     config = kubeconfig((root if place == "inside" else tmp_path) / "kubeconfig", canary)
     paths = given(root, {"kind": "kubernetes", "kubeconfig": config})
     if place == "inside":
-        locked(paths)  # even of a directory that is this user's own
+        own(paths)  # even of a directory that is this user's own
     before = {path.name: path.read_bytes() for path in paths.root.glob("*.json")}
     try:
         WAYS[way](paths)
     except (RunError, PodError, ValueError) as error:
-        words = "lies in" if place == "inside" else "names no lock of a keeper"
+        words = "lies in" if place == "inside" else "holds no cluster that you started"
         assert words in str(error) or way == "start", error
     assert not canary.exists()
     after = {path.name: path.read_bytes() for path in paths.root.glob("*.json")}
@@ -106,19 +142,201 @@ def test_no_program_of_a_given_kubeconfig_runs(tmp_path: Path, way: str, place: 
     assert not RunPaths(paths.runs / "r1").result.exists()
 
 
-def test_a_cluster_without_a_lock_in_its_state_says_what_to_do(tmp_path: Path) -> None:
+UNKNOWN_HERE = "rundir.registered._why_unknown.holds-cluster-you"
+REMEDY = "rundir.registered.folder-shown-nothing"
+
+
+@pytest.mark.parametrize("lock", ["no lock", "a lock"])
+def test_a_given_cluster_says_what_to_do(tmp_path: Path, lock: str) -> None:
     paths = given(tmp_path / "c")
+    if lock == "a lock":
+        locked(paths)
     assert end_broken_off(paths.root) == ""
     write_json(paths.state, {**read_json(paths.state), "phase": "ready"})
-    assert says(obstacle(paths.root), "client.takeover._not_ours.names-lock-keeper")
-    with pytest.raises(RunError, match=sentence("client.takeover._not_ours.names-lock-keeper")):
+    assert says(obstacle(paths.root), UNKNOWN_HERE)
+    assert says(obstacle(paths.root), REMEDY)
+    with pytest.raises(RunError, match=sentence(UNKNOWN_HERE)):
         Cluster.attach(paths.root)
+
+
+def refused(paths: ClusterPaths, identity: str) -> None:
+    """Hold that no way into the cluster changes a file, and that each reason is the sentence."""
+    before = {path: path.read_bytes() for path in paths.root.rglob("*") if path.is_file()}
+    said = []
+    for way in WAYS.values():
+        try:
+            way(paths)
+        except (RunError, PodError, ValueError) as error:
+            said.append(str(error))
+    assert says(obstacle(paths.root), identity)
+    assert any(says(words, identity) for words in said)
+    assert end_broken_off(paths.root) == ""
+    with pytest.raises(NotRegistered, match=sentence(identity)):
+        registered(paths.root)
+    after = {path: path.read_bytes() for path in paths.root.rglob("*") if path.is_file()}
+    assert {**after, paths.lock: b""} == {**before, paths.lock: b""}  # the lock of `start`
+    assert not RunPaths(paths.runs / "r1").result.exists()
+
+
+def under_another_key(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, act: Callable[[], object]
+) -> None:
+    """Act as another user would, who has a key of his own."""
+    with monkeypatch.context() as other:
+        other.setenv("XDG_STATE_HOME", str(folder))
+        act()
+
+
+@pytest.mark.parametrize("key", ["no key", "another key"])
+def test_a_forged_specification_is_refused(
+    tmp_path: Path,
+    key: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paths = own(given(tmp_path / "c"))
+    forged = ClusterSpec(backend={"kind": "kubernetes", "kubeconfig": "/tmp/x"}).to_dict()
+    if key == "no key":
+        write_json(paths.config, forged)
+        identity = "base.sealed.read_sealed.carries-seal-yours"
+    else:
+        under_another_key(
+            monkeypatch,
+            tmp_path / "another",
+            lambda: write_sealed(paths.config, forged, purpose=SPEC, root=paths.root),
+        )
+        identity = "base.sealed.read_sealed.seal-yours-file"
+    refused(paths, identity)
+
+
+def test_a_file_of_an_earlier_cluster_in_the_folder_is_refused(tmp_path: Path) -> None:
+    """Its seal is right: the same user once started another cluster there."""
+    paths = given(tmp_path / "c")
+    register(paths, ClusterSpec(backend=LOCAL, count=7).to_dict())
+    earlier = paths.config.read_bytes()
+    write_json(paths.config, ClusterSpec(backend=LOCAL).to_dict())
+    own(paths)
+    paths.config.write_bytes(earlier)
+    refused(paths, "rundir.registered.registered.file-earlier-cluster")
+
+
+@pytest.mark.parametrize("how", ["copied", "moved"])
+def test_a_copied_or_moved_cluster_is_data(tmp_path: Path, how: str) -> None:
+    paths = own(given(tmp_path / "c"))
+    locked(paths)
+    there = tmp_path / "there"
+    if how == "copied":
+        shutil.copytree(paths.root, there, symlinks=True)
+    else:
+        paths.root.rename(there)
+    run = RunPaths(there / "runs" / "r1")
+    write_json(run.info, {"id": "r1", "cluster": str(there)})
+    refused(ClusterPaths(there), "base.sealed.read_sealed.copied-moved-written")
+    # The cluster itself is still this user's.
+    if how == "copied":
+        assert registered(paths.root).inode == paths.root.stat().st_ino
+
+
+def test_a_folder_in_the_place_of_a_cluster_is_data(tmp_path: Path) -> None:
+    paths = own(given(tmp_path / "c"))
+    paths.root.rename(tmp_path / "before")
+    shutil.copytree(tmp_path / "before", paths.root)
+    refused(paths, "rundir.registered.registered.folder-cluster-started")
+    shutil.rmtree(paths.root)
+    (tmp_path / "before").rename(paths.root)
+    assert registered(paths.root).backend == "local"
+
+
+def test_a_folder_in_the_place_of_a_live_cluster_is_data(tmp_path: Path) -> None:
+    paths = own(given(tmp_path / "c"))
+    keeper = keeper_for(paths.root)
+    try:
+        write_json(paths.own_state, alive_state(paths, keeper.pid))
+        Cluster.attach(paths.root)
+        paths.root.rename(tmp_path / "before")
+        shutil.copytree(tmp_path / "before", paths.root)
+        with pytest.raises(
+            NotRegistered, match=sentence("rundir.registered.registered.folder-cluster-started")
+        ):
+            Cluster.attach(paths.root)
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
+def keeper_for(root: Path) -> subprocess.Popen[bytes]:
+    """A process that the process table shows as the keeper of a directory."""
+    wait = "import time; time.sleep(600)"
+    return subprocess.Popen([sys.executable, "-c", wait, "-m", entries.KEEPER, str(root)])
+
+
+def alive_state(paths: ClusterPaths, pid: int) -> dict[str, object]:
+    state = {**read_json(paths.own_state), "phase": "ready", "pid": pid}
+    return {**state, "start_time": process_start_time(pid)}
+
+
+def test_a_live_cluster_of_the_previous_version_is_registered(tmp_path: Path) -> None:
+    paths = previous(given(tmp_path / "c"))
+    keeper = keeper_for(paths.root)
+    try:
+        write_json(paths.own_state, alive_state(paths, keeper.pid))
+        assert not paths.own_registration.exists()
+        Cluster.attach(paths.root)
+    finally:
+        keeper.kill()
+        keeper.wait()
+    assert registered(paths.root).inode == paths.root.stat().st_ino
+    assert read_sealed(paths.config, purpose=SPEC, root=paths.root)["backend"] == LOCAL
+    # From now on the seal counts.
+    write_json(paths.config, ClusterSpec(backend=LOCAL).to_dict())
+    assert says(obstacle(paths.root), "base.sealed.read_sealed.carries-seal-yours")
+
+
+def test_a_dead_cluster_of_the_previous_version_is_tidied_with_its_private_folder(
+    tmp_path: Path,
+) -> None:
+    paths = previous(given(tmp_path / "c"))
+    assert end_broken_off(paths.root)
+    assert cluster_status(paths.root).phase == "closed"
+    assert not paths.own_registration.exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"host": "elsewhere"},
+        {"lock": 1},
+        {"lock": None},
+        {"phase": "closed"},
+        {"registered": True},
+    ],
+)
+def test_another_private_state_registers_no_cluster(
+    tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    """`registered`: the register had an entry, which was removed."""
+    paths = previous(given(tmp_path / "c"))
+    write_json(paths.own_state, {**read_json(paths.own_state), **wrong})
+    assert why_not_registered(paths.root)
+    assert end_broken_off(paths.root) == ""
+    assert not paths.own_registration.exists()
+
+
+def test_a_tidied_cluster_is_no_longer_registered(tmp_path: Path) -> None:
+    paths = own(given(tmp_path / "c"))
+    assert registered(paths.root).path == str(paths.root)
+    assert end_broken_off(paths.root)
+    assert not paths.own_registration.exists()
+    with pytest.raises(
+        NotRegistered, match=sentence("rundir.registered._why_unknown.cluster-closed-tidied")
+    ):
+        registered(paths.root)
+    close_cluster(paths, ClusterSpec(backend=LOCAL))  # nothing more to do, and no error
 
 
 def test_a_queue_ends_no_run_of_another_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = locked(given(tmp_path / "c"))
+    paths = own(given(tmp_path / "c"))
     others = {
         "another's": run_at(tmp_path / "o1", "x", str(tmp_path / "other")),
         "nobody's": run_at(tmp_path / "o2", "x", ""),
@@ -131,16 +349,16 @@ def test_a_queue_ends_no_run_of_another_cluster(
     named = [run.root for run in others.values()] + [Path("o5"), link]
     monkeypatch.chdir(tmp_path)
     write_queue(
-        paths.root / "queue.json",
+        paths.own_queue,
         [*own_runs(paths.root), *(QueuedRun(id="x", path=path) for path in named)],
     )
     assert end_broken_off(paths.root)
     for run in (*others.values(), guess, RunPaths(tmp_path / "o6")):
         assert not run.result.exists()
         assert run.reserve.exists()
-    own = RunPaths(paths.runs / "r1")
-    assert read_json(own.result)["state"] == RunState.CANCELLED
-    assert not own.reserve.exists()
+    ours = RunPaths(paths.runs / "r1")
+    assert read_json(ours.result)["state"] == RunState.CANCELLED
+    assert not ours.reserve.exists()
 
 
 def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:
@@ -179,10 +397,91 @@ def test_a_host_removes_no_folder_that_enter_cannot_have_made(
     for verb in ("leave", "enter"):
         answer = far_end.main({verb: {"root": str(home), "folder": folder, "pod": pod}})
         assert "is not the name of" in str(answer["error"])
-    note = tmp_path / "c" / "hosts" / "left.json"
-    note.parent.mkdir(parents=True)
-    there = {"address": "127.0.0.1", "ssh_port": 1, "slots": 1, "phase": "Running"}
-    write_json(note, {"folder": folder, "pods": [{"name": pod, **there}]})
-    with pytest.raises(BackendError, match=sentence("pods.pods._recall.changed-nothing-done")):
-        SSHPods(["127.0.0.1"]).remove_left(tmp_path / "c")
+    # Not even a note with this user's seal may name them.
+    root = tmp_path / "c"
+    make_folder(root)
+    write_sealed(note_of(root), hosts_note(folder, pod), purpose="hosts", root=root)
+    with pytest.raises(BackendError, match=sentence(NOT_THE_NOTE)):
+        SSHPods(["127.0.0.1"]).remove_left(root)
     assert (home / "letters").is_dir()
+
+
+NOT_THE_NOTE = "pods.note.read_note.note-cluster-nothing"
+FOLDER = "c-0123456789abcdef"
+
+
+def hosts_note(folder: str = FOLDER, pod: str = "pod-0", **more: object) -> dict[str, object]:
+    there = {"address": "127.0.0.1", "ssh_port": 1, "slots": 1, "phase": "Running", "user": "me"}
+    return {"folder": folder, "pods": [{"name": pod, **there, **more}]}
+
+
+@pytest.fixture
+def logins(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that somebody tried to log in to."""
+    tried: list[str] = []
+
+    def refuse(connection: SSHConnection) -> None:
+        tried.append(connection.pod.address)
+        raise PodError("nobody is there")
+
+    monkeypatch.setattr(SSHConnection, "open", refuse)
+    return tried
+
+
+@pytest.mark.parametrize("key", ["no key", "another key", "another cluster"])
+def test_a_forged_note_on_hosts_leads_to_no_login(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch, logins: list[str]
+) -> None:
+    root = tmp_path / "c"
+    note = make_folder(root) / "left.json"
+    if key == "no key":
+        write_json(note, hosts_note())
+    elif key == "another key":
+        under_another_key(
+            monkeypatch,
+            tmp_path / "another",
+            lambda: write_sealed(note, hosts_note(), purpose="hosts", root=root),
+        )
+    else:
+        write_sealed(note, hosts_note(), purpose="hosts", root=tmp_path)
+    backend = SSHPods(["127.0.0.1"])
+    context = LaunchContext(cluster_id="c", directory=root, public_key="")
+    pods = [Pod.from_dict(each) for each in hosts_note()["pods"]]  # type: ignore[attr-defined]
+    for act in (
+        lambda: backend.remove_left(root),
+        lambda: backend.adopt(pods, PodSpec(), context),
+    ):
+        with pytest.raises(BackendError, match=sentence(NOT_THE_NOTE)):
+            act()
+    assert logins == []
+
+
+def test_a_note_in_the_clusters_directory_is_not_read(tmp_path: Path, logins: list[str]) -> None:
+    """A pod may share the directory, and have written the note and the host keys."""
+    root = tmp_path / "c"
+    earlier = root / "hosts" / "left.json"
+    earlier.parent.mkdir(parents=True)
+    write_sealed(earlier, hosts_note(), purpose="hosts", root=root)
+    SSHPods(["127.0.0.1"]).remove_left(root)
+    assert logins == []
+
+
+@pytest.mark.parametrize("pods", ["same pods", "other pods"])
+def test_a_note_of_the_previous_version_is_taken_over_with_its_cluster(
+    tmp_path: Path, pods: str, logins: list[str]
+) -> None:
+    backend: dict[str, object] = {"kind": "ssh", "hosts": ["127.0.0.1"]}
+    paths = given(tmp_path / "c", backend)
+    key = "ssh-ed25519 " + base64.b64encode(b"\0\0\0\x0bssh-ed25519" + bytes(36)).decode()
+    noted = hosts_note(host_key=key)
+    write_json(paths.state, {**read_json(paths.state), "pods": noted["pods"]})
+    previous(paths)
+    if pods == "other pods":
+        noted = hosts_note(host_key=key, address="192.0.2.1")
+    earlier = paths.root / "hosts" / "left.json"
+    earlier.parent.mkdir()
+    write_json(earlier, noted)
+    assert registered(paths.root).backend == "ssh"
+    assert note_of(paths.root).exists() is (pods == "same pods")
+    SSHPods(["127.0.0.1"]).remove_left(paths.root)
+    assert set(logins) == ({"127.0.0.1"} if pods == "same pods" else set())

@@ -17,6 +17,7 @@ from typing import Self
 from tests.poll import until
 from workbench.pods.guest.machine import free_port
 from workbench.pods.guest.sshd import find_sshd
+from workbench.pods.hosts.note import note_of
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.place import Place
 from workbench.pods.pod import LaunchContext
@@ -172,7 +173,7 @@ class HostsPlace:
         return SSHPods(**{"hosts": hosts, **self.options, **changes})  # type: ignore[arg-type]
 
     def left(self, context: LaunchContext) -> list[str]:
-        folder = context.directory / "hosts"
+        folder = note_of(context.directory).parent
         return [str(path) for path in self.root.glob("*")] + [
             str(path) for path in folder.glob("*")
         ]

@@ -17,7 +17,7 @@ from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.status import cluster_status, read_queue
 
 pytestmark = pytest.mark.slow
-OWN = {"identity", "keeper.sock", "keeper.lock", "queue.json", "state.json"}
+OWN = {"identity", "keeper.sock", "keeper.lock", "queue.json", "registered.json", "state.json"}
 
 
 def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path: Path) -> None:
@@ -72,6 +72,6 @@ def test_a_folder_for_keys_that_cannot_be_had_is_said(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(
-        ConfigError, match=sentence("keeper.spawn._make_own_folder.folder-keys-cluster")
+        ConfigError, match=sentence("rundir.registered.make_own_folder.folder-keys-cluster")
     ):
         Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "c", warm=False).start()

@@ -18,6 +18,7 @@ from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.registered import registered
 from workbench.rundir.spec import ClusterSpec
 
 
@@ -26,6 +27,7 @@ def diagnose(
 ) -> Diagnosis:
     """Examine every pod, and measure the network unless a run would disturb the measurement."""
     spec = cluster.pods
+    registered(paths.root)
     standing = ask(paths.socket, {"op": "status"})
     package = str(standing["package"])
     running = standing["running"]

@@ -31,6 +31,7 @@ from workbench.pods.place import Place
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.registered import registered
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status, settled_status, silence_of
 
@@ -141,6 +142,7 @@ class Cluster(ShownLive, Submission):
         why = not_its_keeper(root, status)
         if why:
             raise RunError(why)
+        registered(root)
         cluster = cls.from_spec(stored_spec(root), path=root)
         if not status.alive:
             cluster._succeed()

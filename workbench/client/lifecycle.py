@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import getpass
 import json
+import logging
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, Wor
 from workbench.base.files import read_json, write_json
 from workbench.base.files.disk import check_room
 from workbench.base.files.locks import no_locks_there
+from workbench.base.files.sealed import without_seal
 from workbench.base.messages.wire import ask
 from workbench.base.process import Process, is_alive, process_start_time
 from workbench.client.takeover import (
@@ -33,9 +35,17 @@ from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.make.prepare import make_root
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.registered import (
+    prune,
+    register,
+    registration,
+    unregister,
+    why_not_registered,
+)
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import UNKNOWN, cluster_status, keeper_process, settled_status
 
+logger = logging.getLogger(__name__)
 _CLUSTER_BYTES = 1 << 20  # least bytes that a cluster writes to its directory
 _LAST_STEPS_S = 10.0  # from a keeper's last message to its end
 _CLOSE_S = 40.0
@@ -75,7 +85,8 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
         }
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         write_json(paths.holder, {**holder, "host": socket.gethostname(), "time": when})
-        write_json(paths.config, _stored(spec))
+        register(paths, _stored(spec))
+        prune()
         return spawn_keeper(paths, spec, leash)
 
 
@@ -135,7 +146,8 @@ def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
         or obstacle(paths.root)
     ):
         return False
-    if read_json(paths.config) != json.loads(json.dumps(_stored(spec))):
+    stored = without_seal(read_json(paths.config))
+    if stored != json.loads(json.dumps(_stored(spec))):
         raise ConfigError(
             f"{paths.root} holds a cluster that was asked to be "
             f"another, and whose keeper died; {_hint(paths.root)}"
@@ -213,7 +225,10 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     keeper = settled_status(paths.root)
     if keeper.pid is None and (process := keeper_process(paths.root)) is not None:
         _end_process(paths, process)
-        remove_left(spec.backend, paths.root)
+        _tidy(paths, spec)
+        return
+    # The keeper closed the cluster, and an earlier call has tidied up.
+    if keeper.phase in ("closed", "failed") and registration(paths.root) is None:
         return
     if end_broken_off(paths.root):
         return
@@ -230,7 +245,7 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
         # A killed keeper could not remove the key. The pods' leases end by themselves.
         Identity(paths.identity).destroy()
         paths.socket.unlink(missing_ok=True)
-        remove_left(spec.backend, paths.root)
+        _tidy(paths, spec)
         return
     deadline = 0.0
     asked = False
@@ -251,7 +266,17 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
                 f"the keeper (pid {keeper.pid}) does not end: {message}; see {paths.keeper_log}"
             )
         time.sleep(_LOOK_S)
+    _tidy(paths, spec)
+
+
+def _tidy(paths: ClusterPaths, spec: ClusterSpec) -> None:
+    """Remove what the keeper left of its pods, by the notes in the cluster's own directory."""
+    why = why_not_registered(paths.root)
+    if why:
+        logger.warning("the keeper has ended, and nothing more is removed: %s", why)
+        return
     remove_left(spec.backend, paths.root)
+    unregister(paths.root)
 
 
 def _end_process(paths: ClusterPaths, keeper: Process) -> None:

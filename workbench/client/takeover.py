@@ -18,6 +18,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import is_folder, not_ours, read_json, write_json
 from workbench.base.files.locks import no_locks_there
+from workbench.base.files.sealed import without_seal
 from workbench.base.json_values import number
 from workbench.base.messages.wire import Refused, ask
 from workbench.keeper.checkpoints import held_checkpoint
@@ -27,6 +28,7 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.registered import unregister, why_not_registered
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
@@ -202,6 +204,7 @@ def end_broken_off(cluster: Path) -> str:
                     run.reserve.unlink(missing_ok=True)
             paths.socket.unlink(missing_ok=True)
             write_cluster_state(paths, {"phase": "closed", "message": words})
+            unregister(cluster)
     return words or "it was ended at this moment"
 
 
@@ -221,14 +224,9 @@ def _not_ours(cluster: Path, status: ClusterStatus) -> str:
             f"its keeper ran on {status.host or 'another machine'}; "
             "only there can another take its place"
         )
-    # A lock's inode is unknown before the directory is in its place. Nothing else proves as well
-    # that a keeper of this user wrote the state: without it the directory may be any user's.
-    if status.lock is None:
-        return (
-            f"{paths.state} names no lock of a keeper: an earlier version wrote it, "
-            "or another person. Nothing is started or removed for it; end what is "
-            f"left of its pods yourself, then choose another path or remove {cluster}"
-        )
+    why = why_not_registered(cluster)
+    if why:
+        return why
     if status.lock != inode_at(paths.keeper_lock):
         return (
             f"{paths.keeper_lock} is not the lock of its "
@@ -306,7 +304,7 @@ def stored_spec(cluster: Path) -> ClusterSpec:
 
     The specification on disk has no values of variables.
     """
-    raw = read_json(ClusterPaths(cluster).config)
+    raw = without_seal(read_json(ClusterPaths(cluster).config))
     match raw.get("pods"):
         case {"env": dict() as env, **rest}:
             here = {name: os.environ[name] for name in map(str, env) if name in os.environ}

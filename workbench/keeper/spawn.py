@@ -23,11 +23,11 @@ from workbench.base.errors import (
     WorkbenchError,
 )
 from workbench.base.files.locks import no_locks_there
-from workbench.base.files.private import make_cluster_folder
 from workbench.base.messages.lines import to_line
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.registered import make_own_folder
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import write_cluster_state
 
@@ -59,7 +59,7 @@ class Leash(io.FileIO):
 def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
     """Start the keeper in its own session, so that signals for the notebook do not reach it."""
     state = {"phase": "starting", "message": "starting the keeper"}
-    _make_own_folder(paths)
+    make_own_folder(paths)
     write_cluster_state(paths, state)
     lock = _make_lock(paths.own_keeper_lock)
     keeper = _start(paths, leash)
@@ -83,21 +83,11 @@ def spawn_successor(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[
 
 
 def _start(paths: ClusterPaths, leash: Leash, *options: str) -> subprocess.Popen[bytes]:
-    _make_own_folder(paths)
+    make_own_folder(paths)
     with paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
         return child.start(
             "-m", entries.KEEPER, str(paths.root), *options, stdin=stdin, stdout=log, stderr=log
         )
-
-
-def _make_own_folder(paths: ClusterPaths) -> None:
-    try:
-        make_cluster_folder(paths.root)
-    except OSError as error:
-        raise ConfigError(
-            f"no folder for the keys of the cluster in {paths.root}: "
-            f"{error}; set XDG_STATE_HOME to a folder of yours"
-        ) from error
 
 
 def process_facts(pid: int) -> dict[str, object]:
@@ -107,6 +97,8 @@ def process_facts(pid: int) -> dict[str, object]:
         "start_time": process_start_time(pid),
         "boot": boot_id(),
         "host": socket.gethostname(),
+        # The previous version wrote no such field: its clusters are registered later.
+        "registered": True,
     }
 
 

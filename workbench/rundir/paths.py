@@ -13,6 +13,8 @@ from typing import Protocol, TypeVar
 
 from workbench.base.files.private import cluster_folder
 
+REGISTRATION = "registered.json"
+"""Name of a cluster's entry in the user's register."""
 P = TypeVar("P", bound=PurePath)
 P_co = TypeVar("P_co", bound=PurePath, covariant=True)
 
@@ -81,6 +83,11 @@ class ClusterPaths:
         return cluster_folder(self.root) / "queue.json"
 
     @property
+    def own_registration(self) -> Path:
+        """Entry of the cluster in the user's register: see `rundir/registered.py`."""
+        return cluster_folder(self.root) / REGISTRATION
+
+    @property
     def known_state(self) -> Path:
         """Trusted state file: in the user's private folder, or else in the cluster's directory."""
         return (
@@ -114,7 +121,10 @@ class ClusterPaths:
         earlier = self.root / own.name
         if not self.root.is_dir():  # private files are useless without the cluster's directory
             return earlier
-        return earlier if os.path.lexists(earlier) and not os.path.lexists(own) else own
+        # With a private state, a file in the directory is one that a pod or another person put
+        # there, even while the private file is missing.
+        is_known = os.path.lexists(own) or os.path.lexists(self.own_state)
+        return earlier if os.path.lexists(earlier) and not is_known else own
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ on request, and never written. An unknown host key is refused unless the user vo
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import secrets
@@ -21,12 +20,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.files import read_text, write_json
 from workbench.base.record import Allowed, PathText, Positive, Unit
 from workbench.pods.hostfile import check_user
 from workbench.pods.hosts import entry
-from workbench.pods.hosts.far_end import check_names
 from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
+from workbench.pods.hosts.note import make_folder, note_of, read_note, write_note
 from workbench.pods.place import CoreBinding, LocalPath, Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -40,7 +38,6 @@ _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _AGAIN_S = 15.0  # between attempts to reach a host whose connection broke
 _AGAIN_TAKES_S = 2.0
 _LOG_S = 4.0
-_NOTE = "left.json"
 
 
 def _kept(given: object) -> object:
@@ -194,32 +191,25 @@ class SSHPods(Place):
         return [self._complete(host) for host in self.hosts[:count]]
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Take the pods over, by what their keeper noted in the cluster's directory."""
-        note = context.directory / "hosts" / _NOTE
+        """Take the pods over, by what their keeper noted in the cluster's private folder."""
+        note = note_of(context.directory)
         if not note.is_file():
             raise BackendError(
                 f"{note} is gone, so the pods' folders on the hosts are unknown; start another"
                 " cluster"
             )
-        self._recall(note, pods)
+        folder, _ = read_note(context.directory)
+        self._recall(context.directory, folder, pods)
         self._logs = {pod.name: [f"{pod.address}: taken over"] for pod in self._pods}
         return list(self._pods)
 
-    def _recall(self, note: Path, pods: Sequence[Pod]) -> None:
+    def _recall(self, directory: Path, folder: str, pods: Sequence[Pod]) -> None:
         from workbench.pods.ssh.connection import SSHConnection
 
-        noted = json.loads(read_text(note))
-        folder = str(noted["folder"])
-        try:
-            for pod in pods:
-                check_names(folder, pod.name)
-        except ValueError as error:
-            raise BackendError(
-                f"{note} was changed: {error}; nothing is done on the named hosts"
-            ) from error
         self._stopped = False
         self._folder = folder
-        self._identity = Identity(note.parent)
+        self._identity = Identity(note_of(directory).parent)
+        self._identity.pin(pods)
         self._pods = list(pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
 
@@ -278,15 +268,13 @@ class SSHPods(Place):
                 self._identity.destroy()
 
     def remove_left(self, directory: Path) -> None:
-        """Clean up the hosts of a dead keeper, by its note in the cluster's directory.
+        """Clean up the hosts of a dead keeper, by its note in the cluster's private folder.
 
         Idempotent.
         """
-        note = directory / "hosts" / _NOTE
-        if note.is_file():
-            noted = json.loads(read_text(note))
-            pods = [Pod.from_dict(pod) for pod in noted["pods"]]
-            self._recall(note, pods)
+        if note_of(directory).is_file():
+            folder, pods = read_note(directory)
+            self._recall(directory, folder, pods)
             self.stop()
 
     def _complete(self, host: Host) -> Host:
@@ -316,19 +304,16 @@ class SSHPods(Place):
 
         if self._stopped:
             raise PodError("the hosts were given up before their pods were made")
-        folder = context.directory / "hosts"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A key of its own is not needed: each pod names the user's.
-        self._identity = Identity(folder)
+        self._identity = Identity(make_folder(context.directory))
         self._identity.pin(self._pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
         # No other user can have made the folder: its name is secret until now.
         safe_id = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)
         self._folder = f"{safe_id[:60]}-{secrets.token_hex(8)}"
-        pods = [pod.to_dict() for pod in self._pods]
-        write_json(folder / _NOTE, {"folder": self._folder, "pods": pods})
+        write_note(context.directory, self._folder, self._pods)
 
-        def make_folder(number: int) -> entry.HostFacts:
+        def enter(number: int) -> entry.HostFacts:
             connection = self._connections[f"pod-{number}"]
             host = entry.create_pod_folder(
                 connection,
@@ -342,7 +327,7 @@ class SSHPods(Place):
             self._logs[pod.name] = [f"{pod.address}: {host}"]
             return host
 
-        facts = entry.on_all_hosts(make_folder, range(len(self._pods)), self._pods)
+        facts = entry.on_all_hosts(enter, range(len(self._pods)), self._pods)
         entry.check_hosts(self._pods, facts, spec)
         self._pods = [replace(pod, phase=Phase.RUNNING) for pod in self._pods]
 

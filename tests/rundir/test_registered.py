@@ -1,0 +1,135 @@
+"""The register of this user's clusters, and what is removed from it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.sentences import says, sentence
+from workbench.base.errors import ConfigError
+from workbench.base.files import read_json, write_json
+from workbench.base.files.private import cluster_folder, state_folder
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.registered import (
+    NotRegistered,
+    prune,
+    register,
+    registered,
+    registration,
+    unregister,
+    why_not_registered,
+)
+
+STORED = {"backend": {"kind": "local"}, "count": 2, "pods": {"env": {"TOKEN": "…"}}}
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def started(root: Path, *, age_s: float = 7200.0) -> ClusterPaths:
+    """A registered cluster whose private files are of an age."""
+    root.mkdir(parents=True)
+    paths = ClusterPaths(root)
+    register(paths, STORED)
+    paths.own_keeper_lock.touch(0o600)
+    then = time.time() - age_s
+    for file in cluster_folder(root).iterdir():
+        os.utime(file, (then, then))
+    return paths
+
+
+def changed(paths: ClusterPaths, **facts: object) -> None:
+    write_json(paths.own_registration, {**read_json(paths.own_registration), **facts})
+
+
+def test_an_entry_has_the_place_and_the_specification(tmp_path: Path) -> None:
+    paths = started(tmp_path / "c")
+    entry = registered(paths.root)
+    facts = paths.root.stat()
+    assert (entry.path, entry.inode, entry.device) == (
+        str(paths.root),
+        facts.st_ino,
+        facts.st_dev,
+    )
+    assert entry.backend == "local"
+    assert len(entry.digest) == 64
+    (tmp_path / "link").symlink_to(paths.root)
+    assert registered(tmp_path / "link") == entry
+    unregister(paths.root)
+    unregister(paths.root)
+    assert registration(paths.root) is None
+    with pytest.raises(NotRegistered):
+        registered(paths.root)
+
+
+def test_the_device_counts_within_one_start_of_the_machine_on_a_disk(tmp_path: Path) -> None:
+    """Numbers of disks may change with a restart, and of network file systems with a mount."""
+    paths = started(tmp_path / "c")
+    disk = os.makedev(250, 7)
+    network = os.makedev(0, 99999)
+    changed(paths, device=disk)
+    assert why_not_registered(paths.root)
+    changed(paths, device=network)
+    assert why_not_registered(paths.root) == ""
+    changed(paths, device=disk, boot="an earlier one")
+    assert why_not_registered(paths.root) == ""
+    changed(paths, inode=1)
+    assert why_not_registered(paths.root)
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b'{"inode": "1", "device": 1}', b"\xff"])
+def test_a_damaged_entry_registers_nothing(tmp_path: Path, raw: bytes) -> None:
+    paths = started(tmp_path / "c")
+    paths.own_registration.write_bytes(raw)
+    assert registration(paths.root) is None
+    assert why_not_registered(paths.root)
+    prune()
+    assert paths.own_registration.exists()
+
+
+def test_a_start_removes_the_private_folders_of_directories_that_are_gone(tmp_path: Path) -> None:
+    gone = started(tmp_path / "gone")
+    there = started(tmp_path / "there")
+    young = started(tmp_path / "young", age_s=60.0)
+    unmounted = started(tmp_path / "disk" / "c")
+    other_disk = started(tmp_path / "other")
+    changed(other_disk, device=1)
+    held = started(tmp_path / "held")
+    for paths in (gone, young, other_disk, held):
+        shutil.rmtree(paths.root)
+    shutil.rmtree(tmp_path / "disk")
+    then = time.time() - 7200.0
+    os.utime(other_disk.own_registration, (then, then))
+    with held.own_keeper_lock.open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        prune()
+    assert not cluster_folder(gone.root).exists()
+    for paths in (there, young, unmounted, other_disk, held):
+        assert paths.own_registration.exists(), paths.root
+    prune()
+    assert not cluster_folder(held.root).exists()
+
+
+def test_an_entry_that_names_another_place_removes_nothing(tmp_path: Path) -> None:
+    paths = started(tmp_path / "c")
+    changed(paths, path=str(tmp_path / "never"))
+    then = time.time() - 7200.0
+    os.utime(paths.own_registration, (then, then))
+    prune()
+    assert paths.own_registration.exists()
+
+
+def test_a_key_that_others_may_know_stops_the_start(tmp_path: Path) -> None:
+    paths = started(tmp_path / "c")
+    (state_folder() / "key").chmod(0o644)
+    assert says(why_not_registered(paths.root), "base.private._check_key.other-users-may")
+    (tmp_path / "d").mkdir()
+    with pytest.raises(ConfigError, match=sentence("base.private._check_key.other-users-may")):
+        register(ClusterPaths(tmp_path / "d"), STORED)

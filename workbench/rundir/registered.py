@@ -1,0 +1,266 @@
+"""The register of this user's clusters, in the private folder of each cluster.
+
+A cluster's directory is data: a colleague may have given the directory, or pods may share it. Only
+a registered cluster is taken over, cleaned up, logged into or signalled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.files import not_ours, read_json, read_known, write_json
+from workbench.base.files.locks import is_locked
+from workbench.base.files.private import cluster_folder, clusters_folder, make_cluster_folder
+from workbench.base.files.sealed import (
+    Moved,
+    NotSealed,
+    canonical,
+    place_text,
+    read_sealed,
+    without_seal,
+    write_sealed,
+)
+from workbench.base.json_values import parts
+from workbench.base.process import boot_id
+from workbench.pods.hosts.note import take_earlier_note
+from workbench.pods.pod import Pod
+from workbench.rundir.paths import REGISTRATION, ClusterPaths
+
+logger = logging.getLogger(__name__)
+SPEC = "cluster"
+"""Purpose of the seal of a cluster's stored specification."""
+_PRUNE_S = 3600.0  # a start that makes its folder now is younger
+_LIVE_PHASES = ("starting", "ready", "closing", "lost")
+_REMEDY = "The folder is only shown. Start a cluster with another path"
+
+
+class NotRegistered(RunError):
+    """Report a directory that is data: it holds no cluster that this user started there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Registration:
+    """A cluster that this user started on this machine."""
+
+    path: str
+    """Real path of the cluster's directory."""
+    inode: int
+    """Inode of the cluster's directory."""
+    device: int
+    """Device of the cluster's directory; the number is valid until the machine restarts."""
+    boot: str
+    """Boot id of this machine at the start of the cluster."""
+    backend: str
+    """Kind of the pods' place."""
+    digest: str
+    """SHA-256 of the stored specification."""
+
+
+def register(paths: ClusterPaths, stored: Mapping[str, object]) -> None:
+    """Enter a cluster that starts, and write its specification with a seal.
+
+    Args:
+        paths: The cluster's directory, which exists.
+        stored: The JSON form of the specification, without values of variables.
+
+    Raises:
+        ConfigError: The private folder or the user's key cannot be made.
+        OSError: The directory takes no file.
+    """
+    make_own_folder(paths)
+    facts = paths.root.stat()
+    backend = stored.get("backend")
+    kind = backend.get("kind") if isinstance(backend, Mapping) else None
+    entry = {
+        "path": place_text(paths.root),
+        "inode": facts.st_ino,
+        "device": facts.st_dev,
+        "boot": boot_id(),
+        "backend": str(kind),
+        "digest": _digest(stored),
+    }
+    write_json(paths.own_registration, entry)
+    write_sealed(paths.config, stored, purpose=SPEC, root=paths.root)
+
+
+def make_own_folder(paths: ClusterPaths) -> None:
+    """Make the private folder of a cluster. Raises ConfigError."""
+    try:
+        make_cluster_folder(paths.root)
+    except OSError as error:
+        raise ConfigError(
+            f"no folder for the keys of the cluster in {paths.root}: "
+            f"{error}; set XDG_STATE_HOME to a folder of yours"
+        ) from error
+
+
+def registered(cluster: Path) -> Registration:
+    """Return the registration of the cluster in a directory. Every action on a cluster asks here.
+
+    A live or dead cluster of the previous version is registered first.
+
+    Raises:
+        NotRegistered: The directory is data. The message has the reason.
+        RunError: The files cannot be read at this moment.
+        ConfigError: Other users may know this user's key.
+    """
+    paths = ClusterPaths(cluster)
+    entry = registration(cluster)
+    # A cluster of the previous version has a private state, and no registration yet.
+    if entry is None:
+        if not _is_of_previous_version(paths):
+            raise NotRegistered(f"{_why_unknown(paths)}. {_REMEDY}")
+        _register_previous(paths)
+        entry = registration(cluster)
+    if entry is None:
+        raise NotRegistered(f"the cluster in {cluster} is being closed. {_REMEDY}")
+    # The directory is the one that the cluster started in, not a copy in its place.
+    try:
+        facts = paths.root.stat()
+    except OSError as error:
+        raise NotRegistered(f"{cluster} cannot be found: {error.strerror}") from error
+    if not _is_place_of(entry, facts):
+        raise NotRegistered(
+            f"{cluster} is not the folder that its cluster started in: "
+            f"another folder was put in the place. {_REMEDY}"
+        )
+    # The specification names the place of the pods, its keys and options.
+    try:
+        stored = read_sealed(paths.config, purpose=SPEC, root=paths.root)
+    except NotSealed as error:
+        raise NotRegistered(f"{error}. {_REMEDY}") from error
+    if _digest(stored) != entry.digest:
+        raise NotRegistered(
+            f"{paths.config} is the file of an earlier cluster in the folder. {_REMEDY}"
+        )
+    return entry
+
+
+def why_not_registered(cluster: Path) -> str:
+    """Return why nothing may be done for the cluster in a directory, or "" if all may be."""
+    try:
+        registered(cluster)
+    except WorkbenchError as error:
+        return str(error)
+    return ""
+
+
+def registration(cluster: Path) -> Registration | None:
+    """Return the entry for a path, also without the directory. None: no entry.
+
+    Raise Unreadable if the entry cannot be read at this moment.
+    """
+    raw = read_known(ClusterPaths(cluster).own_registration)
+    inode = raw.get("inode")
+    device = raw.get("device")
+    if not isinstance(inode, int) or not isinstance(device, int):
+        return None
+    return Registration(
+        path=str(raw.get("path")),
+        inode=inode,
+        device=device,
+        boot=str(raw.get("boot")),
+        backend=str(raw.get("backend")),
+        digest=str(raw.get("digest")),
+    )
+
+
+def unregister(cluster: Path) -> None:
+    """Remove the entry of a cluster that is closed, with nothing left of its pods. Idempotent."""
+    ClusterPaths(cluster).own_registration.unlink(missing_ok=True)
+
+
+def prune() -> None:
+    """Remove the private folders of clusters whose directories are gone. Never raises."""
+    try:
+        folders = list(clusters_folder().iterdir())
+    except OSError:
+        return
+    for folder in folders:
+        with suppress(OSError):
+            if _is_over(folder):
+                shutil.rmtree(folder)
+                logger.info("%s is removed: the directory of its cluster is gone", folder)
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether the cluster of a private folder has no directory and no keeper any more."""
+    raw = read_json(folder / REGISTRATION)
+    path = Path(str(raw.get("path")))
+    # An escaped byte is no part of the name: such a path cannot be looked up.
+    if not raw or cluster_folder(path) != folder or os.path.lexists(path):
+        return False
+    # The folder above is there, on the same disk: the disk is not merely unmounted.
+    try:
+        above = path.parent.stat()
+    except OSError:
+        return False
+    is_same_disk = raw.get("boot") == boot_id() and above.st_dev == raw.get("device")
+    newest_s = max(each.lstat().st_mtime for each in folder.iterdir())
+    is_young = time.time() - newest_s < _PRUNE_S
+    return is_same_disk and not is_young and not is_locked(ClusterPaths(path).own_keeper_lock)
+
+
+def _is_place_of(entry: Registration, facts: os.stat_result) -> bool:
+    if entry.inode != facts.st_ino:
+        return False
+    # Numbers of network and union file systems (major 0) change with each mount.
+    is_lasting = entry.boot == boot_id() and os.major(entry.device) != 0
+    return not is_lasting or entry.device == facts.st_dev
+
+
+def _why_unknown(paths: ClusterPaths) -> str:
+    """Return why a directory has no registration at its path."""
+    with suppress(WorkbenchError):
+        try:
+            read_sealed(paths.config, purpose=SPEC, root=paths.root)
+            return f"the cluster in {paths.root} was closed and tidied up"
+        except Moved as error:
+            return str(error)
+    return (
+        f"{paths.root} holds no cluster that you started on this machine: another "
+        "person, another machine or an earlier version wrote the folder. "
+        "If pods of the cluster still run, end the pods on their platform"
+    )
+
+
+def _is_of_previous_version(paths: ClusterPaths) -> bool:
+    """Whether the private folder has the state of a cluster of the previous version.
+
+    Only this user can have written the private state. The state names the lock beside it, which
+    exists once for each cluster, and this machine.
+    """
+    raw = read_known(paths.own_state)
+    if raw.get("phase") not in _LIVE_PHASES or raw.get("host") != socket.gethostname():
+        return False
+    try:
+        lock = paths.own_keeper_lock.lstat().st_ino
+        why = not_ours(paths.root) or not_ours(paths.config)
+    except OSError:
+        return False
+    return not why and raw.get("lock") == lock and "registered" not in raw
+
+
+def _register_previous(paths: ClusterPaths) -> None:
+    stored = without_seal(read_json(paths.config))
+    pods = parts(read_json(paths.own_state).get("pods"))
+    try:
+        register(paths, stored)
+        take_earlier_note(paths.root, [Pod.from_dict(pod) for pod in pods])
+    except OSError as error:
+        raise NotRegistered(f"{paths.root} cannot be registered: {error}") from error
+    logger.info("%s is registered: the previous version started the cluster", paths.root)
+
+
+def _digest(stored: Mapping[str, object]) -> str:
+    return hashlib.sha256(canonical(stored)).hexdigest()
