@@ -21,6 +21,7 @@ from poll import until
 from tests.agent.test_warm import TOY, argv, fork_server, paths, record, server_of, start
 from tests.support.sentences import says
 from workbench.base.allocator import preloaded
+from workbench.base.files.private import cluster_folder
 from workbench.base.process import (
     FORK_SERVER_SOCKET,
     Process,
@@ -143,7 +144,8 @@ def test_it_ends_with_a_keeper_that_is_killed(tmp_path, env):
 import os, time
 from pathlib import Path
 from workbench.pods.local.forkserver import ForkServer
-ForkServer(Path({str(tmp_path / "pods")!r}), os.environ, os.environ["PYTHONPATH"])
+folder = Path({str(tmp_path / "pods")!r})
+ForkServer(folder, folder / "s", os.environ, os.environ["PYTHONPATH"])
 print("up", flush=True); time.sleep(60)
 """
     argv = [sys.executable, "-c", with_keeper]
@@ -171,6 +173,18 @@ def connect_as_nobody(path: Path) -> None:
     assert os.waitpid(tries, 0)[1] == 0
 
 
+def test_it_is_reached_below_a_long_path(make_agent, tmp_path, env):
+    """A home folder may be deep, and a Unix socket's address holds 108 bytes."""
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    agent = make_agent(under=deep)
+    with fork_server(deep, env) as socket:
+        assert len(socket) > 200
+        agent.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
+        assert is_forked(agent), log(agent)
+        agent.close()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
 def test_another_user_cannot_reach_it(tmp_path, env):
     with fork_server(tmp_path, env) as socket:
@@ -182,7 +196,7 @@ def test_another_user_cannot_reach_it(tmp_path, env):
 
 
 def test_pods_import_for_themselves_where_it_cannot_be_started(tmp_path, caplog):
-    (tmp_path / "pods" / "fork-server.sock" / "in the way").mkdir(parents=True)
+    (cluster_folder(tmp_path) / "fork-server.sock" / "in the way").mkdir(parents=True)
     context = LaunchContext(
         cluster_id="c", directory=tmp_path, public_key="", lease_s=5.0, timeout_s=5.0, warm=True
     )

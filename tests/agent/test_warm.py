@@ -94,7 +94,9 @@ def warm(make_agent, tmp_path, request):
 def fork_server(folder: Path, env: dict[str, str]) -> Iterator[str]:
     """The socket of a fork server with the tests' environment and imports, as agents have one."""
     (folder / "pods").mkdir(mode=0o700, exist_ok=True)  # beside the agents' folders
-    server = ForkServer(folder / "pods", {**os.environ, **env}, env["PYTHONPATH"])
+    (folder / "own").mkdir(mode=0o700, exist_ok=True)  # where a keeper has the private folder
+    address = folder / "own" / "fork-server.sock"
+    server = ForkServer(folder / "pods", address, {**os.environ, **env}, env["PYTHONPATH"])
     try:
         yield str(server.socket)
     finally:

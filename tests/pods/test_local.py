@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import textwrap
@@ -23,6 +24,7 @@ from tests.pods.conftest import children, on_pods
 from tests.support.sentences import says, sentence
 from workbench import Cluster
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
+from workbench.base.files.private import cluster_folder
 from workbench.base.process import Process, find, live_descendants, of_pods, with_mark
 from workbench.pods.guest.machine import check_free, port_holder
 from workbench.pods.local.pods import LocalPods
@@ -410,9 +412,16 @@ def test_pods_that_are_to_be_warm_have_one_fork_server_which_goes_with_them(
 ) -> None:
     pods = local.launch(PodSpec(), 2, replace(context, warm=True))
     until(lambda: fork_servers(context.directory), 60.0)
+    # Others may share the cluster's directory, and any user sees abstract names.
+    address = cluster_folder(context.directory) / "fork-server.sock"
+    assert stat.S_ISSOCK(address.lstat().st_mode)
+    assert stat.S_IMODE(address.parent.stat().st_mode) == 0o700
+    assert not list(context.directory.rglob("*fork-server*.sock"))
+    bound = Path("/proc/net/unix").read_text().splitlines()
+    assert not [line for line in bound if "fork-server" in line and "@" in line]
     local.stop()
     assert fork_servers(context.directory) == [] == on_pods(pods)
-    assert not (context.directory / "pods" / "fork-server.sock").exists()
+    assert not address.exists()
     local.launch(PodSpec(), 1, context)
     assert fork_servers(context.directory) == []
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from workbench.agent.tasks import be_child
 from workbench.base import entries
 from workbench.base.allocator import preloaded
+from workbench.base.messages.wire import short_path
 from workbench.base.process import POD_MARK, Process, look_up
 
 QUIET = {"HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -105,8 +106,8 @@ class WarmLink:
         }
         message = json.dumps(request).encode()
         try:
-            # A Unix socket's address is too short for long paths.
-            line.connect(os.path.relpath(path))
+            with short_path(Path(path)) as name:
+                line.connect(name)
             socket.send_fds(line, [message], [1, 2])
         except OSError as error:
             _log.info("warm server: no fork server at %s: %s", path, error)

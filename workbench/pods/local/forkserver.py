@@ -22,10 +22,23 @@ _BACKLOG = 128  # agents that wait for the imports
 class ForkServer:
     """`workbench.agent.forkserver`, for pods whose sessions have the same environment."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], packages: str = HOME) -> None:
-        """Start it in the pods' folder. Raises OSError where it cannot be started."""
+    def __init__(
+        self,
+        folder: Path,
+        address: Path,
+        environment: Mapping[str, str],
+        packages: str = HOME,
+    ) -> None:
+        """Start the server. Raises OSError.
+
+        Args:
+            folder: The pods' folder, for the log. The name of the server lies there too.
+            address: Path of the socket, in a folder that only the user can enter.
+            environment: Variables of the pods' sessions.
+            packages: Folder of this package.
+        """
         self.name = str(folder / FORK_SERVER_NAME)
-        self.socket = folder / f"{FORK_SERVER_NAME}.sock"
+        self.socket = address
         env = {
             **preloaded(),
             **environment,

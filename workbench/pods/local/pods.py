@@ -23,6 +23,7 @@ from typing import ClassVar
 from pydantic import PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
+from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.base.process import FORK_SERVER_NAME, FORK_SERVER_SOCKET, POD_MARK, end_all
 from workbench.base.versions import installed_versions
 from workbench.pods.guest import machine
@@ -219,8 +220,9 @@ class LocalPods(Place):
         self._end()
         server = folder.absolute() / FORK_SERVER_NAME
         sweep([str(server)])
-        socket = folder / f"{FORK_SERVER_NAME}.sock"
-        socket.unlink(missing_ok=True)
+        _fork_server_address(directory).unlink(missing_ok=True)
+        # The previous version's place.
+        (folder / f"{FORK_SERVER_NAME}.sock").unlink(missing_ok=True)
 
     def _end(self, those: Mapping[str, LocalWorker] | None = None) -> None:
         """End workers as `stop` does, without cancelling a launch that is under way."""
@@ -314,7 +316,10 @@ class LocalPods(Place):
             if context.warm and alike:
                 folder = context.directory.absolute() / "pods"
                 try:
-                    self._fork_server = ForkServer(folder, _sessions(()))
+                    # Not in the cluster's directory, which others may share.
+                    make_cluster_folder(context.directory)
+                    address = _fork_server_address(context.directory)
+                    self._fork_server = ForkServer(folder, address, _sessions(()))
                 except OSError as error:  # sharing the imports only saves time and memory
                     logger.warning("each local pod imports torch for itself: %s", error)
 
@@ -344,6 +349,11 @@ class LocalPods(Place):
                 machine.check_free([worker.address], self.port)
             if code is not None:
                 raise PodError(worker.exit_message())
+
+
+def _fork_server_address(directory: Path) -> Path:
+    """Return the path of the fork server's socket, in the private folder of a cluster."""
+    return cluster_folder(directory) / f"{FORK_SERVER_NAME}.sock"
 
 
 def _devices(spec: PodSpec, names: Sequence[str]) -> dict[str, list[str]]:
