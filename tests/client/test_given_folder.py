@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import shutil
 import socket
@@ -90,7 +91,8 @@ def previous(paths: ClusterPaths) -> ClusterPaths:
     paths.own_keeper_lock.touch(0o600)
     lock = paths.own_keeper_lock.stat().st_ino
     write_json(paths.own_state, {**read_json(paths.state), "lock": lock})
-    (paths.root / "queue.json").rename(paths.own_queue)
+    runs = [{"id": "r1", "path": str(paths.runs / "r1")}]
+    paths.own_queue.write_text(json.dumps(runs))  # the previous version's form, without a seal
     return paths
 
 
@@ -98,6 +100,7 @@ def own(paths: ClusterPaths) -> ClusterPaths:
     """Make the cluster one that this user started, and whose keeper died."""
     register(paths, read_json(paths.config))
     previous(paths)
+    write_queue(paths.own_queue, [QueuedRun(id="r1", path=paths.runs / "r1")])
     write_json(paths.own_state, {**read_json(paths.own_state), "registered": True})
     return paths
 
@@ -359,6 +362,47 @@ def test_a_queue_ends_no_run_of_another_cluster(
     ours = RunPaths(paths.runs / "r1")
     assert read_json(ours.result)["state"] == RunState.CANCELLED
     assert not ours.reserve.exists()
+
+
+@pytest.mark.parametrize("key", ["no key", "another key", "another cluster"])
+def test_a_forged_queue_lists_no_run(
+    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = own(given(tmp_path / "c"))
+    assert [run.id for run in own_runs(paths.root)] == ["r1"]
+    queue = paths.own_queue
+    runs = [{"id": "r1", "path": str(paths.runs / "r1")}]
+    if key == "no key":
+        write_json(queue, {"runs": runs})
+    elif key == "another key":
+        under_another_key(
+            monkeypatch,
+            tmp_path / "another",
+            lambda: write_queue(queue, [QueuedRun(id="r1", path=paths.runs / "r1")]),
+        )
+    else:
+        other = tmp_path / "queue.json"
+        write_queue(other, [QueuedRun(id="r1", path=paths.runs / "r1")])
+        other.rename(queue)
+    assert own_runs(paths.root) == []
+    assert end_broken_off(paths.root)
+    run = RunPaths(paths.runs / "r1")
+    assert not run.result.exists()
+    assert run.reserve.exists()
+
+
+def test_a_queue_in_the_clusters_directory_is_not_read(tmp_path: Path) -> None:
+    """Not even while the private one is missing: a pod may have put the file there."""
+    paths = own(given(tmp_path / "c"))
+    paths.own_queue.unlink()
+    write_queue(paths.root / "queue.json", [QueuedRun(id="r1", path=paths.runs / "r1")])
+    assert own_runs(paths.root) == []
+    for name in ("keeper.sock", "keeper.lock"):
+        (paths.root / name).touch()
+    paths.own_keeper_lock.unlink()
+    (paths.root / "identity").mkdir()
+    for path in (paths.socket, paths.keeper_lock, paths.identity):
+        assert path.parent == paths.own_state.parent
 
 
 def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:

@@ -116,6 +116,9 @@ def settle_handover(run: RunPaths) -> bool:
     if result_file(run).exists():
         return False
     cluster = cluster_of(run)
+    # Without a private state, this user never started the cluster: the run is data.
+    if not os.path.lexists(ClusterPaths(cluster).own_state):
+        return False
     if (
         cluster_status(cluster).phase == "starting"
         or is_listed(run, cluster)

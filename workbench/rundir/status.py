@@ -6,7 +6,7 @@ continues the runs. The queue also proves that a cluster knows a run.
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import socket
 import time
@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base import entries
-from workbench.base.errors import RunError, Unreadable
+from workbench.base.errors import RunError, Unreadable, WorkbenchError
 from workbench.base.files import (
     is_certain,
     is_folder,
@@ -33,9 +33,9 @@ from workbench.base.files import (
     unreadable,
     user_path,
     write_json,
-    write_text,
 )
 from workbench.base.files.locks import is_locked
+from workbench.base.files.sealed import read_sealed, write_sealed
 from workbench.base.json_values import Json, items, text
 from workbench.base.process import Process, activity, boot_id, is_alive, process_table
 from workbench.base.redact import mask_secrets
@@ -45,9 +45,11 @@ from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
+logger = logging.getLogger(__name__)
 UNKNOWN = "unknown"
 """Phase of a cluster that cannot be read at the moment. A later read may succeed."""
 _POD = TypeAdapter(Pod)
+_QUEUE = "queue"
 _SILENCE_S = 20.0
 _SETTLE_S = 10.0
 _LOOK_S = 0.05
@@ -359,20 +361,29 @@ def read_queue(path: Path) -> list[QueuedRun]:
 def _known_queue(path: Path) -> list[QueuedRun]:
     if is_missing(path):
         return []
+    # A list without a seal is the form of the previous version.
     try:
         return _RUNS.validate_json(read_bytes(path))
     except ValidationError:
-        return []
+        pass
     except OSError as error:
         if is_certain(error):
             return []
         raise unreadable(path, error) from error
+    try:
+        sealed = read_sealed(path, purpose=_QUEUE, root=path.parent)
+        return _RUNS.validate_python(sealed.get("runs"))
+    except Unreadable:
+        raise
+    except (WorkbenchError, ValidationError) as error:
+        logger.warning("%s lists no runs: %s", path, error)
+        return []
 
 
 def write_queue(path: Path, runs: Sequence[QueuedRun]) -> None:
-    write_text(
-        path, json.dumps([{"id": run.id, "path": str(run.path)} for run in runs], indent=1) + "\n"
-    )
+    """Replace the queue, with a seal for its folder. Raises OSError."""
+    listed = [{"id": run.id, "path": str(run.path)} for run in runs]
+    write_sealed(path, {"runs": listed}, purpose=_QUEUE, root=path.parent)
 
 
 def cluster_of(paths: RunPaths) -> Path:
