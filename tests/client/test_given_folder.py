@@ -25,9 +25,14 @@ from workbench.base.files.sealed import read_sealed, write_sealed
 from workbench.base.process import process_start_time
 from workbench.client.lifecycle import close_cluster
 from workbench.client.takeover import end_broken_off, obstacle
+from workbench.pods.cml.pods import IDS, CMLPods
 from workbench.pods.hosts import far_end
 from workbench.pods.hosts.note import make_folder, note_of
 from workbench.pods.hosts.pods import SSHPods
+from workbench.pods.kubernetes.pods import RECORD, KubernetesPods
+from workbench.pods.notes import note_of as note_of_pods
+from workbench.pods.notes import read_note, write_note
+from workbench.pods.place import Place
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
@@ -498,6 +503,38 @@ def test_a_forged_note_on_hosts_leads_to_no_login(
         with pytest.raises(BackendError, match=sentence(NOT_THE_NOTE)):
             act()
     assert logins == []
+
+
+@pytest.mark.parametrize("name", [RECORD, IDS])
+def test_a_forged_note_on_pods_leads_to_no_call(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "c"
+    write_note(root, name, {"base": "wb-c", "pod-0": {"pid": os.getpid(), "start_time": 1}})
+    note = note_of_pods(root, name)
+    write_json(note, {**read_json(note), "base": "wb-another", "pod-1": 7})
+    backend: Place = CMLPods()
+    if name == RECORD:
+        config = kubeconfig(tmp_path / "config", tmp_path / "canary")
+        backend = KubernetesPods(kubeconfig=config)
+    with pytest.raises(BackendError, match=sentence("pods.notes.read_note.note-cluster-nothing")):
+        backend.remove_left(root)
+    assert not (tmp_path / "canary").exists()
+    assert note.exists()
+
+
+@pytest.mark.parametrize("name", [RECORD, IDS])
+def test_the_notes_of_the_previous_version_are_taken_over(tmp_path: Path, name: str) -> None:
+    paths = given(tmp_path / "c")
+    pods = [Pod(name=f"pod-{number}").to_dict() for number in range(2)]
+    write_json(paths.state, {**read_json(paths.state), "pods": pods})
+    (paths.root / "pods").mkdir()
+    (paths.root / "pods" / "pod-0.id").write_text(f'{{"pid": {os.getpid()}, "start_time": 1}}')
+    for number in (1, 9):
+        (paths.root / "pods" / f"pod-{number}.id").write_text(f'"worker-{number}"')
+    assert read_note(paths.root, name) == {}
+    previous(paths)
+    registered(paths.root)
+    taken = {"base": "wb-c"} if name == RECORD else {"pod-1": "worker-1"}
+    assert read_note(paths.root, name) == taken
 
 
 def test_a_note_in_the_clusters_directory_is_not_read(tmp_path: Path, logins: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import sys
@@ -20,8 +19,9 @@ from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeou
 from workbench.base.process import find
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.cml import worker as cmlworker
-from workbench.pods.cml.pods import CMLPods
+from workbench.pods.cml.pods import IDS, CMLPods
 from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.notes import read_note
 from workbench.pods.pod import LaunchContext, Phase
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
@@ -278,7 +278,7 @@ def test_the_session_is_pod_0_itself(
         with SSHConnection(pod, identity) as connection:
             assert connection.run(["printenv", "WORKBENCH_POD"]).stdout.strip() == pod.root
     assert [pod.phase for pod in backend.refresh()] == [pod.phase for pod in pods]
-    own = find(json.loads((context.directory / "pods" / "pod-0.id").read_text())["pid"])
+    own = find(read_note(context.directory, IDS)["pod-0"]["pid"])  # type: ignore[index]
     assert own is not None
 
     heir = CMLPods(
@@ -304,7 +304,7 @@ def test_a_session_alone_needs_no_worker_and_says_what_gpus_it_lacks(
     ):
         backend.launch(PodSpec(gpus=2), 2, context)
     (pod,) = backend.launch(PodSpec(), 1, context)
-    own = find(json.loads((context.directory / "pods" / "pod-0.id").read_text())["pid"])
+    own = find(read_note(context.directory, IDS)["pod-0"]["pid"])  # type: ignore[index]
     assert (pod.address, session.api.calls, own is not None) == ("127.0.0.1", [], True)
     for _ in range(2):
         remove_left(backend.to_dict(), context.directory)

@@ -31,7 +31,8 @@ from workbench.pods.backends import remove_left
 from workbench.pods.kubernetes import api as kubeapi
 from workbench.pods.kubernetes import session, status
 from workbench.pods.kubernetes.manifests.volumes import Volume
-from workbench.pods.kubernetes.pods import KubernetesPods
+from workbench.pods.kubernetes.pods import RECORD, KubernetesPods
+from workbench.pods.notes import note_of, read_note, write_note
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
@@ -77,7 +78,7 @@ def refused(
     assert place.left(context) == []
     until(lambda: place.kubelet.pods == {})
     assert list(backend.refresh()) == []
-    assert not (context.directory / "kubernetes.json").exists()
+    assert not (note_of(context.directory, RECORD)).exists()
     return str(error.value)
 
 
@@ -262,7 +263,7 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
     )
     with pytest.raises(PodTimeout, match=words):
         backend.launch(PodSpec(), 2, replace(context, timeout_s=3.0, report=report))
-    record = context.directory / "kubernetes.json"
+    record = note_of(context.directory, RECORD)
     for _ in range(2):
         with pytest.raises(
             BackendError, match=sentence("pods.session.left_behind.kubernetes-objects-may", "lab")
@@ -312,11 +313,10 @@ def test_objects_of_another_server_are_not_forgotten(
 ) -> None:
     backend = place.backend()
     backend.launch(PodSpec(), 1, context)
-    record = context.directory / "kubernetes.json"
-    noted = json.loads(record.read_text())
-    record.write_text(
-        json.dumps({**noted, "base": "wb-there-0a1b2c", "server": "https://other.example.org:6443"})
-    )
+    record = note_of(context.directory, RECORD)
+    noted = read_note(context.directory, RECORD)
+    elsewhere = {"base": "wb-there-0a1b2c", "server": "https://other.example.org:6443"}
+    write_note(context.directory, RECORD, {**noted, **elsewhere})
     with pytest.raises(
         BackendError,
         match=sentence(
@@ -327,7 +327,8 @@ def test_objects_of_another_server_are_not_forgotten(
     ):
         remove_left(backend.to_dict(), context.directory)
     assert record.exists()
-    record.write_text(json.dumps({**noted, "server": "https://the-same-by-another-name:6443"}))
+    renamed = {**noted, "server": "https://the-same-by-another-name:6443"}
+    write_note(context.directory, RECORD, renamed)
     remove_left(place.backend(namespace="default").to_dict(), context.directory)
     until(lambda: place.left(context) == [])
     assert not record.exists()

@@ -30,11 +30,9 @@ from workbench.base.files.sealed import (
     without_seal,
     write_sealed,
 )
-from workbench.base.json_values import parts
 from workbench.base.process import boot_id
-from workbench.pods.hosts.note import take_earlier_note
-from workbench.pods.pod import Pod
 from workbench.rundir.paths import REGISTRATION, ClusterPaths
+from workbench.rundir.status import ClusterStatus
 
 logger = logging.getLogger(__name__)
 SPEC = "cluster"
@@ -252,11 +250,13 @@ def _is_of_previous_version(paths: ClusterPaths) -> bool:
 
 
 def _register_previous(paths: ClusterPaths) -> None:
+    from workbench.pods.earlier import take_earlier_notes  # it imports every place
+
     stored = without_seal(read_json(paths.config))
-    pods = parts(read_json(paths.own_state).get("pods"))
+    pods = ClusterStatus.read(read_json(paths.own_state)).pods
     try:
         register(paths, stored)
-        take_earlier_note(paths.root, [Pod.from_dict(pod) for pod in pods])
+        take_earlier_notes(paths.root, pods)
     except OSError as error:
         raise NotRegistered(f"{paths.root} cannot be registered: {error}") from error
     logger.info("%s is registered: the previous version started the cluster", paths.root)

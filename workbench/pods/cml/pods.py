@@ -6,7 +6,6 @@ The file lies in the project folder, which the session and all workers share.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -32,6 +31,7 @@ from workbench.pods.cml.worker import own_address
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.guest.machine import visible_gpus
 from workbench.pods.guest.process import tail_of
+from workbench.pods.notes import note_of, read_note, write_note
 from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -41,6 +41,8 @@ from workbench.pods.ssh.identity import check_key_line
 logger = logging.getLogger(__name__)
 
 
+IDS = "cml.json"
+"""Name of the note on the workers' ids by pod. The process of a session is a pod's id too."""
 _END_S = 10.0  # the pod ends its processes within two, and is killed by then
 _SET_BY_US = frozenset(("n", "cpu", "memory", "nvidia_gpu", "code", "script", "env"))
 
@@ -149,7 +151,7 @@ class CMLPods(Place):
                     token=rendezvous.token.hex(),
                     allowed_from=rendezvous.host,
                 )
-                self._launch_one(config, spec)
+                self._launch_one(context.directory, config, spec)
             asked = [name for name in names if not self._is_session(name)]
             workers = counted(len(asked), "worker")
             own_pod = "; pod-0 is this session" if asked != list(names) else ""
@@ -179,13 +181,13 @@ class CMLPods(Place):
         return self.refresh()
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Take the workers over, by the ids that their keeper noted in the cluster's directory."""
+        """Take the workers over, by the ids that their keeper noted."""
         self._api.find()
         noted = self._recall(context.directory)
         if any(pod.name not in noted for pod in pods):
             raise BackendError(
-                f"{context.directory} no longer holds the ids of all its workers; start another"
-                " cluster"
+                f"{note_of(context.directory, IDS)} does not hold the ids of all workers;"
+                " start another cluster"
             )
         self._pods = list(pods)
         folder = context.directory.absolute() / "pods"
@@ -193,12 +195,11 @@ class CMLPods(Place):
         return self.refresh()
 
     def _recall(self, directory: Path) -> set[str]:
-        folder = directory / "pods"
-        files = sorted(folder.glob("*.id"))
-        self._ids = {file.stem: json.loads(file.read_text()) for file in files}
+        self._ids = read_note(directory, IDS)
         self._files = []
-        if files:
-            self._files = [*files, *folder.glob("pod-*.json")]
+        if self._ids:
+            folder = directory / "pods"
+            self._files = [note_of(directory, IDS), *folder.glob("pod-*.json")]
         return set(self._ids)
 
     def refresh(self) -> list[Pod]:
@@ -252,7 +253,7 @@ class CMLPods(Place):
             self._api.call("stop_workers", *workers)
 
     def remove_left(self, directory: Path) -> None:
-        """Stop the workers of a dead keeper, by the ids noted in the cluster's directory."""
+        """Stop the workers of a dead keeper, by the noted ids."""
         if self._recall(directory):
             self.stop()
 
@@ -274,7 +275,7 @@ class CMLPods(Place):
                 " folder inside"
             )
 
-    def _launch_one(self, config: WorkerConfig, spec: PodSpec) -> None:
+    def _launch_one(self, directory: Path, config: WorkerConfig, spec: PodSpec) -> None:
         """Ask for a single worker, so that every worker has a name of ours."""
         name = config.name
         log = Path(config.log)
@@ -300,10 +301,11 @@ class CMLPods(Place):
             else:
                 (worker,) = self._api.call("launch_workers", **asked, **self.arguments)
                 self._ids[name] = worker["id"]
-            # A later keeper finds the worker by this file.
-            id_file = file.with_suffix(".id")
-            self._files.append(id_file)
-            write_text(id_file, json.dumps(self._ids[name]))
+            # A later keeper finds the worker by this note.
+            note = note_of(directory, IDS)
+            if note not in self._files:
+                self._files.append(note)
+            write_note(directory, IDS, self._ids)
 
     def _start_here(self, words: Sequence[str], log: Path) -> Mapping[str, int | None]:
         env = {**os.environ, "PYTHONPATH": HOME, "PYTHONSAFEPATH": "1"}

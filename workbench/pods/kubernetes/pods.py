@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
-from workbench.base.files import read_json, write_json
 from workbench.pods.kubernetes.options import KubernetesOptions
+from workbench.pods.notes import note_of, read_note, write_note
 from workbench.pods.place import Place
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from workbench.pods.kubernetes.session import Session
 
 _LOG = logging.getLogger(__name__)
-_RECORD = "kubernetes.json"
+RECORD = "kubernetes.json"
+"""Name of the note on the cluster's objects."""
 # The agent ends its ranks at the end of the lease. The pod stays a little longer, for a keeper
 # to see.
 _MARGIN_S = 60.0
@@ -90,12 +91,12 @@ class KubernetesPods(KubernetesOptions, Place):
             raise
 
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Take over the pods with the name that their keeper noted in the cluster's directory."""
-        base = read_json(context.directory / _RECORD).get("base")
+        """Take over the pods with the name that their keeper noted."""
+        base = read_note(context.directory, RECORD).get("base")
         if not base:
             raise BackendError(
-                f"{context.directory / _RECORD} is gone, so the names of the pods are unknown;"
-                " start another cluster"
+                f"{note_of(context.directory, RECORD)} is gone, so the names of the pods are"
+                " unknown; start another cluster"
             )
         session = self._prepare(spec, len(pods), context, str(base))
         self._session = session
@@ -139,8 +140,7 @@ class KubernetesPods(KubernetesOptions, Place):
     def stop(self) -> None:
         """Delete the pods and await their end. Idempotent; a repeated call retries after a refusal.
 
-        The record in the cluster's directory stays until nothing is left. `remove_left` reads the
-        record.
+        The keeper's note stays until nothing is left. `remove_left` reads the note.
         """
         with self._turn:
             session = self._session
@@ -152,9 +152,9 @@ class KubernetesPods(KubernetesOptions, Place):
             self._record.unlink(missing_ok=True)
 
     def remove_left(self, directory: Path) -> None:
-        """Delete the objects of a cluster directory's keeper, by its record there. Idempotent."""
-        record = directory / _RECORD
-        noted = read_json(record)
+        """Delete the objects of a cluster directory's keeper, by its note. Idempotent."""
+        record = note_of(directory, RECORD)
+        noted = read_note(directory, RECORD)
         base = noted.get("base")
         server = noted.get("server")
         if not base:
@@ -202,8 +202,8 @@ class KubernetesPods(KubernetesOptions, Place):
             wait_s=self.pull_timeout_s + context.timeout_s + _MARGIN_S,
         )
         record = {"base": base, "namespace": api.namespace, "server": api.host}
-        self._record = context.directory / _RECORD
-        write_json(self._record, record)
+        self._record = note_of(context.directory, RECORD)
+        write_note(context.directory, RECORD, record)
         self._sweep(api)
         forward = self.reach == "port-forward" or (self.reach == "auto" and not api.in_cluster)
         return Session(api, objects, context, forward)
