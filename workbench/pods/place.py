@@ -91,8 +91,8 @@ class Place(PlaceOptions):
         Blocks for at most `context.timeout_s`, apart from pulling an image. Nothing is left after a
         failure. The names are `pod-0`, `pod-1`, …; the parts of `Pod.root` before the name are
         equal. A pod accepts `context.public_key`, and ends by itself after `context.lease_s`
-        without its keeper. `launch` writes to `context.directory` what `adopt` and `remove_left`
-        need to find the pods again.
+        without its keeper. `launch` notes with `workbench.pods.notes` what `adopt` and
+        `remove_left` need to find the pods again: pods may change a file in `context.directory`.
 
         Raises:
             ConfigError: The options do not fit the machine or the spec.
@@ -106,9 +106,9 @@ class Place(PlaceOptions):
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> Sequence[Pod]:
         """Take over the running pods of a keeper that died, and return the pods in rank order.
 
-        Finds the pods by the notes of `launch` in `context.directory`. From then on, the lease
-        counts from the new keeper, and `stop` ends the pods. A pod that has ended meanwhile is
-        returned as failed. Removes nothing after a failure: another keeper may try again.
+        Finds the pods by the notes of `launch`. From then on, the lease counts from the new
+        keeper, and `stop` ends the pods. A pod that has ended meanwhile is returned as failed.
+        Removes nothing after a failure: another keeper may try again.
 
         Raises:
             WorkbenchError: The pods cannot be found.
