@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -329,6 +330,26 @@ def test_another_private_state_registers_no_cluster(
     assert not paths.own_registration.exists()
 
 
+def test_a_process_for_a_directory_that_is_not_registered_is_not_ended(tmp_path: Path) -> None:
+    """`close` finds the keeper of a removed directory by its command line."""
+    root = tmp_path / "c"
+    paths = ClusterPaths(root)
+    keeper = keeper_for(root)
+    try:
+        root.mkdir()
+        close_cluster(paths, ClusterSpec(backend=LOCAL))
+        with pytest.raises(subprocess.TimeoutExpired):
+            keeper.wait(1)
+        register(paths, ClusterSpec(backend=LOCAL).to_dict())
+        root.joinpath("cluster.json").unlink()
+        root.rmdir()
+        close_cluster(paths, ClusterSpec(backend=LOCAL))
+        assert keeper.wait(20) == -signal.SIGTERM
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
 def test_a_tidied_cluster_is_no_longer_registered(tmp_path: Path) -> None:
     paths = own(given(tmp_path / "c"))
     assert registered(paths.root).path == str(paths.root)
@@ -408,6 +429,10 @@ def test_a_queue_in_the_clusters_directory_is_not_read(tmp_path: Path) -> None:
     (paths.root / "identity").mkdir()
     for path in (paths.socket, paths.keeper_lock, paths.identity):
         assert path.parent == paths.own_state.parent
+    paths.own_state.unlink()
+    write_json(paths.state, {**read_json(paths.state), "phase": "ready"})
+    assert paths.known_state == paths.own_state
+    assert cluster_status(paths.root).last_phase != "ready"
 
 
 def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:

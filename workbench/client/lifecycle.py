@@ -223,7 +223,11 @@ def keep_from_idling(paths: ClusterPaths) -> None:
 def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
     """Close the cluster by its keeper, or remove a dead keeper's leftovers. See `Cluster.close`."""
     keeper = settled_status(paths.root)
-    if keeper.pid is None and (process := keeper_process(paths.root)) is not None:
+    # The directory is gone or damaged: the process table has the keeper of a registered cluster.
+    process = None
+    if keeper.pid is None and registration(paths.root) is not None:
+        process = keeper_process(paths.root)
+    if process is not None:
         _end_process(paths, process)
         _tidy(paths, spec)
         return
@@ -243,8 +247,8 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
                 f"nothing was removed for the cluster in {paths.root}, whose keeper died: {why}"
             )
         # A killed keeper could not remove the key. The pods' leases end by themselves.
-        Identity(paths.identity).destroy()
-        paths.socket.unlink(missing_ok=True)
+        Identity(paths.own_identity).destroy()
+        paths.own_socket.unlink(missing_ok=True)
         _tidy(paths, spec)
         return
     deadline = 0.0

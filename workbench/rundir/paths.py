@@ -90,9 +90,15 @@ class ClusterPaths:
     @property
     def known_state(self) -> Path:
         """Trusted state file: in the user's private folder, or else in the cluster's directory."""
-        return (
-            self.own_state if os.path.lexists(self.own_state) and self.root.is_dir() else self.state
-        )
+        return self.own_state if self._is_known and self.root.is_dir() else self.state
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the private folder has the cluster.
+
+        Files in the cluster's directory are then ones that a pod or another person put there.
+        """
+        return os.path.lexists(self.own_state) or os.path.lexists(self.own_registration)
 
     @property
     def keeper_lock(self) -> Path:
@@ -121,9 +127,7 @@ class ClusterPaths:
         earlier = self.root / own.name
         if not self.root.is_dir():  # private files are useless without the cluster's directory
             return earlier
-        # With a private state, a file in the directory is one that a pod or another person put
-        # there, even while the private file is missing.
-        is_known = os.path.lexists(own) or os.path.lexists(self.own_state)
+        is_known = os.path.lexists(own) or self._is_known
         return earlier if os.path.lexists(earlier) and not is_known else own
 
 
