@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Self
 
 from tests.fakes.cmlworkers import WorkersV1, install_cml
-from workbench.pods.cml.pods import CMLPods
+from workbench.pods.cml.pods import IDS, CMLPods
+from workbench.pods.notes import note_of
 from workbench.pods.place import Place
 from workbench.pods.pod import LaunchContext
 
@@ -63,4 +64,5 @@ class CMLPlace:
         ]
         folders = self.folder.glob("workbench-*")
         files = [path for path in (context.directory / "pods").glob("*") if path.suffix != ".log"]
-        return [*running, *map(str, folders), *map(str, files)]
+        notes = [note for note in [note_of(context.directory, IDS)] if note.exists()]
+        return [*running, *map(str, folders), *map(str, files), *map(str, notes)]

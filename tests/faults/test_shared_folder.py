@@ -6,14 +6,17 @@ import stat
 from pathlib import Path
 
 import pytest
+from takeover import kill_keeper
 
 from tests.support.sentences import sentence
 from workbench import Cluster, LocalPods, PodSpec
+from workbench.base.errors import PodError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.files.private import cluster_folder
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.registered import registration
 from workbench.rundir.status import cluster_status, read_queue
 
 pytestmark = pytest.mark.slow
@@ -75,3 +78,45 @@ def test_a_folder_for_keys_that_cannot_be_had_is_said(
         ConfigError, match=sentence("rundir.registered.make_own_folder.folder-keys-cluster")
     ):
         Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "c", warm=False).start()
+
+
+def test_what_a_pod_changes_there_starts_no_keeper_until_it_is_put_back(tmp_path: Path) -> None:
+    """The specification names the place, and by its options programs and keys."""
+    canary, root = tmp_path / "canary", tmp_path / "c"
+    with Cluster(LocalPods(), PodSpec(cpus=1), path=root, warm=False) as cluster:
+        paths = ClusterPaths(root)
+        kill_keeper(cluster)
+        written = paths.config.read_bytes()
+        config = tmp_path / "kubeconfig"
+        config.write_text(KUBECONFIG.format(canary))
+        backend = {"kind": "kubernetes", "kubeconfig": str(config)}
+        write_json(paths.config, {**read_json(paths.config), "backend": backend})
+        write_json(root / "kubernetes.json", {"base": "wb-c"})
+        (root / "hosts").mkdir()
+        write_json(root / "hosts" / "left.json", {"folder": "c-0123456789abcdef", "pods": []})
+        reason = sentence("base.sealed.read_sealed.seal-yours-file")
+        with pytest.raises(RunError, match=reason):
+            Cluster.attach(root)
+        with pytest.raises(PodError, match=reason):
+            cluster.close()
+        assert cluster.phase == "lost"
+        paths.config.write_bytes(written)
+        assert Cluster.attach(root).phase == "ready"
+    assert not canary.exists()
+    assert (root / "hosts" / "left.json").exists()
+    assert (root / "kubernetes.json").exists()
+    assert registration(root) is None
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:9"}}}}]
+contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
+users:
+- name: u
+  user:
+    exec: {{apiVersion: client.authentication.k8s.io/v1, command: touch, args: ["{}"],
+           interactiveMode: Never}}
+"""
