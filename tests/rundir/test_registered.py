@@ -126,6 +126,13 @@ def test_an_entry_that_names_another_place_removes_nothing(tmp_path: Path) -> No
     assert paths.own_registration.exists()
 
 
+def test_a_key_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "state" / "deepspeed-workbench" / "key").mkdir(parents=True)
+    (tmp_path / "c").mkdir()
+    with pytest.raises(ConfigError, match=sentence("rundir.registered.register.key-seals-your")):
+        register(ClusterPaths(tmp_path / "c"), STORED)
+
+
 def test_a_key_that_others_may_know_stops_the_start(tmp_path: Path) -> None:
     paths = started(tmp_path / "c")
     (state_folder() / "key").chmod(0o644)

@@ -20,7 +20,13 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import not_ours, read_json, read_known, write_json
 from workbench.base.files.locks import is_locked
-from workbench.base.files.private import cluster_folder, clusters_folder, make_cluster_folder
+from workbench.base.files.private import (
+    cluster_folder,
+    clusters_folder,
+    make_cluster_folder,
+    state_folder,
+    user_key,
+)
 from workbench.base.files.sealed import (
     Moved,
     NotSealed,
@@ -76,6 +82,13 @@ def register(paths: ClusterPaths, stored: Mapping[str, object]) -> None:
         OSError: The directory takes no file.
     """
     make_own_folder(paths)
+    try:
+        user_key()
+    except OSError as error:
+        raise ConfigError(
+            f"no key for the seals of your clusters in {state_folder()}: {error.strerror}; "
+            "set XDG_STATE_HOME to a folder of yours, on a file system with flock"
+        ) from error
     facts = paths.root.stat()
     backend = stored.get("backend")
     kind = backend.get("kind") if isinstance(backend, Mapping) else None
