@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from takeover import counting, exact, printed
+from takeover import counting, exact, kill_keeper, printed
 
 from tests.support.sentences import sentence
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
+from workbench.base.files.private import cluster_folder
+from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
@@ -66,6 +68,36 @@ def test_a_store_that_is_removed_is_filled_again(
     again = counting(cluster, "--lines", "3")
     again.wait(90, progress=False).raise_for_status()
     exact(again, 3)
+
+
+def test_a_private_folder_of_the_keeper_that_is_removed_is_restored(
+    world: World, tmp_path: Path
+) -> None:
+    path = tmp_path / "c"
+    gate = tmp_path / "gate"
+    gate.write_text("1")
+    with Cluster(LocalPods(), PodSpec(), count=2, path=path, warm=False) as cluster:
+        run = counting(cluster, "--lines", "100", "--gate", str(gate))
+        world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
+        own = cluster_folder(path)
+        files = {file.relative_to(own) for file in own.rglob("*")}
+        key = ClusterPaths(path).own_identity / "id_ed25519"
+        before = key.read_bytes()
+        shutil.rmtree(own)
+        world.until(lambda: {file.relative_to(own) for file in own.rglob("*")} >= files, 60)
+        assert (key.read_bytes(), key.stat().st_mode & 0o777) == (before, 0o600)
+        # The next keeper needs the lock, the key and the queue.
+        kill_keeper(cluster)
+        Cluster.attach(path)
+        gate.write_text("11")
+        run.wait(90, progress=False).raise_for_status()
+        exact(run, 100)
+        shutil.rmtree(own)
+        world.until(lambda: ClusterPaths(path).own_socket.exists(), 60)
+        again = counting(cluster, "--lines", "3")
+        again.wait(90, progress=False).raise_for_status()
+    assert not key.exists(), "the key of a closed cluster is deleted"
+    assert cluster.phase == "closed"
 
 
 def test_a_submit_from_a_deleted_working_directory_is_refused(

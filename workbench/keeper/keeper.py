@@ -29,6 +29,7 @@ from workbench.keeper.checkpoints import part_reader
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch import check_launcher_fits
 from workbench.keeper.link.files import TransferProgress
+from workbench.keeper.own_folder import OwnFolder
 from workbench.keeper.requests import (
     Close,
     NewestCheckpoint,
@@ -92,6 +93,7 @@ class Keeper:
         self._before = before
         self._states = [KeptFile(path) for path in (paths.own_state, paths.state)]
         self._process = {**process_facts(os.getpid()), "lock": lock}
+        self._own_folder = OwnFolder(paths, self._name_lock)
         self._fleet.pods = before.pods if before is not None else ()
 
     def serve(self) -> bool:
@@ -136,6 +138,7 @@ class Keeper:
         finally:
             asked = self._closing.is_set()
             self._closing.set()
+            self._own_folder.close()
             lost = last[0] == "lost" and not asked
             if asked or (self._fleet.owned and not lost):
                 self._bring_held()
@@ -153,6 +156,7 @@ class Keeper:
         last = ""
         while not self._closing.wait(_MEND_S):
             parts: list[Callable[[], object]] = [
+                self._own_folder.mend,  # First: state and socket lie in the folder.
                 *(partial(file.mend, beat=True) for file in self._states),
                 server.mend,
             ]
@@ -164,6 +168,12 @@ class Keeper:
                     if str(error) != last:
                         logger.warning("trying again every %g s: %s", _MEND_S, error)
                     last = str(error)
+
+    def _name_lock(self, inode: int) -> None:
+        """Name the restored lock in the state, and write the queue beside the lock."""
+        self._process["lock"] = inode
+        self._write_state()
+        self._write_queue()
 
     def _take_over(self, before: ClusterStatus) -> None:
         self._fleet.adopt()

@@ -1,0 +1,84 @@
+"""Restore the keeper's private folder after another program removed files of the folder.
+
+The folder holds the key to the pods, so without it no pod can be reached any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.base.files import read_bytes, write_bytes
+from workbench.base.files.private import cluster_folder, make_cluster_folder
+from workbench.keeper.spawn import inode_at, take_lock
+from workbench.rundir.paths import ClusterPaths
+
+logger = logging.getLogger(__name__)
+_LARGEST_BYTES = 1 << 20
+
+
+class OwnFolder:
+    """Folder of the cluster's keys, lock and queue. Thread-safe."""
+
+    def __init__(self, paths: ClusterPaths, restored: Callable[[int], None]) -> None:
+        """Watch the folder. `restored` is called with the inode of a new lock."""
+        self._root = paths.root
+        self._folder = cluster_folder(paths.root)
+        self._identity = paths.own_identity
+        self._lock_file = paths.keeper_lock
+        self._restored = restored
+        self._kept: dict[Path, tuple[int, bytes]] = {}
+        self._guard = threading.Lock()
+        self._over = False
+
+    def mend(self) -> None:
+        """Restore missing files, and remember the content of new ones. Raise OSError."""
+        with self._guard:
+            # The keys of a closed cluster must not reappear.
+            if self._over:
+                return
+            was_there = self._folder.is_dir()
+            if not was_there:
+                make_cluster_folder(self._root)
+            self._restore_keys()
+            self._remember_keys()
+            self._restore_lock()
+            if not was_there:
+                logger.warning("%s was removed; its keys and lock are restored", self._folder)
+
+    def close(self) -> None:
+        """Restore nothing any more. Idempotent."""
+        with self._guard:
+            self._over = True
+            self._kept.clear()
+
+    def _restore_keys(self) -> None:
+        for path, (_, content) in self._kept.items():
+            if not path.exists():
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                write_bytes(path, content)
+
+    def _remember_keys(self) -> None:
+        # A start has not made the keys yet.
+        if not self._identity.is_dir():
+            return
+        for path in self._identity.iterdir():
+            # Files that are being written have a name that begins with a dot.
+            if path.name.startswith(".") or not path.is_file():
+                continue
+            with suppress(FileNotFoundError):
+                written_ns = path.lstat().st_mtime_ns
+                known_ns, _ = self._kept.get(path, (-1, b""))
+                if written_ns != known_ns:
+                    content = read_bytes(path, limit=_LARGEST_BYTES)
+                    self._kept[path] = (written_ns, content)
+
+    def _restore_lock(self) -> None:
+        # Without the file, another keeper could not tell that this one lives.
+        if inode_at(self._lock_file) is None:
+            inode = take_lock(self._lock_file)
+            if inode is not None:
+                self._restored(inode)
