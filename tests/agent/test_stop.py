@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hanging import hanging
 from tests.support.sentences import sentence
 from workbench.agent.clients.client import Client
 from workbench.agent.main import end_leftovers
@@ -221,9 +222,20 @@ def test_an_agent_that_hangs_is_replaced(agent, wait_gone):
     agent.start("r", SLEEP)
     agent.until_printed("r", "up")
     rank, hung = rank_of(agent, "r"), look_up(agent.pid)
-    os.kill(hung.pid, signal.SIGSTOP)
-    assert agent.serve(timeout_s=60) != hung.pid
+    with hanging(hung.pid):
+        assert agent.serve(timeout_s=60) != hung.pid
     wait_gone(rank, hung, timeout_s=0)
+    assert "did not answer" in agent.ask("hello")["replaced"]
+
+
+def test_an_agent_that_is_stopped_is_continued(agent):
+    agent.start("r", SLEEP)
+    agent.until_printed("r", "up")
+    stopped = look_up(agent.pid)
+    stopped.send(signal.SIGSTOP)
+    assert agent.serve(timeout_s=60) == stopped.pid
+    assert agent.poll("r")["ranks"][0]["phase"] == "running"
+    assert agent.ask("hello")["replaced"] == ""
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from poll import until
 
 from tests.support.sentences import says
+from workbench.agent.supervisor import Agent
 from workbench.base.process import (
     FORK_SERVER_SOCKET,
     Process,
@@ -349,6 +351,27 @@ def test_a_server_that_died_is_replaced_once_the_pod_is_idle(warm):
     start(warm, "stamp")
     assert warm.until_exited("r")["ranks"][0]["how"] == "warm"
     assert says((warm.root / "agent.log").read_text(), "agent.warm_link.revive.warm-server-another")
+
+
+def test_an_agent_that_slept_gives_its_server_the_lost_time(tmp_path, monkeypatch):
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    agent = Agent(tmp_path, 300.0)
+    monkeypatch.setattr(agent, "_reap", lambda: None)  # children here are pytest's
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
+        silent.bind(str(tmp_path / "s"))
+        silent.listen()
+        agent.warm.start(tmp_path, str(tmp_path / "s"))
+        agent.tick()
+        now_s += 3600.0  # the imports may take 300 s
+        for _ in range(3):
+            agent.tick()
+        assert agent.warm.state == "starting"
+        for _ in range(80):
+            now_s += 4.0
+            agent.renew()
+            agent.tick()
+        assert agent.warm.state == "failed"
 
 
 def test_a_variable_that_imports_read_is_honoured_by_a_cold_start(warm):

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 import pytest
 from poll import until
 
+from tests.support.hanging import hanging
 from tests.support.sentences import says
 from workbench import Cluster, LocalPods, Run, Script
 from workbench.base.errors import RunError
+from workbench.base.process import activity
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
@@ -64,14 +66,33 @@ def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> No
         )
 
 
+def agent_of(pod: Pod) -> int:
+    return int(json.loads((Path(pod.root) / "agent.json").read_text())["pid"])
+
+
 def test_an_agent_that_hangs_is_named(world: World) -> None:
     run = world.beating()
     pod = world.cluster.pods[2]
     hung = time.monotonic()
-    os.kill(json.loads((Path(pod.root) / "agent.json").read_text())["pid"], signal.SIGSTOP)
-    result = world.ended(run)
-    world.measured("12", "agent stopped -> result", time.monotonic() - hung, 10)
-    assert says(world.blames(result, pod), "keeper.pod._reconnect.lost-agent-ranks", "pod-2")
+    with hanging(agent_of(pod)):
+        result = world.ended(run)
+    world.measured("12", "agent hangs -> result", time.monotonic() - hung, 25)
+    message = world.blames(result, pod)
+    assert says(message, "keeper.pod._reconnect.lost-agent-ranks", "pod-2")
+    assert "the agent did not answer" in message
+
+
+def test_an_agent_that_is_stopped_costs_nothing(world: World, tmp_path: Path) -> None:
+    run = world.beating("--until", str(tmp_path / "end"))
+    pod = world.cluster.pods[2]
+    before = agent_of(pod)
+    os.kill(before, signal.SIGSTOP)
+    world.until(lambda: not activity(before)[1], 60)
+    seen = len(world.log(run, 2))
+    world.until(lambda: len(world.log(run, 2)) > seen, 60)
+    assert (run.state, agent_of(pod)) == (RunState.RUNNING, before)
+    (tmp_path / "end").touch()
+    world.ended(run).raise_for_status()
 
 
 def test_the_cluster_lives_on_after_lost_agents(world: World) -> None:

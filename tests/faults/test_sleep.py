@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from takeover import kill_keeper
 from tools.chaos.victims import below, worker
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.process import Process
+from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_status
 
 if TYPE_CHECKING:
     from .conftest import World
@@ -60,3 +63,42 @@ def test_pods_whose_keeper_died_give_another_one_time_after_sleep(
     freeze(cluster, LEASE_S + 6)
     world.until(lambda: "this machine slept for" in log.read_text(), 10)
     cluster.close()
+
+
+def test_a_keeper_that_was_stopped_for_longer_than_the_lease_blames_no_kill(
+    world: World, tmp_path: Path
+) -> None:
+    with Cluster(
+        LocalPods(), PodSpec(), count=2, path=tmp_path / "c", warm=False, lease_s=LEASE_S
+    ) as cluster:
+        run = world.beating("--until", str(tmp_path / "end"), cluster=cluster, pods=2)
+        ranks = world.of(run)
+        keeper = cluster_status(cluster.path).pid or 0
+        os.kill(keeper, signal.SIGSTOP)
+        try:
+            world.until(lambda: not world.of(run), 60, why=lambda: ranks)
+        finally:
+            os.kill(keeper, signal.SIGCONT)
+        result = world.ended(run)
+        assert result.state is RunState.FAILED
+        assert "the agent ended: this machine slept for" in result.message
+        assert "or only its keeper was stopped, longer than the lease" in result.message
+        world.ended(
+            world.submit("beat.py", "--lines", "3", cluster=cluster, pods=2)
+        ).raise_for_status()
+
+
+def test_a_guardian_that_was_stopped_alone_ends_nothing(world: World, tmp_path: Path) -> None:
+    with Cluster(
+        LocalPods(), PodSpec(), count=1, path=tmp_path / "c", warm=False, lease_s=LEASE_S
+    ) as cluster:
+        run = world.beating("--until", str(tmp_path / "end"), cluster=cluster, pods=1)
+        guardian = worker(cluster.pods[0])
+        assert guardian is not None
+        guardian.send(signal.SIGSTOP)
+        time.sleep(LEASE_S + 6)
+        guardian.send(signal.SIGCONT)
+        seen = len(world.log(run, 0))
+        world.until(lambda: len(world.log(run, 0)) > seen, 30, why=lambda: run.message)
+        (tmp_path / "end").touch()
+        world.ended(run).raise_for_status()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from workbench.keeper.awake import AwakeClock
@@ -44,3 +46,24 @@ def test_time_in_which_nobody_looked_does_not_count_and_is_told_for_a_minute(han
         clock()
     assert clock.slept() == ""
     assert clock() == began + 64
+
+
+def test_a_sleep_that_is_too_short_to_explain_anything_is_not_told(hand: Hand) -> None:
+    clock = AwakeClock(hand)
+    hand.now_s += 30
+    assert clock.slept(within_s=300, at_least_s=31) == ""
+    assert clock.slept(within_s=300, at_least_s=30) == "this machine slept for 30 s"
+
+
+def test_a_suspended_machine_counts_as_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = time.clock_gettime
+    clock = AwakeClock()
+    began = clock()
+
+    def after_a_suspension(number: int) -> float:
+        return read(number) + (3600 if number == time.CLOCK_BOOTTIME else 0)
+
+    # Linux adds the time of a suspension to this clock, and not to the monotonic one.
+    monkeypatch.setattr(time, "clock_gettime", after_a_suspension)
+    assert clock() - began < 60
+    assert clock.slept().startswith("this machine slept for 360")

@@ -50,19 +50,19 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
     agent = _agent_of(root)
     if agent is not None:
         _, is_stopped = activity(agent.pid)
-        # A stopped agent would not answer: do not wait for the timeout.
+        # The agent answers again, and its ranks have not noticed the stop.
         if is_stopped:
-            agent.send(signal.SIGKILL)
+            agent.send(signal.SIGCONT)
     pid = _ping(root)
     if pid is not None:
         return pid
     lock = os.open(root / "agent.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        pid = _take_lock(root, lock)
+        pid, replaced = _take_lock(root, lock)
         if pid is not None:
             return pid
         end_leftovers(root)
-        return _daemonise(root, lock, lease_s, warm)
+        return _daemonise(root, lock, lease_s, warm, replaced)
     finally:
         os.close(lock)
 
@@ -92,21 +92,24 @@ def _ping(root: Path, timeout_s: float = _ANSWER_S) -> int | None:
         return None
 
 
-def _take_lock(root: Path, lock: int) -> int | None:
+def _take_lock(root: Path, lock: int) -> tuple[int | None, str]:
+    """Lock the root, or return the pid of its agent. Also return why an earlier agent was ended."""
     # The lock's holder is an agent that is starting, or one that hangs.
+    replaced = ""
     deadline = time.monotonic() + _START_S
     hung_at = time.monotonic() + _ANSWER_S
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return None
+            return None, replaced
         except BlockingIOError:
             pid = _ping(root, 1.0)
             if pid is not None:
-                return pid
+                return pid, ""
         if time.monotonic() > hung_at:
             hung = _agent_of(root)
             if hung is not None:
+                replaced = "did not answer, so it was ended and replaced"
                 hung.send(signal.SIGKILL)
         if time.monotonic() > deadline:
             raise RuntimeError(f"the agent in {root} neither answers nor ends; see agent.log there")
@@ -125,13 +128,13 @@ def _agent_of(root: Path) -> Process | None:
     return process
 
 
-def _daemonise(root: Path, lock: int, lease_s: float, warm: bool) -> int:
+def _daemonise(root: Path, lock: int, lease_s: float, warm: bool, replaced: str) -> int:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             _become_daemon(root, {lock, write})
-            _run(root, lease_s, warm, write)
+            _run(root, lease_s, warm, replaced, write)
         except BaseException as error:  # process boundary
             logging.getLogger(__name__).exception("the agent ended")
             answer = json.dumps(f"{type(error).__name__}: {error}")
@@ -180,13 +183,13 @@ def _find_this_package() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
-def _run(root: Path, lease_s: float, warm: bool, ready: int) -> None:
+def _run(root: Path, lease_s: float, warm: bool, replaced: str, ready: int) -> None:
     pid = os.getpid()
     state = {"pid": pid, "start_time": process_start_time(pid) or 0}
     (root / "agent.json").write_text(json.dumps(state) + "\n")
     listener = listen(root / "agent.sock")
     share_clock()
-    agent = Agent(root, lease_s)
+    agent = Agent(root, lease_s, replaced)
     logging.getLogger(__name__).info("agent %d serves %s", pid, root)
     fork_server = os.environ.pop(FORK_SERVER_SOCKET, "")
     if warm:

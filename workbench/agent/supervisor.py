@@ -53,8 +53,10 @@ class Later:
 
 
 class Agent:
-    def __init__(self, root: Path, lease_s: float) -> None:
+    def __init__(self, root: Path, lease_s: float, replaced: str = "") -> None:
+        """`replaced`: the reason why an earlier agent that was alive has been ended."""
         self.root = root
+        self.replaced = replaced
         self.launcher = RankLauncher(root)
         self.warm = self.launcher.warm
         self.helpers = self.launcher.helpers
@@ -162,10 +164,12 @@ class Agent:
     def _wait_for_keeper_after_sleep(self, now: float) -> None:
         """Leave the keeper a third of the lease after the machine has slept, maybe with the keeper.
 
-        Once, until the keeper's next message.
+        Once, until the keeper's next message. The warm server always gets the lost time.
         """
         late_s = now - self._ticked
         self._ticked = now
+        if late_s > _LATE_S:
+            self.warm.allow_more(late_s)
         if late_s > _LATE_S and not self._graced:
             self._graced = True
             self._lease_end = max(self._lease_end, now + self.lease_s / 3)
@@ -181,6 +185,7 @@ class Agent:
             "time_s": now_s(),
             "interface": interface,
             "lease_s": self.lease_s,
+            "replaced": self.replaced,
             "warm": self.warm.state,
             "runs": list(self._runs),
         }

@@ -236,6 +236,11 @@ class WarmLink:
             except OSError as error:
                 self.kill(f"it cannot be told: {error}")
 
+    def allow_more(self, late_s: float) -> None:
+        """Prolong all deadlines: the agent, and maybe the server, was frozen for a time."""
+        self._deadline += late_s
+        self._asked = {token: asked + late_s for token, asked in self._asked.items()}
+
     def tick(self) -> None:
         """Kill a server that hangs. Its state becomes failed."""
         now = time.monotonic()

@@ -15,12 +15,18 @@ _LOOK_S = 1.0
 # A busy processor never delays a look for so long.
 _LATE_S = 5.0
 _TOLD_S = 60.0
+# Linux stops the monotonic clock in a suspended machine, and continues this clock.
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def _since_boot() -> float:
+    return time.clock_gettime(_BOOT_CLOCK)
 
 
 class AwakeClock:
-    """Count seconds of a monotonic clock without pauses in its use. Thread-safe."""
+    """Count the seconds since boot without pauses in the clock's use. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = _since_boot) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._looked = clock()
@@ -40,12 +46,18 @@ class AwakeClock:
                 logger.warning("this machine slept for %.0f s", gap_s)
             return now - self._slept_s
 
-    def slept(self, within_s: float = _TOLD_S) -> str:
-        """Describe the last sleep if the machine woke within `within_s`. Otherwise return ""."""
+    def slept(self, within_s: float = _TOLD_S, at_least_s: float = 0.0) -> str:
+        """Describe the last sleep if the machine woke within `within_s`. Otherwise return "".
+
+        A sleep shorter than `at_least_s` is ignored.
+        """
         self()
-        if self._last is None or self._clock() - self._last[0] > within_s:
+        if self._last is None:
             return ""
-        return f"this machine slept for {self._last[1]:.0f} s"
+        woken, slept_s = self._last
+        if slept_s < at_least_s or self._clock() - woken > within_s:
+            return ""
+        return f"this machine slept for {slept_s:.0f} s"
 
     def keep(self, over: threading.Event) -> None:
         """Look at the clock every second until `over` is set."""

@@ -78,6 +78,8 @@ class AgentLink(PodFiles):
         super().__init__(pod, identity, lease_s, folders, stock)
         self.package = str(self.store / package[0])
         self.agent_pid = 0
+        self.agent_replaced = ""
+        """Reason why the agent replaced an earlier one that was alive. Empty: none was."""
         self.interface = ""
         self.clock_offset_s = 0.0
         """Offset of the pod's clock from this machine's clock, in seconds."""
@@ -125,6 +127,7 @@ class AgentLink(PodFiles):
         readings = [self._look_at_its_clock() for _ in range(_LOOKS)]
         _, self.clock_offset_s = min(readings)
         self.agent_pid = int(hello["pid"])
+        self.agent_replaced = mask_secrets(str(hello.get("replaced") or ""))
         self.interface = str(hello.get("interface") or "lo")
 
     def _look_at_its_clock(self) -> tuple[float, float]:

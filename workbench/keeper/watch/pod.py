@@ -28,6 +28,8 @@ _POLL_S = 0.15
 _POLLS_PER_S = 200
 _AGAIN_S = 0.5
 _AGAIN_AT_MOST_S = 5.0
+# Share of the lease from which a sleep can have ended it: a pod was last heard before the sleep.
+_OF_LEASE = 0.5
 _CHUNK_BYTES = 4 << 20
 _EVERY_S = 5.0
 # After an hour, the curve needs fewer samples.
@@ -179,10 +181,14 @@ class PodWatch:
             return False
         if self._link.agent_pid == self._agent_pid:
             return False
-        slept = awake.slept(self._context.spec.cluster.lease_s)
+        lease_s = self._context.spec.cluster.lease_s
+        # A shorter sleep has ended no lease.
+        slept = awake.slept(within_s=lease_s, at_least_s=_OF_LEASE * lease_s)
         why = "the agent was killed"
         if slept:
-            why = f"the agent ended: {slept}, longer than the lease"
+            why = f"the agent ended: {slept}, or only its keeper was stopped, longer than the lease"
+        elif self._link.agent_replaced:
+            why = f"the agent {self._link.agent_replaced}"
         lost = (
             f"lost the agent of {self._link.pod.name}: {why};"
             " the ranks on the pod died with the agent"
