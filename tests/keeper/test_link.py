@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,13 @@ def test_an_agent_that_is_silent_while_it_works_loses_its_line(
             link.work("stage", 600.0)
         with pytest.raises(RemoteError, match=sentence("keeper.agent._standing.line", "pod-0")):
             link.call("ping")
+
+
+def test_a_slow_line_by_the_option_has_more_time_for_an_answer(tmp_path: Path) -> None:
+    with near(tmp_path, lambda request: None) as link:
+        usual_s = link.answer_s
+        link.pod = replace(link.pod, connect_timeout_s=30.0)
+        assert (usual_s, link.answer_s) == (8, 30)
 
 
 def test_the_loss_of_an_old_line_leaves_a_new_one_alone(tmp_path: Path) -> None:

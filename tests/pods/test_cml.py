@@ -46,6 +46,32 @@ def stopped(session: CMLPlace) -> list[object]:
     return [what for verb, what in session.api.calls if verb == "stop_workers"]
 
 
+class ReadTimeout(OSError):
+    """As the library requests has it: no TimeoutError."""
+
+
+def test_a_platform_that_answers_late_has_refused_nothing(
+    session: CMLPlace, backend: CMLPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_args: object, **_options: object) -> None:
+        raise ReadTimeout("read timed out")
+
+    monkeypatch.setattr(sys.modules["cml.workers_v1"], "launch_workers", late)
+    with pytest.raises(BackendError) as caught:
+        backend.launch(PodSpec(), 1, context)
+    assert says(str(caught.value), "pods.api.call.cloudera-ml-did", "launch_workers")
+    assert "refused" not in str(caught.value)
+
+
+def test_the_option_of_a_slow_line_reaches_the_pods(
+    session: CMLPlace, context: LaunchContext
+) -> None:
+    backend = CMLPods(connect_timeout_s=9, **session.options)
+    (pod,) = backend.launch(PodSpec(), 1, context)
+    backend.stop()
+    assert pod.connect_timeout_s == 9
+
+
 def test_a_worker_that_fails_to_start_is_named_with_the_platforms_words(
     session: CMLPlace, backend: CMLPods, context: LaunchContext
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from poll import until
 
 from tests.fakes.cmlserver import KEY, PROJECT, CMLServer
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodTimeout
 from workbench.client.run import Run
 from workbench.pods.cml.project import CMLProject
@@ -146,6 +147,20 @@ def test_refusals_are_the_platforms_words(
         BackendError, match=sentence("pods.project._ask.cloudera-ml-does", "http://127.0.0.1:1")
     ):
         project.tensorboard(tmp_path / "runs")
+
+
+def test_a_platform_that_does_not_answer_in_time_refuses_nothing(
+    project: CMLProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("CDSW_API_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/api/v1")
+        hurried = CMLProject(runtime=project.runtime, folder=tmp_path, request_timeout_s=0.25)
+        with pytest.raises(BackendError) as late:
+            hurried.tensorboard(tmp_path / "runs")
+    assert says(str(late.value), "pods.project._ask.cloudera-ml-did", "0.25 s")
+    assert "request_timeout_s=1)" in str(late.value)
+    assert "refused" not in str(late.value)
 
 
 def test_what_cannot_be_is_refused_before_anything_is_asked(

@@ -222,6 +222,31 @@ def test_a_server_that_is_not_there_is_named(
         place.backend().launch(PodSpec(), 1, context)
 
 
+def test_a_server_that_accepts_and_never_answers_names_the_option(
+    place: KubernetesPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.1)
+    kubeconfig = tmp_path / "kubeconfig"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        lines = place.kubeconfig.read_text()
+        kubeconfig.write_text(re.sub(r"http://127.0.0.1:\d+", f"http://127.0.0.1:{port}", lines))
+        hurried = place.backend(kubeconfig=str(kubeconfig), connect_timeout_s=0.1)
+        with pytest.raises(BackendError) as caught:
+            kubeapi.KubeApi(hurried).list("pod")
+    assert says(str(caught.value), "pods.api._once.kubernetes-api-server")
+    assert "connect_timeout_s=0.4) waits longer" in str(caught.value)
+
+
+def test_the_option_of_a_slow_line_reaches_the_pods(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
+    backend = place.backend(connect_timeout_s=9)
+    (pod,) = backend.launch(PodSpec(), 1, context)
+    backend.stop()
+    assert pod.connect_timeout_s == 9
+
+
 def test_what_could_not_be_deleted_is_told_and_deleted_later(
     place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,10 @@ from tests.pods.conftest import Launched
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.pods.pod import Pod
+from workbench.pods.ssh import transport
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.transport import Destination
 
 
 @pytest.fixture
@@ -101,6 +103,69 @@ def test_a_login_that_is_not_answered_in_time_is_no_refusal(
         SSHConnection(stranger, identity, timeout_s=1.0).open()
     thread.join(5)
     servers[0].close()
+
+
+def test_a_handshake_that_does_not_end_is_a_time_out(
+    identity: Identity, stranger: Pod, listener: socket.socket
+) -> None:
+    def speak() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+            while connection.recv(4096):
+                pass
+
+    thread = threading.Thread(target=speak)
+    thread.start()
+    with pytest.raises(
+        PodTimeout, match=sentence("pods.transport.handshake.did-complete-ssh-2", "pod-2")
+    ):
+        SSHConnection(stranger, identity, timeout_s=1.0).open()
+    thread.join(10)
+
+
+class Hesitant(paramiko.ServerInterface):
+    """A jump host that takes longer to open a way than anybody waits."""
+
+    def check_auth_publickey(self, *_login: object) -> int:
+        return paramiko.AUTH_SUCCESSFUL
+
+    def get_allowed_auths(self, _user: str) -> str:
+        return "publickey"
+
+    def check_channel_direct_tcpip_request(self, *_way: object) -> int:
+        time.sleep(3)
+        return paramiko.OPEN_SUCCEEDED
+
+
+def test_a_jump_host_that_opens_no_way_in_time_is_a_time_out(
+    identity: Identity, listener: socket.socket
+) -> None:
+    key = paramiko.PKey.from_path(identity.key)
+    servers = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        servers.append(paramiko.Transport(connection))
+        servers[0].add_server_key(key)
+        servers[0].start_server(server=Hesitant())
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    hop = paramiko.Transport(socket.create_connection(listener.getsockname()))
+    hop.start_client(timeout=20)
+    hop.auth_publickey("me", key)
+    thread.join(10)
+    with pytest.raises(PodTimeout, match=r"no answer from 10\.0\.0\.9:22 in 1 s"):
+        transport.connect(Destination(name="pod-2", address="10.0.0.9", port=22), 1.0, hop)
+    hop.close()
+    servers[0].close()
+
+
+def test_the_option_of_a_slow_line_holds_for_every_step(identity: Identity, stranger: Pod) -> None:
+    slow = replace(stranger, connect_timeout_s=60.0)
+    assert SSHConnection(slow, identity).timeout_s == 60
+    assert SSHConnection(stranger, identity).timeout_s == 30
 
 
 def test_no_route_and_no_name(identity: Identity) -> None:

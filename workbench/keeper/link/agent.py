@@ -40,6 +40,7 @@ logger = logging.getLogger(__name__)
 _SERVED_S = 60.0
 # A live agent answers in milliseconds, a busy agent in 3 s. A longer wait means a hang.
 _ANSWER_S = 8.0
+_USUAL_CONNECT_S = 5.0
 _PAUSE_S = 0.5
 _PAUSE_AT_MOST_S = 5.0
 # Interval of pings to an agent during long work.
@@ -115,7 +116,7 @@ class AgentLink(PodFiles):
             try:
                 self._line.call({"op": "ping"}, _SERVED_S)
             except (rpc.Refused, *_BROKEN) as error:
-                code = self._stream.wait(_ANSWER_S)
+                code = self._stream.wait(self.answer_s)
                 words = self._stream.stderr[-2000:] or str(error)
                 why = f"the agent of {self.pod.name} did not start: {words}"
                 raise self._error(why, "agent serve", exit_code=code) from error
@@ -152,14 +153,21 @@ class AgentLink(PodFiles):
             self.shared = ()
             self.open()
 
-    def call(self, op: str, timeout_s: float = _ANSWER_S, **fields: object) -> dict[str, Any]:
+    @property
+    def answer_s(self) -> float:
+        """Time limit of a short request in seconds: more on a line that is slow by the options."""
+        limit_s = self.pod.connect_timeout_s
+        return max(_ANSWER_S, limit_s) if limit_s > _USUAL_CONNECT_S else _ANSWER_S
+
+    def call(self, op: str, timeout_s: float | None = None, **fields: object) -> dict[str, Any]:
         """Send a request to the agent.
 
         A late answer closes the connection, as the agent or the network hangs.
         """
         line = self._standing(op)
         try:
-            return line.call({"op": op, **fields}, timeout_s)
+            limit_s = self.answer_s if timeout_s is None else timeout_s
+            return line.call({"op": op, **fields}, limit_s)
         except (rpc.Refused, TooLong) as refusal:
             raise self._error(f"{self.pod.name}: {refusal}", op) from refusal
         except _BROKEN as error:
@@ -197,7 +205,7 @@ class AgentLink(PodFiles):
                         why = f"{self.pod.name}: no end in {timeout_s:.0f} s"
                         raise self._error(why, op) from None
                 # Raises if the agent does not answer.
-                line.call({"op": "ping"}, _ANSWER_S)
+                line.call({"op": "ping"}, self.answer_s)
             # An older agent has only started the task and would have to be asked again.
             if "task" in answer:
                 why = "the agent is of an earlier version of this package; start another cluster"

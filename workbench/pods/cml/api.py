@@ -47,7 +47,17 @@ class WorkersApi:
         except (
             Exception
         ) as error:  # the module documents no errors of its own; these are the platform's words
+            if _is_late(error):
+                raise BackendError(
+                    f"Cloudera ML did not answer {verb} in time: {error}; try again"
+                ) from error
             raise BackendError(f"Cloudera ML refused {verb}: {error}") from error
+
+
+def _is_late(error: Exception) -> bool:
+    """Whether an error is a time-out; those of requests and httpx are no TimeoutError."""
+    names = [kind.__name__ for kind in type(error).__mro__]
+    return any(name.endswith(("Timeout", "TimeoutError", "TimeoutException")) for name in names)
 
 
 def has_ended(worker: Mapping[str, object]) -> bool:

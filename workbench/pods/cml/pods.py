@@ -82,6 +82,8 @@ class CMLPods(Place):
     """The project's folder, which session and workers share."""
     root: Annotated[str, AfterValidator(_check_root)] = "/tmp"
     """Folder on the workers for the pods' own folders. It must not be shared. Default `/tmp`."""
+    connect_timeout_s: Annotated[Positive, Unit("s")] = 5
+    """Time limit for a new connection to a worker, in seconds. Default 5."""
     session: bool = False
     """Whether the session itself is pod 0, with its own GPUs. One worker less is then launched.
     Default false."""
@@ -370,7 +372,8 @@ class CMLPods(Place):
                     f"{pod.name} reports the address {pod.address}, but Cloudera ML lists worker"
                     f" {worker_id} at {address}; nothing was sent to either address"
                 )
-        return list(came)
+        limit_s = float(self.connect_timeout_s)
+        return [replace(pod, connect_timeout_s=limit_s) for pod in came]
 
     def _seen(self, pod: Pod, worker: Mapping[str, object] | None) -> Pod:
         if pod.phase.is_terminal:

@@ -21,14 +21,13 @@ from pydantic import AfterValidator, Field
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodTimeout
 from workbench.base.files import read_json, write_text
-from workbench.base.record import Allowed, PathText, Record
+from workbench.base.record import Allowed, PathText, Positive, Record, Unit
 from workbench.pods.place import absolute
 
 KEY = "CDSW_APIV2_KEY"
 """Name of the variable with the API key; sessions have the variable."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,40}[A-Za-z0-9])?")
-_TIMEOUT_S = 30.0
 _LOOK_S = 5.0
 _RUN_ENDED = (
     "ENGINE_SUCCEEDED",
@@ -79,6 +78,8 @@ class CMLProject(Record):
     """Id of the project. Default: the session's own, by CDSW_PROJECT_ID."""
     folder: Annotated[PathText, AfterValidator(absolute)] = "/home/cdsw"
     """The project's folder. Default `/home/cdsw`."""
+    request_timeout_s: Annotated[Positive, Unit("s")] = 30
+    """Time limit for an answer of the platform, in seconds. Default 30."""
 
     def run_job(
         self,
@@ -246,7 +247,15 @@ class CMLProject(Record):
         url = f"{self._url}/api/v2/projects/{self._project}{path}"
         headers = {"Authorization": f"Bearer {key}"}
         try:
-            answer = httpx2.request(method, url, json=body, headers=headers, timeout=_TIMEOUT_S)
+            answer = httpx2.request(
+                method, url, json=body, headers=headers, timeout=self.request_timeout_s
+            )
+        except httpx2.TimeoutException as error:
+            limit_s = self.request_timeout_s
+            raise BackendError(
+                f"Cloudera ML at {self._url} did not answer in {limit_s:g} s; "
+                f"CMLProject(…, request_timeout_s={4 * limit_s:g}) waits longer"
+            ) from error
         except httpx2.HTTPError as error:
             raise BackendError(f"Cloudera ML at {self._url} does not answer: {error}") from error
         try:

@@ -26,7 +26,8 @@ from workbench.pods.kubernetes.options import KubernetesOptions
 Kind = Literal["pod", "event", "secret", "service", "persistent_volume_claim"]
 
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-_TIMEOUT_S = (5.0, 20.0)
+_USUAL_CONNECT_S = 5.0
+_ANSWER = 4  # times the limit of a connection
 _GRACE_S = 2
 _AT_ONCE = 16
 _PATIENCE_S = 15.0
@@ -53,6 +54,8 @@ class KubeApi:
         self.giving_up = threading.Event()
         """Once set, nothing more is tried again for the sake of making something."""
         self._client = client
+        connect_s = float(options.connect_timeout_s)
+        self._timeout_s = (connect_s, _ANSWER * connect_s)
         self._core = client.CoreV1Api(client.ApiClient(self._configuration))
 
     @property
@@ -132,7 +135,7 @@ class KubeApi:
 
     def watch(self, kind: Kind, version: str, **selector: str) -> Any:
         """Return the response to a watch, whose lines are events."""
-        connect_s, _ = _TIMEOUT_S
+        connect_s, _ = self._timeout_s
         return self._once(
             ("watch", kind),
             self._function("list", kind),
@@ -171,7 +174,7 @@ class KubeApi:
                 name,
                 self.namespace,
                 tail_lines=tail,
-                _request_timeout=_TIMEOUT_S,
+                _request_timeout=self._timeout_s,
             )
         else:
             response = self._again(what, read, name, self.namespace, tail_lines=tail)
@@ -212,12 +215,15 @@ class KubeApi:
         self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
         """Repeat a call while the server is overloaded or failing, within a time limit."""
-        deadline = time.monotonic() + _PATIENCE_S
+        # A slow line leaves time for as many tries as a quick one.
+        slowness = max(1.0, self._timeout_s[0] / _USUAL_CONNECT_S)
+        deadline = time.monotonic() + _PATIENCE_S * slowness
         verb, _ = what
         tries = 0
         while True:
             try:
-                return self._once(what, function, *args, _request_timeout=_TIMEOUT_S, **kwargs)
+                limits_s = self._timeout_s
+                return self._once(what, function, *args, _request_timeout=limits_s, **kwargs)
             except ApiRefusal as error:
                 if error.status == 409 and verb == "create" and tries:
                     raise _MadeBefore from error
@@ -236,15 +242,21 @@ class KubeApi:
     def _once(
         self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        from urllib3.exceptions import HTTPError
+        from urllib3.exceptions import HTTPError, MaxRetryError
+        from urllib3.exceptions import TimeoutError as TooSlow
 
         try:
             return function(*args, _preload_content=False, **kwargs)
         except self._client.ApiException as error:
             raise self._refusal(*what, error) from error
         except (HTTPError, OSError) as error:
+            cause = error.reason if isinstance(error, MaxRetryError) else error
+            advice = ""
+            if isinstance(cause, TooSlow | TimeoutError):
+                longer_s = _ANSWER * self._timeout_s[0]
+                advice = f"; KubernetesPods(…, connect_timeout_s={longer_s:g}) waits longer"
             raise ApiRefusal(
-                f"the Kubernetes API server {self.host} does not answer: {error}", 0
+                f"the Kubernetes API server {self.host} does not answer: {error}{advice}", 0
             ) from error
         except ValueError as error:  # the client holds manifests against its models
             raise ConfigError(

@@ -139,6 +139,9 @@ class KubernetesOptions(PlaceOptions):
     pull_timeout_s: Annotated[Positive, Unit("s")] = 1800
     """Seconds that pulling the image may take before the start's own time-out runs. Default half an
     hour."""
+    connect_timeout_s: Annotated[Positive, Unit("s")] = 5
+    """Time limit for a new connection to the API server or to a pod, in seconds. An answer of the
+    server may take four times as long. Default 5."""
     secrets: Annotated[Texts, AfterValidator(_check_sources)] = Field(default_factory=dict)
     """Environment from Secrets, variable to `secret/key`, as in `{"HF_TOKEN": "hub/token"}`.
     Default none."""

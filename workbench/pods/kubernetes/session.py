@@ -327,7 +327,8 @@ class Session:
         if self._forward:
             pod = self._forwarded(index, pod)
         versions = {**pod.versions, "workbench": VERSION}
-        self._pods[index] = replace(pod, versions=versions)
+        limit_s = float(self._objects.options.connect_timeout_s)
+        self._pods[index] = replace(pod, versions=versions, connect_timeout_s=limit_s)
 
     def _exit_message(self, index: int, words: str) -> str:
         lines = self.log(f"pod-{index}", _LAST_LINES).splitlines()

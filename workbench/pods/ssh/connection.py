@@ -32,6 +32,7 @@ from workbench.pods.ssh.transport import Destination, reach
 _REQUEST_BYTES = 32_768  # what OpenSSH's sftp-server answers at most
 _WINDOW = 128  # requests under way at a time; paramiko's own limit of them sleeps 10 ms for each
 _KEEPALIVE_S = 5
+_STEP_S = 30.0
 _FILE_S = 60.0  # how long a small file may take, beside the time for its bytes
 _SLOWEST_PER_S = 20_000  # bytes
 _KILLED_AT_MOST = 3
@@ -41,10 +42,11 @@ _DONE = {"take": "written", "holds": "read"}
 class SSHConnection:
     """A connection to a pod. Several threads may use it at once."""
 
-    def __init__(self, pod: Pod, identity: Identity, timeout_s: float = 30.0) -> None:
+    def __init__(self, pod: Pod, identity: Identity, timeout_s: float | None = None) -> None:
+        """`timeout_s`: limit of each step. Default: 30 s, or what the pod's option allows."""
         self.pod = pod
         self.identity = identity
-        self.timeout_s = timeout_s
+        self.timeout_s = max(_STEP_S, pod.connect_timeout_s) if timeout_s is None else timeout_s
         self._lock = threading.RLock()
         self._sftp: paramiko.SFTPClient | None = None
         self._transport: paramiko.Transport | None = None

@@ -105,6 +105,8 @@ def _forwarded(through: Transport, destination: Destination, limit_s: float) -> 
     except paramiko.ChannelException as error:
         raise OSError(f"the jump host answers: {error.text}") from error
     except (EOFError, paramiko.SSHException) as error:
+        if "timeout" in str(error).lower():
+            raise TimeoutError(str(error)) from error
         raise OSError(f"the jump host opened no way there: {error}") from error
 
 
@@ -137,6 +139,12 @@ def handshake(
         where = destination.where
         if "banner" in str(error) and time.monotonic() - began_s > 0.9 * limit_s:
             raise PodTimeout(f"no SSH banner from {name} ({where}) in {limit_s:g} s") from error
+        # paramiko then only says that there is no session.
+        took_s = time.monotonic() - began_s
+        if took_s > 0.9 * (limit_s + timeout_s):
+            raise PodTimeout(
+                f"{name} ({where}) did not complete the SSH handshake in {took_s:.0f} s"
+            ) from error
         raise PodError(f"{name} ({where}) did not complete the SSH handshake: {error}") from error
     return transport
 
