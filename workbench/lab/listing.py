@@ -33,7 +33,13 @@ from workbench.display.run.panel import Drawings
 from workbench.rundir.catalog.store import RunRecord, find_all, read_label, record_of, stamp_of
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_of, cluster_status, is_keeper_alive, run_at
+from workbench.rundir.status import (
+    cluster_of,
+    cluster_status,
+    is_keeper_alive,
+    run_at,
+    silence_of,
+)
 from workbench.rundir.view import RunView
 
 logger = logging.getLogger(__name__)
@@ -256,13 +262,14 @@ class Listing:
 
     def _cluster(self, paths: ClusterPaths) -> Row:
         status = cluster_status(paths.root)
+        silence = silence_of(paths.root, status)
         pods = ""
         if status.alive and status.pods:
             pods = counted(len(status.pods), "pod")
         return {
             "path": self._name(paths.root),
             "phase": plain(status.phase),
-            "message": plain(status.message),
+            "message": plain("; ".join(filter(None, [status.message, silence]))),
             "pods": pods,
             "live": status.alive,
         }

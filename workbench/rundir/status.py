@@ -172,7 +172,8 @@ def silence_of(root: Path, status: ClusterStatus) -> str:
     )
     if not watched or status.pid is None or not status.alive:
         return ""
-    file = ClusterPaths(root).state
+    # The keeper touches both of its state files. The private one is on a disk of this machine.
+    file = ClusterPaths(root).known_state
     try:
         written_s = file.stat().st_mtime
         writable = not os.statvfs(file).f_flag & os.ST_RDONLY  # otherwise no sign is possible

@@ -33,6 +33,7 @@ from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.rundir.catalog.store import RunRecord
 
 _RUNS = 50
+_SILENT_SHOWN = 3
 _CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without the tick boxes
 _LETTER_PX = 7.6
 _BETWEEN_PX = 16.0
@@ -171,6 +172,9 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     live = sum(record.is_live for record in history)
     live_runs = f", {count(live)} live" if live else ""
     facts = [f"{counted(len(history), 'run')} below {history.folder}" + live_runs]
+    # A live run has no message, unless its keeper is silent or its files are unreadable.
+    silent = [f"{r.name or r.id}: {r.message}" for r in history if r.is_live and r.message]
+    facts += silent[:_SILENT_SHOWN]
     if limit is not None and limit < len(history):
         facts.append(f"the newest {count(limit)} shown")
     same = [f"{column.title} {column.cells[0]}" for column in equal if column.tells]

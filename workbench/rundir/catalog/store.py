@@ -23,7 +23,14 @@ from workbench.rundir.events import EventTail
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
-from workbench.rundir.status import id_of, is_keeper_alive, state_or_problem
+from workbench.rundir.status import (
+    cluster_of,
+    cluster_status,
+    id_of,
+    is_keeper_alive,
+    silence_of,
+    state_or_problem,
+)
 from workbench.rundir.tolerant import Number, Whole
 from workbench.rundir.totals import RunTotals
 
@@ -148,6 +155,9 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
             if not facts.get(name):
                 facts[name] = value
     facts["state"] = state
+    if not problem and not state.is_terminal:
+        cluster = cluster_of(paths)
+        problem = silence_of(cluster, cluster_status(cluster))
     if problem:
         facts["message"] = problem
     if not facts.get("hosts"):
