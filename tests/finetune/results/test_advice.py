@@ -33,6 +33,9 @@ CASES = [
         "limit of 512 MiB was reached (oom_kill counter +1)",
         "Out of memory on the pod",
     ),
+    ("OSError", "[Errno 24] Too many open files: '/pods/x'", "Too few file descriptors"),
+    ("RemoteError", "pod-0: can't start new thread", "Too few processes or threads"),
+    ("RuntimeError", "Resource temporarily unavailable", "Too few processes or threads"),
     ("signal", "killed by SIGKILL", "Killed from outside"),
     (
         "signal",

@@ -207,6 +207,25 @@ _RULES: tuple[_Rule, ...] = (
         lacked_memory=True,
     ),
     _Rule(
+        r"too many open files|errno 24\b|no free file descriptor",
+        "Too few file descriptors",
+        (
+            "raise the limit where JupyterLab or the pod starts: `ulimit -n 4096`, or "
+            "--ulimit nofile=4096 for containers",
+            "fewer files at a time: fewer workers of data loaders, fewer ranks on a pod",
+        ),
+    ),
+    _Rule(
+        r"can't start new thread|cannot start a thread|pthread_create|cannot fork"
+        r"|resource temporarily unavailable",
+        "Too few processes or threads",
+        (
+            "raise the limit where JupyterLab or the pod starts: `ulimit -u`, --pids-limit for "
+            "containers, podPidsLimit of the kubelet on Kubernetes",
+            'fewer threads: env={"OMP_NUM_THREADS": "1"}, and fewer workers of data loaders',
+        ),
+    ),
+    _Rule(
         r"sigbus|/dev/shm|shared memory",
         "Shared memory is too small",
         (

@@ -1,0 +1,92 @@
+"""A machine with few descriptors or threads: runs train there, or say what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from poll import until
+
+from tests.fakes.fewthreads import few_threads
+from workbench.base.process import process_table
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+TRAIN = """
+import json, sys
+from workbench import Cluster, LocalPods, PodSpec
+from workbench.display.failure import fault_card
+from smalljobs import small_job
+job = small_job(20, 2, technique="zero1", max_steps=2)
+with Cluster(LocalPods(), PodSpec(), count=2, path=sys.argv[1]) as cluster:
+    result = cluster.submit(job).wait(300, progress=False)
+error = result.error
+advice = fault_card(error, job).advice if error else None
+print(json.dumps([result.state, result.message, advice.title if advice else "", result.steps]))
+"""
+
+
+def train(folder: Path, limit: Callable[[], None]) -> tuple[str, str, str, int | None]:
+    """Train on two local pods, under a limit, and return what the run came to."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN, str(folder / "c")],
+        env={**os.environ, "PYTHONPATH": path},
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    state, message, advice, steps = json.loads(done.stdout.splitlines()[-1])
+    return state, message, advice, steps
+
+
+def left(folder: Path) -> list[int]:
+    """Return the processes that still belong to the cluster."""
+    pids = []
+    for pid in process_table():
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if bytes(folder) in environ + words:
+            pids.append(pid)
+    return pids
+
+
+@pytest.mark.long
+def test_two_pods_train_with_256_descriptors(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+
+    state, message, _, steps = train(tmp_path, limit)
+    assert (state, message, steps) == ("succeeded", "every rank is done", 2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("most", [150, 30])
+def test_two_pods_train_with_few_threads_or_say_that_the_limit_is_too_low(
+    tmp_path: Path, most: int
+) -> None:
+    with few_threads(most) as group:
+        number = os.open(group, os.O_WRONLY)
+
+        def limit() -> None:
+            os.write(number, str(os.getpid()).encode())
+
+        state, message, advice, steps = train(tmp_path, limit)
+        os.close(number)
+        until(lambda: not group.read_text(), 30, why=lambda: group.read_text())
+    if most == 150:
+        assert (state, steps) == ("succeeded", 2), message
+    else:
+        assert (state, advice) == ("failed", "Too few processes or threads"), message
+    until(lambda: not left(tmp_path), 30, why=lambda: left(tmp_path))
