@@ -100,6 +100,30 @@ def test_a_private_folder_of_the_keeper_that_is_removed_is_restored(
     assert cluster.phase == "closed"
 
 
+def test_a_cluster_whose_folders_are_all_removed_says_so_and_carries_on(
+    world: World, tmp_path: Path
+) -> None:
+    """As with a wiped /tmp: the cluster's folder, all pods' roots, store, keys and sockets."""
+    path = tmp_path / "c"
+    gate = tmp_path / "gate"
+    gate.write_text("1")
+    with Cluster(LocalPods(), PodSpec(), count=2, path=path) as cluster:
+        run = counting(cluster, "--lines", "100", "--gate", str(gate))
+        world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
+        shutil.rmtree(cluster_folder(path))
+        shutil.rmtree(path)
+        gate.write_text("11")
+        world.until(lambda: ClusterPaths(path).own_socket.exists(), 60)
+        result = run.wait(90, progress=False)
+        assert result.state is RunState.SUCCEEDED, result.message
+        for words in ("was removed during the run", "logs here are incomplete"):
+            assert words in result.message
+        again = counting(cluster, "--lines", "3")
+        again.wait(90, progress=False).raise_for_status()
+        exact(again, 3)
+    assert cluster.phase == "closed"
+
+
 def test_a_submit_from_a_deleted_working_directory_is_refused(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,7 +26,7 @@ START = """
 import sys
 from pathlib import Path
 from workbench import Cluster, LocalPods, PodSpec, Script
-assert sys.getfilesystemencoding() == "iso8859-1", sys.getfilesystemencoding()
+assert sys.getfilesystemencoding() != "utf-8"
 here = Path(sys.argv[1])
 (here / "hello.py").write_text("print(ascii('gr\\u00fc\\u00dfe \\u2026'))\\n", encoding="utf-8")
 with Cluster(LocalPods(), PodSpec(), count=1, path=here / "c", warm=False) as cluster:
@@ -52,6 +52,12 @@ def test_the_text_for_hosts_is_python_that_needs_nothing_of_ours() -> None:
 
 
 @pytest.mark.slow
+def test_a_cluster_starts_under_the_c_locale_without_the_utf8_mode(tmp_path: Path) -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    started(tmp_path, plain)
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("localedef") is None, reason="needs localedef, to make the locale")
 def test_a_cluster_starts_under_a_locale_that_is_not_utf8(tmp_path: Path) -> None:
     made = subprocess.run(
@@ -61,9 +67,15 @@ def test_a_cluster_starts_under_a_locale_that_is_not_utf8(tmp_path: Path) -> Non
     )
     if not (tmp_path / NAME).is_dir():
         pytest.skip(f"the locale cannot be made here: {made.stderr}")
-    env = {**os.environ, "LOCPATH": str(tmp_path), "LC_ALL": NAME, "PYTHONPATH": str(ROOT)}
+    started(tmp_path, {"LOCPATH": str(tmp_path), "LC_ALL": NAME})
+
+
+def started(tmp_path: Path, locale: dict[str, str]) -> None:
+    """Start a cluster under a locale, and hold that a line of a script arrives unchanged."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     for name in ("PYTHONUTF8", "PYTHONIOENCODING"):
         env.pop(name, None)
+    env.update(locale)
     argv = [sys.executable, "-c", START, str(tmp_path)]
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines()[-1:] == ["succeeded;'gr\\xfc\\xdfe \\u2026'"], (
