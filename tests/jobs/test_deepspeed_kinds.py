@@ -235,7 +235,7 @@ def test_a_device_is_no_deepspeed_file_and_a_link_to_one_is(tmp_path: Path) -> N
     with pytest.raises(
         ConfigError,
         match=sentence("finetune.files._read.deepspeed-file-read", "/dev/zero")
-        + sentence("base.files.open_record.regular-file"),
+        + sentence("base.gate._open_file.regular-file"),
     ):
         load(FineTune(deepspeed="/dev/zero", technique="zero1"))
     (tmp_path / "real.json").write_text(json.dumps({"zero_optimization": {"stage": 1}}))

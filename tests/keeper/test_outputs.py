@@ -208,7 +208,7 @@ def test_a_pod_that_lies_writes_below_outputs_alone(
     run.wait(120, progress=False)
     assert list((tmp_path / "elsewhere").iterdir()) == []
     with pytest.raises(
-        RunError, match=sentence("base.written.make_folders.link-nothing-pod", "out")
+        RunError, match=sentence("base.gate.make_folders.link-nothing-pod", "out")
     ):
         run.fetch()
     for name in (

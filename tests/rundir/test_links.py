@@ -12,7 +12,7 @@ from writtenrun import write_run
 
 from tests.support.sentences import sentence
 from workbench.base.errors import RunError
-from workbench.base.files.written import make_folders, open_to_append, open_to_write
+from workbench.base.files.gate import make_folders, open_to_append, open_to_write
 from workbench.rundir.events import Event
 from workbench.rundir.journal import Journal
 from workbench.rundir.output.collect import Collector, mask_file
@@ -91,10 +91,10 @@ def test_no_folder_of_a_run_is_made_or_used_through_a_link(
     if where.exists():
         where.rename(paths.root / "away")
     where.symlink_to(home)
-    with pytest.raises(RunError, match=sentence("base.written.make_folders.link-nothing-pod")):
+    with pytest.raises(RunError, match=sentence("base.gate.make_folders.link-nothing-pod")):
         make_folders(where / "deep", paths.root)
     if name in ("logs", "tensorboard"):
-        with pytest.raises(RunError, match=sentence("base.written.make_folders.link-nothing-pod")):
+        with pytest.raises(RunError, match=sentence("base.gate.make_folders.link-nothing-pod")):
             Journal(paths)
     for flags in (os.O_WRONLY | os.O_CREAT, os.O_RDWR):
         with pytest.raises(OSError):

@@ -16,7 +16,7 @@ from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.files.disk import disk_full, free_bytes
-from workbench.base.files.written import make_folders
+from workbench.base.files.gate import make_folders
 from workbench.base.json_values import part
 from workbench.base.messages.wire import ask
 from workbench.keeper.link.agent import AgentLink

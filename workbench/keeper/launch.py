@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
-from workbench.base.files.written import open_to_append
+from workbench.base.files.gate import open_to_append
 from workbench.base.process import (
     POD_MARK,
     RUN_MARK,

@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.clock import now_s
 from workbench.base.files import KeptFile, open_record, read_json, write_bytes, write_json
-from workbench.base.files.written import make_folders, open_to_append, open_to_write, write_all
+from workbench.base.files.gate import make_folders, open_to_append, open_to_write, write_all
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import MARK, STATE_EVENTS, Event, parse_event, read_events

@@ -1,94 +1,55 @@
-"""Replace files atomically, and read records safely: no other module reads records.
+"""Records as JSON, and files that a user names.
 
-The modules beside this file handle full disks and private folders.
+`gate` opens all files of a record. The other modules beside this file handle full disks, locks and
+private folders.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
 import stat
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from workbench.base.errors import ConfigError, RunError, Unreadable
-from workbench.base.files.disk import full_disk_named
+from workbench.base.files.gate import (
+    open_record,
+    read_bytes,
+    read_text,
+    write_bytes,
+    write_text,
+)
 from workbench.base.json_values import parse_record
 
-LARGEST = 16 << 20
-
-
-def write_bytes(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    with full_disk_named(path.parent, len(data)):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with full_disk_named(path.parent, len(data)), os.fdopen(handle, "wb") as out:
-            os.fchmod(out.fileno(), mode)
-            out.write(data)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
-def write_text(path: Path, text: str, *, mode: int = 0o600) -> None:
-    """Replace a text file atomically, in UTF-8."""
-    write_bytes(path, text.encode(), mode=mode)
+__all__ = (
+    "KeptFile",
+    "check_working_directory",
+    "is_certain",
+    "is_folder",
+    "is_missing",
+    "is_there",
+    "load_json",
+    "not_ours",
+    "open_record",
+    "read_bytes",
+    "read_given",
+    "read_json",
+    "read_known",
+    "read_text",
+    "unreadable",
+    "user_path",
+    "write_bytes",
+    "write_json",
+    "write_text",
+)
 
 
 def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600) -> None:
     write_text(path, json.dumps(data, indent=1, default=str) + "\n", mode=mode)
-
-
-def open_record(path: Path, within: Path | None = None) -> BinaryIO:
-    """Open a regular file, following no link inside `within` (default: its folder), or OSError."""
-    root = path.parent if within is None else within
-    *folders, name = path.relative_to(root).parts
-    with contextlib.ExitStack() as opened:
-        try:
-            place = _open(root, os.O_DIRECTORY, None, opened)
-            for folder in folders:
-                place = _open(folder, os.O_DIRECTORY | os.O_NOFOLLOW, place, opened)
-            # Without O_NONBLOCK, opening a pipe would block before its type is known.
-            handle = os.open(
-                name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place
-            )
-        except ValueError as error:  # a name that holds a NUL
-            raise OSError(errno.EINVAL, str(error), str(path)) from error
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return os.fdopen(handle, "rb")
-
-
-def _open(name: str | Path, flags: int, at: int | None, opened: contextlib.ExitStack) -> int:
-    handle = os.open(name, flags | os.O_RDONLY | os.O_CLOEXEC, dir_fd=at)
-    opened.callback(os.close, handle)
-    return handle
-
-
-def read_bytes(path: Path, within: Path | None = None, limit: int = LARGEST) -> bytes:
-    """Return the content of a file that `open_record` opens.
-
-    Raises OSError, also for more than `limit` bytes.
-    """
-    with open_record(path, within) as file:
-        data = file.read(limit + 1) if os.fstat(file.fileno()).st_size <= limit else b""
-        whole = len(data) <= limit and file.seek(0, os.SEEK_END) <= limit
-    if not whole:
-        raise OSError(errno.EFBIG, f"it holds more than {limit >> 20} MiB", str(path))
-    return data
-
-
-def read_text(path: Path, within: Path | None = None, limit: int = LARGEST) -> str:
-    """Return the text of a record opened by `open_record`; invalid UTF-8 is escaped."""
-    return read_bytes(path, within, limit).decode("utf-8", errors="replace")
 
 
 def read_given(path: Path) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import os
-import stat
 import subprocess
 import tempfile
 import threading
@@ -19,6 +17,7 @@ from workbench.base import entries
 from workbench.base.child import child_environment, main_of, start
 from workbench.base.errors import DiskFull, RunError
 from workbench.base.files import load_json
+from workbench.base.files.gate import check_regular, files_in
 from workbench.base.json_values import part
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
@@ -237,8 +236,8 @@ def check_model(paths: RunPaths) -> None:
     """Raise RunError if a run directory has no model, or a model with files elsewhere."""
     if not paths.root.is_dir():
         raise RunError(f"not a run directory: {paths.root}")
-    _check_regular(paths.model)
-    _check_regular(paths.job)
+    check_regular(paths.model)
+    check_regular(paths.job)
     if not any((paths.model / name).is_file() for name in ("config.json", "adapter_config.json")):
         raise RunError(f"the run in {paths.root} left no model: the run has not ended, or failed")
     if not paths.job.is_file():
@@ -246,27 +245,9 @@ def check_model(paths: RunPaths) -> None:
     _check_shards(paths)
 
 
-def _check_regular(path: Path) -> None:
-    """Raise RunError for links, pipes and devices: libraries follow links and wait for pipes."""
-    # A missing file is reported by name afterwards.
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        return
-    if stat.S_ISDIR(mode):
-        for name in sorted(os.listdir(path)):  # noqa: PTH208 (names are all that is needed)
-            _check_regular(path / name)
-    elif not stat.S_ISREG(mode):
-        kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
-        raise RunError(
-            f"{path} is {kind}, and a run's model is not read "
-            "from links or pipes; put a copy of the file in place"
-        )
-
-
 def _check_shards(paths: RunPaths) -> None:
     """Raise RunError if an index of weights names files outside its folder."""
-    for index in sorted(paths.model.glob("*.index.json")):
+    for index in files_in(paths.model, "*.index.json", paths.root):
         shards = part(load_json(index, within=paths.root), "weight_map").values()
         for shard in shards:
             if isinstance(shard, str) and PurePath(shard).name == shard:

@@ -18,7 +18,7 @@ from pathspec import GitIgnoreSpec
 
 from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import read_json, write_json
-from workbench.base.files.written import make_folders
+from workbench.base.files.gate import make_folders
 from workbench.base.json_values import items, text
 from workbench.base.package import file_digest
 from workbench.base.words import counted, short_list, size

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from workbench.base.files import open_record
 from workbench.base.files.disk import is_full
-from workbench.base.files.written import open_to_write
+from workbench.base.files.gate import open_to_write
 from workbench.base.redact import Redactor
 from workbench.rundir.events import MARK, STATE_EVENTS, Event, parse_event
 from workbench.rundir.paths import RunPaths

@@ -17,7 +17,7 @@ from typing import Any
 
 from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.files.disk import disk_full, free_bytes, is_full
-from workbench.base.files.written import open_to_append
+from workbench.base.files.gate import open_to_append
 from workbench.base.messages.lines import from_line, to_line
 from workbench.base.words import counted
 from workbench.pods.pod import Pod

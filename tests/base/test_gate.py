@@ -1,0 +1,244 @@
+"""No name in a foreign folder holds a reader, reads a device, or leads a writer elsewhere."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from workbench.base.errors import RunError
+from workbench.base.files import gate
+
+SPARSE = 2 << 30
+
+
+@pytest.fixture(autouse=True)
+def in_time() -> Iterator[None]:
+    """A call that waits, or reads a device to its end, fails the test."""
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    folder = tmp_path / "outside"
+    folder.mkdir()
+    (folder / "secret").write_text("mine\n")
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "logs" / "plain").write_text("text\n")
+    return folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.parents[2] / "outside" / "secret")
+
+
+def link_to_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def listening_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        before = Path.cwd()
+        os.chdir(path.parent)  # the path of a socket may have 107 bytes
+        try:
+            bound.bind(path.name)
+        finally:
+            os.chdir(before)
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(SPARSE)
+
+
+NO_FILE: tuple[Callable[[Path], None], ...] = (
+    link,
+    link_to_device,
+    os.mkfifo,
+    listening_socket,
+    folder,
+)
+
+
+def append(path: Path, root: Path) -> None:
+    gate.open_to_append(path, root).close()
+
+
+def write_anew(path: Path, root: Path) -> None:
+    gate.open_anew(path, root).close()
+
+
+def open_there(path: Path, root: Path) -> None:
+    os.close(gate.open_to_write(path, os.O_WRONLY, root))
+
+
+READ_OR_WRITE: tuple[Callable[[Path, Path], object], ...] = (
+    gate.open_record,
+    gate.read_bytes,
+    gate.read_text,
+    gate.digest,
+    append,
+    write_anew,
+    open_there,
+)
+
+
+@pytest.mark.parametrize("make", NO_FILE, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("use", READ_OR_WRITE, ids=lambda use: use.__name__)
+def test_only_a_regular_file_is_opened(
+    root: Path, outside: Path, use: Callable[[Path, Path], object], make: Callable[[Path], None]
+) -> None:
+    path = root / "logs" / "evil"
+    make(path)
+    with pytest.raises(OSError):
+        use(path, root)
+    assert (outside / "secret").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("use", READ_OR_WRITE, ids=lambda use: use.__name__)
+def test_no_folder_on_the_way_is_a_link(
+    root: Path, outside: Path, use: Callable[[Path, Path], object]
+) -> None:
+    (root / "away").symlink_to(outside)
+    with pytest.raises(OSError):
+        use(root / "away" / "secret", root)
+    assert (outside / "secret").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("use", READ_OR_WRITE, ids=lambda use: use.__name__)
+def test_no_path_leads_out_of_the_root(
+    root: Path, outside: Path, use: Callable[[Path, Path], object]
+) -> None:
+    for path in (root / ".." / "outside" / "secret", outside / "secret", root / "a\0b"):
+        with pytest.raises(OSError):
+            use(path, root)
+    assert (outside / "secret").read_text() == "mine\n"
+
+
+def test_a_file_of_any_size_is_read_to_the_limit_only(root: Path) -> None:
+    sparse(root / "big")
+    with pytest.raises(OSError, match="MiB"):
+        gate.read_bytes(root / "big")
+    with pytest.raises(OSError, match="MiB"):
+        gate.read_text(root / "big", root)
+    assert gate.read_bytes(root / "logs" / "plain", root, limit=5) == b"text\n"
+    with pytest.raises(OSError):
+        gate.read_bytes(root / "logs" / "plain", root, limit=4)
+
+
+@pytest.mark.parametrize("make", NO_FILE[:-1], ids=lambda make: make.__name__)
+def test_a_replaced_file_is_a_regular_one_in_its_folder(
+    root: Path, outside: Path, make: Callable[[Path], None]
+) -> None:
+    path = root / "logs" / "evil"
+    make(path)
+    gate.write_bytes(path, b"new", within=root)
+    assert not path.is_symlink() and path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (outside / "secret").read_text() == "mine\n"
+    assert names(root / "logs") == ["evil", "plain"]
+
+
+def test_a_folder_is_not_replaced_and_no_part_stays(root: Path) -> None:
+    (root / "taken").mkdir()
+    with pytest.raises(OSError):
+        gate.write_text(root / "taken", "new", within=root)
+    assert names(root) == ["logs", "taken"]
+
+
+def test_a_linked_folder_is_not_written_into(root: Path, outside: Path) -> None:
+    (root / "away").symlink_to(outside)
+    with pytest.raises(OSError):
+        gate.write_bytes(root / "away" / "new", b"x", within=root)
+    with pytest.raises(OSError):
+        gate.move(root / "logs" / "plain", root / "away" / "new", root)
+    with pytest.raises(OSError):
+        gate.remove(root / "away" / "secret", root)
+    gate.remove_tree(root / "away", root)
+    gate.remove_tree(root / "away" / "secret", root)
+    with pytest.raises(RunError):
+        gate.make_folders(root / "away" / "deep", root)
+    assert names(outside) == ["secret"]
+
+
+def test_a_listing_has_regular_files_alone(root: Path) -> None:
+    for make in NO_FILE:
+        make(root / "logs" / f"evil-{make.__name__}")
+    assert gate.names_in(root / "logs") == ["plain"]
+    assert gate.names_in(root / "logs", "evil-*", root) == []
+    assert gate.folders_in(root / "logs") == [root / "logs" / "evil-folder"]
+    (root / "logs" / "evil-folder" / "deep").write_text("")
+    assert gate.files_below(root / "logs") == [
+        root / "logs" / "evil-folder" / "deep",
+        root / "logs" / "plain",
+    ]
+
+
+def test_a_linked_or_missing_folder_has_no_names(root: Path, outside: Path) -> None:
+    (root / "away").symlink_to(outside)
+    assert gate.names_in(root / "away", within=root) == []
+    assert gate.files_below(root / "away") == []
+    assert gate.is_empty(root / "away", root) and gate.is_empty(root / "none")
+    assert not gate.is_empty(root / "logs")
+    # The user names the root of a listing, so a link there is followed.
+    assert gate.files_in(root / "away") == [root / "away" / "secret"]
+
+
+def test_a_listing_ends_at_the_cap(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "MOST_NAMES", 3)
+    for number in range(3):
+        (root / "logs" / f"more-{number}").touch()
+    for listing in (gate.names_in, gate.files_below, gate.is_empty):
+        with pytest.raises(OSError, match="more than 3"):
+            listing(root / "logs")
+    with pytest.raises(OSError, match="more than 3"):
+        gate.library(root / "logs")
+
+
+def test_a_file_where_a_folder_is_needed_is_named(root: Path) -> None:
+    with pytest.raises(FileExistsError, match="plain"):
+        gate.make_folders(root / "logs" / "plain" / "deep", root)
+    gate.make_folders(root / "a" / "b", root)
+    assert (root / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("make", NO_FILE[:-1], ids=lambda make: make.__name__)
+def test_no_library_gets_a_folder_with_a_link_or_a_pipe(
+    root: Path, make: Callable[[Path], None]
+) -> None:
+    assert gate.library(root) == str(root)
+    make(root / "logs" / "evil")
+    with pytest.raises(RunError, match="evil"):
+        gate.library(root)
+    with pytest.raises(RunError, match="evil"):
+        gate.library(root / "logs" / "evil")
+
+
+def test_what_is_removed_or_moved_is_the_name_itself(root: Path, outside: Path) -> None:
+    link(root / "logs" / "evil")
+    gate.move(root / "logs" / "evil", root / "moved", root)
+    assert (root / "moved").is_symlink()
+    gate.remove(root / "moved", root)
+    gate.remove(root / "moved", root)
+    gate.remove_tree(root / "logs", root)
+    assert names(root) == [] and (outside / "secret").read_text() == "mine\n"
