@@ -8,7 +8,6 @@ fast.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from workbench.base.errors import ConfigError, DiskFull, WorkbenchError
+from workbench.base.files import gate
 from workbench.base.files.disk import full_disk_named
 
 
@@ -50,7 +50,7 @@ def _run(args: argparse.Namespace) -> bool:
         cluster.start()
     except (ConfigError, DiskFull):
         # Refused: nothing started, so nothing stays.
-        shutil.rmtree(prepared.paths.root, ignore_errors=True)
+        gate.remove_tree(prepared.paths.root)
         raise
     except WorkbenchError as error:
         write_json(prepared.paths.info, {"id": prepared.run_id, "cluster": str(cluster.path)})

@@ -207,9 +207,7 @@ def test_a_pod_that_lies_writes_below_outputs_alone(
     run.cancel()
     run.wait(120, progress=False)
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    with pytest.raises(
-        RunError, match=sentence("base.gate.make_folders.link-nothing-pod", "out")
-    ):
+    with pytest.raises(RunError, match=sentence("base.gate.make_folders.link-nothing-pod", "out")):
         run.fetch()
     for name in (
         "outputs/../spec.json",

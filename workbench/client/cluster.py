@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from workbench.base.errors import ConfigError, RunError, Unreadable, suggests
-from workbench.base.files import check_working_directory, is_missing, read_text
+from workbench.base.files import check_working_directory, gate, is_missing, read_text
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.base.shown import ShownLive, follow
@@ -234,7 +234,9 @@ class Cluster(ShownLive, Submission):
     @property
     def runs(self) -> list[Run]:
         """The runs in the cluster's own directory, oldest first."""
-        infos = sorted(self._paths.runs.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+        folders = gate.folders_in(self._paths.runs, within=self.path)
+        infos = [folder / "run.json" for folder in folders if (folder / "run.json").is_file()]
+        infos.sort(key=lambda path: path.stat().st_mtime)
         return [Run.load(path.parent) for path in infos]
 
     def doctor(self, *, bandwidth: bool = True) -> Diagnosis:

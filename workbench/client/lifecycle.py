@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, WorkbenchError
-from workbench.base.files import read_json, write_json
+from workbench.base.files import gate, read_json, write_json
 from workbench.base.files.disk import check_room
 from workbench.base.files.locks import no_locks_there
 from workbench.base.files.sealed import without_seal
@@ -63,9 +63,9 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
         with suppress(OSError):  # not empty: the directory of an earlier cluster
             root.rmdir()
         raise
-    if not paths.config.exists() and {path.name for path in root.iterdir()} - {paths.lock.name}:
+    if not paths.config.exists() and not gate.is_empty(root, ignored=paths.lock.name):
         raise ConfigError(f"{root} is not empty; choose a new directory")
-    with paths.lock.open("ab") as lock:
+    with gate.open_to_append(paths.lock, root) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -248,7 +248,7 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
             )
         # A killed keeper could not remove the key. The pods' leases end by themselves.
         Identity(paths.own_identity).destroy()
-        paths.own_socket.unlink(missing_ok=True)
+        gate.remove(paths.own_socket)
         _tidy(paths, spec)
         return
     deadline = 0.0

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import RunError
-from workbench.base.files import is_there, read_bytes
+from workbench.base.files import gate, is_there, read_bytes
 from workbench.base.json_values import parse_json
 from workbench.rundir.make.function import RETURNED
 from workbench.rundir.paths import RunPaths
@@ -22,8 +22,9 @@ def returned(paths: RunPaths, ranks: int) -> list[object]:
 
 def _of_rank(paths: RunPaths, rank: int) -> object:
     # Files of rank 0's pod are at the top, files of other pods in folders with the pods' names.
-    others = [path for path in paths.outputs.glob("*") if path.name != RETURNED]
-    folders = [paths.outputs, *sorted(others)]
+    inside = gate.folders_in(paths.outputs, within=paths.root)
+    others = [path for path in inside if path.name != RETURNED]
+    folders = [paths.outputs, *others]
     for folder in folders:
         values = folder / RETURNED / f"rank-{rank}.json"
         if not is_there(values):

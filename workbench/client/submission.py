@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import warnings
 from abc import abstractmethod
@@ -12,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from workbench.base.errors import DiskFull, RunError, suggests
-from workbench.base.files import check_working_directory, write_json
+from workbench.base.files import check_working_directory, gate, write_json
 from workbench.base.messages.wire import Unanswered, ask
 from workbench.client.kinds import class_for
 from workbench.client.run import Run
@@ -138,7 +137,7 @@ class Submission:
         try:
             write_json(paths.info, info)
         except DiskFull:
-            shutil.rmtree(paths.root, ignore_errors=True)  # no room even for the error of the run
+            gate.remove_tree(paths.root)  # no room even for the error of the run
             raise
         pods = prepared.spec.pods or self.spec.count
         gpus = self.spec.pods.gpus

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import is_folder, not_ours, read_json, write_json
+from workbench.base.files import gate, is_folder, not_ours, read_json, write_json
 from workbench.base.files.locks import no_locks_there
 from workbench.base.files.sealed import without_seal
 from workbench.base.json_values import number
@@ -192,7 +192,7 @@ def end_broken_off(cluster: Path) -> str:
 
     if not why():
         return ""
-    with paths.lock.open("ab") as lock:
+    with gate.open_to_append(paths.lock, cluster) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)  # no other start may use the directory meanwhile
         except OSError as error:
@@ -204,8 +204,8 @@ def end_broken_off(cluster: Path) -> str:
                 if not result_file(run).exists() and not _foreign((run.root, run.info, run.state)):
                     for file in (run.result, run.state):
                         write_json(file, {"state": RunState.CANCELLED, "message": words})
-                    run.reserve.unlink(missing_ok=True)
-            paths.own_socket.unlink(missing_ok=True)
+                    gate.remove(run.reserve)
+            gate.remove(paths.own_socket)
             write_cluster_state(paths, {"phase": "closed", "message": words})
             unregister(cluster)
     return words or "it was ended at this moment"

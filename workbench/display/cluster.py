@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from workbench.base.files import read_json
+from workbench.base.files import gate, read_json
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, gib
 from workbench.client.cluster import Cluster
@@ -88,9 +88,8 @@ def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
 
 
 def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:
-    for info in path.glob("runs/*/run.json"):
-        folder = info.parent
-        if (folder / "result.json").exists():
+    for folder in gate.folders_in(path / "runs", within=path):
+        if not (folder / "run.json").is_file() or (folder / "result.json").exists():
             continue
         if folder not in views:
             views[folder] = RunView(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import read_json, write_json
+from workbench.base.files import gate, read_json, write_json
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.files.gate import make_folders
 from workbench.base.json_values import part
@@ -295,7 +294,7 @@ def send_checkpoint(
             link.run(["mkdir", "-p", "-m", "700", "--", str(target)])
             link.run(["ln", "-sfn", "--", str(part), str(target / f"rank-{rank}")])
             continue
-        for path in sorted(part.iterdir()):
+        for path in gate.files_in(part):
             link.put_file(path, str(target / f"rank-{rank}" / path.name))
 
 
@@ -318,22 +317,24 @@ def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, 
     except (OSError, WorkbenchError) as error:
         return str(error)
     part = final.with_name(f".{final.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    gate.remove_tree(part, paths.root)
 
     def one(each: PodPart) -> str:
         link, rank, folder = each
-        return _fetch_part(link, folder, part / link.pod.name / f"rank-{rank}")
+        target = part / link.pod.name / f"rank-{rank}"
+        make_folders(target, paths.root)
+        return _fetch_part(link, folder, target)
 
     try:
         problems = list(pool.map(one, parts))
         for problem in problems:
             if problem:
                 return problem
-        part.rename(final)
+        gate.move(part, final, paths.root)
     except (OSError, WorkbenchError) as error:
         return str(error)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        gate.remove_tree(part, paths.root)
     return ""
 
 

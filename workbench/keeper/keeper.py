@@ -19,7 +19,7 @@ from pathlib import Path
 from workbench.base import errors
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import KeptFile, write_bytes
+from workbench.base.files import KeptFile, gate, write_bytes
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
 from workbench.jobs.launcher import Launcher
@@ -146,7 +146,7 @@ class Keeper:
         server.close()
         if not lost:
             with suppress(OSError):
-                self._paths.reserve.unlink()
+                gate.remove(self._paths.reserve)
         with self._queue.lock:
             self._over = True
             self._say(*(("closed", self._message) if self._phase == "closing" else last))
@@ -347,7 +347,7 @@ class Keeper:
                 write_queue(self._paths.own_queue, runs)
             except OSError:
                 # Free the reserved disk space for the queue.
-                self._paths.reserve.unlink()
+                gate.remove(self._paths.reserve)
                 write_queue(self._paths.own_queue, runs)
         except OSError as error:
             logger.warning("if the keeper dies, a new keeper will not find the runs: %s", error)

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError
+from workbench.base.files import gate
 from workbench.base.files.gate import open_to_append
 from workbench.base.process import (
     POD_MARK,
@@ -276,7 +277,7 @@ class LauncherProcess:
         return any(activity(pid)[1] for pid in session)
 
     def tail(self, lines: int = 20) -> str:
-        text = self._log.read_text(encoding="utf-8", errors="replace")
+        text = gate.read_end(self._log, self._log.parent.parent).decode(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
     def end(self, grace_s: float = 3.0) -> None:

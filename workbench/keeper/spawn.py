@@ -22,6 +22,7 @@ from workbench.base.errors import (
     RunError,
     WorkbenchError,
 )
+from workbench.base.files import gate
 from workbench.base.files.locks import no_locks_there
 from workbench.base.messages.lines import to_line
 from workbench.base.process import boot_id, process_start_time
@@ -84,7 +85,10 @@ def spawn_successor(paths: ClusterPaths, spec: ClusterSpec) -> subprocess.Popen[
 
 def _start(paths: ClusterPaths, leash: Leash, *options: str) -> subprocess.Popen[bytes]:
     make_own_folder(paths)
-    with paths.keeper_log.open("ab") as log, os.fdopen(leash.far_end, "rb") as stdin:
+    with (
+        gate.open_to_append(paths.keeper_log, paths.root) as log,
+        os.fdopen(leash.far_end, "rb") as stdin,
+    ):
         return child.start(
             "-m", entries.KEEPER, str(paths.root), *options, stdin=stdin, stdout=log, stderr=log
         )

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from workbench.base.errors import ConfigError, RunError
-from workbench.base.files import is_there, read_json, read_text, write_json
+from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.files import gate, is_there, read_json, read_text, write_json
 from workbench.base.process import boot_id
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Job
@@ -104,9 +104,9 @@ def _fail_inherited(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[s
         logger.warning("cannot write the result of %s: %s", run.id, why)
         try:
             results = fleet.paths.results
-            results.mkdir(mode=0o700, exist_ok=True)
+            gate.make_folders(results, fleet.paths.root)
             write_json(results / f"{run.id}.json", result)
-        except OSError as again:
+        except (OSError, WorkbenchError) as again:
             logger.error(
                 "cannot write the result of %s to the cluster's directory either: %s", run.id, again
             )

@@ -19,6 +19,7 @@ from typing import Any
 from zipfile import ZipFile, ZipInfo
 
 from workbench.base.errors import RunError
+from workbench.base.files import gate
 from workbench.base.shown import as_page
 from workbench.base.words import count, counted, duration, gib, number, plain
 from workbench.benchmark.result import Report, rows_below
@@ -134,8 +135,7 @@ class Listing:
         # The folder may be a link: the place of the link's target must be below the root too.
         model = self._name(run.model)
         folder = self._place(model)
-        paths = sorted(folder.rglob("*"))
-        files = [path for path in paths if path.is_file() and not path.is_symlink()]
+        files = gate.files_below(folder)
         if not files:
             raise RunError(f"there is no model in {folder}")
         return _zip(folder, files)
@@ -298,7 +298,7 @@ def _zip(folder: Path, files: Sequence[Path]) -> Iterator[bytes]:
         for path in files:
             name = path.relative_to(folder)
             about = ZipInfo.from_file(path, name, strict_timestamps=False)
-            with path.open("rb") as source, archive.open(about, "w") as target:
+            with gate.open_record(path, folder) as source, archive.open(about, "w") as target:
                 while True:
                     piece = source.read(_PIECE)
                     if not piece:

@@ -6,7 +6,6 @@ without an error.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -16,9 +15,8 @@ from pydantic import AfterValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import not_ours, read_json, write_json
+from workbench.base.files import gate, not_ours, read_json, write_json
 from workbench.base.json_values import Json, items, part, whole
-from workbench.base.package import file_digest
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.tolerant import Whole
 
@@ -97,18 +95,20 @@ def keep_newest(folder: Path, most: int = 2) -> list[int]:
 
     Return the remaining steps, newest first.
     """
-    steps = [number_in(path.name, "step") for path in folder.glob("step-*")]
+    steps = [
+        number_in(path.name, "step") for path in gate.folders_in(folder, "step-*", folder.parent)
+    ]
     steps.sort(reverse=True)
     for step in steps[most:]:
-        shutil.rmtree(folder / f"step-{step}", ignore_errors=True)
+        gate.remove_tree(folder / f"step-{step}", folder.parent)
     return steps[:most]
 
 
 def remove_after(folder: Path, step: int) -> None:
     """Remove the damaged checkpoints after a step; the run repeats the later steps."""
-    for path in folder.glob("step-*"):
+    for path in gate.folders_in(folder, "step-*", folder.parent):
         if number_in(path.name, "step") > step:
-            shutil.rmtree(path, ignore_errors=True)
+            gate.remove_tree(path, folder.parent)
 
 
 def number_in(name: str, what: str) -> int:
@@ -130,15 +130,15 @@ Places = Mapping[int, tuple[str, Path]]
 
 def _here(folder: Path) -> dict[int, Places]:
     steps: dict[int, Places] = {}
-    for path in folder.glob("step-*"):
+    for path in gate.folders_in(folder, "step-*", folder.parent):
         step = number_in(path.name, "step")
         if step < 0:
             continue
         places: dict[int, tuple[str, Path]] = {}
-        for place in path.glob("*/rank-*"):
-            if place.is_dir():
+        for pod in gate.folders_in(path, within=folder.parent):
+            for place in gate.folders_in(pod, "rank-*", folder.parent):
                 rank = number_in(place.name, "rank")
-                places[rank] = (place.parent.name, place)
+                places[rank] = (pod.name, place)
         steps[step] = places
     return steps
 
@@ -184,7 +184,7 @@ def _problem(step: int, parts: Mapping[int, tuple[str, str, Mapping[str, Any]]])
 
 def _read_here(_pod: str, part: Path) -> tuple[str, Mapping[str, Any]]:
     # Another user may have changed files with foreign ownership or write access.
-    for path in (part, *part.iterdir()):
+    for path in (part, *gate.files_in(part)):
         foreign = not_ours(path)
         if foreign:
             return f"{foreign}; only checkpoints of your own are used", read_manifest(part)
@@ -195,12 +195,12 @@ def write_manifest(folder: Path, **facts: object) -> int:
     """Write the manifest of a part, and return the bytes of the files."""
     listed = {}
     total = 0
-    for path in sorted(folder.iterdir()):
+    for path in gate.files_in(folder):
         if path.name == NAME:
             continue
         size = path.stat().st_size
         total += size
-        listed[path.name] = {"bytes": size, "sha256": file_digest(path)}
+        listed[path.name] = {"bytes": size, "sha256": gate.digest(path)}
     write_json(folder / NAME, {**facts, "files": listed})
     return total
 
@@ -227,7 +227,7 @@ def problem_of(folder: Path) -> str:
         size = path.stat().st_size
         if size != entry["bytes"]:
             return f"{folder.name}/{name} has {size} bytes and was written with {entry['bytes']}"
-        if file_digest(path) != entry["sha256"]:
+        if gate.digest(path) != entry["sha256"]:
             return f"the checksum of {folder.name}/{name} is wrong"
     return ""
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from pydantic.dataclasses import dataclass
 
 from workbench.base.clock import now_s
-from workbench.base.files import KeptFile, open_record, read_json, write_bytes, write_json
+from workbench.base.errors import WorkbenchError
+from workbench.base.files import KeptFile, gate, open_record, read_json, write_bytes, write_json
 from workbench.base.files.gate import make_folders, open_to_append, open_to_write, write_all
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
@@ -170,8 +171,8 @@ class Journal:
         """
         with suppress(OSError):
             self._scalars.close()
-        for curves in self._paths.tensorboard.glob("events.out.tfevents.*"):
-            curves.unlink()
+        for curves in gate.files_in(self._paths.tensorboard, "events.out.tfevents.*"):
+            gate.remove(curves, self._paths.root)
         self._scalars = ScalarWriter(self._paths.tensorboard)
         for event in events:
             self._scalars.add(event)
@@ -229,7 +230,7 @@ class Journal:
         record = ResultRecord.at(self._paths.root, raw)
         self.result = self._redact.json(record.to_dict())
         try:
-            self._paths.reserve.unlink(missing_ok=True)
+            gate.remove(self._paths.reserve)
             write_json(self._paths.result, self.result)
         except OSError as error:
             logger.error(
@@ -268,9 +269,9 @@ class Journal:
         }
         if self._spare is not None:
             try:
-                self._spare.parent.mkdir(mode=0o700, exist_ok=True)
+                gate.make_folders(self._spare.parent, self._spare.parent.parent)
                 write_json(self._spare, self.result)
-            except OSError as again:
+            except (OSError, WorkbenchError) as again:
                 logger.error("cannot write the result to %s either: %s", self._spare, again)
 
     def finish_in_memory(self, state: RunState, message: str) -> None:
@@ -403,7 +404,7 @@ def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
 
 
 def _printed(paths: RunPaths, states: Collection[str]) -> Iterator[Event]:
-    logs = sorted(paths.logs.glob("rank-*.stdout.log"))
+    logs = gate.files_in(paths.logs, "rank-*.stdout.log", paths.root)
     for log in logs:
         with (
             suppress(OSError),

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.files import read_json
+from workbench.base.files import gate, read_json
 from workbench.base.json_values import number, text, whole
 from workbench.rundir import metrics
 from workbench.rundir.catalog.store import hosts_in
@@ -160,8 +160,8 @@ class RunView:
     @property
     def ranks(self) -> list[int]:
         ranks: set[int] = set()
-        for path in self.paths.logs.glob("rank-*.std*.log"):
-            name, _, _ = path.name.partition(".")
+        for log in gate.names_in(self.paths.logs, "rank-*.std*.log", self.paths.root):
+            name, _, _ = log.partition(".")
             rank = name.removeprefix("rank-")
             if rank.isdigit():
                 ranks.add(int(rank))

@@ -29,6 +29,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from io import BufferedReader
 from pathlib import Path, PurePath
 from typing import BinaryIO
 
@@ -37,6 +38,8 @@ from workbench.base.files.disk import full_disk_named
 
 LARGEST = 16 << 20
 """Bytes of a record. A larger file is no record."""
+LARGEST_ARCHIVE = 256 << 20
+"""Bytes of the zip of a script's folder."""
 MOST_NAMES = 100_000
 """Names in a folder, and files below a folder of a model or of results."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -45,7 +48,7 @@ _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
-def open_record(path: Path, within: Path | None = None) -> BinaryIO:
+def open_record(path: Path, within: Path | None = None) -> BufferedReader:
     """Open a regular file, following no link inside `within` (default: its folder), or OSError."""
     return os.fdopen(_open_file(path, os.O_RDONLY, within), "rb")
 
@@ -72,9 +75,17 @@ def read_text(path: Path, within: Path | None = None, limit: int = LARGEST) -> s
     return read_bytes(path, within, limit).decode("utf-8", errors="replace")
 
 
+def read_end(path: Path, within: Path | None = None, most: int = LARGEST) -> bytes:
+    """Return the last bytes of a file that `open_record` opens."""
+    with open_record(path, within) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most))
+        return file.read(most)
+
+
 def digest(path: Path, within: Path | None = None) -> str:
     """Return the SHA-256 of a file that `open_record` opens, as hexadecimal text."""
-    with os.fdopen(_open_file(path, os.O_RDONLY, within), "rb") as file:
+    with open_record(path, within) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -157,9 +168,9 @@ def folders_in(folder: Path, pattern: str = "*", within: Path | None = None) -> 
     return [folder / name for name, mode in _entries(folder, pattern, within) if stat.S_ISDIR(mode)]
 
 
-def is_empty(folder: Path, within: Path | None = None) -> bool:
-    """Return whether a folder has no entry of any kind. A missing folder, or a link, has none."""
-    return not _entries(folder, "*", within)
+def is_empty(folder: Path, within: Path | None = None, *, ignored: str = "") -> bool:
+    """Return whether a folder has no entry but `ignored`. A missing folder, or a link, has none."""
+    return all(name == ignored for name, _ in _entries(folder, "*", within))
 
 
 def files_below(folder: Path, within: Path | None = None) -> list[Path]:
@@ -203,6 +214,15 @@ def make_folders(folder: Path, within: Path) -> None:
                 raise RunError(
                     f"{at} is a link, and nothing that a pod left is written through one; remove it"
                 ) from error
+
+
+def close_to_others(path: Path, within: Path) -> None:
+    """Set the mode of a regular file to 0600."""
+    handle = _open_file(path, os.O_RDONLY, within)
+    try:
+        os.fchmod(handle, 0o600)
+    finally:
+        os.close(handle)
 
 
 def remove(path: Path, within: Path | None = None) -> None:
@@ -260,7 +280,7 @@ def check_regular(path: Path) -> None:
         elif not stat.S_ISREG(mode):
             kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
             raise RunError(
-                f"{at} is {kind}, and a run's model is not read "
+                f"{at} is {kind}, and no file of a run is read "
                 "from links or pipes; put a copy of the file in place"
             )
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from workbench.base.errors import BackendError
+from workbench.base.files import gate
 from workbench.base.shown import ShownLive
 from workbench.base.words import plain
 from workbench.client.tensorboard.server import HOST, BoardServer, is_free, private_folder, serve
@@ -147,10 +148,12 @@ class Board(ShownLive):
 
 def board_folder(paths: RunPaths) -> Path:
     """Return the folder of a run's event files: the whole run if a script wrote some."""
-    own = next(paths.outputs.rglob("events.out.tfevents.*"), None)
-    if own is None:
-        return paths.tensorboard
-    return paths.root
+    outputs = gate.files_below(paths.outputs, paths.root)
+    if any(path.name.startswith("events.out.tfevents.") for path in outputs):
+        gate.check_regular(paths.outputs)
+        gate.check_regular(paths.tensorboard)
+        return paths.root
+    return Path(gate.library(paths.tensorboard))
 
 
 def serve_folders(folders: Mapping[str, Path], port: int | None = None) -> BoardServer:

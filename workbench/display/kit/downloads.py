@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
+from workbench.base.files import gate
 from workbench.base.words import size
 from workbench.client.tensorboard.board import jupyter_server
 from workbench.rundir.paths import RunPaths
@@ -25,7 +26,7 @@ def run_links(paths: RunPaths) -> list[Link]:
         name = paths.trace.name
         where = f"{base}files/{quote(f'{below}/{name}')}"
         links.append((f"{name} ({size(paths.trace.stat().st_size)})", where))
-    files = [path for path in paths.model.rglob("*") if path.is_file()]
+    files = gate.files_below(paths.model, paths.root)
     if not files:
         return links
     name = "model.zip"

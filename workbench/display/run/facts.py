@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from workbench.base.files import read_json
+from workbench.base.files import gate, read_json
 from workbench.base.json_values import items, text, whole
 from workbench.base.words import (
     UNKNOWN,
@@ -309,5 +309,5 @@ def _files_left(view: RunView) -> str:
 
 def _is_there(path: Path) -> bool:
     if path.is_dir():
-        return any(path.iterdir())
+        return not gate.is_empty(path)
     return path.exists()

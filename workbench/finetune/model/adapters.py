@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from workbench.agent.rank import collectives as ranks
 from workbench.base.errors import ConfigError
+from workbench.base.files.gate import library
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.model.load import Loaded, trained_dtype
@@ -180,7 +181,7 @@ def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
     from peft import PeftModel
 
     _say_nothing_of_old_names()
-    return replace(base, model=PeftModel.from_pretrained(base.model, str(folder)))
+    return replace(base, model=PeftModel.from_pretrained(base.model, library(folder)))
 
 
 def merged(folder: str | Path, base: Loaded) -> Loaded:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.base.files import read_json
-from workbench.base.package import file_digest, fingerprint
+from workbench.base.files import gate, read_json
+from workbench.base.package import fingerprint
 from workbench.rundir.paths import RunPaths
 
 
@@ -17,7 +17,7 @@ def origin(root: Path) -> Mapping[str, object]:
     for name in ("train.jsonl", "eval.jsonl"):
         path = paths.inputs / name
         if path.is_file():
-            digests[name] = file_digest(path)
+            digests[name] = gate.digest(path, root)
     known = digests or read_json(paths.job, within=paths.root).get("hub")
     if not known:
         return {"data": ""}

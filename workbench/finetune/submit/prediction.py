@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.files import read_json, write_json
+from workbench.base.files import gate, read_json, write_json
 from workbench.finetune.plan.tracing import one_at_a_time, remember, trace_step
 from workbench.jobs.job import Companion, FirstPod
 from workbench.rundir.paths import RunPaths
@@ -65,7 +65,7 @@ class PredictionInquiry:
                 with contextlib.suppress(OSError):
                     write_json(self._paths.prediction, {"why": why})
         with contextlib.suppress(OSError):
-            self._paths.inquiry.unlink()
+            gate.remove(self._paths.inquiry)
 
     def _from_pod(self, inquiry: Mapping[str, object]) -> Mapping[str, Any] | None:
         deadline = time.monotonic() + _LIMIT_S

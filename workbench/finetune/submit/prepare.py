@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from workbench.base.files import is_folder, user_path
+from workbench.base.files import gate, is_folder, user_path
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.data.sources.dataset import prepare as prepare_rows
 from workbench.finetune.deepspeed.files import load
@@ -74,9 +74,9 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
             ask_pods=run.ask_pods,
         )
         resolved = {**resolved, "resume": CHECKPOINT.dump_python(checkpoint, mode="json")}
-    paths.job.write_text(json.dumps(resolved, indent=1), encoding="utf-8")
+    gate.write_text(paths.job, json.dumps(resolved, indent=1), within=paths.root)
     if deepspeed is not None:
-        paths.deepspeed.write_text(json.dumps(deepspeed, indent=2), encoding="utf-8")
+        gate.write_text(paths.deepspeed, json.dumps(deepspeed, indent=2), within=paths.root)
     return Prepared(job=job, origin=origin(paths.root))
 
 

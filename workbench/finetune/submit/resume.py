@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import read_json, write_json
+from workbench.base.files import gate, read_json, write_json
 from workbench.base.json_values import Json, items, part, whole
-from workbench.base.package import file_digest
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.deepspeed_config import resolve
@@ -315,7 +314,7 @@ def _check_rows(
     if same and train:
         old = RunPaths(root).inputs / str(before)
         new = paths.inputs / str(train)
-        same = old.is_file() and file_digest(old) == file_digest(new)
+        same = old.is_file() and gate.digest(old, root) == gate.digest(new)
     if not same:
         raise ConfigError(
             f"the training rows differ from the rows of {root}; resume with the same dataset"

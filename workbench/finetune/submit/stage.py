@@ -8,17 +8,21 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from workbench.base.files import gate
 from workbench.base.package import file_digest
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.job import PodStore
 from workbench.jobs.script_folder import files_of
 from workbench.rundir.paths import RunPaths
 
+# Rows travel through the memory of this machine.
+_MOST_BYTES = 16 << 30
+
 
 def files_for(job: FineTune, link: PodStore, root: Path, gpus: int) -> Mapping[str, str]:
     """Send data and model to a pod; return the job file of the pod."""
     paths = RunPaths(root)
-    resolved = json.loads(paths.job.read_text(encoding="utf-8"))
+    resolved = json.loads(gate.read_bytes(paths.job, root))
     for name in ("train", "eval"):
         local = resolved.get(name)
         if local:
@@ -38,7 +42,7 @@ def _sent_rows(link: PodStore, path: Path) -> str:
     """Return the path of a file of rows on a pod; send the file if the pod cannot see it."""
     if link.sees(path):
         return str(path)
-    return link.put(path.read_bytes(), ".jsonl")
+    return link.put(gate.read_bytes(path, path.parent.parent, _MOST_BYTES), ".jsonl")
 
 
 def _sent_model(link: PodStore, folder: Path) -> str:

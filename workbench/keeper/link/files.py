@@ -16,8 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from workbench.base.errors import RemoteError
-from workbench.base.files import write_bytes
-from workbench.base.package import file_digest
+from workbench.base.files import gate, write_bytes
 from workbench.base.words import counted
 from workbench.keeper.link.shared import is_within
 from workbench.pods.pod import Pod
@@ -205,7 +204,7 @@ class PodFiles:
         path = str(self.store / digest[:32])
 
         def send() -> None:
-            if self.put_file(local, path) != digest:
+            if self.put_file(local.resolve(), path) != digest:
                 self.run(["rm", "-f", "--", path])
                 raise RemoteError(
                     f"{local} changed during the transfer; submit the run again",
@@ -224,7 +223,7 @@ class PodFiles:
     def get(self, remote: str, local: Path) -> str:
         if self.size(remote) < LARGE:
             self.retry_until_lease(lambda ssh: ssh.get(remote, local))
-            return file_digest(local)
+            return gate.digest(local)
 
         def fetch(route: SshRoute, tell: Progress) -> str:
             return fetch_file(route, remote, local, tell)
@@ -271,7 +270,7 @@ class PodFiles:
 
     def put_file(self, local: Path, path: str) -> str:
         """Send a file of any size to a path on the pod with mode 0600. Return its digest."""
-        if local.stat().st_size >= LARGE:
+        if local.lstat().st_size >= LARGE:
             # Pods may share the folder.
             part = f"{path}.{self.pod.name}.part"
 
@@ -279,7 +278,7 @@ class PodFiles:
                 return send_file(route, local, path, part, tell)
 
             return self._carry(local.name, send)
-        data = local.read_bytes()
+        data = gate.read_bytes(local, limit=LARGE)
         self.retry_until_lease(lambda ssh: ssh.put_bytes(data, path))
         return hashlib.sha256(data).hexdigest()
 
@@ -315,7 +314,8 @@ class PodFiles:
 
 def shelved(path: Path, data: bytes) -> Path:
     """Write a local file unless it already has the content. Thread-safe."""
-    if not path.is_file() or path.read_bytes() != data:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+    is_file = path.is_file() and not path.is_symlink()
+    if not is_file or gate.digest(path) != hashlib.sha256(data).hexdigest():
+        gate.make_folders(path.parent, path.parent.parent)
         write_bytes(path, data)
     return path

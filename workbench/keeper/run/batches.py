@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from workbench.base.errors import RemoteError
-from workbench.base.files import write_bytes
+from workbench.base.files import gate
 from workbench.base.files.disk import full_disk_named
-from workbench.base.package import file_digest
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.ssh.bulk.transfer import LARGE
 
@@ -62,7 +61,7 @@ def fetch_files(
             late = yield from _fetch_together(link, folder, batch, pile)
         alone = late + alone
     for file, target in alone:
-        digest = _fetch_one(link, folder / file.name, target, file.digest)
+        digest = _fetch_one(link, folder / file.name, target, file.digest, pile.parent)
         yield file, digest
 
 
@@ -95,37 +94,38 @@ def _fetch_together(
     others: list[Arrival] = []
     names = [file.name for file, _ in batch]
     link.get_many(str(folder), names, pile)
-    with pile.open("rb") as source:
+    with gate.open_record(pile) as source:
         for file, target in batch:
             data = source.read(file.size)
             if hashlib.sha256(data).hexdigest() == file.digest:
-                _put(data, target)
+                _put(data, target, pile.parent)
                 yield file, file.digest
             else:
                 others.append((file, target))
-    pile.unlink()
+    gate.remove(pile)
     return others
 
 
-def _put(data: bytes, target: Path) -> None:
+def _put(data: bytes, target: Path, root: Path) -> None:
     with full_disk_named(target.parent, len(data)):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # The temporary name is unpredictable, so no pod can have put a link there.
-        write_bytes(target, data)
+        gate.make_folders(target.parent, root)
+        gate.write_bytes(target, data, within=root)
 
 
-def _fetch_one(link: AgentLink, source: PurePosixPath, target: Path, digest: str) -> str:
+def _fetch_one(
+    link: AgentLink, source: PurePosixPath, target: Path, digest: str, root: Path
+) -> str:
     """Fetch a file, compare with `digest` unless empty, and return its SHA-256."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    gate.make_folders(target.parent, root)
     if not digest:
         return link.get(str(source), target)
     part = target.with_name(f".{target.name}.part")
     for _ in range(_TRIES):
         link.get(str(source), part)
-        if file_digest(part) == digest:
-            part.replace(target)
+        if gate.digest(part, root) == digest:
+            gate.move(part, target, root)
             return digest
-    part.unlink()
+    gate.remove(part, root)
     raise RemoteError(
         f"{source.name} was copied from {link.pod.name} {_TRIES} times with a wrong checksum; look "
         "for a failing disk or memory on either side, and run again",

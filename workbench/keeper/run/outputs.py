@@ -7,7 +7,6 @@ followed.
 from __future__ import annotations
 
 import logging
-import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -17,10 +16,9 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from workbench.base.errors import RemoteError, RunError
-from workbench.base.files import read_json, write_json
+from workbench.base.files import gate, read_json, write_json
 from workbench.base.files.gate import make_folders
 from workbench.base.json_values import items, text
-from workbench.base.package import file_digest
 from workbench.base.words import counted, short_list, size
 from workbench.jobs.job import FolderOutputs
 from workbench.keeper.link.agent import AgentLink
@@ -69,7 +67,7 @@ def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
     sent = "-"
     archive = context.spec.job.archive_in(paths.root)
     if archive is not None and archive.exists():
-        sent = link.put(archive.read_bytes(), ".zip")
+        sent = link.put(gate.read_bytes(archive, paths.root, gate.LARGEST_ARCHIVE), ".zip")
     below = _HASH_ALL if link.sees(paths.arrivals) else LARGE
     fields = {
         "run": context.run_id,
@@ -230,10 +228,10 @@ class FolderCollector:
             name = f"{below}/{file.name}"
             target = root / name
             make_folders(target.parent, root)
-            digest = _here(target, file, before.get(name, ""))
+            digest = _here(target, file, before.get(name, ""), root)
             if digest:
                 digests[name] = digest
-                target.chmod(0o600)
+                gate.close_to_others(target, root)
                 self._tell(-1, -file.size)
             else:
                 come.append((file, target))
@@ -242,7 +240,7 @@ class FolderCollector:
         for file, digest in fetch_files(link, folder, come, pile):
             name = f"{below}/{file.name}"
             digests[name] = digest
-            (root / name).chmod(0o600)
+            gate.close_to_others(root / name, root)
             self._tell(-1, -file.size)
         return digests
 
@@ -259,13 +257,13 @@ class FolderCollector:
             self._report("copying results back")
 
 
-def _here(target: Path, file: OutputFile, before: str) -> str:
+def _here(target: Path, file: OutputFile, before: str, root: Path) -> str:
     """Return the SHA-256 of a file that is already here, or an empty string."""
     if target.is_symlink() or not target.is_file():
         return ""
     if target.stat().st_size != file.size:
         return ""
-    digest = before or file_digest(target)
+    digest = before or gate.digest(target, root)
     # A large file has no digest from the pod: an equal size is enough.
     if file.digest and file.digest != digest:
         return ""
@@ -332,14 +330,14 @@ def fetch(
             continue
         target = paths.root / relative
         make_folders(target.parent, paths.root)
-        if shared and _taken(paths.arrivals / relative, target, file.digest):
+        if shared and _taken(paths.arrivals / relative, target, file.digest, paths.root):
             manifest[file.name] = file.digest
         else:
             come.append((file, target))
     pile = paths.root / f".{link.pod.name}.files"
     for file, digest in fetch_files(link, pod.out, come, pile):
         manifest[file.name] = digest
-    shutil.rmtree(paths.arrivals, ignore_errors=True)
+    gate.remove_tree(paths.arrivals, paths.root)
     return manifest, strange
 
 
@@ -364,11 +362,11 @@ def output_facts(paths: RunPaths) -> dict[str, object]:
     return {"output_files": len(sizes), "output_bytes": sum(sizes)}
 
 
-def _taken(here: Path, target: Path, digest: str) -> bool:
+def _taken(here: Path, target: Path, digest: str, root: Path) -> bool:
     """Move a file from a shared folder to its place. Return False if the local copy differs."""
     if not here.is_file() or here.is_symlink():
         return False
-    if file_digest(here) != digest:
+    if gate.digest(here, root) != digest:
         return False
-    here.replace(target)
+    gate.move(here, target, root)
     return True

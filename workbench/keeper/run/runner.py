@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.files import gate
 from workbench.keeper.checkpoints import CheckpointCollector, Returned, bring_checkpoints_back
 from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
@@ -272,7 +273,7 @@ class Runner:
         """Copy the last checkpoint from the pods and update the result. Blocks."""
         returned = bring_checkpoints_back(self.context, most=1)
         if returned.steps:
-            self.context.paths.held.unlink(missing_ok=True)
+            gate.remove(self.context.paths.held)
         came = [f"the checkpoint of step {step} was copied back" for step in returned.steps]
         self._journal.amend("; ".join([*came, *returned.notes]))
         return returned
@@ -385,7 +386,7 @@ class Runner:
         if not self.context.inherited:
             return ""
         with suppress(OSError):
-            return self.context.paths.command.read_text(encoding="utf-8").strip()
+            return gate.read_text(self.context.paths.command).strip()
         return ""
 
     def _write_result(self, state: RunState, message: str, fault: RunFault | None) -> None:

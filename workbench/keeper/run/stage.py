@@ -8,8 +8,7 @@ from pathlib import Path
 
 from workbench.base.child import QUIET
 from workbench.base.errors import RemoteError, RunError
-from workbench.base.files import read_json
-from workbench.base.package import file_digest
+from workbench.base.files import gate, read_json
 from workbench.base.words import short_list
 from workbench.jobs.job import Job, PodView
 from workbench.jobs.launcher import Launcher
@@ -84,7 +83,7 @@ def sent_inputs(job: Job, paths: RunPaths) -> str:
     archive = job.archive_in(paths.root)
     if archive is None:
         return "inputs"
-    packed = travelling(archive.read_bytes())
+    packed = travelling(gate.read_bytes(archive, paths.root, gate.LARGEST_ARCHIVE))
     left_out = read_json(paths.origin).get("left_out")
     if isinstance(left_out, list) and left_out:
         return f"{packed}, without {short_list(left_out)},"
@@ -133,12 +132,12 @@ def send_inputs(context: RunContext, link: AgentLink) -> None:
     packed = job.archive_in(paths.root)
     archive = ""
     if packed is not None:
-        archive = link.put(packed.read_bytes(), ".zip")
+        archive = link.put(gate.read_bytes(packed, paths.root, gate.LARGEST_ARCHIVE), ".zip")
     files = dict(job.files_for(link, paths.root, context.spec.cluster.pods.gpus))
     link.work("stage", _UNPACKED_S, run=context.run_id, files=files, archive=archive)
     # On a shared disk, results are written directly to the run directory.
     if link.sees(paths.root):
-        paths.arrivals.mkdir(exist_ok=True)
+        gate.make_folders(paths.arrivals, paths.root)
         link.run(["rm", "-rf", "--", str(target.out)])
         link.run(["ln", "-sfn", "--", str(paths.arrivals), str(target.out)])
     resume = resumed_from(paths)
@@ -179,7 +178,7 @@ def check_hostfile(context: RunContext) -> None:
     """Raise RunError if the hostfile changed since submission, as launchers run its content."""
     path = context.paths.hostfile
     try:
-        digest = file_digest(path)
+        digest = gate.digest(path)
     except OSError as error:
         raise RunError(
             f"the hostfile {path} cannot be read: {error.strerror}; submit the job again"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from workbench.base import entries
 from workbench.base.child import HOME, start
-from workbench.base.files import read_json
+from workbench.base.files import gate, read_json
 from workbench.base.process import Process, end_all, of_pods, process_table
 from workbench.pods.guest.guardian import NOTE, WorkerConfig
 from workbench.pods.guest.machine import MemoryLimit
@@ -127,7 +127,7 @@ class LocalWorker:
 
         The configuration holds the token.
         """
-        with open(config.log, "ab", opener=private) as log:
+        with gate.open_to_append(Path(config.log), Path(config.log).parent) as log:
             process = start(
                 "-m",
                 entries.GUARDIAN,
@@ -185,17 +185,13 @@ def session_environment() -> dict[str, str]:
 def tail_of(path: Path, lines: int) -> str:
     """Read the last lines of a file; nothing if there is none."""
     with contextlib.suppress(OSError):
-        text = path.read_text(errors="backslashreplace")
+        text = gate.read_end(path).decode(errors="backslashreplace")
         return "\n".join(text.splitlines()[-lines:])
     return ""
 
 
 def _pick(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
-
-
-def private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def unsettled_guardians(folder: Path) -> list[Process]:

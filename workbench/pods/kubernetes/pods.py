@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
+from workbench.base.files import gate
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.notes import note_of, read_note, write_note
 from workbench.pods.place import Place
@@ -149,7 +150,7 @@ class KubernetesPods(KubernetesOptions, Place):
         if session is not None:
             session.close()
         if self._record is not None:
-            self._record.unlink(missing_ok=True)
+            gate.remove(self._record)
 
     def remove_left(self, directory: Path) -> None:
         """Delete the objects of a cluster directory's keeper, by its note. Idempotent."""
@@ -181,7 +182,7 @@ class KubernetesPods(KubernetesOptions, Place):
                 f" was removed. Choose the context of {server} and call close() again, or delete"
                 f" {record}"
             )
-        record.unlink(missing_ok=True)
+        gate.remove(record)
 
     def _prepare(
         self, spec: PodSpec, count: int, context: LaunchContext, base: str = ""

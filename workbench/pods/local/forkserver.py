@@ -12,9 +12,9 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.allocator import preloaded
 from workbench.base.child import HOME, start
+from workbench.base.files import gate
 from workbench.base.messages.wire import listen
 from workbench.base.process import FORK_SERVER_NAME, POD_MARK
-from workbench.pods.guest.process import private
 
 _BACKLOG = 128  # agents that wait for the imports
 
@@ -49,7 +49,7 @@ class ForkServer:
         with (
             # An agent may ask before the imports are done: it then waits on this socket.
             listen(self.socket, socket.SOCK_SEQPACKET, _BACKLOG) as listener,
-            open(folder / f"{FORK_SERVER_NAME}.log", "ab", opener=private) as log,
+            gate.open_to_append(folder / f"{FORK_SERVER_NAME}.log", folder.parent) as log,
         ):
             self._process = start(
                 "-m",
@@ -68,4 +68,4 @@ class ForkServer:
         self._process.wait()
         if self._process.stdin is not None:
             self._process.stdin.close()
-        self.socket.unlink(missing_ok=True)
+        gate.remove(self.socket)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import subprocess
 import threading
 import time
@@ -23,6 +22,7 @@ from typing import ClassVar
 from pydantic import PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
+from workbench.base.files import gate
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.base.process import FORK_SERVER_NAME, FORK_SERVER_SOCKET, POD_MARK, end_all
 from workbench.base.versions import installed_versions
@@ -101,7 +101,7 @@ class LocalPods(Place):
         addresses = {f"pod-{number}": address for number, address in enumerate(loopback)}
         devices = _devices(spec, list(addresses))
         folder = context.directory / "pods"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        gate.make_folders(folder, context.directory)
         for _ in range(_ATTEMPTS):
             port = self.port
             if port is None:
@@ -213,16 +213,15 @@ class LocalPods(Place):
         folder = directory / "pods"
         end_all(partial(unsettled_guardians, folder), grace_s=_STOP_S)
         workers = {}
-        for root in folder.glob("pod-*"):
-            if root.is_dir():
-                workers[root.name] = LocalWorker.adopted(root)
+        for root in gate.folders_in(folder, "pod-*", directory):
+            workers[root.name] = LocalWorker.adopted(root)
         self._workers = workers
         self._end()
         server = folder.absolute() / FORK_SERVER_NAME
         sweep([str(server)])
-        _fork_server_address(directory).unlink(missing_ok=True)
+        gate.remove(_fork_server_address(directory))
         # The previous version's place.
-        (folder / f"{FORK_SERVER_NAME}.sock").unlink(missing_ok=True)
+        gate.remove(folder / f"{FORK_SERVER_NAME}.sock", directory)
 
     def _end(self, those: Mapping[str, LocalWorker] | None = None) -> None:
         """End workers as `stop` does, without cancelling a launch that is under way."""
@@ -251,7 +250,7 @@ class LocalPods(Place):
         if not self._keep_folders:
             stores = {str(Path(root).with_name(_STORE)) for root in roots}
             for folder in [*roots, *stores]:
-                shutil.rmtree(folder, ignore_errors=True)
+                gate.remove_tree(Path(folder))
         for limit in self._limits:
             limit.remove()
         self._workers = {}

@@ -21,7 +21,7 @@ from typing import Any
 import paramiko
 
 from workbench.base.errors import ConfigError, RemoteError
-from workbench.base.files import write_bytes
+from workbench.base.files import gate, write_bytes
 from workbench.base.files.disk import full_disk_named
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.bulk.transfer import far_end_answer, far_end_argv
@@ -151,7 +151,7 @@ class SSHConnection:
         """Fetch a small file, replacing what is there; missing folders are made."""
         data = self._read(remote)
         with full_disk_named(local.parent, len(data)):
-            local.parent.mkdir(parents=True, exist_ok=True)
+            gate.make_folders(local.parent, local.parent)
         write_bytes(local, data)
 
     def _read(self, remote: str | PurePosixPath) -> bytes:

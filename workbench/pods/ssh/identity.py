@@ -12,7 +12,6 @@ import ipaddress
 import math
 import re
 import shlex
-import shutil
 import stat
 import subprocess
 from collections.abc import Iterable, Sequence
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import write_text
+from workbench.base.files import gate, write_text
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.pod import Jump, Pod
 
@@ -68,8 +67,8 @@ class Identity:
     @classmethod
     def create(cls, folder: Path) -> Identity:
         folder = folder.absolute()
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if any(folder.iterdir()):
+        gate.make_folders(folder, folder.parent)
+        if not gate.is_empty(folder):
             raise ConfigError(
                 f"{folder} is not empty; a cluster's identity needs a folder of its own"
             )
@@ -97,7 +96,7 @@ class Identity:
 
     @property
     def public_key(self) -> str:
-        return self.key.with_suffix(".pub").read_text().strip()
+        return gate.read_text(self.key.with_suffix(".pub")).strip()
 
     def pin(self, pods: Iterable[Pod]) -> None:
         """Trust these pods' host keys and no others.
@@ -122,14 +121,14 @@ class Identity:
     def pinned(self, address: str, port: int) -> list[str]:
         """Return the host keys (`type base64`) pinned for an address, none if it is unknown."""
         name = known_hosts_name(address, port)
-        lines = self.known_hosts.read_text().splitlines()
+        lines = gate.read_text(self.known_hosts).splitlines()
         return [line.split(" ", 1)[1] for line in lines if line.split(" ", 1)[0] == name]
 
     def destroy(self) -> None:
         """Remove the key and its folder's content. Idempotent."""
         with contextlib.suppress(OSError):
-            self.key.unlink()
-        shutil.rmtree(self.folder, ignore_errors=True)
+            gate.remove(self.key)
+        gate.remove_tree(self.folder)
 
 
 def check_key_file(path: Path) -> None:

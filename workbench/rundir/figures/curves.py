@@ -10,6 +10,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from workbench.base.files.gate import library
 from workbench.base.json_values import number, parts
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.metrics import numbers_in, tag_of
@@ -242,7 +243,7 @@ class ScalarWriter:
         if self._writer is None:
             from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-            self._writer = EventFileWriter(str(self._folder), flush_secs=2)
+            self._writer = EventFileWriter(library(self._folder), flush_secs=2)
         if is_restart:
             # TensorBoard drops the points of later steps at the start of a session.
             begin = SessionLog(status=SessionLog.SessionStatus.START)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workbench.base.files import open_record, read_json
+from workbench.base.files import gate, open_record, read_json
 from workbench.base.json_values import Json, items, parts, text, whole
 from workbench.base.words import counted, short_list
 from workbench.rundir.paths import RunPaths
@@ -167,7 +167,7 @@ def communication(paths: RunPaths) -> list[str]:
 def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
     """Return the copied dumps of the recorder, by rank."""
     dumps = []
-    for path in sorted(paths.logs.glob("flight-*.json")):
+    for path in gate.files_in(paths.logs, "flight-*.json", paths.root):
         rank = path.stem.removeprefix("flight-")
         if rank.isdigit():
             dumps.append((int(rank), path))
@@ -175,9 +175,9 @@ def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
 
 
 def _printed(paths: RunPaths) -> Iterator[str]:
-    for path in sorted(paths.logs.glob("rank-*.std*.log")):
+    for path in gate.files_in(paths.logs, "rank-*.std*.log", paths.root):
         # `open_record` refuses a link in place of the log.
-        with contextlib.suppress(OSError), open_record(path) as log:
+        with contextlib.suppress(OSError), open_record(path, paths.root) as log:
             printed = log.read(_MOST_BYTES).decode(errors="replace")
             for line in printed.splitlines():
                 if "NCCL" in line:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, DiskFull
-from workbench.base.files import user_path, write_json
+from workbench.base.files import gate, user_path, write_json
 from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.folders import make_private
 from workbench.jobs.job import NewRun, Prepared
@@ -62,7 +62,7 @@ def prepare_run(
     _fresh_folder(paths.root, paths.spec)
     try:
         with full_disk_named(paths.root):
-            paths.inputs.mkdir()
+            gate.make_folders(paths.inputs, paths.root)
             run = NewRun(
                 root=paths.root,
                 asked=asked,
@@ -77,7 +77,7 @@ def prepare_run(
             _fill(spec, paths)
         check_room(paths.root, _ROOM_BYTES)
     except BaseException:
-        shutil.rmtree(paths.root, ignore_errors=True)
+        gate.remove_tree(paths.root)
         raise
     return PreparedRun(run_id=run_id, paths=paths, spec=spec)
 
@@ -87,11 +87,11 @@ def _fresh_folder(root: Path, mark: Path) -> None:
     make_root(root)
     if mark.exists():
         raise ConfigError(_taken(root, mark))
-    if any(root.iterdir()):
+    if not gate.is_empty(root):
         raise ConfigError(f"{root} is not empty; choose a new directory")
     try:
         with full_disk_named(root):
-            mark.touch(mode=0o600, exist_ok=False)
+            os.close(gate.open_to_write(mark, os.O_WRONLY | os.O_CREAT | os.O_EXCL, root))
     except FileExistsError:  # another process claimed the directory at the same time
         raise ConfigError(_taken(root, mark)) from None
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from workbench.base.files import open_record
+from workbench.base.files import gate
 from workbench.base.files.disk import is_full
 from workbench.base.files.gate import open_to_write
 from workbench.base.redact import Redactor
@@ -200,7 +200,7 @@ def _why_cut(path: Path, error: OSError) -> str:
 def mask_file(path: Path, redact: Redactor) -> None:
     """Mask the secrets in a log that another program has written."""
     with suppress(FileNotFoundError):
-        descriptor = open_to_write(path, os.O_RDWR, path.parent)
+        descriptor = open_to_write(path, os.O_RDWR, path.parent.parent)
         with os.fdopen(descriptor, "r+b") as log:
             _mask(log, redact)
 
@@ -218,10 +218,7 @@ def _mask(log: BinaryIO, redact: Redactor) -> None:
 
 
 def _end_of(path: Path) -> bytes:
-    with open_record(path) as file:
-        size = path.stat().st_size
-        file.seek(max(0, size - _LONGEST_LINE))
-        return file.read()
+    return gate.read_end(path, path.parent.parent, _LONGEST_LINE)
 
 
 def _unfinished(text: bytes) -> bytes:

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes
 from workbench.base.files.disk import check_room, full_disk_named
+from workbench.base.files.gate import library
 from workbench.finetune.model import adapters
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.options.models import Family
@@ -54,7 +55,7 @@ def export_adapters(
     """Write adapters alone, in the format that peft, vLLM and TGI load beside the base."""
     # No link is followed: other people may see the text of the file.
     config = read_bytes(Path(folder) / "adapter_config.json")
-    weights = load_file(Path(folder) / adapters.WEIGHTS)
+    weights = load_file(library(Path(folder) / adapters.WEIGHTS))
     if dtype is not None:
         weights = {name: value.to(DTYPES[dtype]) for name, value in weights.items()}
     with _whole(target, weights) as part:

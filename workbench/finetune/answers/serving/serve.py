@@ -19,6 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from workbench.base import entries
 from workbench.base.errors import DiskFull
+from workbench.base.files.gate import library, read_bytes
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import Request, incoming
 from workbench.finetune.answers.serving.export import DTYPES, export_adapters, export_model
@@ -82,10 +83,10 @@ class Answerer:
         max_shard_size: int | str,
     ) -> dict[str, object]:
         """Write the model into a new folder, with adapters `merged` into the base or alone."""
-        tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(library(self._folder), trust_remote_code=False)
         if self._job.peft == Peft.NONE:
             options = {"dtype": DTYPES[dtype] if dtype else "auto"}
-            loaded = model.load(self._folder, (), seed=0, options=options)
+            loaded = model.load(library(self._folder), (), seed=0, options=options)
         elif merged:
             loaded = adapters.merged(self._folder, self._initial(tokenizer))
             dtype = dtype or model.own_format(self._job.model)
@@ -106,8 +107,8 @@ class Answerer:
 
     def _trained(self) -> model.Loaded:
         if self._job.peft == Peft.NONE:
-            return self._load(self._folder, None, {})
-        tokenizer = AutoTokenizer.from_pretrained(self._folder, trust_remote_code=False)
+            return self._load(library(self._folder), None, {})
+        tokenizer = AutoTokenizer.from_pretrained(library(self._folder), trust_remote_code=False)
         return adapters.load_with_adapter(self._folder, self._initial(tokenizer))
 
     def _initial(self, tokenizer: Any) -> model.Loaded:
@@ -213,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(line, requests), daemon=True).start()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    job = job_from_dict(json.loads(Path(options.job).read_text(encoding="utf-8"))["job"])
+    job = job_from_dict(json.loads(read_bytes(Path(options.job)))["job"])
     assert isinstance(job, FineTune)  # a script's model cannot be asked
     answerer = Answerer(options.model, job)
     while True:

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Self, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.files import is_folder, is_there, user_path
+from workbench.base.files import gate, is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Positive, Record, Text, nested, read_kind
 from workbench.finetune.data.meant import Written
 from workbench.finetune.data.rows import Refusal, any_row
@@ -193,14 +193,14 @@ def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row)
             unasked=first.unasked,
         )
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    gate.make_folders(folder, folder.parent)
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
         made = Path(scratch)
         rows = dataset.write(made, refusal=refusal)
-        (folder / "tables.jsonl").unlink(missing_ok=True)
+        gate.remove(folder / "tables.jsonl")
         for name in ("tables.jsonl", "eval.jsonl", "train.jsonl"):
             if (made / name).exists():
-                (made / name).replace(folder / name)
+                gate.move(made / name, folder / name, folder)
     tables = folder / "tables.jsonl"
     return Prepared(
         train=folder / "train.jsonl",

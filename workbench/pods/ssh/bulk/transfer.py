@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import DiskFull, RemoteError
+from workbench.base.files import gate
 from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.files.gate import open_to_append
 from workbench.base.messages.lines import from_line, to_line
@@ -120,7 +121,7 @@ def fetch_file(
 
     An earlier transfer is resumed.
     """
-    local.parent.mkdir(parents=True, exist_ok=True)
+    gate.make_folders(local.parent, local.parent)
     part = local.with_name(f".{local.name}.part")
     what = f"{counted(len(names), 'file')} of {remote}" if names else remote
     tries = _Tries(route, remote, f"{what} on {route.name}", f"what has come is in {part}")
@@ -149,7 +150,7 @@ def fetch_file(
                 tries.damaged()
                 file.truncate(0)
                 return None
-        part.replace(local)
+        gate.move(part, local, local.parent)
         return digest.hexdigest()
 
     try:
@@ -157,7 +158,7 @@ def fetch_file(
     except DiskFull:
         raise
     except OSError as error:
-        part.unlink(missing_ok=True)  # the room is needed for what the run says of itself
+        gate.remove(part)  # the room is needed for what the run says of itself
         if is_full(error):
             raise disk_full(local.parent, tries.size or None, free_bytes(local.parent)) from error
         raise RemoteError(
@@ -176,7 +177,7 @@ def send_file(
     def once() -> str | None:
         with (
             Pipe(_far_end(route, "receive", remote, part)) as pipe,
-            local.open("rb", buffering=0) as file,
+            gate.open_record(local) as file,
         ):
             header = _read_message(pipe, route)
             tries.size = _size(local)
@@ -291,7 +292,7 @@ def _send(pipe: Pipe, data: bytes, route: SshRoute) -> None:
 
 
 def _digest_of(path: Path) -> hashlib._Hash:
-    with path.open("rb", buffering=0) as file:
+    with gate.open_record(path) as file:
         return hashlib.file_digest(file, "sha256")
 
 
