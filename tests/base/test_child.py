@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from workbench.base.child import HOME, child_environment, replies, start
+from workbench.base.child import HOME, child_environment, limit_memory, replies, start
 
 
 def test_a_child_finds_this_package_and_has_a_session_of_its_own() -> None:
@@ -50,3 +51,42 @@ def test_replies_are_read_as_they_come_and_a_failure_says_why(
     answers = replies("repeats", request={"row": 1}, limit_s=limit_s)
     with pytest.raises(ValueError, match=reason):
         assert next(answers) == {"row": 1} and list(answers)
+
+
+BUSY = "\nwhile True: str(1)"
+WORDED = "\ntry:\n  while True: str(1)\nexcept Exception as e: raise ValueError('x') from e"
+
+
+@pytest.mark.parametrize(
+    ("block", "printed"),
+    [
+        (BUSY, "it took more than 1 s"),
+        (WORDED, "it took more than 1 s"),
+        ("\npass", "in time"),
+    ],
+)
+def test_a_block_of_a_child_ends_at_its_limit(block: str, printed: str) -> None:
+    code = (
+        "from workbench.base.child import limited_time\n"
+        "try:\n with limited_time(1.0):\n  "
+        + block.replace("\n", "\n  ")
+        + "\n print('in time')\nexcept TimeoutError as e: print(e)\n"
+    )
+    with start("-c", code, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.read().decode().strip() == printed
+
+
+def test_a_call_of_c_code_is_ended_by_the_system() -> None:
+    code = (
+        "from workbench.base.child import limited_time\nwith limited_time(1.0): sum(range(10**12))"
+    )
+    with start("-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.wait(120.0) == -signal.SIGXCPU
+
+
+def test_a_child_has_no_more_memory_than_allowed() -> None:
+    code = "import sys\nsys.stdin.read()\ntry: bytearray(1 << 31)\nexcept MemoryError: print('no')"
+    with start("-c", code, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        limit_memory(child.pid, 1 << 30)
+        assert child.communicate(b"")[0] == b"no\n"

@@ -15,6 +15,7 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.options.limits import TEMPLATE_TOO_SLOW
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
@@ -162,3 +163,17 @@ def test_templates_that_mark_answers_and_those_that_cannot_be_learned_from() -> 
         FineTune(model="tiny-llama", chat_template="{% for m in messages %}{{ m.content }}"), row
     )
     assert "Unexpected end of template" in why
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+POWER = "{% set n = messages | length + 8 %}{{ (n ** n ** n) > 1 }}"
+MEMORY = "{{ ('x' * (messages | length * 10 ** 10)) | length }}"
+
+
+@pytest.mark.parametrize("template", [LOOPS, POWER, MEMORY], ids=["loops", "power", "memory"])
+def test_a_template_without_an_end_is_refused_with_its_limit(
+    template: str,
+) -> None:
+    job = FineTune(model="tiny-llama", dataset="mini", prompt="chat", chat_template=template)
+    why = reasons(job, [chat("user", "assistant"), chat("user", "assistant")])
+    assert why == [f"cannot be learned from: {TEMPLATE_TOO_SLOW}"] * 2

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from typing import Any
 from workbench.base.json_values import parse_json
 
 HOME = str(Path(__file__).absolute().parents[2])
+_IN_C_S = 3  # seconds of processor time
 QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -67,6 +69,53 @@ def main_of(module: str) -> tuple[str, str]:
     )
 
 
+def machine_bytes() -> int:
+    """Return the bytes of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def limit_memory(pid: int, memory_bytes: int) -> None:
+    """Limit the private memory of a child, where the system has such a limit."""
+    if hasattr(resource, "prlimit"):
+        # Not RLIMIT_AS: a GPU driver reserves far more address space than it uses.
+        with contextlib.suppress(OSError, ValueError):
+            resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+
+@contextlib.contextmanager
+def limited_time(limit_s: float) -> Iterator[None]:
+    """Raise TimeoutError in a block that takes more processor time; for a child's main thread.
+
+    The time of the processor, because a busy machine must not refuse a good file. Python code is
+    interrupted each second from then on. A single call of C code cannot be: the system ends the
+    process `_IN_C_S` seconds later.
+    """
+    is_over = False
+
+    def end(*_: object) -> None:
+        nonlocal is_over
+        is_over = True
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    last_s = int(time.process_time() + limit_s) + _IN_C_S
+    if soft == resource.RLIM_INFINITY or last_s < soft:
+        resource.setrlimit(resource.RLIMIT_CPU, (last_s, hard))
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s, 1.0)
+    try:
+        yield
+    except BaseException as error:
+        # The block may have put its own words around the error.
+        if is_over:
+            raise TimeoutError(f"it took more than {limit_s:.0f} s") from error
+        raise
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+
+
 def replies(
     module: str, *, request: object, limit_s: float | None = None, memory_bytes: int | None = None
 ) -> Iterator[Any]:
@@ -90,10 +139,8 @@ def replies(
             "-W", "ignore", *main_of(module), env=env, stdin=given, stdout=pipe, stderr=errors
         )
         assert child.stdout is not None
-        if memory_bytes is not None and hasattr(resource, "prlimit"):
-            # Not RLIMIT_AS: a GPU driver reserves far more address space than it uses.
-            with contextlib.suppress(OSError, ValueError):
-                resource.prlimit(child.pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+        if memory_bytes is not None:
+            limit_memory(child.pid, memory_bytes)
         end = threading.Timer(limit_s or 0.0, child.kill)
         began = time.monotonic()
         end.daemon = True

@@ -520,3 +520,15 @@ def test_a_shape_that_is_not_known_is_refused_with_what_to_do(tmp_path: Path) ->
         model_config(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(KNOWN["t5-base"]), encoding="utf-8")
     assert model_config(str(tmp_path)) == KNOWN["t5-base"]
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_decoder_layers", "n_routed_experts"])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_number_of_layers_that_no_model_has_is_refused_by_name(
+    tmp_path: Path, name: str, is_nested: bool
+) -> None:
+    many = {name: 10**7}
+    config = {**KNOWN["t5-base"], **({"text_config": many} if is_nested else many)}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ConfigError, match=f"{name} = 10000000"):
+        model_config(str(tmp_path))

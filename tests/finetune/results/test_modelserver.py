@@ -98,6 +98,18 @@ def test_a_run_without_a_model_is_refused_before_anything_starts(tmp_path: Path)
         server_of(RunPaths(tmp_path / "nowhere"))
 
 
+def test_a_model_with_more_layers_than_any_other_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    paths = RunPaths(tmp_path)
+    paths.model.mkdir()
+    paths.inputs.mkdir()
+    paths.job.write_text("{}")
+    (paths.model / "config.json").write_text(json.dumps({"num_hidden_layers": 10**7}))
+    with pytest.raises(RunError, match="num_hidden_layers = 10000000"):
+        ModelServer(paths)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_two_runs_and_the_untrained_model_answer(runs: tuple[RunPaths, RunPaths]) -> None:

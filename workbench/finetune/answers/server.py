@@ -14,14 +14,21 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from workbench.base import entries
-from workbench.base.child import child_environment, main_of, start
+from workbench.base.child import (
+    child_environment,
+    limit_memory,
+    machine_bytes,
+    main_of,
+    start,
+)
 from workbench.base.errors import DiskFull, RunError
-from workbench.base.files import load_json
+from workbench.base.files import load_json, read_json
 from workbench.base.files.gate import check_regular, files_in
 from workbench.base.json_values import part
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.answers.questions import Question
+from workbench.finetune.options.limits import too_many_parts
 from workbench.rundir.paths import RunPaths
 
 _IDLE_S = 600.0
@@ -89,6 +96,7 @@ class ModelServer:
             stdout=pipe,
             stderr=self._words,
         )
+        limit_memory(self._process.pid, machine_bytes())
         assert self._process.stdin is not None and self._process.stdout is not None
         streams = self._process.stdout.fileno(), self._process.stdin.fileno()
         line = Pipes(*streams, write_s=_ANSWER_S)
@@ -243,6 +251,9 @@ def check_model(paths: RunPaths) -> None:
     if not paths.job.is_file():
         raise RunError(f"{paths.job} is missing; the file states how the model was trained")
     _check_shards(paths)
+    too_large = too_many_parts(read_json(paths.model / "config.json", within=paths.root))
+    if too_large:
+        raise RunError(f"{paths.model / 'config.json'} has {too_large}; put a whole copy back")
 
 
 def _check_shards(paths: RunPaths) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from random import Random
 
 from workbench.base import entries
-from workbench.base.child import HELPER, child_environment, main_of, start
+from workbench.base.child import HELPER, child_environment, limit_memory, main_of, start
 from workbench.base.json_values import Json
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.data.messages import Message, Shape, answer_of, asked, shape_of
 from workbench.finetune.data.rows import Example, Refusal
 from workbench.finetune.job.refusals import row_refusal
+from workbench.finetune.options.limits import TEMPLATE_TOO_SLOW
 from workbench.finetune.options.models import has_chat_template
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.prompts import source_text
@@ -22,6 +24,9 @@ from workbench.finetune.options.prompts import source_text
 _SHAPES = 200  # shapes whose first row is always rendered
 _ROWS = 1000  # after as many rows, row n is rendered with probability _ROWS / n
 _ANSWER_S = 120.0
+_END_S = 2.0
+# Private memory of the child. transformers without torch needs 200 MiB.
+_MEMORY_BYTES = 4 << 30
 
 
 @contextmanager
@@ -95,6 +100,8 @@ class _Child:
         try:
             return str(self._client.call(request, _ANSWER_S)["refusal"])
         except (OSError, TooLong, rpc.Refused):
+            if self._used_up():
+                return TEMPLATE_TOO_SLOW
             # The pods have the model and check the rows again.
             self._is_silent = True
             return ""
@@ -113,9 +120,18 @@ class _Child:
             stdout=pipe,
             stderr=none,
         )
+        limit_memory(self._process.pid, _MEMORY_BYTES)
         assert self._process.stdin is not None and self._process.stdout is not None
         streams = self._process.stdout.fileno(), self._process.stdin.fileno()
         return rpc.Client(Pipes(*streams, write_s=_ANSWER_S))
+
+    def _used_up(self) -> bool:
+        """Whether the system ended the child for its time: C code cannot be interrupted."""
+        if self._process is None:
+            return False
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(_END_S) == -signal.SIGXCPU
+        return False
 
     def close(self) -> None:
         if self._process is not None:

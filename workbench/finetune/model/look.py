@@ -16,6 +16,7 @@ from workbench.finetune.data.training.rows import load as load_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.load import load
 from workbench.finetune.model.text.encode import Encoder
+from workbench.finetune.model.text.template import limit_time
 from workbench.finetune.options.choices import LossOn
 from workbench.finetune.options.prompts import wording
 from workbench.finetune.recipe.order import IGNORED
@@ -97,6 +98,7 @@ def _pieces(encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
 
 def main() -> None:
     """Answer the request on standard input."""
+    limit_time()
     try:
         answer = look(json.load(sys.stdin))
     except (WorkbenchError, OSError, ValueError) as error:

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_given
-from workbench.finetune.options.models import TINY_LLAMA, TINY_T5, ModelKind, model_kind
+from workbench.finetune.options.limits import too_many_parts
+from workbench.finetune.options.models import (
+    TINY_LLAMA,
+    TINY_T5,
+    ModelKind,
+    model_kind,
+)
 
 
 def _t5(width: int, inner: int, heads: int, layers: int, head: int = 64) -> Mapping[str, object]:
@@ -112,6 +118,9 @@ def _read(path: Path) -> Mapping[str, object]:
         ) from error
     match config:
         case {"model_type": str()}:
+            too_large = too_many_parts(config)
+            if too_large:
+                raise ConfigError(f"{path} has {too_large}; take the file from the model's author")
             return dict(config)
     raise ConfigError(f"{path} names no model_type; give a folder made by save_pretrained")
 

@@ -29,6 +29,7 @@ from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
+from workbench.finetune.model.text.template import limit_time
 from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.models import ModelKind, model_kind
 from workbench.jobs.registry import job_from_dict
@@ -209,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
+    limit_time()  # the template may be another person's
     line = Pipes(0, os.dup(1))
     os.dup2(2, 1)  # output of libraries must not look like a reply
     requests: queue.SimpleQueue[Request] = queue.SimpleQueue()

@@ -149,7 +149,7 @@ class Chat:
             "return_assistant_tokens_mask": True,
             "tools": list(tools) or None,
         }
-        made = Template.refusing(
+        made = self._template.refusing(
             turns, lambda: self._tokenizer.apply_chat_template(list(turns), **options)
         )
         ids = list(made["input_ids"])

@@ -15,11 +15,13 @@ from typing import Any, cast
 from transformers.utils.chat_template_utils import jinja2, render_jinja_template
 from transformers.utils.hub import cached_file
 
+from workbench.base.child import limited_time
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, part, parts, text
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import incoming
 from workbench.finetune.data.messages import Message, Shape, shape_of
+from workbench.finetune.options.limits import TEMPLATE_S, TEMPLATE_TOO_SLOW
 
 Tools = Sequence[Json]
 """Schemas of the functions that the assistant may call."""
@@ -38,6 +40,7 @@ class Template:
         """Whether the template itself marks the assistant's text."""
         self._render = render
         self._forms: dict[Shape, _Form] = {}
+        self._too_much = ""
 
     def text(self, turns: Sequence[Message], asks: bool, tools: Tools = ()) -> str:
         """Return the text of turns.
@@ -102,14 +105,22 @@ class Template:
         for number in answers:
             self.exchange(turns[:number], tools)
 
-    @staticmethod
-    def refusing(turns: Sequence[Message], render: Callable[[], Any]) -> Any:
+    def refusing(self, turns: Sequence[Message], render: Callable[[], Any]) -> Any:
         """Return the rendered text. A refusal of the template becomes a refusal of the turns."""
+        if self._too_much:
+            raise ConfigError(self._too_much)
         try:
-            return render()
+            if not is_limited():
+                return render()
+            with limited_time(TEMPLATE_S):
+                return render()
         except (jinja2.TemplateError, TypeError) as error:
             roles = ", ".join(turn["role"] for turn in turns)
             raise ConfigError(f"the chat template refuses the turns ({roles}): {error}") from error
+        except (TimeoutError, MemoryError) as error:
+            # One trial suffices: the template may be rendered for each row.
+            self._too_much = TEMPLATE_TOO_SLOW
+            raise ConfigError(self._too_much) from error
 
 
 def _marked(turns: Sequence[Message], tools: Tools) -> tuple[dict[str, str], list[Message], Tools]:
@@ -230,7 +241,20 @@ def _refusal(request: Mapping[str, Any]) -> str:
     return ""
 
 
+def limit_time() -> None:
+    """Limit the time of each text in this process: a child that reads foreign templates."""
+    _process["limited"] = True
+
+
+def is_limited() -> bool:
+    return _process["limited"]
+
+
+_process = {"limited": False}
+
+
 def main() -> None:
     """Answer requests on stdin with the refusal of their turns; empty without a refusal."""
+    limit_time()
     for request in incoming(Pipes(0, 1)):
         request.answer({"refusal": _refusal(request.fields)})
