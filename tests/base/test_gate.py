@@ -242,3 +242,32 @@ def test_what_is_removed_or_moved_is_the_name_itself(root: Path, outside: Path) 
     gate.remove(root / "moved", root)
     gate.remove_tree(root / "logs", root)
     assert names(root) == [] and (outside / "secret").read_text() == "mine\n"
+
+
+def test_views_of_a_folder_with_too_many_names_show_the_rest(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from workbench.rundir.figures.flight import flights
+    from workbench.rundir.paths import RunPaths
+    from workbench.rundir.view import RunView
+
+    monkeypatch.setattr(gate, "MOST_NAMES", 2)
+    for number in range(5):
+        (root / "logs" / f"rank-{number}.stdout.log").touch()
+    assert RunView(root).ranks == [] and flights(RunPaths(root)) == []
+
+
+@pytest.mark.parametrize("place", ["outputs", "tensorboard"])
+def test_tensorboard_gets_no_folder_with_a_link_or_a_pipe(root: Path, place: str) -> None:
+    from workbench.client.tensorboard.board import board_folder
+    from workbench.rundir.paths import RunPaths
+
+    paths = RunPaths(root)
+    assert board_folder(paths) == paths.tensorboard
+    (root / "outputs").mkdir()
+    (root / "outputs" / "events.out.tfevents.1").touch()
+    (root / "tensorboard").mkdir()
+    assert board_folder(paths) == root
+    os.mkfifo(root / place / "events.out.tfevents.2")
+    with pytest.raises(RunError, match=f"{place}/events.out.tfevents.2"):
+        board_folder(paths)

@@ -166,7 +166,7 @@ def test_templates_that_mark_answers_and_those_that_cannot_be_learned_from() -> 
 
 
 LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-POWER = "{% set n = messages | length + 8 %}{{ (n ** n ** n) > 1 }}"
+POWER = "{% set n = messages | length + 8 %}{{ (n ** (n ** n)) > 1 }}"
 MEMORY = "{{ ('x' * (messages | length * 10 ** 10)) | length }}"
 
 

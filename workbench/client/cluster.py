@@ -234,7 +234,10 @@ class Cluster(ShownLive, Submission):
     @property
     def runs(self) -> list[Run]:
         """The runs in the cluster's own directory, oldest first."""
-        folders = gate.folders_in(self._paths.runs, within=self.path)
+        try:
+            folders = gate.folders_in(self._paths.runs, within=self.path)
+        except OSError as error:
+            raise RunError(f"{self._paths.runs} cannot be listed: {error.strerror}") from error
         infos = [folder / "run.json" for folder in folders if (folder / "run.json").is_file()]
         infos.sort(key=lambda path: path.stat().st_mtime)
         return [Run.load(path.parent) for path in infos]

@@ -22,7 +22,10 @@ def returned(paths: RunPaths, ranks: int) -> list[object]:
 
 def _of_rank(paths: RunPaths, rank: int) -> object:
     # Files of rank 0's pod are at the top, files of other pods in folders with the pods' names.
-    inside = gate.folders_in(paths.outputs, within=paths.root)
+    try:
+        inside = gate.folders_in(paths.outputs, within=paths.root)
+    except OSError as error:
+        raise RunError(f"{paths.outputs} cannot be listed: {error.strerror}") from error
     others = [path for path in inside if path.name != RETURNED]
     folders = [paths.outputs, *others]
     for folder in folders:

@@ -88,7 +88,11 @@ def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
 
 
 def _run_in_progress(path: Path, views: dict[Path, RunView]) -> RunView | None:
-    for folder in gate.folders_in(path / "runs", within=path):
+    try:
+        folders = gate.folders_in(path / "runs", within=path)
+    except OSError:  # not readable, or too many names
+        return None
+    for folder in folders:
         if not (folder / "run.json").is_file() or (folder / "result.json").exists():
             continue
         if folder not in views:

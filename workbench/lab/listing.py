@@ -135,7 +135,10 @@ class Listing:
         # The folder may be a link: the place of the link's target must be below the root too.
         model = self._name(run.model)
         folder = self._place(model)
-        files = gate.files_below(folder)
+        try:
+            files = gate.files_below(folder)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be listed: {error.strerror}") from error
         if not files:
             raise RunError(f"there is no model in {folder}")
         return _zip(folder, files)

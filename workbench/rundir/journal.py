@@ -404,7 +404,9 @@ def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
 
 
 def _printed(paths: RunPaths, states: Collection[str]) -> Iterator[Event]:
-    logs = gate.files_in(paths.logs, "rank-*.stdout.log", paths.root)
+    logs: list[Path] = []
+    with suppress(OSError):
+        logs = gate.files_in(paths.logs, "rank-*.stdout.log", paths.root)
     for log in logs:
         with (
             suppress(OSError),

@@ -160,7 +160,11 @@ class RunView:
     @property
     def ranks(self) -> list[int]:
         ranks: set[int] = set()
-        for log in gate.names_in(self.paths.logs, "rank-*.std*.log", self.paths.root):
+        try:
+            logs = gate.names_in(self.paths.logs, "rank-*.std*.log", self.paths.root)
+        except OSError:  # not readable, or too many names
+            return []
+        for log in logs:
             name, _, _ = log.partition(".")
             rank = name.removeprefix("rank-")
             if rank.isdigit():

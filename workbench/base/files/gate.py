@@ -260,7 +260,7 @@ def library(path: Path | str) -> str:
     return str(path)
 
 
-def check_regular(path: Path) -> None:
+def check_regular(path: Path, what: str = "a run's model") -> None:
     """Raise RunError if a path, or anything below it, is neither a file nor a folder."""
     seen = 0
     waiting = [path]
@@ -280,7 +280,7 @@ def check_regular(path: Path) -> None:
         elif not stat.S_ISREG(mode):
             kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
             raise RunError(
-                f"{at} is {kind}, and no file of a run is read "
+                f"{at} is {kind}, and {what} is not read "
                 "from links or pipes; put a copy of the file in place"
             )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from workbench.base.errors import BackendError
+from workbench.base.errors import BackendError, RunError
 from workbench.base.files import gate
 from workbench.base.shown import ShownLive
 from workbench.base.words import plain
@@ -148,12 +148,16 @@ class Board(ShownLive):
 
 def board_folder(paths: RunPaths) -> Path:
     """Return the folder of a run's event files: the whole run if a script wrote some."""
-    outputs = gate.files_below(paths.outputs, paths.root)
+    try:
+        outputs = gate.files_below(paths.outputs, paths.root)
+    except OSError as error:
+        raise RunError(f"{paths.outputs} cannot be listed: {error.strerror}") from error
     if any(path.name.startswith("events.out.tfevents.") for path in outputs):
-        gate.check_regular(paths.outputs)
-        gate.check_regular(paths.tensorboard)
+        gate.check_regular(paths.outputs, "a folder of event files")
+        gate.check_regular(paths.tensorboard, "a folder of event files")
         return paths.root
-    return Path(gate.library(paths.tensorboard))
+    gate.check_regular(paths.tensorboard, "a folder of event files")
+    return paths.tensorboard
 
 
 def serve_folders(folders: Mapping[str, Path], port: int | None = None) -> BoardServer:

@@ -26,7 +26,10 @@ def run_links(paths: RunPaths) -> list[Link]:
         name = paths.trace.name
         where = f"{base}files/{quote(f'{below}/{name}')}"
         links.append((f"{name} ({size(paths.trace.stat().st_size)})", where))
-    files = gate.files_below(paths.model, paths.root)
+    try:
+        files = gate.files_below(paths.model, paths.root)
+    except OSError:  # not readable, or too many names
+        files = []
     if not files:
         return links
     name = "model.zip"

@@ -309,5 +309,8 @@ def _files_left(view: RunView) -> str:
 
 def _is_there(path: Path) -> bool:
     if path.is_dir():
-        return not gate.is_empty(path)
+        try:
+            return not gate.is_empty(path)
+        except OSError:  # not readable, or too many names
+            return True
     return path.exists()

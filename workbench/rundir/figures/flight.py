@@ -167,15 +167,22 @@ def communication(paths: RunPaths) -> list[str]:
 def flights(paths: RunPaths) -> Sequence[tuple[int, Path]]:
     """Return the copied dumps of the recorder, by rank."""
     dumps = []
-    for path in gate.files_in(paths.logs, "flight-*.json", paths.root):
+    for path in _logs(paths, "flight-*.json"):
         rank = path.stem.removeprefix("flight-")
         if rank.isdigit():
             dumps.append((int(rank), path))
     return dumps
 
 
+def _logs(paths: RunPaths, pattern: str) -> Sequence[Path]:
+    try:
+        return gate.files_in(paths.logs, pattern, paths.root)
+    except OSError:  # not readable, or too many names
+        return []
+
+
 def _printed(paths: RunPaths) -> Iterator[str]:
-    for path in gate.files_in(paths.logs, "rank-*.std*.log", paths.root):
+    for path in _logs(paths, "rank-*.std*.log"):
         # `open_record` refuses a link in place of the log.
         with contextlib.suppress(OSError), open_record(path, paths.root) as log:
             printed = log.read(_MOST_BYTES).decode(errors="replace")
