@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from writtenrun import write_run
 
 from workbench.base.errors import RunError
 from workbench.base.files import gate
@@ -248,13 +249,13 @@ def test_views_of_a_folder_with_too_many_names_show_the_rest(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from workbench.rundir.figures.flight import flights
-    from workbench.rundir.paths import RunPaths
     from workbench.rundir.view import RunView
 
+    run = write_run(root.with_name("written")).paths
     monkeypatch.setattr(gate, "MOST_NAMES", 2)
     for number in range(5):
-        (root / "logs" / f"rank-{number}.stdout.log").touch()
-    assert RunView(root).ranks == [] and flights(RunPaths(root)) == []
+        (run.logs / f"rank-{number}.stdout.log").touch()
+    assert RunView(run.root).ranks == [] and flights(run) == []
 
 
 @pytest.mark.parametrize("place", ["outputs", "tensorboard"])
