@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.sentences import says
 from workbench.base.redact import Redactor
+from workbench.jobs.job import Traits
 from workbench.keeper.run.verdict import lost_pod
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch
@@ -128,7 +129,9 @@ def test_a_watch_reads_agents_of_this_and_an_earlier_version(tmp_path: Path, key
         paths=RunPaths(tmp_path),
         ranks_on=lambda _link: [0],
         redact=Redactor(),
-        spec=SimpleNamespace(cluster=SimpleNamespace(lease_s=60.0), job=SimpleNamespace(events=())),
+        spec=SimpleNamespace(
+            cluster=SimpleNamespace(lease_s=60.0), job=SimpleNamespace(traits=Traits())
+        ),
     )
     context.paths.logs.mkdir()
     watch = PodWatch(link, context, reports)
