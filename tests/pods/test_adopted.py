@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,8 @@ from tests.fakes.kubeplace import KubernetesPlace
 from tests.fakes.sshhosts import HostsPlace
 from tests.pods.conftest import PLACES, Platform, on_pods
 from workbench import Cluster, FineTune, PodSpec, Run
+from workbench.pods.cml.pods import IDS
+from workbench.pods.notes import read_note
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.rundir.paths import ClusterPaths
 
@@ -149,7 +150,7 @@ def lose(place: Platform, pod: Pod, folder: Path) -> None:
         case KubernetesPlace():
             place.do(place.kubelet.delete(pod.name))
         case CMLPlace():
-            place.api.stop_workers(json.loads((folder / "pods" / f"{pod.name}.id").read_text()))
+            place.api.stop_workers(read_note(folder, IDS)[pod.name])
         case HostsPlace():
             place.hosts[int(pod.name.removeprefix("pod-"))].stop()
             for process in on_pods([pod]):
