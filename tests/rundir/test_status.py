@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -120,6 +121,16 @@ def test_a_process_without_a_free_descriptor_says_that_it_cannot_tell(run: Writt
     assert alive
     with without_descriptors():
         assert not is_alive(keeper.pid, whole(facts["start_time"]))
+
+
+def test_a_run_whose_directory_is_gone_is_not_lost_while_its_keeper_lives(run: WrittenRun) -> None:
+    loaded = Run.load(run.paths.root)
+    shutil.rmtree(run.paths.root)
+    assert loaded.state is RunState.UNKNOWN
+    with pytest.raises(TimeoutError), pytest.warns(RuntimeWarning, match="is gone or damaged"):
+        loaded.wait(4, progress=False)
+    run.keeper(alive=False)
+    assert loaded.state is RunState.LOST
 
 
 def test_an_unreadable_state_shows_as_unknown_and_is_read_again(run: WrittenRun) -> None:

@@ -177,10 +177,16 @@ class Run(ShownLive):
 
         `unknown` if the files of the run cannot be read now: the run may well continue.
         """
-        outcome = self._outcome() if self._is_gone else {}
-        if not outcome:
+        if not self._is_gone:
             return state_of(self.paths)
-        return RunState(outcome["state"])
+        outcome = self._outcome()
+        if outcome:
+            return RunState(outcome["state"])
+        # The keeper may be busy, and answers once its socket is restored.
+        cluster, _ = self._home
+        if cluster_status(cluster).alive:
+            return RunState.UNKNOWN
+        return state_of(self.paths)
 
     @property
     def message(self) -> str:
