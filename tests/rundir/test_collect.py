@@ -7,7 +7,8 @@ import pytest
 
 from workbench.base.redact import Redactor
 from workbench.rundir.events import Event, format_event
-from workbench.rundir.output.collect import Collector, LineSplitter, mask_file
+from workbench.rundir.output.collect import Collector, mask_file
+from workbench.rundir.output.cutter import LineSplitter
 from workbench.rundir.paths import RunPaths
 
 

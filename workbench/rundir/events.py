@@ -20,13 +20,19 @@ from workbench.base.files import open_record
 from workbench.base.json_values import items, number, parse_record, part, text, whole
 from workbench.base.process import RUN_MARK
 from workbench.base.table import data_frame
+from workbench.rundir.output.numbers import Arrivals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from workbench.rundir.output.numbers import Key
+
 MARK = "@workbench "
 _LONGEST_LINE = 1 << 20  # bytes; an event is far shorter
 _BLOCK_BYTES = 1 << 20
+_LARGEST_NUMBER = 1 << 53
+OWN_NAMES = frozenset({"time_s", "rank", "kind", "attempt", "sequence", "printed_by"})
+"""Names of an event's own fields. Data of these names are not kept."""
 
 
 class EventKind(StrEnum):
@@ -117,11 +123,41 @@ class Event:
     kind: str
     """An `EventKind`, or a kind of a later version."""
     data: Mapping[str, object] = field(default_factory=dict)
+    attempt: int | None = None
+    """Number of restarts before the event. None: unknown."""
+    sequence: int | None = None
+    """Number of event lines before the event, in the output of the rank or of the keeper.
+
+    The keeper counts. None: the event is from an earlier version, or not recorded yet.
+    """
+    printed_by: int | None = None
+    """Rank whose output has the event. None: the rank of the event."""
+    late: bool = field(default=False, compare=False)
+    """Whether later events of the same output were recorded before the event."""
 
     def to_json(self) -> str:
+        numbers: dict[str, object] = {}
+        if self.attempt is not None and self.sequence is not None:
+            numbers = {"attempt": self.attempt, "sequence": self.sequence}
+            if self.printed_by not in (None, self.rank):
+                numbers["printed_by"] = self.printed_by
         return json.dumps(
-            {"time_s": round(self.time_s, 3), "rank": self.rank, "kind": self.kind, **self.data}
+            {
+                "time_s": round(self.time_s, 3),
+                "rank": self.rank,
+                "kind": self.kind,
+                **self.data,
+                **numbers,
+            }
         )
+
+    @property
+    def key(self) -> Key | None:
+        """Identity of the event: output, attempt and sequence. None: the event has no numbers."""
+        if self.attempt is None or self.sequence is None:
+            return None
+        output = self.rank if self.printed_by is None else self.printed_by
+        return -1 if output is None else output, self.attempt, self.sequence
 
     def number(self, name: str) -> float | None:
         """Return a number from the data, possibly not finite. None: no number of the name."""
@@ -168,11 +204,16 @@ def log(step: int, **figures: object) -> None:
         figures: Numbers, or values that `float` converts. The panel shows `loss`, `max_steps`,
             `epoch`, `learning_rate`, `grad_norm`, `samples_per_s` and `eval_loss`. Every other
             figure is a curve in TensorBoard and in `run.plot(NAME)`, and a column of `compare`.
+            A figure cannot be named `time_s`, `rank`, `kind`, `attempt`, `sequence` or
+            `printed_by`. A line in the rank's output reports such a name.
     """
     if RUN_MARK not in os.environ or os.environ.get("RANK", "0") != "0":
         return
+    _refuse_own_names(figures)
     numbers: dict[str, float] = {}
     for name, value in figures.items():
+        if name in OWN_NAMES:
+            continue
         # Values that are not numbers are not shown.
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
             numbers[name] = int(value) if name == "max_steps" else float(value)  # type: ignore[call-overload, arg-type]
@@ -192,6 +233,23 @@ def log(step: int, **figures: object) -> None:
                 step=int(step),
                 eval_loss=evaluated.get("eval_loss"),
                 metrics=metrics,
+            )
+
+
+_refused: set[str] = set()
+
+
+def _refuse_own_names(figures: Mapping[str, object]) -> None:
+    """Report figures with the name of an event's own field, once for every name."""
+    names = sorted((OWN_NAMES & set(figures)) - _refused)
+    _refused.update(names)
+    for name in names:
+        with suppress(OSError):
+            print(
+                f"workbench.log: the figure {name!r} is not recorded, because every event has a "
+                "field of the same name. Choose another name.",
+                file=sys.stderr,
+                flush=True,
             )
 
 
@@ -223,18 +281,26 @@ class EventTail:
     def __init__(self, path: Path, last_bytes: int | None = None):
         self._path = path
         self._offset = 0
+        self._arrivals = Arrivals()
         if last_bytes is not None and path.exists():
             self._offset = max(0, path.stat().st_size - last_bytes)
 
     def read(self) -> Iterator[Event]:
-        """Yield the events since the previous read; skip broken and unfinished lines."""
+        """Yield the events since the previous read; skip broken and unfinished lines.
+
+        An event that is in the file twice is yielded once. An event behind later events of its
+        rank is marked as late.
+        """
         rest = b""
         # If the file is not there yet, or is gone, keep the earlier events.
         with suppress(OSError), open_record(self._path) as file:
             file.seek(self._offset)
             while len(rest) <= _LONGEST_LINE and (block := file.read(_BLOCK_BYTES)):
                 *lines, rest = (rest + block).split(b"\n")
-                yield from _events(lines)
+                for event in _events(lines):
+                    arrived = self._arrivals.take(event)
+                    if arrived is not None:
+                        yield arrived
             self._offset = file.tell() - len(rest)
 
 
@@ -256,17 +322,18 @@ class Events:
     def to_dataframe(self) -> DataFrame:
         """Return the events as a pandas DataFrame, with a row per event.
 
-        Columns: time_s, rank, kind, and a column per name of data and metrics.
+        Columns: time_s, rank, kind, attempt, sequence, and a column per name of data and metrics.
         """
         rows = (
             {
                 **{name: value for name, value in event.data.items() if name != "metrics"},
                 **{f"metric.{name}": value for name, value in part(event.data, "metrics").items()},
                 **{"time_s": event.time_s, "rank": event.rank, "kind": event.kind},
+                **{"attempt": event.attempt, "sequence": event.sequence},
             }
             for event in self
         )
-        return data_frame(rows, ("time_s", "rank", "kind"))
+        return data_frame(rows, ("time_s", "rank", "kind", "attempt", "sequence"))
 
 
 def event_of(raw: object) -> Event | None:
@@ -276,13 +343,27 @@ def event_of(raw: object) -> Event | None:
             time_s = number(time)
             its_rank = whole(rank)
             if time_s is not None and its_rank == rank:
+                attempt = _counted(data.pop("attempt", None))
+                sequence = _counted(data.pop("sequence", None))
+                printed_by = _counted(data.pop("printed_by", None))
                 return Event(
                     time_s=time_s,
                     rank=its_rank,
                     kind=kind,
                     data={str(name): data[name] for name in data},
+                    attempt=attempt,
+                    sequence=sequence,
+                    printed_by=printed_by,
                 )
     return None
+
+
+def _counted(value: object) -> int | None:
+    """Return a number of the journal. None: no such number."""
+    counted = whole(value)
+    if counted is None or not 0 <= counted < _LARGEST_NUMBER:
+        return None
+    return counted
 
 
 def _events(lines: Sequence[bytes]) -> list[Event]:

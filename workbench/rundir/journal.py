@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,12 +14,19 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.clock import now_s
 from workbench.base.errors import WorkbenchError
-from workbench.base.files import KeptFile, gate, open_record, read_json, write_bytes, write_json
-from workbench.base.files.gate import make_folders, open_to_append, open_to_write, write_all
+from workbench.base.files import KeptFile, gate, read_json, write_bytes, write_json
+from workbench.base.files.gate import make_folders, open_to_append, write_all
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
-from workbench.rundir.events import MARK, STATE_EVENTS, Event, parse_event, read_events
+from workbench.rundir.events import STATE_EVENTS, Event, EventKind, read_events
 from workbench.rundir.figures.curves import ScalarWriter
+from workbench.rundir.output.mend import (
+    PRINTED_BEFORE,
+    count_printed,
+    events_before_restarts,
+    mend_events,
+)
+from workbench.rundir.output.numbers import Arrivals, in_order
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord, RunFault, submitted_rows
 from workbench.rundir.spec import RunSpec
@@ -31,7 +37,6 @@ from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)
 _RESERVE_BYTES = 256 << 10
-_BLOCK_BYTES = 1 << 16
 _MOST_LATE = 50_000  # events kept in memory while their file cannot be written
 
 
@@ -64,6 +69,11 @@ class Journal:
         self._scalars = ScalarWriter(paths.tensorboard)
         self._now = asdict(StateRecord())
         self._late: list[str] = []  # lines of events that are not written yet
+        self._overflowed = False  # whether events are in the logs only
+        self._unordered = False  # whether the curves have a late event
+        self._arrivals = Arrivals()
+        self._attempt = 0
+        self._own_sequence = 0  # number of the keeper's next own event
         self._writing = threading.Lock()
         self._curves_broken = False
         self._warned = False
@@ -92,10 +102,13 @@ class Journal:
         Args:
             states: Kinds of state events that the ranks may send.
         """
-        written, missing = _mend_events(self._paths, states)
-        self._late = [event.to_json() + "\n" for event in missing]
-        self._write_late()
-        events = [*written, *missing]
+        written = self._fill(states)
+        for event in written:
+            self._arrivals.take(event)
+            if event.rank is None and event.printed_by is None:
+                self._own_sequence = max(self._own_sequence, event.sequence or 0) + 1
+        self._attempt = len(events_before_restarts(written))
+        events = in_order(written)
         try:
             self._draw_anew(events)  # the last seconds of the curves may not have reached the disk
         except Exception as error:  # a run continues without curves
@@ -138,20 +151,58 @@ class Journal:
         with suppress(OSError):
             self._state_file.mend()
 
-    def event(self, event: Event) -> None:
-        """Append an event, and its numbers to the curves. A failed write is repeated later."""
+    def event(self, event: Event) -> Event | None:
+        """Append an event, and its numbers to the curves. A failed write is repeated later.
+
+        Return the recorded event, or None for an event that was recorded before. Events of ranks
+        have their numbers already. The keeper's own events are numbered here.
+        """
         with self._writing:
+            if event.rank is None and event.printed_by is None:
+                event = self._number_own(event)
+            recorded = self._arrivals.take(event)
+            if recorded is None:
+                return None
             if len(self._late) < _MOST_LATE:
-                line = self._redact(event.to_json())
+                line = self._redact(recorded.to_json())
                 self._late.append(line + "\n")
+            else:
+                self._overflowed = True
         self._write_late()
+        self._unordered = self._unordered or recorded.late
         try:
             if not self._curves_broken:
-                self._scalars.add(event)
+                self._scalars.add(recorded)
         # The writer's thread may have ended, or its import may fail; the run continues.
         except Exception as error:
             self._curves_broken = True
             self._warn(error)
+        return recorded
+
+    def _number_own(self, event: Event) -> Event:
+        data = event.data
+        # The restart begins the next attempt. The number of every rank's events so far tells
+        # the attempt of a printed event later.
+        if event.kind == EventKind.RESTARTED:
+            self._attempt += 1
+            data = {**data, PRINTED_BEFORE: count_printed(self._paths)}
+        numbered = replace(
+            event,
+            data=data,
+            attempt=self._attempt,
+            sequence=self._own_sequence,
+        )
+        self._own_sequence += 1
+        return numbered
+
+    def _fill(self, states: Collection[str]) -> list[Event]:
+        """Append printed events that are not written. Return all events in order of the file."""
+        found = mend_events(self._paths, states)
+        with self._writing:
+            self._late += [event.to_json() + "\n" for event in found.missing]
+            self._overflowed = not found.whole
+        self._write_late()
+        return [*found.written, *found.missing]
 
     def _write_late(self) -> None:
         with self._writing:
@@ -202,6 +253,9 @@ class Journal:
         If the write fails, log the result and write it to the spare file.
         """
         self._write_late()
+        if self._overflowed and not self._late:
+            self._fill(spec.job.traits.events)
+            self._unordered = True
         self._close_scalars()
         started_s = float(str(facts.get("started_s", now_s())))
         ended_s = now_s()
@@ -312,8 +366,8 @@ class Journal:
 
     def _close_scalars(self) -> None:
         try:
-            if self._curves_broken:
-                events = read_events(self._paths.events)
+            if self._curves_broken or self._unordered:
+                events = in_order(read_events(self._paths.events))
                 self._draw_anew(events)
             self._scalars.close()
         except Exception as error:  # the result must be written, even without curves
@@ -353,69 +407,3 @@ def _append(paths: RunPaths, data: bytes) -> None:
         except OSError:
             out.truncate(size)
             raise
-
-
-def _mend_events(paths: RunPaths, states: Collection[str]) -> tuple[list[Event], list[Event]]:
-    """Return written events, and events that ranks printed but the keeper did not write."""
-    _end_at_last_line(paths)
-    events = list(read_events(paths.events))
-    written_by_rank = _by_rank(events)
-    printed_by_rank = _by_rank(_printed(paths, states))
-    missing: list[Event] = []
-    for rank, printed in printed_by_rank.items():
-        written = written_by_rank.get(rank, [])
-        last = len(written) - 1
-        # Written events have times of the local clock, printed events of the pod's clock.
-        offset_s = 0.0
-        if 0 <= last < len(printed):
-            offset_s = printed[last].time_s - written[last].time_s
-        for event in printed[last + 1 :]:
-            local_s = event.time_s - offset_s
-            missing.append(replace(event, time_s=local_s))
-    missing.sort(key=lambda event: event.time_s)
-    return events, missing
-
-
-def _end_at_last_line(paths: RunPaths) -> None:
-    """Remove an unfinished last line from the events."""
-    descriptor = open_to_write(paths.events, os.O_RDWR | os.O_CREAT, paths.root)
-    with os.fdopen(descriptor, "r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        end = size
-        while end:
-            start = max(0, end - _BLOCK_BYTES)
-            file.seek(start)
-            block = file.read(end - start)
-            at = block.rfind(b"\n")
-            if at >= 0:
-                end = start + at + 1
-                break
-            end = start
-        if end < size:
-            file.truncate(end)
-
-
-def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
-    ranks: dict[int, list[Event]] = {}
-    for event in events:
-        if event.rank is not None:  # the keeper's own samples are in no log
-            ranks.setdefault(event.rank, []).append(event)
-    return ranks
-
-
-def _printed(paths: RunPaths, states: Collection[str]) -> Iterator[Event]:
-    logs: list[Path] = []
-    with suppress(OSError):
-        logs = gate.files_in(paths.logs, "rank-*.stdout.log", paths.root)
-    for log in logs:
-        with (
-            suppress(OSError),
-            io.TextIOWrapper(open_record(log, paths.root), "utf-8", "replace", "\n") as lines,
-        ):
-            for line in lines:
-                is_whole = line.endswith("\n")
-                if not is_whole or not line.startswith(MARK):
-                    continue
-                event = parse_event(line[:-1], states=states)
-                if event is not None:
-                    yield event

@@ -242,6 +242,9 @@ class RunView:
             self._first_s = event.time_s
         self.totals.take(event)
         self._book.take(event)
+        restarts = len(self.totals.restarts)
+        if event.late and event.attempt is not None and event.attempt < restarts:
+            return  # a step that a later attempt took again
         if event.kind == EventKind.RESTARTED:
             self.hosts = ()
             went_on = event.whole("step")
@@ -251,7 +254,7 @@ class RunView:
         step = event.whole("step")
         for name, value in metrics.figures_of(event).items():
             if name in self.curves:
-                self.curves[name].add(step, value, event.time_s)
+                self.curves[name].add(step, value, event.time_s, late=event.late)
 
     def _place(self, rank: int) -> tuple[str, int]:
         if not self.hosts:

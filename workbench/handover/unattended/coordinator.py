@@ -114,8 +114,10 @@ class RankFollower:
             for event in self._collector.take(chunks):
                 self._record(event)
 
-    def _record(self, event: Event) -> None:
-        self._journal.event(event)
+    def _record(self, printed: Event) -> None:
+        event = self._journal.event(printed)
+        if event is None:  # recorded before
+            return
         for status in self._status(event.rank or 0):
             self.peaks.record_event(event, status.pod.address)
         if (news := self._totals.take(event)) is not None:

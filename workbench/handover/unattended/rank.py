@@ -23,7 +23,7 @@ from workbench.agent.ranks.rank import Rank
 from workbench.base.files import write_json
 from workbench.base.process import RankPlace, die_with_parent
 from workbench.rundir.events import MARK
-from workbench.rundir.output.collect import LineSplitter
+from workbench.rundir.output.cutter import LineSplitter
 
 STATUS = "status.json"
 """Status file in a rank's folder: the agent's status of the rank, with host and address."""

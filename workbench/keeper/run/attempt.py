@@ -322,8 +322,10 @@ class Attempt:
         sample = self._sampler.sample(report)
         if sample is not None:
             self._journal.event(sample)
-        for event in report.events:
-            self._journal.event(event)
+        for printed in report.events:
+            event = self._journal.event(printed)
+            if event is None:  # recorded before; the local log was incomplete then
+                continue
             self._peaks.record_event(event, report.pod.address)
             self._stalls.watch.record_event(event)
             news = self.ledger.totals.take(event)

@@ -77,6 +77,7 @@ class PodWatch:
             context.ranks_on(link),
             context.redact,
             states=context.spec.job.traits.events,
+            attempt=context.restart,
         )
         self._end = threading.Event()
         self._agent_pid = link.agent_pid

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -27,10 +28,24 @@ class Curve:
         self._y = array("d")
         self._time_s = array("d")
 
-    def add(self, x: float | None, value: float | None, time_s: float = math.nan) -> None:
+    def add(
+        self,
+        x: float | None,
+        value: float | None,
+        time_s: float = math.nan,
+        *,
+        late: bool = False,
+    ) -> None:
+        """Append a point. A late point is put in its place among the points by x."""
         if x is None or value is None:
             return
         if not math.isfinite(value):
+            return
+        if late:
+            place = bisect_right(self._x, x)
+            self._x.insert(place, x)
+            self._y.insert(place, value)
+            self._time_s.insert(place, time_s)
             return
         self._x.append(x)
         self._y.append(value)
@@ -152,6 +167,8 @@ class MemoryBook:
         return "resident"
 
     def take(self, event: Event) -> None:
+        if event.late:  # a point of the past; the sums over ranks are of now
+            return
         if event.kind == EventKind.SAMPLE:
             self._sample(event)
         elif event.kind == EventKind.MEMORY and event.rank is not None:

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -19,11 +19,12 @@ from workbench.base.files import gate
 from workbench.base.files.disk import is_full
 from workbench.base.files.gate import open_to_write
 from workbench.base.redact import Redactor
-from workbench.rundir.events import MARK, STATE_EVENTS, Event, parse_event
+from workbench.rundir.events import STATE_EVENTS, Event
+from workbench.rundir.output.cutter import EventCutter, blocks_of
 from workbench.rundir.paths import RunPaths
 
 logger = logging.getLogger(__name__)
-_LONGEST_LINE = 1 << 20  # bytes of an unfinished line kept in memory; an event is far shorter
+_END_BYTES = 1 << 20  # bytes of a log in which an unfinished secret may begin
 _LONGEST_SECRET = 16 << 10  # bytes of unfinished text that the next piece may turn into a secret
 # Pauses between two attempts of a failed write.
 _FIRST_PAUSE_S = 1.0
@@ -32,28 +33,14 @@ _KEY_BEGINS = re.compile(rb"-----BEGIN[ A-Z]{0,30}PRIVATE KEY-----")
 _KEY_ENDS = b"-----END"
 
 
-class LineSplitter:
-    """Split a stream of bytes into whole lines."""
-
-    def __init__(self, before: bytes = b"") -> None:
-        """Start after the earlier bytes `before`, whose last line may be unfinished."""
-        self._pending = before.rpartition(b"\n")[2]
-
-    def feed(self, data: bytes) -> Iterator[str]:
-        """Add a piece and yield its finished lines, decoded, without newlines."""
-        *lines, rest = (self._pending + data).split(b"\n")
-        if len(rest) > _LONGEST_LINE:
-            rest = b""
-        self._pending = rest
-        for line in lines:
-            yield line.decode("utf-8", errors="replace")
-
-
 class Collector:
     """Copy the output of the ranks of a pod into the run directory.
 
     Bytes that cannot be written locally stay on the pod. Events are read at once. The collector
     asks for the bytes again until the local copy is complete.
+
+    Every event has the number of the attempt, and its own number in the output of its rank.
+    Another collector of the same output gives the same numbers.
     """
 
     def __init__(
@@ -64,15 +51,19 @@ class Collector:
         clock: Callable[[], float] = time.monotonic,
         *,
         states: Collection[str] = STATE_EVENTS,
+        attempt: int = 0,
     ):
         self._files: dict[str, Path] = {}
+        self._cutters: dict[str, EventCutter] = {}
+        redact = redact or Redactor()
         for rank in ranks:
+            # Only standard output has events. `states`: the state events that ranks may send.
+            self._cutters[f"rank-{rank}/stdout.log"] = EventCutter(rank, attempt, states, redact)
             for stream in ("stdout", "stderr", "order"):
                 name = f"rank-{rank}/{stream}.log"
                 self._files[name] = paths.rank_log(rank, stream)
         self._root = paths.root
-        self._redact = redact or Redactor()
-        self._states = states  # the state events that its ranks may send
+        self._redact = redact
         self._clock = clock
         self.cut: dict[str, str] = {}
         """Reason for a truncated local copy, by file name."""
@@ -89,13 +80,12 @@ class Collector:
         self._pauses: dict[str, float] = {}
         self._tried_last = False
         self._unfinished: dict[str, bytes] = {}
-        self._splitters: dict[str, LineSplitter] = {}
         for name, path in self._files.items():
-            end = _end_of(path)
-            self._unfinished[name] = _unfinished(end)
-            # Only standard output has events.
-            if name.endswith("stdout.log"):
-                self._splitters[name] = LineSplitter(end)
+            self._unfinished[name] = _unfinished(_end_of(path))
+            cutter = self._cutters.get(name)
+            if cutter is not None:
+                for block in blocks_of(path, self._root):
+                    cutter.skip(block)
 
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
         events: list[Event] = []
@@ -114,21 +104,11 @@ class Collector:
             self._seen[name] = seen + len(new)
             if self._ends[name] == self._seen[name]:
                 self.cut.pop(name, None)
-            splitter = self._splitters.get(name)
-            if splitter is not None:
-                lines = splitter.feed(new)
-                events += self._events_in(lines)
+            cutter = self._cutters.get(name)
+            if cutter is not None:
+                events += cutter.feed(new)
         self._aim()
         return events
-
-    def _events_in(self, lines: Iterable[str]) -> Iterator[Event]:
-        for line in lines:
-            if not line.startswith(MARK):
-                continue
-            masked = self._redact(line)
-            event = parse_event(masked, states=self._states)
-            if event is not None:
-                yield event
 
     def try_last(self) -> bool:
         """Request unwritten bytes at once after the end of all ranks.
@@ -208,7 +188,7 @@ def mask_file(path: Path, redact: Redactor) -> None:
 def _mask(log: BinaryIO, redact: Redactor) -> None:
     unfinished = b""
     begin = 0
-    while data := log.read(_LONGEST_LINE):
+    while data := log.read(_END_BYTES):
         text = unfinished + data
         masked = redact.blob(text)
         log.seek(begin)
@@ -218,7 +198,7 @@ def _mask(log: BinaryIO, redact: Redactor) -> None:
 
 
 def _end_of(path: Path) -> bytes:
-    return gate.read_end(path, path.parent.parent, _LONGEST_LINE)
+    return gate.read_end(path, path.parent.parent, _END_BYTES)
 
 
 def _unfinished(text: bytes) -> bytes:
