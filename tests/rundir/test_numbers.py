@@ -1,0 +1,436 @@
+"""Every printed event is in the journal once, whatever fails between the rank and the file."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from writtenrun import write_run
+
+from workbench.rundir import journal as journal_module
+from workbench.rundir.events import Event, EventKind, EventTail, format_event, log, read_events
+from workbench.rundir.journal import Journal
+from workbench.rundir.output.collect import Collector
+from workbench.rundir.output.numbers import Numbers, in_order
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.spec import RunSpec
+from workbench.rundir.state import RunState
+from workbench.rundir.totals import RunTotals
+from workbench.rundir.view import RunView
+
+RANKS = (0, 1)
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """Let every write beyond a size fail, as on a disk that is full."""
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+class World:
+    """Pods whose ranks print, the keeper that reads them, and the run directory between both."""
+
+    def __init__(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self.paths = RunPaths(folder)
+        self.now = 0.0
+        self.full_at: int | None = None
+        self.attempt = 0
+        self.numbers = count()
+        self.pods = dict.fromkeys(RANKS, b"")
+        self.expected: dict[int, list[int]] = {rank: [] for rank in RANKS}
+        self.at_risk: set[int] = set()
+        """Events that a lost pod has taken along, or that only a keeper's memory had."""
+        self.own = 0
+        self.journal = Journal(self.paths)
+        self.collect()
+
+    def collect(self) -> None:
+        self.collectors = {}
+        for rank in RANKS:
+            self.collectors[rank] = Collector(
+                self.paths, [rank], clock=lambda: self.now, attempt=self.attempt
+            )
+
+    def prints(self, rank: int, what: str) -> None:
+        number = next(self.numbers)
+        match what:
+            case "event":
+                line = "\n" + format_event("told", rank=rank, n=number) + "\n"
+            case "forged":
+                numbers = {"attempt": 0, "sequence": 0, "printed_by": 1 - rank}
+                line = format_event("told", rank=1 - rank, n=number, **numbers) + "\n"
+            case "nonsense":
+                line = '@workbench {"kind": 5}\n'
+            case "half a line":
+                line = '@workbench {"time_s": 1.0, "ra'
+            case _:
+                line = f"text {number}\n"
+        # An event behind half a line is part of the line.
+        unfinished = not self.pods[rank].endswith(b"\n") and self.pods[rank] != b""
+        if what == "event" or (what == "forged" and not unfinished):
+            self.expected[rank].append(number)
+        self.pods[rank] += line.encode()
+
+    def poll(self, rank: int, most: int, *, hears: bool = True) -> bool:
+        """Read the next output of a rank. A journal that does not hear gets no event of it."""
+        name = f"rank-{rank}/stdout.log"
+        collector = self.collectors[rank]
+        begin = collector.offsets[name]
+        piece = self.pods[rank][begin : begin + most]
+        if not piece:
+            return False
+        chunk = {"offset": begin, "data": piece.decode("latin-1")}
+        with no_file_beyond(-1 if self.full_at is None else self.full_at):
+            for event in collector.take({name: chunk}):
+                if hears:
+                    self.journal.event(event)
+        return True
+
+    def drain(self) -> None:
+        for rank in RANKS:
+            while self.poll(rank, 4096):
+                pass
+
+    def samples(self) -> None:
+        self.own += 1
+        with no_file_beyond(-1 if self.full_at is None else self.full_at):
+            self.journal.event(Event(time_s=1.0, rank=None, kind="sample"))
+
+    def dies(self, rank: int, cut: float, in_flight: int = 0) -> None:
+        """Let the keeper die with what it had in memory, and another keeper take over.
+
+        The last bytes have reached the log and not the journal.
+        """
+        # Without its restart event a run is another one; the log of decisions has it too.
+        if self.attempt > len(list(self.restarts())):
+            self.room()
+        if in_flight:
+            self.poll(rank, in_flight, hears=False)
+        here = self.paths.rank_log(rank, "stdout")
+        with here.open("r+b") as file:
+            file.truncate(max(self.begun[rank], int(here.stat().st_size * cut)))
+        self.journal = Journal(self.paths)
+        with no_file_beyond(-1 if self.full_at is None else self.full_at):
+            self.journal.recover()
+        self.collect()
+
+    def restarts(self) -> Iterator[Event]:
+        return (event for event in read_events(self.paths.events) if event.kind == "restarted")
+
+    def room(self) -> None:
+        self.full_at = None
+        self.now += 100
+        self.journal.keep()
+
+    @property
+    def begun(self) -> dict[int, int]:
+        """Size of every log when the attempt began: no pod has what is cut before."""
+        return self._begun if self.attempt else dict.fromkeys(RANKS, 0)
+
+    def restart(self, drained: bool) -> None:
+        if drained:
+            self.drain()
+        self._begun = {}
+        for rank in RANKS:
+            here = self.paths.rank_log(rank, "stdout").read_bytes()
+            kept = {number for number in self.expected[rank] if f'"n": {number}}}'.encode() in here}
+            self.at_risk |= set(self.expected[rank]) - kept
+            self.pods[rank] = here
+            self._begun[rank] = len(here)
+        self.attempt += 1
+        with no_file_beyond(-1 if self.full_at is None else self.full_at):
+            self.journal.event(Event(time_s=1.0, rank=None, kind=EventKind.RESTARTED))
+        self.collect()
+
+    def check(self) -> None:
+        """Compare what is in the journal with what was printed, at the end."""
+        self.room()
+        self.drain()
+        self.room()
+        self.drain()
+        lines = [json.loads(line) for line in self.paths.events.read_text().splitlines()]
+        told = [line for line in lines if line["kind"] == "told"]
+        for number, times in Counter(line["n"] for line in told).items():
+            assert times == 1, f"event {number} is there {times} times"
+        events = list(read_events(self.paths.events))
+        assert len(events) == len(lines), "no reader leaves out an event"
+        for rank in RANKS:
+            ours = [event for event in events if event.key and event.key[0] == rank]
+            numbers = [event.whole("n") for event in ours]
+            safe = [number for number in self.expected[rank] if number not in self.at_risk]
+            assert [number for number in numbers if number not in self.at_risk] == safe
+            assert numbers == sorted(numbers, key=lambda number: number or 0)
+            keys = [event.key for event in ours]
+            assert keys == sorted(set(keys), key=lambda key: key or (0, 0, 0))
+            assert not any(event.late for event in ours)
+        own = [event for event in events if event.key and event.key[0] == -1]
+        assert len(own) <= self.own + self.attempt
+        assert len({event.sequence for event in own}) == len(own)
+
+
+ACTS = st.one_of(
+    st.tuples(
+        st.just("prints"),
+        st.sampled_from(RANKS),
+        st.sampled_from(("event", "event", "forged", "nonsense", "half a line", "text")),
+    ),
+    st.tuples(st.just("poll"), st.sampled_from(RANKS), st.integers(1, 400)),
+    st.tuples(st.just("full"), st.integers(0, 500)),
+    st.tuples(st.just("room")),
+    st.tuples(st.just("later"), st.sampled_from((0.5, 5.0))),
+    st.tuples(st.just("samples")),
+    st.tuples(st.just("dies"), st.sampled_from(RANKS), st.floats(0.0, 1.0), st.integers(0, 400)),
+    st.tuples(st.just("dies"), st.sampled_from(RANKS), st.just(1.0), st.integers(0, 400)),
+    st.tuples(st.just("restart"), st.booleans()),
+)
+
+
+# The disk takes the events and not the log, then the run restarts. The next attempt prints events
+# of the same numbers, and a keeper dies before it has written one.
+CLASH = [
+    ("prints", 0, "text"),
+    ("prints", 0, "text"),
+    ("poll", 0, 400),
+    ("prints", 0, "event"),
+    ("prints", 0, "event"),
+    ("full", 0),
+    ("poll", 0, 400),
+    ("room",),
+    ("restart", False),
+    ("prints", 0, "event"),
+    ("dies", 0, 1.0, 400),
+]
+
+
+def acts(world: World, schedule: list[tuple]) -> None:  # type: ignore[type-arg]
+    for act, *details in schedule:
+        match act:
+            case "full":
+                (world.full_at,) = details
+            case "later":
+                world.now += details[0]
+            case _:
+                getattr(world, act)(*details)
+    world.check()
+
+
+def scheduled(folder: Path, examples: int) -> int:
+    tried = []
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @example(CLASH)
+    @given(st.lists(ACTS, max_size=40))
+    def each(schedule: list[tuple]) -> None:  # type: ignore[type-arg]
+        tried.append(schedule)
+        acts(World(folder / "run"), schedule)
+
+    each()
+    return len(tried)
+
+
+def test_each_event_is_there_once_and_in_order(tmp_path: Path) -> None:
+    assert scheduled(tmp_path, 150) >= 150
+
+
+@pytest.mark.long
+def test_each_event_is_there_once_under_thousands_of_schedules(tmp_path: Path) -> None:
+    assert scheduled(tmp_path, 3000) >= 3000
+
+
+def test_a_disk_that_was_full_for_a_while_and_a_dead_keeper_leave_one_history(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path / "run")
+    for number in range(40):
+        if number == 10:
+            world.full_at = 700
+        if number == 20:
+            world.dies(0, 1.0)
+        if number == 30:
+            world.room()
+        for rank in RANKS:
+            world.prints(rank, "event")
+            world.poll(rank, 4096)
+        world.now += 0.3
+    world.check()
+    steps = [event.key for event in read_events(world.paths.events) if event.rank == 1]
+    assert steps == [(1, 0, number) for number in range(40)]
+
+
+def test_an_earlier_keeper_wrote_no_numbers_and_its_events_count(tmp_path: Path) -> None:
+    world = World(tmp_path / "run")
+    for _ in range(6):
+        world.prints(0, "nonsense")
+        world.prints(0, "event")
+    world.drain()
+    lines = []
+    for line in world.paths.events.read_text().splitlines()[:4]:
+        raw = json.loads(line)
+        del raw["attempt"], raw["sequence"]
+        lines.append(json.dumps(raw) + "\n")
+    world.paths.events.write_text("".join(lines))
+    world.dies(0, 1.0)
+    world.prints(0, "event")
+    world.drain()
+    events = list(read_events(world.paths.events))
+    assert [event.whole("n") for event in events] == world.expected[0]
+    assert [event.sequence for event in events] == [None] * 4 + [9, 11, 12]
+
+
+def test_a_restart_under_an_earlier_keeper_doubles_no_event(tmp_path: Path) -> None:
+    world = World(tmp_path / "run")
+    for _ in range(2):
+        world.prints(0, "event")
+    world.restart(drained=True)
+    for _ in range(2):
+        world.prints(0, "event")
+    world.drain()
+    text = world.paths.events.read_text()
+    without = text.replace(', "printed_before": {"0": 2, "1": 0}', "")
+    assert without != text
+    world.paths.events.write_text(without)
+    world.dies(0, 1.0)
+    told = [event.whole("n") for event in read_events(world.paths.events) if event.rank == 0]
+    assert told == world.expected[0]
+
+
+def broken(paths: RunPaths, rng: random.Random) -> list[str]:
+    """Write the lines of a run's events again, some twice and all in another order."""
+    lines = paths.events.read_text().splitlines(keepends=True)
+    doubled = lines + rng.choices(lines, k=len(lines) // 2)
+    rng.shuffle(doubled)
+    paths.events.write_text("".join(doubled))
+    return lines
+
+
+def test_readers_leave_out_what_is_there_twice_and_put_late_events_in_place(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path)
+    for step in range(1, 40):
+        run.step(step, attempt=0, sequence=step - 1)
+    run.event("eval", 39.0, step=39, eval_loss=2.0, attempt=0, sequence=39)
+    expected = list(read_events(run.paths.events))
+    curve = list(RunView(run.paths.root).curves["loss"])
+    before = RunTotals.of(expected)
+    broken(run.paths, random.Random(3))
+    read = list(read_events(run.paths.events))
+    assert sorted(event.sequence or 0 for event in read) == list(range(40))
+    assert in_order(read) == expected
+    view = RunView(run.paths.root)
+    assert list(view.curves["loss"]) == curve
+    for totals in (view.totals, RunTotals.of(EventTail(run.paths.events).read())):
+        assert totals.last_step is not None
+        assert totals.last_step.data == before.last_step.data  # type: ignore[union-attr]
+        assert (totals.eval_loss, totals.reached_step) == (2.0, 39)
+
+
+def test_a_late_step_of_an_attempt_that_was_lost_is_not_drawn(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    for step in (1, 2, 4):
+        run.step(step, attempt=0, sequence=step - 1)
+    run.event("restarted", rank=None, step=2, attempt=1, sequence=0)
+    run.step(3, attempt=1, sequence=4)
+    run.step(3, attempt=0, sequence=2, loss=100.0)
+    view = RunView(run.paths.root)
+    assert [step for step, _ in view.curves["loss"]] == [1, 2, 3]
+    assert view.totals.last_step is not None
+    assert view.totals.last_step.data["loss"] != 100.0
+
+
+def test_a_rank_cannot_choose_a_number_or_hide_an_event_of_another_rank(tmp_path: Path) -> None:
+    world = World(tmp_path / "run")
+    world.prints(0, "forged")
+    world.prints(1, "event")
+    world.drain()
+    forged, honest = read_events(world.paths.events)
+    assert (forged.rank, forged.printed_by, forged.key) == (1, 0, (0, 0, 0))
+    assert (honest.rank, honest.printed_by, honest.key) == (1, None, (1, 0, 0))
+
+
+def test_events_beyond_the_memory_of_a_keeper_are_written_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path)
+    monkeypatch.setattr(journal_module, "_MOST_LATE", 5)
+    journal = Journal(run.paths)
+    collector = Collector(run.paths, [0])
+    data = "".join(format_event("told", rank=0, n=number) + "\n" for number in range(20))
+    run.paths.events.unlink()
+    run.paths.events.mkdir()  # takes no event
+    for event in collector.take({"rank-0/stdout.log": {"offset": 0, "data": data}}):
+        journal.event(event)
+    run.paths.events.rmdir()
+    journal.finish(
+        RunState.SUCCEEDED,
+        message="",
+        fault=None,
+        facts={"started_s": 1.0},
+        spec=RunSpec.load(run.paths.spec),
+        pods=(),
+        world_size=1,
+    )
+    told = [event.whole("n") for event in read_events(run.paths.events)]
+    assert told == list(range(20))
+
+
+@given(st.lists(st.integers(0, 30)))
+def test_a_set_of_numbers_is_one(several: list[int]) -> None:
+    numbers, known = Numbers(), set[int]()
+    for number in several:
+        assert numbers.add(number) == (number not in known)
+        known.add(number)
+        assert numbers.highest == max(known)
+    ranges = sum(1 for number in known if number - 1 not in known)
+    assert len(numbers._firsts) == ranges
+
+
+@pytest.mark.parametrize("size", [50_000, 1 << 20, 5 << 20])
+def test_a_line_without_end_changes_no_number(tmp_path: Path, size: int) -> None:
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    endless = b"@workbench " + b"x" * (3 << 20) + b"@workbench {}\n"
+    data = endless + format_event("told", rank=0, n=1).encode() + b"\n"
+    events = []
+    for number, begin in enumerate(range(0, len(data), size)):
+        if number % 10 == 0:  # a collector that continues counts like the one before
+            collector = Collector(paths, [0])
+        piece = data[begin : begin + size].decode("latin-1")
+        events += collector.take({"rank-0/stdout.log": {"offset": begin, "data": piece}})
+    (event,) = events
+    assert event.sequence == 1
+
+
+def test_a_figure_with_the_name_of_a_number_is_named(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_RUN", "r")
+    for step in range(2):
+        log(step, loss=1.0, attempt=3)
+    out, err = capfd.readouterr()
+    assert err.count("the figure 'attempt' is not recorded") == 1
+    assert out.count('"loss": 1.0') == 2
+    assert "attempt" not in out
