@@ -184,6 +184,38 @@ def test_another_keeper_takes_over_though_the_disk_of_one_run_takes_nothing(
         world.ended(counting(cluster, "--lines", "3")).raise_for_status()
 
 
+@as_root
+def test_a_disk_full_for_a_while_and_then_another_keeper_leave_every_event_once(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gate.write_text("1")
+    with small_disk(tmp_path / "disk", "4m") as disk:
+        run = world.submit(
+            "count.py", "--lines", "200", "--gate", str(gate), cluster=cluster, into=disk / "run"
+        )
+        world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
+        fill(disk)
+        gate.write_text("11")
+        time.sleep(4)  # the keeper sees 50 lines, and the pause after a failed write grows
+        (disk / "ballast").unlink()
+        gate.write_text("111")
+        # The new events are written before the log is read again from where the log ends.
+        world.until(lambda: len(list(run.events())) > 220, 60)
+        kill_keeper(cluster)
+        gate.write_text("1111")
+        run = Run.load(run.path)
+        result = world.ended(run)
+        assert result.raise_for_status().message == "every rank is done"
+        exact(run, 200)
+        numbers = {}
+        for event in run.events():
+            assert event.attempt == 0
+            numbers.setdefault(event.rank, []).append(event.sequence)
+        assert numbers[0] == numbers[1] == list(range(200))
+        assert numbers[None] == sorted(set(numbers[None]))
+
+
 FAULTY = """
 import sys
 from pathlib import Path
