@@ -18,7 +18,15 @@ from hypothesis import strategies as st
 from writtenrun import write_run
 
 from workbench.rundir import journal as journal_module
-from workbench.rundir.events import Event, EventKind, EventTail, format_event, log, read_events
+from workbench.rundir.events import (
+    MARK,
+    Event,
+    EventKind,
+    EventTail,
+    format_event,
+    log,
+    read_events,
+)
 from workbench.rundir.journal import Journal
 from workbench.rundir.output.collect import Collector
 from workbench.rundir.output.numbers import Numbers, in_order
@@ -40,6 +48,11 @@ def no_file_beyond(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def told(rank: int, **data: object) -> str:
+    """Return a printed event. The lines of a schedule have the same length in every trial."""
+    return MARK + Event(time_s=1.5, rank=rank, kind="told", data=data).to_json() + "\n"
 
 
 class World:
@@ -72,10 +85,10 @@ class World:
         number = next(self.numbers)
         match what:
             case "event":
-                line = "\n" + format_event("told", rank=rank, n=number) + "\n"
+                line = "\n" + told(rank, n=number)
             case "forged":
                 numbers = {"attempt": 0, "sequence": 0, "printed_by": 1 - rank}
-                line = format_event("told", rank=1 - rank, n=number, **numbers) + "\n"
+                line = told(1 - rank, **numbers, n=number)
             case "nonsense":
                 line = '@workbench {"kind": 5}\n'
             case "half a line":
@@ -150,7 +163,7 @@ class World:
         self._begun = {}
         for rank in RANKS:
             here = self.paths.rank_log(rank, "stdout").read_bytes()
-            kept = {number for number in self.expected[rank] if f'"n": {number}}}'.encode() in here}
+            kept = {each for each in self.expected[rank] if f'"n": {each}}}\n'.encode() in here}
             self.at_risk |= set(self.expected[rank]) - kept
             self.pods[rank] = here
             self._begun[rank] = len(here)
