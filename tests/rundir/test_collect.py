@@ -132,6 +132,33 @@ def test_a_log_that_no_descriptor_is_left_for_names_that_cause_and_is_whole_late
     assert not pod.collector.try_last()
 
 
+def test_a_log_that_cannot_be_opened_at_the_start_stays_on_the_pod_until_it_can(
+    tmp_path: Path,
+) -> None:
+    paths, now = RunPaths(tmp_path), [100.0]
+    paths.logs.mkdir()
+    lines = [format_event("told", rank=0, n=number) + "\n" for number in range(3)]
+    paths.rank_log(0, "stdout").write_text(lines[0])
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        pod = Pod(Collector(paths, [0], clock=lambda: now[0]))
+        pod.data = "".join(lines).encode()
+        assert pod.poll() == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert set(pod.collector.cut.values()) == {
+        "the keeper has no free file descriptor (see ulimit -n)"
+    }
+    assert pod.poll() == [], "no descriptor was free a moment ago"
+    now[0] += 60
+    pod.poll()
+    events = pod.poll()
+    assert [(event.data["n"], event.sequence) for event in events] == [(1, 1), (2, 2)]
+    assert paths.rank_log(0, "stdout").read_bytes() == pod.data
+    assert pod.collector.cut == {}
+
+
 SECRETS = {
     "PGPASS": "opensesame-7",
     "PEM": "-----BEGIN PRIVATE "

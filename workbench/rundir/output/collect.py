@@ -26,6 +26,9 @@ from workbench.rundir.paths import RunPaths
 logger = logging.getLogger(__name__)
 _END_BYTES = 1 << 20  # bytes of a log in which an unfinished secret may begin
 _LONGEST_SECRET = 16 << 10  # bytes of unfinished text that the next piece may turn into a secret
+# Offset of a log that cannot be opened yet: the pod has no bytes there, and keeps all.
+_NOT_YET = 1 << 62
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 # Pauses between two attempts of a failed write.
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
@@ -54,43 +57,62 @@ class Collector:
         attempt: int = 0,
     ):
         self._files: dict[str, Path] = {}
-        self._cutters: dict[str, EventCutter] = {}
-        redact = redact or Redactor()
+        self._ranks: dict[str, int] = {}  # only standard output has events
         for rank in ranks:
-            # Only standard output has events. `states`: the state events that ranks may send.
-            self._cutters[f"rank-{rank}/stdout.log"] = EventCutter(rank, attempt, states, redact)
+            self._ranks[f"rank-{rank}/stdout.log"] = rank
             for stream in ("stdout", "stderr", "order"):
                 name = f"rank-{rank}/{stream}.log"
                 self._files[name] = paths.rank_log(rank, stream)
         self._root = paths.root
-        self._redact = redact
+        self._redact = redact or Redactor()
+        self._states = states  # the state events that its ranks may send
+        self._attempt = attempt
         self._clock = clock
         self.cut: dict[str, str] = {}
         """Reason for a truncated local copy, by file name."""
         self.offsets: dict[str, int] = {}
         """Offset of the next piece of every file."""
-        for path in self._files.values():
-            descriptor = self._open(path)
-            os.close(descriptor)
-        for name, path in self._files.items():
-            self.offsets[name] = path.stat().st_size
-        self._ends = dict(self.offsets)  # of the local copies
-        self._seen = dict(self.offsets)  # all events before these offsets have been returned
+        self._ends: dict[str, int] = {}  # of the local copies
+        self._seen: dict[str, int] = {}  # all events before these offsets have been returned
         self._again_at: dict[str, float] = {}  # time of the next attempt for a truncated file
         self._pauses: dict[str, float] = {}
         self._tried_last = False
         self._unfinished: dict[str, bytes] = {}
-        for name, path in self._files.items():
-            self._unfinished[name] = _unfinished(_end_of(path))
-            cutter = self._cutters.get(name)
-            if cutter is not None:
-                for block in blocks_of(path, self._root):
-                    cutter.skip(block)
+        self._cutters: dict[str, EventCutter] = {}
+        for name in self._files:
+            self.offsets[name] = _NOT_YET
+            try:
+                self._begin(name)
+            except OSError as error:
+                # Anything else, such as a link in place of the log, needs a user.
+                if not is_full(error) and error.errno not in _NO_DESCRIPTOR:
+                    raise
+                self._fail(name, error)
+
+    def _begin(self, name: str) -> None:
+        """Continue a local copy where the copy ends. Raise OSError on failure."""
+        path = self._files[name]
+        descriptor = self._open(path)
+        os.close(descriptor)
+        end = path.stat().st_size
+        unfinished = _unfinished(_end_of(path))
+        rank = self._ranks.get(name)
+        if rank is not None:
+            cutter = EventCutter(rank, self._attempt, self._states, self._redact)
+            for block in blocks_of(path, self._root):
+                cutter.skip(block)
+            self._cutters[name] = cutter
+        self._unfinished[name] = unfinished
+        self._ends[name] = end
+        self._seen[name] = end
+        self.offsets[name] = end
+        self._pauses.pop(name, None)
+        self.cut.pop(name, None)
 
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
         events: list[Event] = []
         for name, chunk in chunks.items():
-            if name not in self._files:
+            if name not in self._ends:
                 continue
             begin = self.offsets[name]
             if chunk["offset"] != begin:
@@ -127,7 +149,13 @@ class Collector:
         now = self._clock()
         for name in self._files:
             again_at = self._again_at.get(name, 0.0)
-            if name in self.cut and now < again_at:
+            if name not in self._ends:
+                if now >= again_at:
+                    try:
+                        self._begin(name)
+                    except OSError as error:
+                        self._fail(name, error)
+            elif name in self.cut and now < again_at:
                 self.offsets[name] = self._seen[name]
             else:
                 self.offsets[name] = self._ends[name]
@@ -171,7 +199,7 @@ class Collector:
 def _why_cut(path: Path, error: OSError) -> str:
     if is_full(error):
         return "the disk is full"
-    if error.errno in (errno.EMFILE, errno.ENFILE):
+    if error.errno in _NO_DESCRIPTOR:
         return "the keeper has no free file descriptor (see ulimit -n)"
     reason = error.strerror or error
     return f"{path} cannot be written ({reason})"
