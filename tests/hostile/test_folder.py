@@ -1,0 +1,100 @@
+"""A given directory shows plain words: no traceback, no file of the reader, no hang, no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.font_manager  # noqa: F401 (its cache is written before the looks)
+import pytest
+
+import workbench
+from tests.fakes.hostile_folder import ATTACKS, given_to, places, write_whole
+from tests.hostile.looks import looks
+from tests.hostile.watched import faults
+from workbench.base.shown import load_views
+
+STATES = ("ended", "live", "left")
+GATES = ("runs/RUN/run.json", "runs/RUN/spec.json", "runs/RUN/result.json")
+"""Files without which few others are read; attacks at them are tried alone."""
+
+Trial = tuple[dict[str, str], str]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    assert load_views()
+    for name in workbench.__all__:
+        getattr(workbench, name)
+    return write_whole(tmp_path_factory.mktemp("whole"))
+
+
+def trials(whole: Path) -> Iterator[Trial]:
+    """Yield attacks at all files at once, at each gate alone, and at each folder alone."""
+    files, folders = places(whole)
+    many = [file for file in files if file not in GATES]
+    number = 0
+    for attack in ATTACKS:
+        yield dict.fromkeys(many, attack), STATES[number % 3]
+        for gate in GATES:
+            yield {gate: attack}, "ended"
+        yield {folders[number % len(folders)]: attack}, STATES[number % 3]
+        number += 1
+    for folder in folders:
+        for attack in ("link", "fifo", "link to itself"):
+            yield {folder: attack}, STATES[number % 3]
+            number += 1
+
+
+def found_in(whole: Path, root: Path, tried: list[Trial]) -> list[str]:
+    """Carry out trials, and return what was wrong."""
+    found = []
+    for number, (attacks, state) in enumerate(tried):
+        reader = given_to(root / str(number), whole, attacks, state)
+        where = f"{sorted(set(attacks.values()))} at {[*attacks][:2]}, {state}"
+        found += [f"{where}: {line}" for line in faults(reader, looks(reader))]
+    return found
+
+
+def test_a_whole_directory_passes_every_look(whole: Path, tmp_path: Path) -> None:
+    assert found_in(whole, tmp_path, [({}, "ended")]) == []
+
+
+@pytest.mark.slow
+def test_a_hostile_directory_is_a_line_of_words(whole: Path, tmp_path: Path) -> None:
+    every = list(trials(whole))
+    assert found_in(whole, tmp_path, every[::31]) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", range(8))
+def test_every_file_and_folder_may_be_hostile(whole: Path, tmp_path: Path, part: int) -> None:
+    every = list(trials(whole))
+    assert len(every) > 140
+    assert found_in(whole, tmp_path, every[part::8]) == []
+
+
+def test_a_look_that_does_harm_is_found(whole: Path, tmp_path: Path) -> None:
+    reader = given_to(tmp_path / "r", whole, {}, "ended")
+    secret = reader.home / "secret"
+    harms = {
+        "reads": secret.read_text,
+        "writes": lambda: secret.write_text("x"),
+        "starts": lambda: __import__("subprocess").run(["true"], check=True),
+        "raises": lambda: 1 // 0,
+        "signals": lambda: __import__("os").kill(1, 15),
+        "takes memory": lambda: len(b"x" * (1 << 30)),
+    }
+    found = faults(reader, list(harms.items()))
+    assert [line.split(":")[0] for line in found] == list(harms)
+
+
+def test_a_look_that_hangs_or_dies_is_found(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.hostile.watched.LONGEST_S", 1.0)
+    reader = given_to(tmp_path / "r", whole, {}, "ended")
+    hangs = faults(reader, [("hangs", lambda: __import__("time").sleep(60))])
+    assert hangs == ["hangs: no answer in 1 s"]
+    dies = faults(reader, [("dies", lambda: __import__("os")._exit(1))])
+    assert dies == ["dies: the process died"]
