@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import inspect
 import io
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -283,6 +284,9 @@ def texts(value: object, drawn: set[tuple[type, str]], deep: bool = True) -> Ite
 
     A record of a type and `repr` in `drawn` is not drawn again.
     """
+    if isinstance(value, str):
+        yield value
+        return
     plain = repr(value)
     yield plain
     if (type(value), plain) in drawn:
@@ -292,13 +296,19 @@ def texts(value: object, drawn: set[tuple[type, str]], deep: bool = True) -> Ite
     for view in VIEWS:
         if any(kind in view.registry for kind in type(value).__mro__ if kind is not object):
             yield str(view(value))
-    if isinstance(value, Path) and value.is_file():
-        yield value.read_text(errors="replace")
+    yield from _contents(value)
     if isinstance(value, (list, tuple)) and deep:
         for each in value[:20]:
             yield from texts(each, drawn, deep=False)
+
+
+def _contents(value: object) -> Iterator[str]:
+    """Yield the texts in files, streams and tables of a value."""
+    if isinstance(value, Path) and value.is_file():
+        yield value.read_text(errors="replace")
     if isinstance(value, Iterator):
-        for piece in value:
+        # A stream may be as long as a model.
+        for piece in itertools.islice(value, 50):
             yield piece.decode(errors="replace") if isinstance(piece, bytes) else str(piece)
     frame: Any = getattr(value, "to_dataframe", None)
     if frame is not None and not isinstance(value, type):

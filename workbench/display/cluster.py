@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from workbench.base.files import gate, read_json
+from workbench.base.json_values import whole
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, gib
+from workbench.base.words import UNKNOWN, gib, moment
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import keep_from_idling
 from workbench.display.kit.doc import Doc, Note, Table, to_bundle
@@ -55,11 +56,11 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     run = _run_in_progress(cluster.path, {} if views is None else views)
     status = cluster_status(cluster.path)
     config = read_json(ClusterPaths(cluster.path).config)
-    count = int(str(config.get("count", 0)))
+    count = whole(config.get("count")) or 0
     messages = [status.message, silence_of(cluster.path, status)]
     idle_end = ""
     if status.idle_end_s:
-        idle_end = time.strftime("%H:%M:%S", time.localtime(status.idle_end_s))
+        idle_end = moment(status.idle_end_s, "%H:%M:%S")
     memory = {}
     for address, host in run.memory.items() if run else ():
         if host.gib.last:

@@ -141,6 +141,15 @@ class Listing:
             raise RunError(f"{folder} cannot be listed: {error.strerror}") from error
         if not files:
             raise RunError(f"there is no model in {folder}")
+        for path in files:
+            name = str(path.relative_to(folder))
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
+                raise RunError(
+                    f"a zip cannot hold the file {plain(name)} of the model: "
+                    "the name is not UTF-8; rename the file"
+                ) from error
         return _zip(folder, files)
 
     def stop(self, name: str) -> Row:

@@ -6,12 +6,12 @@ unreliable. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
-from workbench.base.json_values import parts
+from workbench.base.json_values import parts, whole
 from workbench.base.words import counted
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
@@ -70,10 +70,23 @@ class RankStatus(TolerantRecord):
 
 
 def rank_statuses(
-    pod: Pod, answer: Mapping[str, object], clock_offset_s: float
+    pod: Pod,
+    answer: Mapping[str, object],
+    clock_offset_s: float,
+    own: Collection[int] | None = None,
 ) -> list[RankStatus]:
-    """Read the states of the ranks from an agent's answer to `poll`."""
+    """Read the states of the ranks from an agent's answer to `poll`.
+
+    `own` are the ranks on the pod; None: any. Raise ValueError for a rank without a number, and for
+    a rank of another pod.
+    """
     rows = parts(answer.get("ranks"))
+    for raw in rows:
+        rank = whole(raw.get("rank"))
+        if rank is None:
+            raise ValueError(f"{pod.name} reports a rank without a number")
+        if own is not None and rank not in own:
+            raise ValueError(f"{pod.name} reports rank {rank}, and the rank runs on another pod")
     return [_status(pod, raw, clock_offset_s) for raw in rows]
 
 

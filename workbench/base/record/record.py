@@ -169,6 +169,9 @@ class Record(BaseModel):
         match problem.get("ctx", {}).get("error"):
             case ConfigError() as own:
                 return own
+        if not problem["loc"]:  # a key that is half of a surrogate pair
+            odd = next((key for key in options if not key.isprintable()), "")
+            return ConfigError(f"{label}option {odd!r} is not known: the name is no valid text")
         name = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":
             if hint := cls._hint(name):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import errno
 import gzip
 import io
 import lzma
+import stat
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -55,6 +57,10 @@ def open_rows(path: Path, encoding: str | None = None) -> BinaryIO:
         OSError: The file cannot be opened. Reading raises OSError for broken or far too large
             compressed content, and for bytes of another encoding.
     """
+    # Opening a pipe without a writer would block for ever.
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     opener = _OPENERS.get(path.suffix.lower())
     file: IO[bytes] = (
         path.open("rb") if opener is None else io.BufferedReader(_Unpacked(path, opener), _CHUNK)

@@ -72,9 +72,10 @@ class PodWatch:
         self._context = context
         self._reports = reports
         self._pause_s = max(_POLL_S, len(context.links) / _POLLS_PER_S)
+        self._own = context.ranks_on(link)
         self._collector = Collector(
             context.paths,
-            context.ranks_on(link),
+            self._own,
             context.redact,
             states=context.spec.job.traits.events,
             attempt=context.restart,
@@ -151,7 +152,7 @@ class PodWatch:
         events = [
             replace(event, time_s=event.time_s - offset_s) for event in self._collector.take(chunks)
         ]
-        ranks = rank_statuses(self._link.pod, answer, offset_s)
+        ranks = rank_statuses(self._link.pod, answer, offset_s, self._own)
         # After all ranks have ended, retry failed writes once more.
         more = bool(chunks) or (
             all(rank.phase == "exited" for rank in ranks) and self._collector.try_last()

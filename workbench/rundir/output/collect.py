@@ -110,14 +110,20 @@ class Collector:
         self.cut.pop(name, None)
 
     def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
+        """Copy pieces of the pod's files, and return their events.
+
+        Raise ValueError for a piece that is not of an agent's form.
+        """
         events: list[Event] = []
+        if not isinstance(chunks, Mapping):
+            raise ValueError("the pieces of the logs are not an object")
         for name, chunk in chunks.items():
             if name not in self._ends:
                 continue
             begin = self.offsets[name]
-            if chunk["offset"] != begin:
+            offset, data = _piece(name, chunk)
+            if offset != begin:
                 continue  # a late answer from before a reconnection
-            data = str(chunk["data"]).encode("latin-1")
             # Read only events from a piece that does not continue the local copy.
             if begin == self._ends[name] and self._keep(name, data):
                 self._ends[name] += len(data)
@@ -194,6 +200,17 @@ class Collector:
 
     def _open(self, path: Path) -> int:
         return open_to_write(path, os.O_WRONLY | os.O_CREAT, self._root)
+
+
+def _piece(name: str, chunk: object) -> tuple[int, bytes]:
+    """Return offset and bytes of a piece of a file. Raise ValueError for another form."""
+    match chunk:
+        case {"offset": int() as offset, "data": str() as text}:
+            try:
+                return offset, text.encode("latin-1")
+            except UnicodeEncodeError:
+                pass
+    raise ValueError(f"a piece of {name} is not in the form of an agent")
 
 
 def _why_cut(path: Path, error: OSError) -> str:

@@ -1,0 +1,103 @@
+"""Defects that the hostile folder and the fuzz found, each by its smallest example."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from writtenrun import WrittenRun
+
+from workbench import Cluster, judge_answers
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import read_json, write_json
+from workbench.base.shown import as_text
+from workbench.lab.listing import Listing
+from workbench.pods.pod import Pod
+from workbench.rundir.outcome import rank_statuses
+from workbench.rundir.output.collect import Collector
+from workbench.rundir.spec import ClusterSpec, RunSpec
+
+POD = Pod(name="pod-0", address="127.0.0.2", ssh_port=22, slots=1)
+
+
+def test_a_pipe_in_place_of_tables_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tables.jsonl")
+    rows = [{"source": "q", "target": "a"}]
+    with pytest.raises(ConfigError, match="not a regular file"):
+        judge_answers(rows, ["a"], tmp_path / "tables.jsonl")
+
+
+def test_an_option_s_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "SPEC.json"
+    path.write_text('{"cluster": {}, "job": {"kind": "finetune"}, "a\\ud800": 1}')
+    with pytest.raises(ConfigError, match="no valid text"):
+        RunSpec.load(path)
+
+
+@pytest.mark.parametrize("count", [float("nan"), float("-inf"), "3.5", None, 10**400])
+def test_a_cluster_with_an_odd_count_is_drawn(tmp_path: Path, count: object) -> None:
+    cluster = Cluster.from_spec(ClusterSpec(backend={"kind": "local"}), path=tmp_path / "c")
+    cluster.path.mkdir(exist_ok=True)
+    (cluster.path / "cluster.json").write_text(f'{{"count": {_json(count)}}}')
+    assert "pods" in as_text(cluster)
+
+
+def test_a_cluster_with_an_odd_time_of_its_end_is_drawn(written: WrittenRun) -> None:
+    state = written.cluster.state
+    write_json(state, {**read_json(state), "idle_end_s": 1e17})
+    spec = ClusterSpec(backend={"kind": "local"})
+    assert as_text(Cluster.from_spec(spec, path=written.cluster.root))
+
+
+def _json(value: object) -> str:
+    import json
+
+    return json.dumps(value)
+
+
+def test_a_model_s_file_that_no_zip_can_hold_is_named(written: WrittenRun) -> None:
+    model = written.paths.model
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    Path(os.fsdecode(os.fsencode(model) + b"/\xff.bin")).write_text("x")
+    listing = Listing(written.cluster.root)
+    with pytest.raises(RunError, match="rename the file"):
+        listing.model(str(written.paths.root.relative_to(written.cluster.root)))
+
+
+@pytest.mark.parametrize("rank", [None, "0", 0.5, True, 2**70])
+def test_a_rank_without_a_number_is_named(rank: object) -> None:
+    with pytest.raises(ValueError, match="pod-0 reports a rank without a number"):
+        rank_statuses(POD, {"ranks": [{"rank": rank, "phase": "running"}]}, 0.0)
+
+
+def test_a_pod_cannot_report_the_rank_of_another_pod() -> None:
+    answer = {"ranks": [{"rank": 0, "phase": "running"}, {"rank": 1, "phase": "exited"}]}
+    with pytest.raises(ValueError, match="pod-0 reports rank 1, and the rank runs on another pod"):
+        rank_statuses(POD, answer, 0.0, own=[0])
+    assert [rank.rank for rank in rank_statuses(POD, answer, 0.0, own=[0, 1])] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        None,
+        "text",
+        {},
+        {"offset": 0},
+        {"offset": "0", "data": "x"},
+        {"offset": 0, "data": 5},
+        {"offset": 0, "data": "\u20ac"},
+    ],
+)
+def test_a_piece_in_another_form_is_named(written: WrittenRun, chunk: Any) -> None:
+    collector = Collector(written.paths, [0])
+    pieces: Mapping[str, Any] = {"../../x": chunk, "rank-0/stdout.log": chunk}
+    with pytest.raises(ValueError, match=r"a piece of rank-0/stdout\.log is not in the form"):
+        collector.take(pieces)
+    assert written.paths.rank_log(0, "stdout").read_bytes() == b""
+    with pytest.raises(ValueError, match="not an object"):
+        collector.take(chunk if isinstance(chunk, str) else [])  # type: ignore[arg-type]
