@@ -12,7 +12,8 @@ import workbench
 from tests.fakes.hostile_folder import ATTACKS, given_to, places, write_whole
 from tests.hostile.looks import looks
 from tests.hostile.watched import faults
-from workbench.base.shown import load_views
+from workbench.base.shown import as_html, load_views
+from workbench.client.run import Run
 
 STATES = ("ended", "live", "left")
 GATES = ("runs/RUN/run.json", "runs/RUN/spec.json", "runs/RUN/result.json")
@@ -26,7 +27,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert load_views()
     for name in workbench.__all__:
         getattr(workbench, name)
-    return write_whole(tmp_path_factory.mktemp("whole"))
+    cluster = write_whole(tmp_path_factory.mktemp("whole"))
+    # Fonts and templates are read before the looks, so no child reads them again.
+    assert as_html(Run(next((cluster / "runs").iterdir())))
+    return cluster
 
 
 def trials(whole: Path) -> Iterator[Trial]:
@@ -92,7 +96,7 @@ def test_a_look_that_does_harm_is_found(whole: Path, tmp_path: Path) -> None:
 def test_a_look_that_hangs_or_dies_is_found(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.hostile.watched.LONGEST_S", 1.0)
+    monkeypatch.setattr("tests.hostile.watched.SILENT_S", 1.0)
     reader = given_to(tmp_path / "r", whole, {}, "ended")
     hangs = faults(reader, [("hangs", lambda: __import__("time").sleep(60))])
     assert hangs == ["hangs: no answer in 1 s"]

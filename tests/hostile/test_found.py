@@ -100,4 +100,4 @@ def test_a_piece_in_another_form_is_named(written: WrittenRun, chunk: Any) -> No
         collector.take(pieces)
     assert written.paths.rank_log(0, "stdout").read_bytes() == b""
     with pytest.raises(ValueError, match="not an object"):
-        collector.take(chunk if isinstance(chunk, str) else [])  # type: ignore[arg-type]
+        collector.take(chunk if isinstance(chunk, str) else [])

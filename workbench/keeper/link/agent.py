@@ -21,6 +21,7 @@ from workbench.base import entries
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
+from workbench.base.json_values import number, whole
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import TooLong
 from workbench.base.redact import mask_secrets
@@ -127,7 +128,10 @@ class AgentLink(PodFiles):
         # Measure again: the first answer includes the start of the remote process, up to 1 s.
         readings = [self._look_at_its_clock() for _ in range(_LOOKS)]
         _, self.clock_offset_s = min(readings)
-        self.agent_pid = int(hello["pid"])
+        pid = whole(hello.get("pid"))
+        if pid is None:
+            raise self._error(f"the agent of {self.pod.name} names no process id", "hello")
+        self.agent_pid = pid
         self.agent_replaced = mask_secrets(str(hello.get("replaced") or ""))
         self.interface = str(hello.get("interface") or "lo")
 
@@ -136,7 +140,10 @@ class AgentLink(PodFiles):
         answer = self.call("hello")
         after = now_s()
         middle = (before + after) / 2
-        return after - before, float(answer["time_s"]) - middle
+        its_s = number(answer.get("time_s"))
+        if its_s is None:
+            raise self._error(f"the agent of {self.pod.name} tells no time", "hello")
+        return after - before, its_s - middle
 
     def ensure(self) -> None:
         """Open the connection unless it works. A new agent may answer after the old lease."""

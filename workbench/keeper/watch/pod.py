@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError
+from workbench.base.json_values import numbers_of, parts, whole
 from workbench.keeper.awake import awake
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -147,7 +148,7 @@ class PodWatch:
             offsets=self._collector.offsets,
             max_bytes=_CHUNK_BYTES,
         )
-        chunks = answer["chunks"]
+        chunks = answer.get("chunks")
         offset_s = self._link.clock_offset_s
         events = [
             replace(event, time_s=event.time_s - offset_s) for event in self._collector.take(chunks)
@@ -158,7 +159,9 @@ class PodWatch:
             all(rank.phase == "exited" for rank in ranks) and self._collector.try_last()
         )
         # An agent of an earlier version names the number "left".
-        live = answer["live_processes"] if "live_processes" in answer else answer["left"]
+        live = whole(answer.get("live_processes", answer.get("left")))
+        if live is None or live < 0:
+            raise ValueError(f"{self._link.pod.name} reports no number of live processes")
         self._reports.put(
             PodReport(
                 pod=self._link.pod,
@@ -169,7 +172,7 @@ class PodWatch:
                 full=str(answer.get("full", "")),
                 removed=str(answer.get("removed", "")),
                 drained=not more,
-                gpus=answer["gpus"],
+                gpus=[numbers_of(gpu) for gpu in parts(answer.get("gpus"))],
             )
         )
         return more

@@ -109,7 +109,7 @@ class Collector:
         self._pauses.pop(name, None)
         self.cut.pop(name, None)
 
-    def take(self, chunks: Mapping[str, Mapping[str, object]]) -> list[Event]:
+    def take(self, chunks: object) -> list[Event]:
         """Copy pieces of the pod's files, and return their events.
 
         Raise ValueError for a piece that is not of an agent's form.
