@@ -125,6 +125,7 @@ def test_a_watch_reads_agents_of_this_and_an_earlier_version(tmp_path: Path, key
     )
     context: Any = SimpleNamespace(
         run_id="r",
+        restart=0,
         links=[link],
         paths=RunPaths(tmp_path),
         ranks_on=lambda _link: [0],

@@ -22,6 +22,7 @@ from workbench.rundir.events import (
     MARK,
     Event,
     EventKind,
+    Events,
     EventTail,
     format_event,
     log,
@@ -291,6 +292,9 @@ def test_a_disk_that_was_full_for_a_while_and_a_dead_keeper_leave_one_history(
     world.check()
     steps = [event.key for event in read_events(world.paths.events) if event.rank == 1]
     assert steps == [(1, 0, number) for number in range(40)]
+    frame = Events(world.paths.events).to_dataframe()
+    assert list(frame.columns) == ["time_s", "rank", "kind", "n", "attempt", "sequence"]
+    assert list(frame[frame["rank"] == 0]["sequence"]) == list(range(40))
 
 
 def test_an_earlier_keeper_wrote_no_numbers_and_its_events_count(tmp_path: Path) -> None:

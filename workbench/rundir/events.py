@@ -136,11 +136,9 @@ class Event:
     """Whether later events of the same output were recorded before the event."""
 
     def to_json(self) -> str:
-        numbers: dict[str, object] = {}
-        if self.attempt is not None and self.sequence is not None:
-            numbers = {"attempt": self.attempt, "sequence": self.sequence}
-            if self.printed_by not in (None, self.rank):
-                numbers["printed_by"] = self.printed_by
+        numbers = _numbers_of(self)
+        if numbers and self.printed_by not in (None, self.rank):
+            numbers["printed_by"] = self.printed_by
         return json.dumps(
             {
                 "time_s": round(self.time_s, 3),
@@ -322,18 +320,26 @@ class Events:
     def to_dataframe(self) -> DataFrame:
         """Return the events as a pandas DataFrame, with a row per event.
 
-        Columns: time_s, rank, kind, attempt, sequence, and a column per name of data and metrics.
+        Columns: time_s, rank, kind, attempt and sequence where known, and a column per name of
+        data and metrics.
         """
         rows = (
             {
                 **{name: value for name, value in event.data.items() if name != "metrics"},
                 **{f"metric.{name}": value for name, value in part(event.data, "metrics").items()},
                 **{"time_s": event.time_s, "rank": event.rank, "kind": event.kind},
-                **{"attempt": event.attempt, "sequence": event.sequence},
+                **_numbers_of(event),
             }
             for event in self
         )
-        return data_frame(rows, ("time_s", "rank", "kind", "attempt", "sequence"))
+        return data_frame(rows, ("time_s", "rank", "kind"))
+
+
+def _numbers_of(event: Event) -> dict[str, int | None]:
+    """Return the numbers of an event by name; nothing for an event without numbers."""
+    if event.attempt is None or event.sequence is None:
+        return {}
+    return {"attempt": event.attempt, "sequence": event.sequence}
 
 
 def event_of(raw: object) -> Event | None:
