@@ -132,8 +132,9 @@ sentences: setup ## Renew the catalogue of sentences that users read, tests/sent
 bench: setup ## Measure our pieces beside the plain way, as ratios (some 17 minutes of two quiet cores; ONLY="answers reading")
 	@$(BIN)/python -m tools.bench $(ONLY)
 
-chaos: setup ## Kill at random what a cluster is made of and count what comes of it (30 minutes; MINUTES=5 SEED=1)
-	@$(BIN)/python -m tools.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+chaos: setup ## Kill at random what a cluster is made of and count what comes of it (30 minutes; MINUTES=5 SEED=1 ONLY=pair PAIR="FAULT@PLACE,FAULT@PLACE")
+	@$(BIN)/python -m tools.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(PAIR),--pair "$(PAIR)")
 
 pictures: setup ## Take the pictures of README and docs anew, of real runs in chromium (minutes)
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/browser/pictures.py

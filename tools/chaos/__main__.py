@@ -1,8 +1,12 @@
-"""`make chaos`: kill the workbench's parts at random for some minutes, and count the outcomes."""
+"""`make chaos`: kill the workbench's parts at random for some minutes, and count the outcomes.
+
+Half of the time goes to single faults at random moments, half to pairs of faults at named places.
+"""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import shutil
 import sys
@@ -10,13 +14,16 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tools.chaos.checkpoints import checkpoint
 from tools.chaos.disks import can_mount, full_disk
+from tools.chaos.hooked import HookFolder
 from tools.chaos.keepers import keeper_death
 from tools.chaos.kills import cut, kill, outcome_of
+from tools.chaos.paired import LEASE_S, paired
+from tools.chaos.pairs import Pair, pairs
 from tools.chaos.plan import FULL_MINUTES, Trial, plan
 from tools.chaos.site import Site
 from tools.chaos.soak import Soak
@@ -70,7 +77,7 @@ class Chaos:
             with self._lock:
                 self._busy.discard(place)
                 self._tally.outcomes += outcomes
-                self._tell(outcomes[-1], time.monotonic() - began)
+                tell(outcomes[-1], self._deadline - time.monotonic(), time.monotonic() - began)
 
     def _take(self, lane: str) -> tuple[Trial, str] | None:
         """Take the first trial whose pods are free."""
@@ -103,32 +110,85 @@ class Chaos:
         except Exception:  # a trial's border: it is counted as unjudged, with its traceback
             outcome.trouble += traceback.format_exc()
 
-    def _tell(self, outcome: Outcome, took_s: float) -> None:
-        left = max(0.0, self._deadline - time.monotonic())
-        words = [
-            outcome.kind,
-            outcome.victim,
-            outcome.launcher,
-            outcome.phase,
-            outcome.signal,
-            "->",
-            outcome.state,
-        ]
-        marks = {
-            "FALSE SUCCESS": outcome.false_success,
-            f"{outcome.lost_lines} LINES LOST": outcome.lost_lines,
-            f"ORPHANS {outcome.orphans}": outcome.orphans,
-            "UNUSABLE CHECKPOINT": outcome.unusable,
-            "not outlived": outcome.not_outlived,
-            f"cause {outcome.cause}": outcome.cause in ("wrong", "missing"),
-            "unjudged": outcome.trouble,
-        }
-        notes = [word for word, holds in marks.items() if holds]
-        print(
-            f"{left:5.0f} s left  {' '.join(filter(None, words))} "
-            f" {took_s:.1f} s  {'; '.join(notes)}",
-            flush=True,
-        )
+
+def tell(outcome: Outcome, left: float, took_s: float) -> None:
+    """Print a line on a trial."""
+    words = [
+        outcome.kind,
+        outcome.victim,
+        outcome.launcher,
+        outcome.phase,
+        outcome.signal,
+        "->",
+        outcome.state,
+    ]
+    marks = {
+        "FALSE SUCCESS": outcome.false_success,
+        f"{outcome.lost_lines} LINES LOST": outcome.lost_lines,
+        f"ORPHANS {outcome.orphans}": outcome.orphans,
+        "UNUSABLE CHECKPOINT": outcome.unusable,
+        f"{outcome.events_twice} EVENTS TWICE": outcome.events_twice,
+        f"{outcome.events_missing} EVENTS MISSING": outcome.events_missing,
+        f"TRAINED TWICE ({outcome.trained_twice})": outcome.trained_twice,
+        f"{outcome.restarts_claimed} RESTARTS CLAIMED": outcome.restarts_claimed,
+        "not outlived": outcome.not_outlived,
+        f"{outcome.fired} of 2 faults": outcome.kind == "pair" and outcome.fired < 2,
+        f"cause {outcome.cause}": outcome.cause in ("wrong", "missing"),
+        "unjudged": outcome.trouble,
+    }
+    notes = [word for word, holds in marks.items() if holds]
+    if outcome.kind == "pair" and (outcome.is_bad or outcome.trouble or outcome.not_outlived):
+        notes += [outcome.message, outcome.repeat]
+    print(
+        f"{max(0.0, left):5.0f} s left  {' '.join(filter(None, words))} "
+        f" {took_s:.1f} s  {'; '.join(notes)}",
+        flush=True,
+    )
+
+
+def _chosen(asked: argparse.Namespace) -> list[Trial]:
+    """Return the trials of single faults that were asked for and can be made here."""
+    minutes = asked.minutes if asked.only else asked.minutes / 2
+    trials = [t for t in plan(asked.seed, minutes) if asked.only in (None, t.kind, t.victim)]
+    if not can_mount():
+        print("disks are left out: to mount small ones needs root", flush=True)
+        trials = [trial for trial in trials if trial.kind != "disk"]
+    print(f"seed {asked.seed}: {len(trials)} trials in {minutes:g} minutes at most", flush=True)
+    return trials
+
+
+def _make_pairs(wanted: Iterable[Pair], tally: Tally, folder: Path, deadline: float) -> None:
+    """Make trials of pairs in turn, and close their pods."""
+    hook = HookFolder(folder / "hook")
+    site = Site(folder / "pairs", count=2, lease_s=LEASE_S)
+    with hook.in_environment():
+        for pair in wanted:
+            if time.monotonic() > deadline:
+                break
+            began = time.monotonic()
+            outcome = Outcome(
+                kind="pair",
+                victim=f"{pair.first.fault} and {pair.second.fault}",
+                repeat=f'make chaos PAIR="{pair}" SEED={pair.number}',
+            )
+            try:
+                outcome = paired(site, hook, pair)
+            except Exception:  # A trial's border: the next trial gets other pods.
+                outcome.trouble = traceback.format_exc()
+                try:
+                    outcome.orphans += site.give_up()
+                except Exception:
+                    outcome.trouble += traceback.format_exc()
+            tally.outcomes.append(outcome)
+            tell(outcome, deadline - time.monotonic(), time.monotonic() - began)
+        closing = Outcome(kind="close", victim="pairs")
+        try:
+            closing.orphans += site.give_up()
+        except Exception:
+            closing.trouble = traceback.format_exc()
+        tally.outcomes.append(closing)
+    for place in sorted(hook.noted("missing")):
+        raise SystemExit(f"the place {place} names a function that is gone: tools/chaos/places.py")
 
 
 def main() -> int:
@@ -139,19 +199,25 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--only", help="trials of this kind or with this victim alone")
+    parser.add_argument("--pair", help='this pair alone: "FAULT@PLACE,FAULT@PLACE"')
     parser.add_argument("--out", type=Path, default=Path("build") / "chaos")
     asked = parser.parse_args()
-    trials = [t for t in plan(asked.seed, asked.minutes) if asked.only in (None, t.kind, t.victim)]
-    if not can_mount():
-        print("disks are left out: to mount small ones needs root", flush=True)
-        trials = [trial for trial in trials if trial.kind != "disk"]
-    print(
-        f"seed {asked.seed}: {len(trials)} trials in {asked.minutes:g} minutes at most", flush=True
-    )
     tally = Tally(seed=asked.seed, minutes=asked.minutes)
     folder = Path(tempfile.mkdtemp(prefix="workbench-chaos-"))
     began = time.monotonic()
-    Chaos(trials, tally, folder, began + asked.minutes * 60 - _CLOSING_S).run()
+    end = began + asked.minutes * 60 - _CLOSING_S
+    if asked.pair:
+        _make_pairs([Pair.parse(asked.pair, asked.seed)], tally, folder, end)
+    else:
+        trials = _chosen(asked)
+        # Pairs have the second half of the time, or all of it.
+        middle = began + (end - began) / 2
+        if trials:
+            Chaos(trials, tally, folder, end if asked.only else middle).run()
+        if asked.only in (None, "pair"):
+            seeds = itertools.count(asked.seed)
+            every = itertools.chain.from_iterable(map(pairs, seeds))
+            _make_pairs(every, tally, folder, end)
     left = [f"{process.pid} {' '.join(words_of(process.pid))[:150]}" for process in below(folder)]
     tally.outcomes.append(Outcome(kind="close", victim="everything", orphans=left))
     tally.took_s = time.monotonic() - began

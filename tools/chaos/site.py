@@ -18,9 +18,11 @@ _NUMBERS = itertools.count()
 class Site:
     """Local pods, made anew whenever a trial has used them up."""
 
-    def __init__(self, folder: Path, *, count: int, warm: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, count: int, warm: bool = False, lease_s: float = LEASE_S
+    ) -> None:
         """Make the place; the pods come with the first `cluster`."""
-        self.count, self.warm = count, warm
+        self.count, self.warm, self.lease_s = count, warm, lease_s
         self._folder = folder
         self._cluster: Cluster | None = None
 
@@ -39,7 +41,7 @@ class Site:
                 count=self.count,
                 path=path,
                 warm=self.warm,
-                lease_s=LEASE_S,
+                lease_s=self.lease_s,
             )
             self._cluster = made.start()
         return self._cluster
@@ -54,7 +56,7 @@ class Site:
             return []
         cluster, self._cluster = self._cluster, None
         cluster.close()
-        return _left(lambda: [p.pid for p in below(cluster.path)], LEASE_S + _SLACK_S)
+        return _left(lambda: [p.pid for p in below(cluster.path)], self.lease_s + _SLACK_S)
 
 
 def left_of_run(run_id: str, within_s: float = _SLACK_S) -> list[str]:

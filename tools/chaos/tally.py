@@ -15,7 +15,7 @@ class Outcome:
     """One trial."""
 
     kind: str
-    """kill, keeper, cut, disk, checkpoint or soak; `close` for the end of the pods at last."""
+    """kill, keeper, cut, disk, checkpoint, soak or pair; `close` for the last end of the pods."""
     victim: str
     launcher: str = "ssh"
     phase: str = ""
@@ -40,10 +40,35 @@ class Outcome:
     not_outlived: bool = False
     """Whether a run that was to go on in spite of the fault ended of it."""
     missed: bool = False
-    """Whether no process of the kind was left to be signalled."""
+    """Whether no process of the kind was left to be signalled, or a place was not reached."""
+    fired: int = 0
+    """Faults of a pair that were caused."""
+    events_twice: int = 0
+    """Events of a rank that the run has more than once."""
+    events_missing: int = 0
+    """Events of a rank that the run lacks though it has later ones, or though it succeeded."""
+    trained_twice: int = 0
+    """Starts of a rank beyond the first of an attempt, and all starts of a refused run."""
+    restarts_claimed: int = 0
+    """Restarts that a succeeded run reports and that no rank made."""
+    repeat: str = ""
+    """The command that makes a pair again."""
     message: str = ""
     trouble: str = ""
     """A traceback where the trial itself came to grief; it is judged as nothing."""
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the trial makes the program fail."""
+        counts = (
+            self.lost_lines,
+            self.events_twice,
+            self.events_missing,
+            self.trained_twice,
+            self.restarts_claimed,
+        )
+        of_a_pair = self.kind == "pair" and (self.cause == "wrong" or self.state == "hung")
+        return bool(self.false_success or self.orphans or self.unusable or any(counts) or of_a_pair)
 
 
 @dataclass
@@ -62,9 +87,7 @@ class Tally:
     @property
     def broken(self) -> list[Outcome]:
         """The trials that make the program fail."""
-        return [
-            o for o in self.outcomes if o.false_success or o.orphans or o.lost_lines or o.unusable
-        ]
+        return [outcome for outcome in self.outcomes if outcome.is_bad]
 
     @property
     def trials(self) -> list[Outcome]:
@@ -95,6 +118,7 @@ class Tally:
             "unusable checkpoints",
             "ended by a new keeper",
         )
+        heading += ("events twice", "events missing", "trained twice", "restarts claimed")
         heading += ("not outlived", "missed", "unjudged")
         groups: dict[str, list[Outcome]] = {}
         for outcome in self.trials + [o for o in self.outcomes if o.orphans and o.kind == "close"]:
@@ -134,6 +158,11 @@ class Tally:
         if self.not_reached:
             notes.append(f"{self.not_reached} planned trials were not reached in time")
         notes.append(f"lines left on pods or under agents that died: {dead}")
+        pairs = [o for o in self.trials if o.kind == "pair"]
+        if pairs:
+            both = sum(o.fired == 2 for o in pairs)
+            notes.append(f"pairs: {len(pairs)}, of which {both} had both faults")
+        notes += [f"to repeat: {o.repeat}" for o in self.broken if o.repeat]
         if self.growth:
             grown = ", ".join(
                 f"{name} {value:+.1f}" for name, value in self.growth.items() if name != "runs"
@@ -146,6 +175,9 @@ def _group(outcome: Outcome) -> str:
     victim = (
         outcome.victim if outcome.launcher == "ssh" else f"{outcome.victim} ({outcome.launcher})"
     )
+    if outcome.kind == "pair":
+        # A row for each first fault: a row for each pair would be a hundred rows.
+        return f"pair: {victim.partition(' and ')[0]}"
     return f"{outcome.kind}: {victim}"
 
 
@@ -164,6 +196,10 @@ def _row(name: str, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
         sum(o.lost_lines for o in outcomes),
         sum(o.unusable for o in outcomes),
         sum(o.taken_over for o in outcomes),
+        sum(o.events_twice for o in outcomes),
+        sum(o.events_missing for o in outcomes),
+        sum(o.trained_twice for o in outcomes),
+        sum(o.restarts_claimed for o in outcomes),
         sum(o.not_outlived for o in outcomes),
         sum(o.missed for o in outcomes),
         sum(bool(o.trouble) for o in outcomes),
