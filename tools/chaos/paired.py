@@ -84,7 +84,7 @@ def paired(site: Site, hook: HookFolder, pair: Pair) -> Outcome:
         path=str(home / "script" / _SCRIPT.name),
         launcher=pair.launcher,
         restarts=1 if "restart" in pair.needs else 0,
-        env={"PAIRED_WITNESS": str(witness.root), "PAIRED_LINES": str(LINES)},
+        args=["--lines", str(LINES), "--witness", str(witness.root)],
     )
     names = hook.arm(pair, home / "run")
     director = Director(hook, pair, names, cluster)

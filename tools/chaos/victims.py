@@ -24,6 +24,8 @@ from workbench.base.process import (
 from workbench.pods.pod import Pod
 from workbench.rundir.status import cluster_status
 
+_CARRIES = "Carry bytes between stdin, stdout and a socket"
+"""The words of the program of a bridge."""
 _LAUNCHERS = {"deepspeed", "pdsh", "mpirun", "orted"}
 
 
@@ -85,6 +87,7 @@ def bridges(pod: Pod) -> list[Process]:
 
     The agent was started over such a line and may still be
     below the daemon: it and all below it are no bridges.
+    What a launcher starts over SSH is below the daemon too, and is no bridge either.
     """
     daemon, serves = sshd(pod), agent(pod)
     if daemon is None:
@@ -96,9 +99,12 @@ def bridges(pod: Pod) -> list[Process]:
         for process in table.values()
         if serves is not None and process.session == serves.session
     }
-    return [
-        p for p in live_descendants(daemon.pid) if POD_MARK in marks(p.pid) and p.pid not in others
-    ]
+    found = []
+    for process in live_descendants(daemon.pid):
+        marked = POD_MARK in marks(process.pid) and process.pid not in others
+        if marked and any(_CARRIES in word for word in words_of(process.pid)):
+            found.append(process)
+    return found
 
 
 def ranks(run: Run, pod: Pod | None = None) -> list[Process]:
