@@ -162,31 +162,33 @@ def _make_pairs(wanted: Iterable[Pair], tally: Tally, folder: Path, deadline: fl
     hook = HookFolder(folder / "hook")
     site = Site(folder / "pairs", count=2, lease_s=LEASE_S)
     with hook.in_environment():
-        for pair in wanted:
-            if time.monotonic() > deadline:
-                break
-            began = time.monotonic()
-            outcome = Outcome(
-                kind="pair",
-                victim=f"{pair.first.fault} and {pair.second.fault}",
-                repeat=f'make chaos PAIR="{pair}" SEED={pair.number}',
-            )
-            try:
-                outcome = paired(site, hook, pair)
-            except Exception:  # A trial's border: the next trial gets other pods.
-                outcome.trouble = traceback.format_exc()
-                try:
-                    outcome.orphans += site.give_up()
-                except Exception:
-                    outcome.trouble += traceback.format_exc()
-            tally.outcomes.append(outcome)
-            tell(outcome, deadline - time.monotonic(), time.monotonic() - began)
-        closing = Outcome(kind="close", victim="pairs")
         try:
-            closing.orphans += site.give_up()
-        except Exception:
-            closing.trouble = traceback.format_exc()
-        tally.outcomes.append(closing)
+            for pair in wanted:
+                if time.monotonic() > deadline:
+                    break
+                began = time.monotonic()
+                outcome = Outcome(
+                    kind="pair",
+                    victim=f"{pair.first.fault} and {pair.second.fault}",
+                    repeat=f'make chaos PAIR="{pair}" SEED={pair.number}',
+                )
+                try:
+                    outcome = paired(site, hook, pair)
+                except Exception:  # A trial's border: the next trial gets other pods.
+                    outcome.trouble = traceback.format_exc()
+                    try:
+                        outcome.orphans += site.give_up()
+                    except Exception:
+                        outcome.trouble += traceback.format_exc()
+                tally.outcomes.append(outcome)
+                tell(outcome, deadline - time.monotonic(), time.monotonic() - began)
+        finally:
+            closing = Outcome(kind="close", victim="pairs")
+            try:
+                closing.orphans += site.give_up()
+            except Exception:
+                closing.trouble = traceback.format_exc()
+            tally.outcomes.append(closing)
     for place in sorted(hook.noted("missing")):
         raise SystemExit(f"the place {place} names a function that is gone: tools/chaos/places.py")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -23,6 +22,7 @@ from workbench.pods.pod import Pod
 _HOOK = Path(__file__).parent / "hook"
 _LOOK_S = 0.005
 _NOTES = ("calls", "fired", "done", "missing")
+_SLACK_S = 0.1
 SHORT_S = 2.0
 
 
@@ -73,10 +73,6 @@ class HookFolder:
         """Return the notes of a kind: the places called, the faults fired, …"""
         return {path.name for path in (self.root / kind).iterdir()}
 
-    def forget_calls(self) -> None:
-        shutil.rmtree(self.root / "calls")
-        (self.root / "calls").mkdir()
-
 
 def _armed(name: str, strike: Strike, follows: str) -> dict[str, object]:
     fault = FAULTS[strike.fault]
@@ -98,8 +94,6 @@ class Director(threading.Thread):
     def __init__(self, hook: HookFolder, pair: Pair, names: tuple[str, str], cluster: Cluster):
         super().__init__(daemon=True)
         self.run_of_trial: Run | None = None
-        self.fired: list[str] = []
-        """Faults that were caused, in their order."""
         self.missed: list[str] = []
         """Faults whose place was reached and that found no process."""
         self._hook, self._cluster = hook, cluster
@@ -108,6 +102,12 @@ class Director(threading.Thread):
         self._strikes = dict(zip(names, (pair.first, pair.second), strict=True))
         self._over = threading.Event()
         self._halted: list[threading.Timer] = []
+
+    @property
+    def fired(self) -> list[str]:
+        """Faults that were caused."""
+        noted = self._hook.noted("fired")
+        return [strike.fault for name, strike in self._strikes.items() if name in noted]
 
     @property
     def pod(self) -> Pod:
@@ -125,11 +125,16 @@ class Director(threading.Thread):
         """Let no process stay stopped, and act no more."""
         self._over.set()
         self.join()
+        # The next trial must not meet a fault that is left of this one.
+        for name, strike in self._strikes.items():
+            note = self._hook.root / "fired" / name
+            if note.exists() and not FAULTS[strike.fault].signal:
+                rest_s = note.stat().st_mtime + FAULTS[strike.fault].seconds - time.time()
+                time.sleep(max(0.0, rest_s) + _SLACK_S)
         for timer in self._halted:
             timer.join()
 
     def _strike(self, name: str, fault: str) -> None:
-        self.fired.append(fault)
         if FAULTS[fault].signal:
             chosen = victims_of(
                 FAULTS[fault], self._cluster.path, self._pods, self._pod, self.run_of_trial
@@ -169,13 +174,3 @@ def victims_of(
             for process in find_victims(kind, cluster, each, run):
                 found[process.pid] = process
     return list(found.values())
-
-
-def until_named(hook: HookFolder, kind: str, name: str, within_s: float) -> bool:
-    """Wait for a note. Return whether the note came."""
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if (hook.root / kind / name).exists():
-            return True
-        time.sleep(_LOOK_S)
-    return False

@@ -23,7 +23,6 @@ from workbench.base.errors import WorkbenchError
 from workbench.client.result import RunResult
 from workbench.rundir.state import RunState
 
-LINES = 40
 LEASE_S = 6.0
 _END_S = 75.0
 _SCRIPT = Path(__file__).parent / "script" / "paired.py"
@@ -84,7 +83,7 @@ def paired(site: Site, hook: HookFolder, pair: Pair) -> Outcome:
         path=str(home / "script" / _SCRIPT.name),
         launcher=pair.launcher,
         restarts=1 if "restart" in pair.needs else 0,
-        args=["--lines", str(LINES), "--witness", str(witness.root)],
+        args=["--lines", str(_lines_for(pair)), "--witness", str(witness.root)],
     )
     names = hook.arm(pair, home / "run")
     director = Director(hook, pair, names, cluster)
@@ -98,6 +97,12 @@ def paired(site: Site, hook: HookFolder, pair: Pair) -> Outcome:
     outcome.missed = len(director.fired) < 2 or bool(director.missed)
     _end_of_trial(site, cluster, pair, outcome)
     return outcome
+
+
+def _lines_for(pair: Pair) -> int:
+    """Return how many lines the ranks print, so that the run comes to both places."""
+    lasting = pair.needs or "lease" in (pair.first.place, pair.second.place)
+    return 100 if lasting else 40
 
 
 def _through(
