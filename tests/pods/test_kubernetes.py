@@ -759,7 +759,7 @@ def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
     assert not [line for line in lines if "Traceback" in line]
     assert len(lines) < 40, "\n".join(lines)
     assert any("port-forward to port 2222: " in line for line in lines)
-    assert any(says(line, "keeper.pod._loop.answers-again-after") for line in lines)
+    assert any(says(line, "keeper.pod._poll_until_closed.answers-again-after") for line in lines)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")

@@ -96,6 +96,14 @@ class PodWatch:
             self._thread.join(timeout=30)
 
     def _loop(self) -> None:
+        try:
+            self._poll_until_closed()
+        except Exception as error:  # Thread boundary: the error must reach the run's result.
+            logger.exception("watching %s", self._link.pod.name)
+            lost = f"watching {self._link.pod.name} failed: {error}"
+            self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
+
+    def _poll_until_closed(self) -> None:
         heard = awake()
         again_s = _AGAIN_S
         most_s = min(_AGAIN_AT_MOST_S, max(_AGAIN_S, self._context.spec.cluster.lease_s / 20))
@@ -124,11 +132,6 @@ class PodWatch:
                 if lost or self._reconnect(again_s):
                     return
                 again_s = min(2 * again_s, most_s)
-            except Exception as error:  # Thread boundary: the error must reach the run's result.
-                logger.exception("watching %s", self._link.pod.name)
-                lost = f"watching {self._link.pod.name} failed: {error}"
-                self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
-                return
 
     def _why_lost(self, silent_s: float) -> str:
         name = self._link.pod.name
@@ -181,7 +184,8 @@ class PodWatch:
         self._end.wait(after_s)
         try:
             self._link.open()
-        except (RemoteError, PodError, OSError) as error:
+        except (RemoteError, PodError, OSError, RuntimeError) as error:
+            # RuntimeError: no thread can start now, and SSH needs a thread.
             logger.debug("%s is not back yet: %s", self._link.pod.name, error)
             return False
         if self._link.agent_pid == self._agent_pid:
