@@ -23,6 +23,7 @@ _HOOK = Path(__file__).parent / "hook"
 _LOOK_S = 0.005
 _NOTES = ("calls", "fired", "done", "missing")
 _SLACK_S = 0.1
+_OVER_LEASE_S = 3.0
 SHORT_S = 2.0
 
 
@@ -52,14 +53,15 @@ class HookFolder:
                 else:
                     os.environ[name] = value
 
-    def arm(self, pair: Pair, run: Path) -> tuple[str, str]:
+    def arm(self, pair: Pair, run: Path, lease_s: float) -> tuple[str, str]:
         """Arm the two faults of a pair for one run. Return the names of the two."""
+        within_s = WITHIN_S + _halt_s(FAULTS[pair.first.fault], lease_s)
         self.serial += 1
         names = (f"{self.serial}-a", f"{self.serial}-b")
         faults = []
         for name, strike in zip(names, (pair.first, pair.second), strict=True):
             follows = names[0] if name != names[0] else ""
-            faults.append(_armed(name, strike, follows))
+            faults.append({**_armed(name, strike, follows), "within_s": within_s})
         plan = json.dumps({"run": str(run), "faults": faults})
         fresh = self.root / "armed.new"
         fresh.symlink_to(plan)
@@ -84,8 +86,14 @@ def _armed(name: str, strike: Strike, follows: str) -> dict[str, object]:
         "does": "act" if fault.signal else strike.fault,
         "seconds": fault.seconds,
         "follows": follows,
-        "within_s": WITHIN_S,
     }
+
+
+def _halt_s(fault: Fault, lease_s: float) -> float:
+    """Return for how long a fault stops its victims."""
+    if not fault.halt:
+        return 0.0
+    return SHORT_S if fault.halt == "short" else lease_s + _OVER_LEASE_S
 
 
 class Director(threading.Thread):
@@ -147,8 +155,7 @@ class Director(threading.Thread):
         """Send a fault's signal. Return whether a process took the signal."""
         sent = [each for each in chosen if each.send(getattr(signal, f"SIG{fault.signal}"))]
         if sent and fault.halt:
-            long_s = self._cluster.spec.lease_s + 3
-            halt_s = SHORT_S if fault.halt == "short" else long_s
+            halt_s = _halt_s(fault, self._cluster.spec.lease_s)
             timer = threading.Timer(halt_s, _wake, [sent])
             timer.start()
             self._halted.append(timer)

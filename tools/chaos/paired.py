@@ -85,7 +85,7 @@ def paired(site: Site, hook: HookFolder, pair: Pair) -> Outcome:
         restarts=1 if "restart" in pair.needs else 0,
         args=["--lines", str(_lines_for(pair)), "--witness", str(witness.root)],
     )
-    names = hook.arm(pair, home / "run")
+    names = hook.arm(pair, home / "run", cluster.spec.lease_s)
     director = Director(hook, pair, names, cluster)
     director.start()
     try:

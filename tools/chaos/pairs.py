@@ -10,7 +10,7 @@ from tools.chaos.faults import FAULTS
 from tools.chaos.places import PLACES
 
 WITHIN_S = 5.0
-"""How long after the first fault the second may come."""
+"""How long after the first fault the second may come; a halt of the first does not count."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ def _near(place: str) -> set[str]:
     order = list(PLACES)
     at = order.index(place)
     near = set(order[at : at + 9]) | {"lease", "logs", "follow", "answer"}
-    # A short run ends within seconds, so its end is near its ranks.
     if at >= order.index("follow"):
-        near |= {"bring", "result", "clear"}
-    return near
+        # A short run ends within seconds, so its end is near its ranks.
+        return near | {"bring", "result", "clear"}
+    # Ranks must have begun before a restart or a takeover, which takes seconds by itself.
+    return {name for name in near if not PLACES[name].needs}
