@@ -88,6 +88,11 @@ class ClusterPaths:
         return cluster_folder(self.root) / REGISTRATION
 
     @property
+    def own_decisions(self) -> Path:
+        """Log of the keeper's decisions about its runs, in the user's private folder."""
+        return cluster_folder(self.root) / "decisions.jsonl"
+
+    @property
     def known_state(self) -> Path:
         """Trusted state file: in the user's private folder, or else in the cluster's directory."""
         return self.own_state if self._is_known and self.root.is_dir() else self.state

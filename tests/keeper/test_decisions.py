@@ -1,0 +1,184 @@
+"""The log of decisions: what is read back after a death, a full disk or damage."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fakes.smalldisk import small_disk
+from workbench.base.redact import Redactor
+from workbench.keeper.decisions import DecisionLog, What, read_decisions
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+LIFE: Sequence[tuple[What, int]] = [
+    (What.SUBMITTED, 0),
+    (What.STAGED, 1),
+    (What.STARTED, 1),
+    (What.RESTARTED, 2),
+    (What.STAGED, 2),
+    (What.STARTED, 2),
+    (What.BROUGHT, 2),
+    (What.ENDED, 2),
+    (What.CLEARED, 2),
+]
+
+
+def facts_of(what: What) -> dict[str, object]:
+    match what:
+        case What.SUBMITTED:
+            return {"path": "/runs/a", "pods": ["pod-0", "pod-1"]}
+        case What.RESTARTED:
+            return {"restart": 1, "loss": {"what": "pod-1 was lost"}}
+        case What.STAGED:
+            return {"pods": ["pod-0", "pod-1"], "restart": 0}
+        case What.ENDED:
+            return {"state": "succeeded", "message": "every rank is done"}
+    return {}
+
+
+def written(path: Path, count: int = len(LIFE)) -> DecisionLog:
+    log = DecisionLog(path)
+    log.clear()
+    for what, attempt in LIFE[:count]:
+        log.add("a", what, attempt, **facts_of(what))
+    return log
+
+
+def replayed(path: Path) -> DecisionLog:
+    log = DecisionLog(path)
+    log.replay()
+    return log
+
+
+@pytest.mark.parametrize("count", range(len(LIFE) + 1))
+def test_a_replay_has_the_state_that_the_writer_had(count: int, tmp_path: Path) -> None:
+    log = written(tmp_path / "log", count)
+    assert replayed(tmp_path / "log").runs == log.runs
+    assert [each.n for each in read_decisions(tmp_path / "log")] == list(range(1, count + 1))
+
+
+def test_a_run_s_state_names_its_attempt_its_pods_and_a_restart_that_was_begun(
+    tmp_path: Path,
+) -> None:
+    run = written(tmp_path / "log", 4).of("a")
+    assert run is not None
+    assert (run.path, run.attempt, run.restart) == (Path("/runs/a"), 2, 1)
+    assert (list(run.pods), run.started, run.over) == (["pod-0", "pod-1"], False, False)
+    assert run.loss is not None
+    run = written(tmp_path / "log", 6).of("a")
+    assert run is not None
+    assert (run.loss, run.started, run.over) == (None, True, False)
+
+
+@pytest.mark.parametrize("late", [What.STAGED, What.STARTED, What.RESTARTED, What.SUBMITTED])
+def test_a_run_that_is_over_stays_over(late: What, tmp_path: Path) -> None:
+    log = written(tmp_path / "log")
+    log.add("a", late, 3, **facts_of(late))
+    run = replayed(tmp_path / "log").of("a")
+    assert run is not None
+    assert (run.over, run.outcome["state"], run.attempt) == (True, "succeeded", 2)
+
+
+def test_a_torn_last_line_is_dropped_and_the_next_line_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    written(path, 3)
+    with path.open("ab") as out:
+        out.write(b'{"n": 4, "run": "a", "wh')
+    log = replayed(path)
+    log.add("a", What.ENDED, 1, state="failed", message="no")
+    assert [each.n for each in read_decisions(path)] == [1, 2, 3, 4]
+    assert read_decisions(path)[-1].what is What.ENDED
+
+
+@given(cut=st.integers(0, 2000), damage=st.binary(max_size=30))
+def test_no_damage_keeps_the_log_from_being_read(cut: int, damage: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log"
+        written(path)
+        data = path.read_bytes()
+        at = cut % len(data)
+        path.write_bytes(data[:at] + damage + data[at:])
+        log = replayed(path)
+        numbers = [each.n for each in read_decisions(path)]
+        assert numbers == sorted(set(numbers))
+        log.add("b", What.SUBMITTED, path="/runs/b")
+        assert replayed(path).of("b") is not None
+
+
+def test_lines_that_cannot_be_written_are_written_later_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = written(path, 2)
+    whole = path.read_bytes()
+    path.unlink()
+    path.mkdir()
+    for what, attempt in LIFE[2:]:
+        log.add("a", what, attempt, **facts_of(what))
+    run = log.of("a")
+    assert run is not None
+    assert run.over, "the keeper itself knows"
+    path.rmdir()
+    path.write_bytes(whole)
+    log.keep()
+    assert [each.n for each in read_decisions(path)] == list(range(1, len(LIFE) + 1))
+    log.keep()
+    assert len(read_decisions(path)) == len(LIFE), "once"
+
+
+@pytest.mark.slow
+@as_root
+def test_a_full_disk_takes_decisions_from_the_reserve_and_then_late(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        log = DecisionLog(disk / "log")
+        log.clear()
+        log.reserve()
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as out, pytest.raises(OSError, match="No space"):
+            while True:
+                out.write(bytes(4096))
+        log.add("a", What.SUBMITTED, path="/runs/a")
+        assert len(read_decisions(disk / "log")) == 1, "the reserve was freed"
+        note = "x" * 4000
+        for _ in range(40):
+            log.add("a", What.STAGED, 1, note=note)
+        assert len(read_decisions(disk / "log")) < 41
+        filler.unlink()
+        log.keep()
+        assert [each.n for each in read_decisions(disk / "log")] == list(range(1, 42))
+
+
+def test_a_damaged_line_repeated_lines_and_strange_values_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    good = {"n": 1, "time_s": 1.0, "run": "a", "what": "submitted", "path": "/runs/a"}
+    lines: list[object] = [
+        good,
+        {**good, "n": 1, "what": "ended"},
+        {**good, "n": 2, "what": "exploded"},
+        {**good, "n": "3"},
+        {**good, "n": 4, "run": ""},
+        ["n", 5],
+        {**good, "n": 6, "what": "staged", "attempt": -1, "pods": {"no": "list"}},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + "no JSON\n\xff\n")
+    assert [(each.n, each.what) for each in read_decisions(path)] == [
+        (1, "submitted"),
+        (6, "staged"),
+    ]
+    assert not replayed(path).runs["a"].over
+
+
+def test_secrets_are_masked_but_a_path_is_kept(tmp_path: Path) -> None:
+    redact = Redactor({"API_TOKEN": "hunter2hunter2"})
+    log = DecisionLog(tmp_path / "log", redact)
+    log.clear()
+    log.add("a", What.SUBMITTED, path="/runs/hunter2hunter2")
+    log.add("a", What.ENDED, 1, state="failed", message="bad token hunter2hunter2")
+    content = (tmp_path / "log").read_text()
+    assert content.count("hunter2hunter2") == 1
+    assert "/runs/hunter2hunter2" in content

@@ -1,0 +1,42 @@
+"""The boundary around a run: an error of one run reaches neither the keeper nor other runs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger(__name__)
+_last: dict[tuple[str, str], str] = {}
+"""Last logged error of a run and an action, as some actions are repeated every few seconds."""
+
+
+@contextmanager
+def guarded(
+    run_id: str, doing: str, end: Callable[[Exception], object] | None = None
+) -> Iterator[None]:
+    """Guard an action of the keeper on a run. The block ends at its first error.
+
+    Args:
+        run_id: The run.
+        doing: The action, for the keeper's log.
+        end: Function that ends the run because of the error. None: the run continues, or is over.
+    """
+    try:
+        yield
+    except Exception as error:  # Run boundary: the pods and the other runs continue.
+        words = f"{type(error).__name__}: {error}"
+        if _last.get((run_id, doing)) != words:
+            logger.exception("run %s: %s", run_id, doing)
+        _last[run_id, doing] = words
+        if end is not None:
+            _end(run_id, end, error)
+    else:
+        _last.pop((run_id, doing), None)
+
+
+def _end(run_id: str, end: Callable[[Exception], object], error: Exception) -> None:
+    try:
+        end(error)
+    except Exception:  # Run boundary: the run may be without a result, and the keeper continues.
+        logger.exception("run %s: ending the run", run_id)
