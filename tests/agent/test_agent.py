@@ -389,3 +389,27 @@ def test_it_all_works_from_a_zip_on_a_bare_python(make_agent, tmp_path):
     agent.start("r", "import workbench.base.errors; print(workbench.base.errors.__file__)")
     agent.until_exited("r")
     assert agent.output["rank-0/stdout.log"].decode().startswith(str(archive))
+
+
+def test_ranks_keep_the_number_of_their_attempt_also_for_the_next_agent(agent):
+    def found(run: str) -> tuple[list[str], int, int]:
+        request = agent.request(run, "pass", attempt=9, restart=9)
+        answer = agent.ask("rejoin", run=run, request=request)
+        return answer["phases"], answer["attempt"], answer["restart"]
+
+    assert found("r") == ([], 0, 0)
+    agent.start("r", "pass", attempt=1)
+    agent.until_exited("r")
+    assert found("r") == (["exited"], 1, 0)
+    agent.start("r", "pass", attempt=3, restart=1)
+    agent.until_exited("r")
+    agent.start("old", "pass")
+    agent.until_exited("old")
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.serve()
+    assert found("r") == (["exited"], 3, 1), "from the folder of the run"
+    assert found("old") == (["exited"], 0, 0), "a keeper of an earlier version names no attempt"
+    (agent.root / "runs" / "r" / "attempt.json").unlink()
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.serve()
+    assert found("r") == (["exited"], 0, 0), "an agent of an earlier version wrote none"

@@ -236,7 +236,10 @@ class Agent:
         return {"ranks": [place.rank for place in request.on(self.root.name)]}
 
     def _rejoin(self, message: Message) -> Reply:
-        """Return the phases of another keeper's run, for an ended agent from the run's folder."""
+        """Return the phases and the attempt of another keeper's run.
+
+        The run of an ended agent is read from the run's folder.
+        """
         request = _request_of(message)
         run = self._runs.get(request.run)
         inherited = False
@@ -245,10 +248,14 @@ class Agent:
             run = PodRun(request, self.root, inherited=True)
             inherited = True
             self._runs[request.run] = run
-        phases = []
-        if run is not None:
-            phases = [rank.phase for rank in run.ranks.values()]
-        return {"phases": phases, "inherited": inherited}
+        if run is None:
+            return {"phases": [], "inherited": False, "attempt": 0, "restart": 0}
+        return {
+            "phases": [rank.phase for rank in run.ranks.values()],
+            "inherited": inherited,
+            "attempt": run.attempt,
+            "restart": run.restart,
+        }
 
     def _prepared(self, message: Message) -> Reply:
         run = self._runs.get(check_run_id(message.get("run")))

@@ -14,7 +14,7 @@ from workbench.agent.machine import OomWatch
 from workbench.agent.ranks import stacks
 from workbench.agent.ranks.output import OutputPump, Readable, read_chunks
 from workbench.agent.ranks.rank import Rank
-from workbench.agent.ranks.records import keep_room
+from workbench.agent.ranks.records import keep_attempt, keep_room, read_attempt
 from workbench.agent.ranks.request import RunRequest
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
@@ -48,6 +48,12 @@ class PodRun:
         self._kill_at: float | None = None
         self._settled = True
         self._oom = OomWatch()
+        self.attempt = request.attempt
+        """Number of the attempt of the ranks. 0: unknown."""
+        self.restart = request.restart
+        """Number of restarts before the attempt."""
+        if inherited:
+            self.attempt, self.restart = read_attempt(self.folder)
         for rank in self.ranks.values():
             if inherited:
                 rank.recover()
@@ -56,6 +62,8 @@ class PodRun:
             for name in ("error.json", "done.json", "stacks.txt"):
                 (rank.folder / name).unlink(missing_ok=True)
             keep_room(rank.folder)
+        if not inherited:
+            keep_attempt(self.folder, self.attempt, self.restart)
 
     @property
     def live(self) -> bool:

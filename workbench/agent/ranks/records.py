@@ -17,6 +17,7 @@ from workbench.base.messages.lines import from_line
 
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 16 << 10
+_ATTEMPT = "attempt.json"
 _RECORD_BYTES = 64 * 1024
 _MESSAGE_CHARS = 4000
 _TAIL_LINES = 20
@@ -162,6 +163,27 @@ def keep_room(folder: Path) -> None:
     """Reserve room on the disk for a rank's record, if there is any."""
     with contextlib.suppress(OSError):
         write_bytes(folder / _RESERVE, bytes(_RESERVE_BYTES))
+
+
+def keep_attempt(folder: Path, attempt: int, restart: int) -> None:
+    """Keep the attempt of a run's ranks for an agent that takes over. Raises nothing."""
+    path = folder / _ATTEMPT
+    try:
+        write_json(path, {"attempt": attempt, "restart": restart})
+    except OSError:
+        # No number is better than the number of an earlier attempt.
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def read_attempt(folder: Path) -> tuple[int, int]:
+    """Return the attempt of a run's ranks and its restarts. Attempt 0: unknown."""
+    kept = read_record(folder / _ATTEMPT) or {}
+    attempt = kept.get("attempt")
+    restart = kept.get("restart")
+    if isinstance(attempt, int) and isinstance(restart, int):
+        return attempt, restart
+    return 0, 0
 
 
 def _from_signal(signum: int, last: Failure | None, stderr: str, oom_hint: str) -> Failure:

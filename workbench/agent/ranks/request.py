@@ -73,6 +73,8 @@ class RunRequest:
     """Number of restarts of the run so far."""
     max_restarts: int = 0
     """Number of restarts that the job allows."""
+    attempt: int = 0
+    """Number of the attempt, from 1. 0: the keeper is of an earlier version."""
 
     @classmethod
     def from_dict(cls, raw: Message) -> RunRequest:
@@ -98,6 +100,7 @@ class RunRequest:
             binding=str(raw.get("binding") or ""),
             restart=whole_in(raw, "restart", 0),
             max_restarts=whole_in(raw, "max_restarts", 0),
+            attempt=whole_in(raw, "attempt", 0),
         )
 
     def on(self, pod: str) -> tuple[RankPlace, ...]:
