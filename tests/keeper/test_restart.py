@@ -22,6 +22,7 @@ from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.run.restart import (
+    Loss,
     _why_fresh,
     describe_loss,
     inherited_ranks,
@@ -110,6 +111,9 @@ def test_what_stays_lost_is_left_out_and_the_last_pod_is_too_many() -> None:
         replace_lost_pods(context_of(left), ["pod-0", "pod-1"], StopRequests())
 
 
+NOTHING = SimpleNamespace(phases=[], inherited=False, attempt=0, restart=0)
+
+
 @pytest.mark.parametrize("over", [False, True])
 def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
     tmp_path: Path, over: bool
@@ -117,10 +121,11 @@ def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
     context: Any = SimpleNamespace(
-        everywhere=lambda _action: [([], False), ([], False)],
+        everywhere=lambda _action: [NOTHING, NOTHING],
         paths=paths,
         run_id="r",
         unstartable="",
+        decided=None,
     )
     if not over:
         assert inherited_ranks(context) is None, "it begins now"
@@ -358,10 +363,9 @@ def test_a_run_that_begins_again_says_why(
     ledger = RunLedger(pods=["pod-0", "pod-1", "pod-2"], world_size=3)
     if saved:
         ledger.totals.take(event("checkpoint", 1.0, step=saved))
-    fault = RunFault(kind="pod", pod="pod-1", message="gone")
-    _, restarted = restart_on(
-        context, links, ledger, ("pod-1 was lost", 1.0, fault), Returned(notes=notes)
-    )
+    loss = Loss(what="pod-1 was lost", why="gone", pods=["pod-1"], lost_s=1.0)
+    new, restarted = restart_on(context, links, ledger.totals, loss, Returned(notes=notes))
+    assert (new.attempt, new.restart) == (2, 1)
     ledger.totals.take(restarted)
     assert words in str(ledger.totals.restarts[0])
 

@@ -11,6 +11,7 @@ import pytest
 
 from workbench.base.errors import RemoteError
 from workbench.base.redact import Redactor
+from workbench.jobs.job import Traits
 from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import RunPaths
@@ -25,13 +26,14 @@ def silent(*_args: object, **_fields: object) -> dict[str, object]:
 def watch(folder: Path, *, opened: object, refreshed: object) -> queue.Queue[PodReport]:
     """Watch a silent pod. Return the queue of the reports."""
     link: Any = SimpleNamespace(pod=POD, agent_pid=1, call=silent, open=opened)
-    job, cluster = SimpleNamespace(events=()), SimpleNamespace(lease_s=1.0)
+    job, cluster = SimpleNamespace(traits=Traits()), SimpleNamespace(lease_s=1.0)
     context: Any = SimpleNamespace(
         run_id="r",
         links=[link],
         paths=RunPaths(folder),
         ranks_on=lambda _link: [0],
         redact=Redactor(),
+        restart=0,
         refresh=refreshed,
         spec=SimpleNamespace(cluster=cluster, job=job),
     )

@@ -24,7 +24,7 @@ from workbench.rundir.make.function import as_script
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
-from workbench.rundir.status import cluster_status
+from workbench.rundir.status import cluster_status, result_file
 
 _ANSWER_S = 30.0  # usually the keeper takes a run in milliseconds
 
@@ -159,8 +159,10 @@ class Submission:
             )
             warnings.warn(late, RuntimeWarning, stacklevel=2)
         except RunError as error:  # the directory must have the reason why the run never started
-            with suppress(OSError):
-                fail_unstarted(paths, prepared.spec, error)
+            # A run that has ended is refused too, and its result stays.
+            if not result_file(paths).exists():
+                with suppress(OSError):
+                    fail_unstarted(paths, prepared.spec, error)
             raise
         return Run.load(paths.root)
 

@@ -17,8 +17,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from workbench.base.clock import now_s
-from workbench.base.files import read_bytes, write_bytes
-from workbench.base.files.written import open_to_append, open_to_write, write_all
+from workbench.base.files import gate, read_bytes, write_bytes
+from workbench.base.files.gate import open_to_append, open_to_write, write_all
 from workbench.base.json_values import Json, items, parse_record, part, text, whole
 from workbench.base.redact import Redactor
 
@@ -237,7 +237,7 @@ class DecisionLog:
     def release(self) -> None:
         """Give the reserved room back. Raises nothing."""
         with suppress(OSError):
-            self._own_reserve.unlink(missing_ok=True)
+            gate.remove(self._own_reserve)
 
     def replay(self) -> None:
         """Continue the log of a dead keeper. Raise OSError for a log that cannot be read."""
@@ -249,7 +249,7 @@ class DecisionLog:
     def clear(self) -> None:
         """Remove the log of an earlier cluster in the same directory. Raise OSError on failure."""
         with self._lock:
-            self._path.unlink(missing_ok=True)
+            gate.remove(self._path)
             self._late.clear()
             self._runs.clear()
             self._last_n = 0
@@ -311,9 +311,10 @@ class DecisionLog:
     def _free(self) -> bool:
         freed = False
         for reserve in self._reserves:
-            with suppress(OSError):
-                reserve.unlink()
-                freed = True
+            if os.path.lexists(reserve):
+                with suppress(OSError):
+                    gate.remove(reserve)
+                    freed = True
         return freed
 
     def _append(self, data: bytes) -> None:

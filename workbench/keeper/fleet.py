@@ -249,6 +249,10 @@ class Fleet:
         """Return the links to the pods with the given addresses, in any phase."""
         return [link for link in self._links if link.pod.address in addresses]
 
+    def named(self, names: Collection[str]) -> list[AgentLink]:
+        """Return the links to the pods with the given names, in any phase."""
+        return [link for link in self._links if link.pod.name in names]
+
     def stop_ranks(self, run_id: str) -> None:
         """Stop the processes of a run on all pods."""
         stop_ranks(self._links, run_id)

@@ -25,7 +25,9 @@ from workbench.base.words import counted
 from workbench.jobs.launcher import Launcher
 from workbench.jobs.registry import job_from_dict
 from workbench.keeper.awake import awake
+from workbench.keeper.boundary import guarded
 from workbench.keeper.checkpoints import part_reader
+from workbench.keeper.decisions import DecisionLog, What
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch import check_launcher_fits
 from workbench.keeper.link.files import TransferProgress
@@ -79,6 +81,7 @@ class Keeper:
         # Masks the secrets of the cluster and its jobs in everything written to disk.
         self._redact = redact
         redact.learn(spec.pods.env)
+        self._log = DecisionLog(paths.own_decisions, redact, [paths.reserve])
         self._phase = "starting"
         self._message = "starting pods"
         self._error: str | None = None
@@ -116,9 +119,11 @@ class Keeper:
             if self._before is not None:
                 self._take_over(self._before)
             elif not self._closing.is_set():
-                # Clear the queue of an earlier cluster in the same directory.
+                # Clear queue and decisions of an earlier cluster in the same directory.
+                self._log.clear()
                 self._write_queue()
                 write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
+                self._log.reserve()
                 self._fleet.launch()
             with self._queue.lock:
                 if not self._closing.is_set():
@@ -147,6 +152,7 @@ class Keeper:
         if not lost:
             with suppress(OSError):
                 gate.remove(self._paths.reserve)
+            self._log.release()
         with self._queue.lock:
             self._over = True
             self._say(*(("closed", self._message) if self._phase == "closing" else last))
@@ -159,8 +165,8 @@ class Keeper:
                 self._own_folder.mend,  # First: state and socket lie in the folder.
                 *(partial(file.mend, beat=True) for file in self._states),
                 server.mend,
+                self._log.keep,
             ]
-            parts += [runner.keep_state for runner in list(self._runners.values())]
             for mend in parts:
                 try:
                     mend()
@@ -168,6 +174,9 @@ class Keeper:
                     if str(error) != last:
                         logger.warning("trying again every %g s: %s", _MEND_S, error)
                     last = str(error)
+            for run_id, runner in list(self._runners.items()):
+                with guarded(run_id, "keeping the state of the run"):
+                    runner.keep_state()
 
     def _name_lock(self, inode: int) -> None:
         """Name the restored lock in the state, and write the queue beside the lock."""
@@ -176,15 +185,16 @@ class Keeper:
         self._write_queue()
 
     def _take_over(self, before: ClusterStatus) -> None:
+        self._log.replay()
+        self._log.reserve()
         self._fleet.adopt()
-        self._runners, self._failed_runs = inherited_runs(self._fleet, self._redact, before)
-        for runner in self._runners.values():
-            try:
-                if not runner.ended:
+        self._runners, self._failed_runs = inherited_runs(
+            self._fleet, self._redact, before, self._log
+        )
+        for run_id, runner in self._runners.items():
+            with guarded(run_id, "entering the run into the queue", end=runner.fail):
+                if not runner.over:
                     self._queue.add(runner)
-            except Exception as error:  # Run boundary: later runs continue.
-                logger.exception("run %s", runner.context.run_id)
-                runner.fail(error)
 
     def _failed(self, error: Exception, words: str) -> tuple[str, str]:
         logger.error("the keeper ends", exc_info=error)
@@ -214,7 +224,8 @@ class Keeper:
             self._closing.set()
             self._say("closing", why)
             for runner in self._queue.running:
-                runner.cancel()
+                with guarded(runner.context.run_id, "cancelling the run"):
+                    runner.cancel()
             self._queue.lock.notify_all()
         if launching:
             self._fleet.give_up()
@@ -236,17 +247,15 @@ class Keeper:
         over = threading.Event()
         self._keep_pods(over)
         for run_id, runner in self._runners.items():
-            if not (runner.holds and runner.failed):
-                continue
-            try:
+            with guarded(run_id, "bringing the last checkpoint back"):
+                if not (runner.holds and runner.failed):
+                    continue
                 what = f"{self._message}; bringing the last checkpoint of {run_id} back"
                 links = runner.context.links
                 with TransferProgress(
                     links, lambda how: self._say("closing", how) if how else None, what
                 ):
                     runner.bring()
-            except Exception:  # Run boundary: the pods must be stopped.
-                logger.exception("the checkpoint of %s", run_id)
         over.set()
 
     def _do(self, request: Request) -> dict[str, object]:
@@ -319,8 +328,11 @@ class Keeper:
 
     def _submit(self, request: Submit) -> dict[str, object]:
         with self._queue.lock:
-            if request.run in self._runners:  # The answer to an earlier request was lost.
+            runner = self._runners.get(request.run)
+            # The answer to an earlier request was lost.
+            if runner is not None and not runner.over:
                 return {}
+            self._check_new(request.run)
             # The submitter has given up the run since.
             if result_file(RunPaths(request.path)).exists():
                 raise RunError(
@@ -330,8 +342,22 @@ class Keeper:
             runner = self._runner_for(request)
             self._queue.add(runner)
             self._runners[request.run] = runner
+            self._log.add(
+                request.run,
+                What.SUBMITTED,
+                path=request.path,
+                pods=[link.pod.name for link in runner.context.links],
+            )
             self._write_queue()
         return {}
+
+    def _check_new(self, run_id: str) -> None:
+        """Raise RunError for a run that has ended, here or under an earlier keeper."""
+        decided = self._log.of(run_id)
+        if decided is not None and decided.over:
+            raise RunError(
+                f"run {run_id} has ended: {decided.outcome.get('message')}; submit the job again"
+            )
 
     def _write_queue(self) -> None:
         runs = [
@@ -359,7 +385,7 @@ class Keeper:
         run = QueuedRun(id=request.run, path=request.path)
         links = self._fleet.first_live(wanted_pods(job, request.pods, self._spec.count))
         check_launcher_fits(Launcher(job.launcher), [link.pod for link in links])
-        return Runner(run_context(self._fleet, links, run, job, self._redact))
+        return Runner(run_context(self._fleet, links, run, job, self._redact, self._log))
 
     def _report(self, line: str) -> None:
         if not self._closing.is_set():  # A cancelled launch still reports.

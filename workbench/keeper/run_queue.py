@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from workbench.base.clock import now_s
+from workbench.keeper.boundary import guarded
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.run.runner import Runner
@@ -111,12 +112,11 @@ class RunQueue:
         elif (links := self._fleet.free(len(runner.context.links), busy)) is None:
             return False
         elif links != list(runner.context.links):
-            try:
+            with guarded(runner.context.run_id, "moving the run to free pods", end=runner.fail):
                 runner.move(links)
-            except Exception as error:  # Run boundary: its folder may be read-only or full.
-                logger.exception("run %s", runner.context.run_id)
+            # The run's folder may be read-only or full.
+            if runner.over:
                 self._waiting.popleft()
-                runner.fail(error)
                 return True
         try:
             threading.Thread(target=self._run, args=(runner,), name="run", daemon=True).start()
@@ -129,10 +129,8 @@ class RunQueue:
         return True
 
     def _run(self, runner: Runner) -> None:
-        try:
+        with guarded(runner.context.run_id, "ending the run"):
             runner.run()
-        except Exception:  # Run boundary: the pods and the other runs continue.
-            logger.exception("a run")
         with self.lock:
             self._running.remove(runner)
             self._idle.use()

@@ -11,15 +11,18 @@ from workbench.base.files import gate, is_there, read_json, read_text, write_jso
 from workbench.base.process import boot_id
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Job
+from workbench.keeper.boundary import guarded
+from workbench.keeper.decisions import DecisionLog, What
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.run.attempt import Surroundings
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
-from workbench.rundir.status import ClusterStatus, QueuedRun, own_runs, read_queue, result_file
+from workbench.rundir.status import ClusterStatus, QueuedRun, is_run_of, read_queue, result_file
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ def run_context(
     run: QueuedRun,
     job: Job,
     redact: Redactor,
+    log: DecisionLog,
     *,
     inherited: bool = False,
     unstartable: str = "",
@@ -48,6 +52,7 @@ def run_context(
         refresh=fleet.refresh,
         restore=fleet.restore,
         redact=redact,
+        log=log,
         spare=fleet.paths.results / f"{run.id}.json",
         inherited=inherited,
         unstartable=unstartable,
@@ -56,41 +61,86 @@ def run_context(
 
 
 def inherited_runs(
-    fleet: Fleet, redact: Redactor, before: ClusterStatus
+    fleet: Fleet,
+    redact: Redactor,
+    before: ClusterStatus,
+    log: DecisionLog,
+    around: Surroundings | None = None,
 ) -> tuple[dict[str, Runner], dict[str, Mapping[str, object]]]:
-    """Return the dead keeper's runs by id, in order, and the results of failed takeovers."""
+    """Return the dead keeper's runs by id, in order, and the results of runs without a runner.
+
+    The log of decisions names the runs. The queue names the runs of a keeper without a log, and
+    runs whose line was not written as the disk was full.
+    """
     runners: dict[str, Runner] = {}
     failed: dict[str, Mapping[str, object]] = {}
     restarted = fleet.spec.is_local and before.boot not in ("", boot_id())
-    own = own_runs(fleet.paths.root)
-    for run in read_queue(fleet.paths.queue):
-        info = RunPaths(run.path).info
-        # A readable record naming another cluster belongs to a foreign run. Neither continue nor
-        # end it.
-        if read_json(info) and run not in own:
-            logger.warning(
-                "run %s in %s does not name this cluster, and is left alone", run.id, run.path
-            )
-            continue
-        try:
-            if not is_there(info):
+    for run in _runs_of(fleet, log):
+        with guarded(run.id, "reading the record of the run"):
+            # A readable record naming another cluster belongs to a foreign run. Neither continue
+            # nor end it.
+            if read_json(RunPaths(run.path).info) and not is_run_of(run, fleet.paths.root):
+                logger.warning(
+                    "run %s in %s does not name this cluster, and is left alone", run.id, run.path
+                )
+                continue
+        if log.of(run.id) is None:
+            log.add(run.id, What.SUBMITTED, path=run.path)
+
+        def end(error: Exception, run: QueuedRun = run) -> None:
+            failed[run.id] = _fail_inherited(fleet, run, log, error)
+
+        with guarded(run.id, "taking the run over", end=end):
+            result = _outcome_without_file(run, log)
+            if result:
+                failed[run.id] = _keep_result(fleet, run, result)
+                continue
+            if not is_there(RunPaths(run.path).info):
                 raise RunError(f"the directory {run.path} is gone or cannot be read")
-            runners[run.id] = _inherited_run(fleet, run, redact, restarted=restarted)
-        except Exception as error:  # Run boundary: later runs continue.
-            logger.exception("run %s", run.id)
-            failed[run.id] = _fail_inherited(fleet, run, error)
+            runners[run.id] = _inherited_run(
+                fleet, run, redact, log, around=around, restarted=restarted
+            )
     return runners, failed
 
 
-def _fail_inherited(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[str, object]:
-    """End a run that cannot be taken over, and return its result. Raises nothing.
+def _runs_of(fleet: Fleet, log: DecisionLog) -> list[QueuedRun]:
+    """Return all runs of the dead keeper, in order."""
+    decided = log.runs
+    runs = [QueuedRun(id=name, path=run.path) for name, run in decided.items()]
+    for run in read_queue(fleet.paths.queue):
+        if run.id not in decided:
+            runs.append(run)
+    return runs
+
+
+def _outcome_without_file(run: QueuedRun, log: DecisionLog) -> Mapping[str, object]:
+    """Return the outcome of a run that is over, if no file has its result. Empty: another run."""
+    decided = log.of(run.id)
+    if decided is None or not decided.over or result_file(RunPaths(run.path)).exists():
+        return {}
+    return decided.outcome
+
+
+def _fail_inherited(
+    fleet: Fleet, run: QueuedRun, log: DecisionLog, error: Exception
+) -> Mapping[str, object]:
+    """End a run that cannot be taken over, and return its result. Raises nothing."""
+    fleet.stop_ranks(run.id)
+    message = f"the keeper died, and a new keeper cannot continue the run: {error}"
+    log.add(run.id, What.ENDED, state=RunState.FAILED, message=message)
+    outcome = {"state": RunState.FAILED, "message": message}
+    return _keep_result(fleet, run, outcome)
+
+
+def _keep_result(
+    fleet: Fleet, run: QueuedRun, outcome: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Write the result of a run without a runner, unless the run has a result. Raises nothing.
 
     If no disk accepts the result, only the return value has it.
     """
-    fleet.stop_ranks(run.id)
-    message = f"the keeper died, and a new keeper cannot continue the run: {error}"
     place = str(run.path)
-    result = {"state": RunState.FAILED, "message": message, "of": place}
+    result = {"state": outcome["state"], "message": outcome.get("message"), "of": place}
     # No reader looks for a result there.
     if not is_there(run.path):
         return result
@@ -113,7 +163,15 @@ def _fail_inherited(fleet: Fleet, run: QueuedRun, error: Exception) -> Mapping[s
     return result
 
 
-def _inherited_run(fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted: bool) -> Runner:
+def _inherited_run(
+    fleet: Fleet,
+    run: QueuedRun,
+    redact: Redactor,
+    log: DecisionLog,
+    *,
+    around: Surroundings | None,
+    restarted: bool,
+) -> Runner:
     paths = RunPaths(run.path)
     job = RunSpec.load(paths.spec).job
     unstartable = _missing_variables(fleet.paths, fleet.spec)
@@ -121,17 +179,33 @@ def _inherited_run(fleet: Fleet, run: QueuedRun, redact: Redactor, *, restarted:
         job = resolved(job)
     except ConfigError as error:  # Running ranks already have their variables.
         unstartable = str(error)
-    hostfile = Hostfile.parse(read_text(paths.hostfile), source=str(paths.hostfile))
     context = run_context(
         fleet,
-        fleet.at(hostfile.addresses),
+        _links_of(fleet, run, log),
         run,
         job,
         redact,
+        log,
         inherited=True,
         unstartable=unstartable,
     )
-    return Runner(replace(context, restarted=restarted))
+    return Runner(replace(context, restarted=restarted), around)
+
+
+def _links_of(fleet: Fleet, run: QueuedRun, log: DecisionLog) -> list[AgentLink]:
+    """Return the links to the pods of a run, by their names in the log of decisions.
+
+    A replaced pod has the same name, and may have another address than in the run's hostfile.
+    """
+    decided = log.of(run.id)
+    if decided is not None and decided.pods:
+        links = fleet.named(decided.pods)
+        if len(links) == len(decided.pods):
+            return links
+    # A keeper of an earlier version wrote no log.
+    hostfile = RunPaths(run.path).hostfile
+    known = Hostfile.parse(read_text(hostfile), source=str(hostfile))
+    return fleet.at(known.addresses)
 
 
 def _missing_variables(paths: ClusterPaths, spec: ClusterSpec) -> str:

@@ -435,10 +435,10 @@ def own_runs(cluster: Path) -> list[QueuedRun]:
 
     The writer of the queue may have named any folder. Only the returned runs may be written to.
     """
-    return [run for run in read_queue(ClusterPaths(cluster).queue) if _is_run_of(run, cluster)]
+    return [run for run in read_queue(ClusterPaths(cluster).queue) if is_run_of(run, cluster)]
 
 
-def _is_run_of(run: QueuedRun, cluster: Path) -> bool:
+def is_run_of(run: QueuedRun, cluster: Path) -> bool:
     """Whether the record in a run's directory names the run and the cluster by full paths."""
     try:
         info = read_json(RunPaths(run.path).info)

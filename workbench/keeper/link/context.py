@@ -15,6 +15,7 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_text, write_text
 from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
+from workbench.keeper.decisions import DecisionLog, RunDecisions, What
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.agent import AgentLink
 from workbench.pods.hostfile import Hostfile
@@ -39,6 +40,10 @@ class RunContext:
     """Function that reconnects or replaces lost pods. Returns the reason for pods still lost."""
     restart: int = 0
     """Number of restarts so far."""
+    attempt: int = 1
+    """Number of the attempt, from 1. The pods are prepared once for each attempt."""
+    log: DecisionLog | None = None
+    """Log of the keeper's decisions. None: a dry run, which decides nothing."""
     links: Sequence[AgentLink] = ()
     """Open links to the pods of the run, in rank order."""
     places: Sequence[RankPlace] = ()
@@ -70,6 +75,16 @@ class RunContext:
             places=places[:count],
             hostfile_sha256=hostfile.sha256,
         )
+
+    @property
+    def decided(self) -> RunDecisions | None:
+        """State of the run in the log of decisions. None: the log does not know the run."""
+        return None if self.log is None else self.log.of(self.run_id)
+
+    def decide(self, what: What, **facts: object) -> None:
+        """Record a decision about the run and its attempt. Raises nothing for a full disk."""
+        if self.log is not None:
+            self.log.add(self.run_id, what, self.attempt, **facts)
 
     def on_pod(self, link: AgentLink) -> PodRunPaths:
         return PodRunPaths.of(link.pod.root, self.run_id)

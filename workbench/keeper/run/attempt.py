@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -14,8 +14,10 @@ from workbench.base.clock import now_s
 from workbench.base.errors import RemoteError, RunError, WorkbenchError
 from workbench.base.files import write_text
 from workbench.base.files.disk import full_disk_named
+from workbench.base.redact import Redactor
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.awake import awake
+from workbench.keeper.decisions import What
 from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command
 from workbench.keeper.link.agent import AgentLink, PodGone
 from workbench.keeper.link.context import RunContext, StopRequests
@@ -36,6 +38,7 @@ from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes
 from workbench.rundir.output.collect import mask_file
+from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 
@@ -66,6 +69,7 @@ class Surroundings:
     """Factory of the queue for the reports of the pod watches."""
     watch: Callable[[AgentLink, RunContext, queue.Queue[PodReport]], PodWatch] = PodWatch
     launch: Callable[[LaunchCommand, str, Path], LauncherProcess] = LauncherProcess.start
+    journal: Callable[[RunPaths, Redactor, Path | None], Journal] = Journal
 
 
 class Attempt:
@@ -79,9 +83,25 @@ class Attempt:
         requests: StopRequests,
         *,
         rejoin: bool = False,
+        staged: Callable[[], None] = lambda: None,
+        adopted: Callable[[RunContext], None] = lambda _: None,
         around: Surroundings | None = None,
     ):
+        """Follow the ranks of a run.
+
+        Args:
+            context: The run and its pods.
+            journal: The run's state and events.
+            peaks: The most memory so far.
+            requests: Requests of users.
+            rejoin: Whether ranks may have been started by a dead keeper.
+            staged: Called once all pods are prepared, before the start of the ranks.
+            adopted: Called with another context for ranks of an attempt that no log knows.
+            around: Clock, watches and launcher.
+        """
         self._around = around or Surroundings()
+        self._staged = staged
+        self._adopted = adopted
         self._clock = self._around.clock
         names = [link.pod.name for link in context.links]
         self.ledger = RunLedger(pods=names, world_size=len(context.places), clock=self._clock)
@@ -123,9 +143,11 @@ class Attempt:
                 self._send()
                 if self._unwanted:
                     return None
+                self._staged()
                 self.begun = True
                 watches = self._watch()
                 self._launch()
+                self._context.decide(What.STARTED)
             fault = self._follow()
         except RemoteError as error:
             logger.warning("run %s: %s", self._context.run_id, error)
@@ -169,7 +191,12 @@ class Attempt:
             return True
         if found is None:
             return False
-        self._launcher, self._unwatched = found
+        self._launcher = found.launcher
+        self._unwatched = found.unwatched
+        if found.attempt != self._context.attempt:
+            # The dead keeper could not write the line of the attempt: its disk was full.
+            self._context = replace(self._context, attempt=found.attempt, restart=found.restart)
+            self._adopted(self._context)
         self.begun = True
         self._prepared = True
         if self._requests.stop.is_set():

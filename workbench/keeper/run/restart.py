@@ -6,26 +6,65 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from workbench.base.clock import now_s
-from workbench.base.errors import PodError, RemoteError, RunError
+from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
+from workbench.base.files import read_json
+from workbench.base.json_values import Json, items, number, text, whole
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.launch import LauncherProcess
-from workbench.keeper.link.agent import AgentLink, PodGone
+from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.run.stage import LOG_STREAMS, rank_request
 from workbench.keeper.watch.ledger import RunLedger
+from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.result import RunFault
+from workbench.rundir.totals import RunTotals
 
 _KILLED = ("killed by SIGKILL", "killed by SIGTERM")
 """Exact messages. A longer message (out of memory) means a job that would fail again."""
 _LOOK_S = 0.2
 logger = logging.getLogger(__name__)
 _PAUSE_S = 0.5
+# Time for ranks of an earlier attempt to end.
+_ENDED_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loss:
+    """Loss of an attempt that another attempt follows."""
+
+    what: str
+    """Lost part, such as "pod-2 was lost"."""
+    why: str
+    """Fate of the lost part."""
+    pods: Sequence[str]
+    """Names of the lost pods."""
+    lost_s: float
+    """Time of noticing the loss, in seconds since 1970."""
+
+    def to_facts(self) -> dict[str, object]:
+        return asdict(self)
+
+    @classmethod
+    def read(cls, facts: Json) -> Loss:
+        """Read the facts of a log. A missing fact has an empty value."""
+        return cls(
+            what=text(facts.get("what")),
+            why=text(facts.get("why")),
+            pods=[text(name) for name in items(facts.get("pods"))],
+            lost_s=number(facts.get("lost_s")) or now_s(),
+        )
+
+    @property
+    def fault(self) -> RunFault:
+        """Fault of a run that cannot continue after the loss."""
+        pod = self.pods[0] if self.pods else ""
+        return RunFault(kind="pod", pod=pod, message=self.why or self.what)
 
 
 def pods_lost(ledger: RunLedger, fault: RunFault) -> set[str]:
@@ -72,27 +111,36 @@ def replace_lost_pods(
 def restart_on(
     context: RunContext,
     links: Sequence[AgentLink],
-    ledger: RunLedger,
-    loss: tuple[str, float, RunFault],
+    totals: RunTotals,
+    loss: Loss,
     returned: Returned,
 ) -> tuple[RunContext, Event]:
-    """Restart a run on the given pods from the newest good checkpoint. Return the restart event."""
-    ranks = len(context.places)
-    totals = ledger.totals
-    new = replace(context.on(links), restart=context.restart + 1, inherited=False)
+    """Prepare another attempt on the given pods, from the newest good checkpoint.
+
+    Return the context of the attempt, and the event of the restart.
+    """
+    if context.unstartable:
+        raise RunError(context.unstartable)
+    new = replace(
+        context.on(links),
+        restart=context.restart + 1,
+        attempt=context.attempt + 1,
+        inherited=False,
+    )
+    # A dead keeper may have rewritten the inputs for another number of ranks already.
+    before = whole(read_json(context.paths.job).get("ranks")) or len(context.places)
     step, batch = context.spec.job.resumed(
         context.paths.root,
         gpus=context.spec.cluster.pods.gpus,
-        before=ranks,
+        before=before,
         ranks=len(new.places),
         last_step=totals.last_possible_step,
     )
     new.everywhere(partial(_make_ready, new, resumes=step is not None))
-    what, lost_s, fault = loss
     fresh = _why_fresh(totals.saved_step, step, returned)
     data: dict[str, object] = {
-        "what": what,
-        "why": fault.message,
+        "what": loss.what,
+        "why": loss.why,
         "lost_step": totals.reached_step,
         "step": step,
     }
@@ -101,7 +149,7 @@ def restart_on(
     data["pods"] = len(links)
     data["ranks"] = len(new.places)
     data["batch"] = batch
-    data["lost_s"] = round(lost_s, 3)
+    data["lost_s"] = round(loss.lost_s, 3)
     return new, Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
 
 
@@ -136,55 +184,140 @@ def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
                 link.put_file(here, str(there))
 
 
-def inherited_ranks(context: RunContext) -> tuple[LauncherProcess | None, bool] | None:
+def end_earlier_ranks(context: RunContext) -> None:
+    """End ranks of an earlier attempt, as far as their pods answer. Blocks, raises nothing."""
+    stop_ranks(context.links, context.run_id)
+    until = time.monotonic() + _ENDED_S
+    while any(context.everywhere(partial(_is_alive, context))):
+        if time.monotonic() > until:
+            logger.warning("ranks of run %s have not ended", context.run_id)
+            return
+        time.sleep(_LOOK_S)
+
+
+def _is_alive(context: RunContext, link: AgentLink) -> bool:
+    """Whether processes of the run are known to be alive on a pod."""
+    try:
+        answer = link.call("poll", run=context.run_id, offsets={}, max_bytes=0)
+    except RemoteError:
+        return False
+    # An agent of an earlier version names the number "left".
+    return bool(answer.get("live_processes") or answer.get("left"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InheritedRanks:
+    """Ranks of a dead keeper on the pods of a run."""
+
+    launcher: LauncherProcess | None
+    """Launcher of the ranks. None: the launcher has ended, or the agents started the ranks."""
+    unwatched: bool
+    """Whether ranks ended with their agent."""
+    attempt: int
+    """Number of the attempt of the ranks."""
+    restart: int
+    """Number of restarts before the attempt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OnPod:
+    """Answer of an agent about the ranks of a run."""
+
+    phases: Sequence[str]
+    inherited: bool
+    attempt: int
+    """Number of the attempt of the ranks. 0: unknown."""
+    restart: int
+
+
+def inherited_ranks(context: RunContext) -> InheritedRanks | None:
     """Find ranks that are already started. Blocks.
 
     Returns:
-        The launcher (None if ended), and whether ranks ended with their agent.
-        None instead of the pair: no rank has been started, and the run starts now.
+        The ranks. None: no rank has been started, and the run starts now.
 
     Raises:
-        PodGone: A pod has ended, or has been silent for a lease.
+        PodGone: A pod has ended, has been silent for a lease, or does not have the ranks.
         RunError: The run cannot start, or was already over.
     """
+    answers = context.everywhere(partial(_ask, context))
     phases: set[str] = set()
-    unwatched = False
-    for on_pod, ended in context.everywhere(partial(_ask, context)):
-        phases.update(on_pod)
-        unwatched = unwatched or ended
+    for answer in answers:
+        phases.update(answer.phases)
     launcher = LauncherProcess.left_by_another(context.run_id, context.paths.launcher_log)
-    if not phases and context.paths.manifest.exists():  # Written once all ranks have ended.
+    decided = context.decided
+    # The manifest is written once all ranks have ended.
+    was_over = context.paths.manifest.exists() or (decided is not None and decided.brought)
+    if not phases and was_over:
         raise RunError(
             "the keeper died after the run had ended and before the result was written; the pods"
             " have no record of the run any more, so the outcome is unknown. "
             f"Files of the run are in {context.paths.root}"
         )
+    was_started = launcher is not None or (decided is not None and decided.started)
+    if was_started or not phases <= {"waiting"}:
+        _check_records(context, answers)
     if phases <= {"waiting"} and launcher is None:
         if context.unstartable:
             raise RunError(
                 f"the keeper died before the ranks were started, and {context.unstartable}"
             )
         return None
+    unwatched = any(answer.inherited for answer in answers)
     if "waiting" in phases and launcher is None:
         if unwatched or context.spec.job.launcher != Launcher.SSH:
             raise RunError("the keeper died during the start of the ranks, before all had started")
         context.everywhere(lambda link: link.call("start", run=context.run_id))
-    return launcher, unwatched
+    newest = max(answers, key=lambda answer: answer.attempt)
+    return InheritedRanks(
+        launcher=launcher,
+        unwatched=unwatched,
+        attempt=max(newest.attempt, context.attempt),
+        restart=max(newest.restart, context.restart),
+    )
 
 
-def _ask(context: RunContext, link: AgentLink) -> tuple[list[str], bool]:
-    """Return the phases of a pod's ranks, and whether ranks ended with their agent."""
+def _check_records(context: RunContext, answers: Sequence[_OnPod]) -> None:
+    """Raise PodGone for a pod without the ranks of the newest attempt."""
+    newest = max(context.attempt, *(answer.attempt for answer in answers))
+    for link, answer in zip(context.links, answers, strict=True):
+        name = link.pod.name
+        why = ""
+        if not answer.phases:
+            why = f"{name} has no record of the run any more"
+        elif answer.attempt and answer.attempt < newest:
+            why = f"{name} has ranks of attempt {answer.attempt}, and attempt {newest} had begun"
+        if why:
+            raise PodGone(why, host=link.pod.address)
+
+
+def _seen_pods(context: RunContext) -> Sequence[Pod]:
+    """Return the pods as their platform sees them. Empty if the platform does not answer."""
+    try:
+        return context.refresh()
+    except WorkbenchError as error:
+        logger.warning("%s", error)
+        return []
+
+
+def _ask(context: RunContext, link: AgentLink) -> _OnPod:
+    """Return the ranks of a run on a pod."""
     until = time.monotonic() + context.spec.cluster.lease_s
     while True:
         try:
             link.ensure()
             request = rank_request(context, link, (context.links[0].pod.address, 0))
             answer = link.call("rejoin", run=context.run_id, request=request)
-            # An agent of an earlier version names the fact "left".
+            # An agent of an earlier version names the fact "left", and keeps no attempt.
             name = "inherited" if "inherited" in answer else "left"
-            return answer["phases"], answer[name]
+            return _OnPod(
+                phases=answer["phases"],
+                inherited=answer[name],
+                attempt=answer.get("attempt", 0),
+                restart=answer.get("restart", 0),
+            )
         except (RemoteError, PodError) as error:
-            for pod in context.refresh():
+            for pod in _seen_pods(context):
                 if pod.name == link.pod.name and pod.phase.is_terminal:
                     raise PodGone(
                         f"{pod.name} is {pod.phase}: {pod.message}", host=link.pod.address

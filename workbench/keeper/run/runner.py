@@ -13,16 +13,26 @@ from pathlib import PurePosixPath
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import gate
+from workbench.base.json_values import number, part
+from workbench.keeper.boundary import guarded
 from workbench.keeper.checkpoints import CheckpointCollector, Returned, bring_checkpoints_back
+from workbench.keeper.decisions import RunDecisions, What
 from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.attempt import Attempt, Surroundings
 from workbench.keeper.run.outputs import Brought, bring_back, clear, output_facts
-from workbench.keeper.run.restart import describe_loss, pods_lost, replace_lost_pods, restart_on
-from workbench.keeper.run.stage import check_hostfile, fetch_logs
+from workbench.keeper.run.restart import (
+    Loss,
+    describe_loss,
+    end_earlier_ranks,
+    pods_lost,
+    replace_lost_pods,
+    restart_on,
+)
+from workbench.keeper.run.stage import check_hostfile, fetch_logs, resumed_from
 from workbench.keeper.run.verdict import in_users_files, verdict
-from workbench.rundir.journal import Journal
+from workbench.rundir.events import Event, EventKind
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
@@ -41,16 +51,20 @@ class Runner:
     """Execute a run. `run` blocks until the result is on disk."""
 
     def __init__(self, context: RunContext, around: Surroundings | None = None):
-        self._around = around
+        self._around = around or Surroundings()
         self.context = context
         """Context of the run. Replaced by `move` and after a restart."""
-        self._journal = Journal(context.paths, context.redact, context.spare)
+        self._journal = self._around.journal(context.paths, context.redact, context.spare)
         self._peaks = MemoryPeaks()
         self._requests = StopRequests()
         self._returned = Returned()
         self._brought = Brought()
         # Pods with nothing of the run left but checkpoints.
         self._emptied: set[str] = set()
+        # Restart that a dead keeper had decided and not prepared.
+        self._unfinished: Loss | None = None
+        # Event of a restart, until its pods are prepared.
+        self._restart_event: Event | None = None
         self._attempt = self._new_attempt(rejoin=context.inherited)
         self._started_s = now_s()
         self._cleared = False
@@ -61,6 +75,11 @@ class Runner:
     @property
     def ended(self) -> bool:
         return result_file(self.context.paths).exists()
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, also without a result on disk."""
+        return self._ended
 
     @property
     def outcome(self) -> dict[str, object]:
@@ -121,12 +140,9 @@ class Runner:
 
     def run(self) -> RunState:
         """Execute the run. Any error, also of the keeper, becomes a result and is not raised."""
-        try:
+        with guarded(self.context.run_id, "carrying out the run", end=self.fail):
             return self._run()
-        except Exception as error:  # Run boundary: the pods and the other runs continue.
-            logger.exception("run %s", self.context.run_id)
-            self.fail(error)
-            return RunState.FAILED
+        return RunState.FAILED
 
     def fail(self, error: Exception) -> None:
         """End the run as failed after an error in its folder or on this machine. Raises nothing."""
@@ -148,22 +164,7 @@ class Runner:
         companion = context.spec.job.companion(context.links[0], context.run_id, context.paths.root)
         if companion is not None:
             companion.start()
-        collector, fault = self._try()
-        while fault is not None:
-            what = self._loss(fault)
-            if not what:
-                break
-            try:
-                goes_on = self._go_on(what, fault, collector)
-            except (WorkbenchError, OSError) as error:
-                fault = replace(
-                    fault, message=f"{fault.message}; the run could not continue: {error}"
-                )
-                break
-            if not goes_on:
-                fault = None
-                break
-            collector, fault = self._try()
+        collector, fault = self._try_until_over()
         fault = in_users_files(self.context.run_id, self.context.spec.job, fault)
         with TransferProgress(
             self.context.links, self._journal.hint, "bringing results back"
@@ -185,64 +186,171 @@ class Runner:
             # Write the result first. Otherwise another keeper would find empty pods and train
             # again.
             self._write_result(state, message, fault)
+            self.context.decide(What.ENDED, state=state, message=message)
             self._ended = True
             if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
                 self._clear()
                 self._cleared = not (self._keeps_checkpoints or self._brought.keeps)
+                self.context.decide(What.CLEARED)
         return state
 
+    def _try_until_over(self) -> tuple[CheckpointCollector, RunFault | None]:
+        """Make attempts until one is the last. Return its collector, and its fault."""
+        loss = self._unfinished
+        fault: RunFault | None = None
+        if loss is None:
+            collector, fault = self._try()
+            loss = self._loss(fault)
+        else:
+            fault = loss.fault
+            collector = self._new_collector()
+        while loss is not None:
+            try:
+                goes_on = self._go_on(loss, collector)
+            except (WorkbenchError, OSError) as error:
+                fault = fault or loss.fault
+                why = f"{fault.message}; the run could not continue: {error}"
+                return collector, replace(fault, message=why)
+            if not goes_on:
+                return collector, None
+            collector, fault = self._try()
+            loss = self._loss(fault)
+        return collector, fault
+
+    def _new_collector(self) -> CheckpointCollector:
+        return CheckpointCollector(self.context, lambda: self._attempt.ledger.totals.saved_step)
+
     def _try(self) -> tuple[CheckpointCollector, RunFault | None]:
-        collector = CheckpointCollector(
-            self.context, lambda: self._attempt.ledger.totals.saved_step
-        )
+        collector = self._new_collector()
         collector.start()
         fault = self._attempt.run()
         if fault is not None and self._port_was_taken(fault):
             logger.warning(
                 "another process took port %d; once more with another", self._attempt.master_port
             )
+            totals = self._attempt.ledger.totals
+            self.context = replace(self.context, attempt=self.context.attempt + 1)
             self._attempt = self._new_attempt()
+            self._attempt.ledger.totals = totals
             fault = self._attempt.run()
         return collector, fault
 
-    def _loss(self, fault: RunFault) -> str:
-        """Describe the loss of the last attempt. Return an empty string if no restart is due."""
-        unwanted = self._requests.cancel.is_set() or self._requests.stop.is_set()
-        spent = self.context.restart >= self.context.spec.job.restarts
-        if unwanted or spent:
-            return ""
-        return describe_loss(self._attempt.ledger, fault)
+    @property
+    def _unwanted(self) -> bool:
+        """Whether a user has asked the run to end."""
+        return self._requests.cancel.is_set() or self._requests.stop.is_set()
 
-    def _go_on(self, what: str, fault: RunFault, collector: CheckpointCollector) -> bool:
-        """Prepare a restart after a loss. Return False if the run was cancelled meanwhile."""
+    def _loss(self, fault: RunFault | None) -> Loss | None:
+        """Return the loss of the last attempt. Return None if no restart is due."""
         context = self.context
+        if fault is None or self._unwanted or context.restart >= context.spec.job.restarts:
+            return None
+        # A dead keeper had copied the outputs back: the run was over.
+        if context.decided is not None and context.decided.brought:
+            return None
         ledger = self._attempt.ledger
-        lost_s = now_s()
-        lost = pods_lost(ledger, fault)
-        which = f"restart {context.restart + 1} of {context.spec.job.restarts}"
-        logger.warning("run %s: %s; %s: %s", context.run_id, what, which, fault.message)
-        self._journal.state(RunState.STARTING, f"{what}; {which}")
-        returned = collector.finish(lost)
+        what = describe_loss(ledger, fault)
+        if not what:
+            return None
+        return Loss(
+            what=what,
+            why=fault.message,
+            pods=sorted(pods_lost(ledger, fault)),
+            lost_s=now_s(),
+        )
+
+    def _go_on(self, loss: Loss, collector: CheckpointCollector) -> bool:
+        """Prepare a restart after a loss. Return False if the run is not wanted any more."""
+        context = self.context
+        totals = self._attempt.ledger.totals
+        restart = context.restart + 1
+        which = f"restart {restart} of {context.spec.job.restarts}"
+        logger.warning("run %s: %s; %s: %s", context.run_id, loss.what, which, loss.why)
+        self._journal.state(RunState.STARTING, f"{loss.what}; {which}")
+        lost = set(loss.pods)
+        if loss is self._unfinished:
+            if self._unwanted:
+                return False
+            # The decision is in the log already. Any pod may have been lost since.
+            end_earlier_ranks(context)
+            lost = {link.pod.name for link in context.links}
+        else:
+            replace(context, attempt=context.attempt + 1).decide(
+                What.RESTARTED, restart=restart, loss=loss.to_facts()
+            )
+        returned = collector.finish(loss.pods)
         links = replace_lost_pods(context, lost, self._requests)
         if links is None:
             return False
-        self.context, event = restart_on(context, links, ledger, (what, lost_s, fault), returned)
-        self._journal.event(event)
+        self.context, self._restart_event = restart_on(context, links, totals, loss, returned)
         self._attempt = self._new_attempt()
-        self._attempt.ledger.totals = ledger.totals
-        ledger.totals.take(event)
+        self._attempt.ledger.totals = totals
         return True
 
+    def _staged(self) -> None:
+        """Record that all pods are prepared. A restart counts from now on."""
+        context = self.context
+        event = self._restart_event
+        facts: dict[str, object] = {
+            "pods": [link.pod.name for link in context.links],
+            "restart": context.restart,
+        }
+        if event is not None:
+            facts["event"] = {"time_s": event.time_s, "data": dict(event.data)}
+        context.decide(What.STAGED, **facts)
+        if event is not None:
+            self._take_restart(event)
+        self._restart_event = None
+
+    def _take_restart(self, event: Event) -> None:
+        self._journal.event(event)
+        self._attempt.ledger.totals.take(event)
+
+    def _adopted(self, context: RunContext) -> None:
+        """Continue with ranks of an attempt that the log of decisions does not know."""
+        self.context = context
+        totals = self._attempt.ledger.totals
+        resumed = resumed_from(context.paths)
+        while len(totals.restarts) < context.restart:
+            data = {
+                "what": "a loss was not recorded, as the disk of the dead keeper was full",
+                "lost_step": totals.reached_step,
+                "step": resumed.step if resumed else None,
+                "pods": len(context.links),
+                "ranks": len(context.places),
+            }
+            event = Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
+            self._take_restart(event)
+        self._staged()
+        context.decide(What.STARTED)
+
     def _recover(self) -> None:
+        """Continue the journal of a dead keeper, at the attempt that its log of decisions names."""
         recovered, events = self._journal.recover(self.context.spec.job.traits.events)
         self._started_s = recovered.started_s or self._started_s
         of_pod = {link.pod.name: link.pod.address for link in self.context.links}
         addresses = {place.rank: of_pod[place.pod] for place in self.context.places}
         self._peaks.recall(events, addresses)
         totals = RunTotals.of(events)
-        self.context = replace(self.context, restart=len(totals.restarts))
+        restart = len(totals.restarts)
+        attempt = self.context.attempt
+        unrecorded: Sequence[Event] = ()
+        decided = self.context.decided
+        # A keeper of an earlier version wrote no log.
+        if decided is not None and decided.attempt:
+            restart = decided.restart
+            attempt = decided.attempt
+            unrecorded = _events_of(decided)[len(totals.restarts) :]
+            if decided.loss is not None:
+                self._unfinished = Loss.read(decided.loss)
+                restart -= 1
+                attempt -= 1
+        self.context = replace(self.context, restart=restart, attempt=attempt)
         self._attempt = self._new_attempt(rejoin=True)
         self._attempt.ledger.totals = totals
+        # The keeper died between the line of the log and the event.
+        for event in unrecorded:
+            self._take_restart(event)
         if recovered.wish == "cancel":
             self._requests.cancel.set()
         elif recovered.wish == "stop":
@@ -316,14 +424,19 @@ class Runner:
 
     def abandon(self, why: str) -> None:
         """End a run that never started as cancelled, with a result. Raises nothing."""
-        self._end(RunState.CANCELLED, why, None)
+        self._end(RunState.CANCELLED, why, None, What.WITHDRAWN)
 
-    def _end(self, state: RunState, message: str, fault: RunFault | None) -> None:
-        try:
+    def _end(
+        self, state: RunState, message: str, fault: RunFault | None, what: What = What.ENDED
+    ) -> None:
+        # The run's folder may be stale or gone. The keeper and its log then have the result.
+        with guarded(
+            self.context.run_id,
+            "writing the result",
+            end=lambda _: self._journal.finish_in_memory(state, message),
+        ):
             self._write_result(state, message, fault)
-        except Exception:  # Run boundary: the run's folder may be stale or gone.
-            logger.exception("the result of %s", self.context.run_id)
-            self._journal.finish_in_memory(state, message)
+        self.context.decide(what, state=state, message=message)
         self._ended = True
 
     def _new_attempt(self, *, rejoin: bool = False) -> Attempt:
@@ -333,6 +446,8 @@ class Runner:
             self._peaks,
             self._requests,
             rejoin=rejoin,
+            staged=self._staged,
+            adopted=self._adopted,
             around=self._around,
         )
 
@@ -358,6 +473,7 @@ class Runner:
                 if not ledger.all_done:
                     unreached.update(ledger.silent(_SILENT_S))
                 self._brought = bring_back(context, unreached, progress.say)
+            context.decide(What.BROUGHT)
         except Exception as error:  # The run's own outcome must be written in any case.
             logger.exception("bringing back %s", self.context.run_id)
             self._unbrought = fault is None and self._attempt.ledger.all_done
@@ -373,12 +489,10 @@ class Runner:
             name = link.pod.name
             if name in self._brought.keeps:
                 continue
-            try:
+            with guarded(self.context.run_id, f"clearing {name}"):
                 folders = self.context.on_pod(link)
                 clear(link, folders, all_but_checkpoints=self._keeps_checkpoints)
                 self._emptied.add(name)
-            except Exception as error:  # Run boundary: the run has its result.
-                logger.warning("clearing %s: %s", name, error)
 
     def _command(self) -> str:
         if self._attempt.command is not None:
@@ -408,3 +522,14 @@ class Runner:
             pods=[link.pod for link in self.context.links],
             world_size=len(self.context.places),
         )
+
+
+def _events_of(decided: RunDecisions) -> list[Event]:
+    """Return the events of all restarts of a run in the log of decisions."""
+    events = []
+    for raw in decided.events:
+        time_s = number(raw.get("time_s")) or now_s()
+        data = part(raw, "data")
+        event = Event(time_s=time_s, rank=None, kind=EventKind.RESTARTED, data=data)
+        events.append(event)
+    return events

@@ -73,6 +73,7 @@ def rank_request(
         # Limit the pools of torch and MKL too: 3 pods of one core must not start 3 x all cores.
         "threads": max(1, int(spec.cpus // pod.slots)),
         "restart": context.restart,
+        "attempt": context.attempt,
         "max_restarts": job.restarts,
         "binding": _core_binding(context),
     }
