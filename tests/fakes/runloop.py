@@ -20,20 +20,25 @@ from typing import Any
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RemoteError
-from workbench.base.files import write_json
+from workbench.base.files import read_json, write_json
+from workbench.base.redact import Redactor
 from workbench.finetune.job.finetune import Job
+from workbench.keeper.decisions import DecisionLog, What
 from workbench.keeper.launch import LaunchCommand
-from workbench.keeper.link.agent import AgentLink, PodGone
+from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.attempt import Surroundings
 from workbench.keeper.run.runner import Runner
+from workbench.keeper.succession import inherited_runs
 from workbench.keeper.watch.pod import PodReport
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.events import Event
+from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import RankError, RankStatus
-from workbench.rundir.paths import RunPaths
+from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.status import ClusterStatus, result_file
 
 LEASE_S = 30.0
 BEGIN_S = 1000.0
@@ -44,6 +49,10 @@ PORT = 29500
 _POLL_S = 0.15
 _OBEYS_S = 0.2  # for a rank to end once it is asked
 _LIMIT_S = 4000.0  # no schedule of these tests takes as long
+
+
+class KeeperDied(BaseException):
+    """The keeper was killed; no boundary of the run loop may hide that."""
 
 
 class EndlessError(BaseException):
@@ -125,6 +134,7 @@ class SimPod:
         self.ranks: dict[int, SimRank] = {}
         self.stop_at: tuple[float, float, bool] | None = None
         self.cleared = self.ended_with_agent = False
+        self.attempt = self.restart = 0
 
     def silence(self) -> None:
         if self.mood == "answers":
@@ -211,6 +221,17 @@ class Simulation:
         """Pod and operation, in order."""
         self.replaces = replaces
         self.attempts = 0
+        """How often an attempt was prepared."""
+        self.attempt = 0
+        """The number of the attempt that was prepared last."""
+        self.trained: list[int] = []
+        """The numbers of the attempts whose ranks were started, in order."""
+        self.dies_at: dict[str, int] = {}
+        """Places where the keeper dies, and at which time of passing them."""
+        self.passed: list[str] = []
+        """The places that keepers have passed, in order."""
+        self.keeper = 1
+        """The number of the keeper that lives."""
         self.launched_at = math.inf
         self.acts: list[tuple[float, Callable[[], object]]] = []
         self.on_op: dict[str, Callable[[], object]] = {}
@@ -240,20 +261,24 @@ class Simulation:
             for stream in ("stdout", "stderr", "order"):
                 self.paths.rank_log(rank, stream).touch()
         write_json(self.paths.info, {"id": RUN, "cluster": str(self.paths.root.parent)})
+        write_json(self.paths.spec, self.spec.to_dict())
         if self.job.kind == "script":
             with zipfile.ZipFile(self.paths.script, "w") as archive:
                 archive.writestr("train.py", "")
 
-    def context(self, *, inherited: bool = False) -> RunContext:
-        spec = RunSpec(
+    @property
+    def spec(self) -> RunSpec:
+        return RunSpec(
             cluster=ClusterSpec(count=len(self.pods), lease_s=self.lease_s),
             job=self.job,
             pods=len(self.pods),
         )
+
+    def context(self, *, inherited: bool = False) -> RunContext:
         context = RunContext(
             run_id=RUN,
             paths=self.paths,
-            spec=spec,
+            spec=self.spec,
             identity=Identity(self.paths.root.parent / "identity"),
             refresh=lambda: [pod.pod for pod in self.pods],
             restore=self.restore,
@@ -263,15 +288,81 @@ class Simulation:
         return context.on([SimLink(pod) for pod in self.pods])
 
     def runner(self, *, inherited: bool = False) -> Runner:
-        around = Surroundings(
+        runner = Runner(self.context(inherited=inherited), self.around)
+        runner.enqueue()
+        return runner
+
+    @property
+    def around(self) -> Surroundings:
+        return Surroundings(
             clock=lambda: self.now,
             reports=partial(SimQueue, self),
             watch=SimWatch,  # type: ignore[arg-type]
             launch=self.launch,  # type: ignore[arg-type]
+            journal=partial(SimJournal, self),
         )
-        runner = Runner(self.context(inherited=inherited), around)
+
+    @property
+    def log_path(self) -> Path:
+        return self.paths.root.parent / "decisions.jsonl"
+
+    def submitted(self) -> Runner:
+        """Return the runner of a keeper that writes a log of decisions."""
+        log = SimLog(self)
+        log.clear()
+        context = replace(self.context(), log=log, restore=self.restoring())
+        runner = Runner(context, self.around)
         runner.enqueue()
+        pods = [pod.pod.name for pod in self.pods]
+        log.add(RUN, What.SUBMITTED, path=self.paths.root, pods=pods)
         return runner
+
+    def taken_over(self) -> tuple[dict[str, Runner], dict[str, Mapping[str, object]]]:
+        """Have another keeper replay the log of the dead one; return runners and results."""
+        self.keeper += 1
+        self._watches.clear()
+        log = SimLog(self)
+        log.replay()
+        fleet: Any = SimFleet(self)
+        runners, ended = inherited_runs(fleet, Redactor(), ClusterStatus(), log, self.around)
+        for runner in runners.values():
+            if not runner.over:
+                runner.enqueue()
+        return runners, ended
+
+    def live_through(self, runner: Runner, most: int = 20) -> str:
+        """Carry the run out, over as many keepers as it takes; return the final state."""
+        for _ in range(most):
+            try:
+                return str(runner.run())
+            except KeeperDied:
+                pass
+            while True:
+                try:
+                    runners, ended = self.taken_over()
+                    break
+                except KeeperDied:
+                    continue
+            if RUN in ended:
+                return str(ended[RUN]["state"])
+            runner = runners[RUN]
+            if runner.over:
+                return str(read_json(result_file(self.paths))["state"])
+        raise EndlessError(f"{most} keepers have died: {self.passed[-5:]}")
+
+    def passes(self, place: str, keeper: int) -> None:
+        """Kill the keeper if it is to die at this place. A dead keeper gets no further."""
+        with self._lock:
+            if keeper != self.keeper:
+                raise KeeperDied(place)
+            self.passed.append(place)
+            left = self.dies_at.get(place, 0)
+            if not left:
+                return
+            self.dies_at[place] = left - 1
+            if left == 1:
+                self.keeper += 1
+                raise KeeperDied(place)
 
     def at(self, after_s: float, act: Callable[[], object]) -> None:
         """Have an act done so many seconds after the beginning."""
@@ -316,13 +407,15 @@ class Simulation:
     @property
     def plan(self) -> Plan:
         """What the present attempt is to do; the last plan is that of all later attempts."""
-        return self.plans[min(max(self.attempts, 1), len(self.plans)) - 1]
+        return self.plans[min(max(self.attempt, 1), len(self.plans)) - 1]
 
     def begin_attempt(self) -> int:
         """Count an attempt, which asks for a port once; return the port."""
         with self._lock:
             if len(self._told_done) == len(self.pods):
                 self.wrong.append("the run was trained again after all ranks were done")
+            if all(pod.ranks and all(r.done for r in pod.ranks.values()) for pod in self.pods):
+                self.wrong.append("the run was trained again, and the pods know that it is done")
             self.attempts += 1
             self._told_done, self._extra = set(), []
             self._printed, self.launched_at = 0, math.inf
@@ -330,6 +423,9 @@ class Simulation:
 
     def prepared(self, pod: SimPod, request: Mapping[str, Any]) -> None:
         with self._lock:
+            pod.attempt = request.get("attempt", 0)
+            pod.restart = request.get("restart", 0)
+            self.attempt = pod.attempt or self.attempts
             ranks = [raw["rank"] for raw in request["ranks"] if raw["pod"] == pod.pod.name]
             fates = {rank: self.plan.fates.get(rank, self.plan.others) for rank in ranks}
             if pod.running:
@@ -341,6 +437,10 @@ class Simulation:
         with self._lock:
             if self.paths.result.exists():
                 self.wrong.append("ranks were started after the result")
+            if pod.attempt not in self.trained[-1:] and pod.attempt:
+                if pod.attempt in self.trained:
+                    self.wrong.append(f"attempt {pod.attempt} was started twice")
+                self.trained.append(pod.attempt)
             self.launched_at = min(self.launched_at, self.now)
             pod.start()
             if self._asked_by_file:
@@ -369,12 +469,25 @@ class Simulation:
                 self.started(pod)
         return SimLauncher(self)
 
+    def restoring(self) -> Callable[[Collection[str]], Mapping[str, str]]:
+        """Return the function with which the living keeper replaces pods."""
+        keeper = self.keeper
+
+        def restore(lost: Collection[str]) -> Mapping[str, str]:
+            self.passes("before restore", keeper)
+            left = self.restore(lost)
+            self.passes("after restore", keeper)
+            return left
+
+        return restore
+
     def restore(self, lost: Collection[str]) -> Mapping[str, str]:
         if not self.replaces:
             return dict.fromkeys(lost, "no other pod is to be had")
         with self._lock:
             for pod in self.pods:
-                if pod.pod.name in lost:
+                # The agent of a pod that answers is started again there.
+                if pod.pod.name in lost and pod.mood != "answers":
                     pod.begin_anew()
         return {}
 
@@ -398,6 +511,63 @@ class Simulation:
             act = self.on_op.pop(op, None)
         if act is not None:
             act()
+
+
+class SimLog(DecisionLog):
+    """The log of decisions, with a place before and after each line."""
+
+    def __init__(self, sim: Simulation) -> None:
+        super().__init__(sim.log_path)
+        self._sim, self._keeper = sim, sim.keeper
+
+    def add(self, run: str, what: What, attempt: int = 0, **facts: object) -> None:
+        self._sim.passes(f"before line {what}", self._keeper)
+        super().add(run, what, attempt, **facts)
+        self._sim.passes(f"after line {what}", self._keeper)
+
+
+class SimJournal(Journal):
+    """The journal of a run, with a place before and after restarts and the result."""
+
+    def __init__(self, sim: Simulation, *args: Any) -> None:
+        super().__init__(*args)
+        self._sim, self._keeper = sim, sim.keeper
+
+    def event(self, event: Event) -> None:
+        if event.kind == "restarted":
+            self._sim.passes("before event", self._keeper)
+        super().event(event)
+        if event.kind == "restarted":
+            self._sim.passes("after event", self._keeper)
+
+    def finish(self, *args: Any, **facts: Any) -> None:
+        self._sim.passes("before result", self._keeper)
+        super().finish(*args, **facts)
+        self._sim.passes("after result", self._keeper)
+
+
+class SimFleet:
+    """The pods, as a keeper that takes over has them."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self._links = [SimLink(pod) for pod in sim.pods]
+        self.paths = ClusterPaths(sim.paths.root.parent)
+        self.spec = sim.spec.cluster
+        self.identity = Identity(sim.paths.root.parent / "identity")
+        self.restore = sim.restoring()
+        self._sim = sim
+
+    def refresh(self) -> Sequence[Pod]:
+        return [pod.pod for pod in self._sim.pods]
+
+    def named(self, names: Collection[str]) -> list[SimLink]:
+        return [link for link in self._links if link.pod.name in names]
+
+    def at(self, addresses: Collection[str]) -> list[SimLink]:
+        return [link for link in self._links if link.pod.address in addresses]
+
+    def stop_ranks(self, run_id: str) -> None:
+        stop_ranks(self._links, run_id)
 
 
 class SimQueue(queue.Queue[PodReport]):
@@ -505,6 +675,7 @@ class SimLink(AgentLink):
 
     def __init__(self, of: SimPod) -> None:
         self.of, self.sim, self.pod = of, of.sim, of.pod
+        self.keeper = of.sim.keeper
         self.package, self.interface, self.shared = "/package/0", "lo", ()
         self.clock_offset_s = 0.0
 
@@ -522,8 +693,14 @@ class SimLink(AgentLink):
             raise RemoteError(f"lost the line to {self.pod.name}", host=self.pod.address)
 
     def call(self, op: str, timeout_s: float = 8.0, **fields: Any) -> dict[str, Any]:
+        self.sim.passes(f"before {op}", self.keeper)
         self.sim.note(self.pod.name, op)
         self._reach()
+        answer = self._answer(op, fields)
+        self.sim.passes(f"after {op}", self.keeper)
+        return answer
+
+    def _answer(self, op: str, fields: Mapping[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = {}
         if op == "free_port":
             answer = {"port": self.sim.begin_attempt()}
@@ -539,11 +716,17 @@ class SimLink(AgentLink):
             phases = [rank.phase for rank in self.of.ranks.values()]
             key = "left" if self.sim.agents_are_older else "inherited"
             answer = {"phases": phases, key: self.of.ended_with_agent}
+            if not self.sim.agents_are_older:
+                answer |= {"attempt": self.of.attempt, "restart": self.of.restart}
+        elif op == "poll":
+            self.sim.tick(self.sim.now + _POLL_S)
+            answer = {"live_processes": len(self.of.running)}
         elif op == "stacks":
             answer = {"stacks": {}}
         return answer
 
     def work(self, op: str, timeout_s: float, **fields: Any) -> dict[str, Any]:
+        self.sim.passes(f"before {op}", self.keeper)
         self.sim.note(self.pod.name, op)
         self._reach()
         known = "left" if self.sim.agents_are_older else "list_outputs"
@@ -554,9 +737,12 @@ class SimLink(AgentLink):
         return {}
 
     def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
+        self.sim.passes(f"before {argv[0]}", self.keeper)
         self._reach()
         if list(argv[:2]) == ["rm", "-rf"] and argv[-1].endswith(RUN):
             self.of.cleared = True
+            self.of.ranks.clear()
+        self.sim.passes(f"after {argv[0]}", self.keeper)
         return ""
 
     def put(self, data: bytes, suffix: str = "") -> str:
