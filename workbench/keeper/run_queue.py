@@ -83,7 +83,8 @@ class RunQueue:
             if runner not in self._waiting:
                 return False
             self._waiting.remove(runner)
-            runner.abandon("cancelled before its start")
+            with guarded(runner.context.run_id, "withdrawing the run"):
+                runner.abandon("cancelled before its start")
             return True
 
     def run_in_order(self, end_when_idle: Callable[[], None], never_came: str) -> None:
@@ -98,7 +99,8 @@ class RunQueue:
                     end_when_idle()
             self.lock.wait_for(lambda: not self._running)
         for runner in self._waiting:  # No run is added after closing.
-            runner.abandon(never_came)
+            with guarded(runner.context.run_id, "ending the run that never started"):
+                runner.abandon(never_came)
 
     def _begin_next(self) -> bool:
         if not self._waiting:

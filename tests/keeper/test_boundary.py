@@ -1,0 +1,269 @@
+"""An error of one run reaches neither the keeper's loop nor another run: no process."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import workbench.keeper
+from tests.fakes.runloop import RUN, Plan, SimFleet, Simulation
+from workbench.base.errors import RunError
+from workbench.base.files.private import make_cluster_folder
+from workbench.base.redact import Redactor
+from workbench.jobs.script import Script
+from workbench.keeper import boundary
+from workbench.keeper.boundary import guarded
+from workbench.keeper.decisions import What
+from workbench.keeper.keeper import Keeper
+from workbench.keeper.requests import Submit
+from workbench.keeper.run.runner import Runner
+from workbench.keeper.run_queue import IdleTime, RunQueue
+from workbench.keeper.succession import inherited_runs
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.spec import ClusterSpec
+from workbench.rundir.status import ClusterStatus
+
+KEEPER = Path(workbench.keeper.__file__).parent
+PLACES = {
+    "keeper.py:_mend",
+    "keeper.py:_take_over",
+    "keeper.py:close",
+    "keeper.py:_bring_held",
+    "run_queue.py:_begin_next",
+    "run_queue.py:_run",
+    "run_queue.py:run_in_order",
+    "run_queue.py:withdraw",
+    "runner.py:run",
+    "runner.py:_end",
+    "runner.py:_clear",
+    "succession.py:inherited_runs",
+}
+
+
+def test_the_places_that_touch_a_run_s_folder_go_through_the_guard() -> None:
+    """A new place is entered here, and in the keeper's page of docs/structure.md."""
+    found = set()
+    for path in KEEPER.rglob("*.py"):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+            if any(isinstance(c.func, ast.Name) and c.func.id == "guarded" for c in calls):
+                found.add(f"{path.name}:{function.name}")
+        by_hand = path.read_text().count("# Run boundary")
+        assert by_hand == (2 if path.name == "boundary.py" else 0), path
+    assert found == PLACES
+
+
+def test_a_guard_ends_the_run_and_survives_the_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[Exception] = []
+
+    def end(error: Exception) -> None:
+        ended.append(error)
+        raise OSError("the disk takes nothing")
+
+    boundary._last.clear()
+    with guarded("a", "moving the run", end=end):
+        raise ValueError("no")
+    assert [str(error) for error in ended] == ["no"]
+    assert caplog.text.count("moving the run") == 1
+    with pytest.raises(KeyboardInterrupt), guarded("a", "moving the run", end=end):
+        raise KeyboardInterrupt
+    assert len(ended) == 1
+
+
+def test_a_guard_logs_an_error_once_until_the_action_works(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    boundary._last.clear()
+    for fails in (True, True, False, True):
+        with guarded("a", "keeping the state"):
+            if fails:
+                raise OSError("stale")
+    assert caplog.text.count("keeping the state") == 2
+
+
+class StubRun:
+    """A run that notes what is asked of it, and fails at some of it."""
+
+    def __init__(self, name: str, *fails_at: str) -> None:
+        self.context: Any = SimpleNamespace(run_id=name, links=["one"], inherited=False)
+        self.asked: list[str] = []
+        self.over = False
+        self._fails_at = fails_at
+
+    def _do(self, name: str) -> None:
+        self.asked.append(name)
+        if name in self._fails_at:
+            raise OSError(f"stale at {name}")
+
+    def enqueue(self) -> None:
+        self._do("enqueue")
+
+    def move(self, links: Sequence[str]) -> None:
+        self._do("move")
+
+    def run(self) -> None:
+        self._do("run")
+
+    def keep_state(self) -> None:
+        self._do("keep_state")
+
+    def cancel(self) -> None:
+        self._do("cancel")
+
+    def abandon(self, why: str) -> None:
+        self._do("abandon")
+
+    def fail(self, error: Exception) -> None:
+        self.over = True
+        self._do("fail")
+
+    @property
+    def holds(self) -> bool:
+        self._do("holds")
+        return False
+
+
+class StubFleet:
+    def free(self, count: int, busy: Sequence[object]) -> list[str] | None:
+        return None if busy else ["two"]
+
+
+def queue_of(*runs: StubRun) -> tuple[RunQueue, threading.Event]:
+    closing = threading.Event()
+    fleet: Any = StubFleet()
+    queue = RunQueue(fleet, IdleTime(0.0, lambda: None), closing)
+    for run in runs:
+        queue.add(run)  # type: ignore[arg-type]
+    return queue, closing
+
+
+@pytest.mark.parametrize("fails_at", [("move",), ("move", "fail"), ("run",)])
+def test_a_queue_outlives_a_run_that_fails_at_its_start(fails_at: Sequence[str]) -> None:
+    bad, good = StubRun("bad", *fails_at), StubRun("good")
+    queue, closing = queue_of(bad, good)
+    queue.run_in_order(closing.set, "the cluster was closed before it started")
+    assert fails_at[0] in bad.asked
+    assert good.asked == ["enqueue", "move", "run"]
+    assert ("fail" in bad.asked) is (fails_at[0] == "move")
+
+
+def test_a_queue_that_closes_ends_each_waiting_run() -> None:
+    bad, good = StubRun("bad", "abandon"), StubRun("good")
+    queue, closing = queue_of(bad, good)
+    closing.set()
+    queue.run_in_order(closing.set, "the cluster was closed before it started")
+    assert good.asked == ["enqueue", "abandon"]
+    assert queue.withdraw(bad) is True  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ClusterPaths:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
+    root = tmp_path / "c"
+    root.mkdir(mode=0o700)
+    make_cluster_folder(root)
+    return ClusterPaths(root)
+
+
+class SimKeeper(Keeper):
+    """A keeper whose pods are simulated."""
+
+    def __init__(self, paths: ClusterPaths, sim: Simulation) -> None:
+        super().__init__(paths, ClusterSpec(count=2), Redactor(), 0)
+        self._phase = "ready"
+        self.sim = sim
+
+    def take_over(self) -> None:
+        self._log.replay()
+        fleet: Any = SimFleet(self.sim)
+        self._runners, self._failed_runs = inherited_runs(
+            fleet, Redactor(), ClusterStatus(), self._log, self.sim.around
+        )
+
+    def _runner_for(self, request: Submit) -> Runner:
+        return Runner(replace(self.sim.context(), log=self._log), self.sim.around)
+
+
+@pytest.fixture
+def sim(paths: ClusterPaths) -> Simulation:
+    return Simulation(paths.root, Script(path="/home/me/train.py"), [Plan()])
+
+
+def request_of(sim: Simulation) -> Submit:
+    return Submit(op="submit", run=RUN, path=sim.paths.root, job=dict(sim.job.to_dict()))
+
+
+def test_a_submission_is_idempotent_also_for_the_next_keeper(
+    paths: ClusterPaths, sim: Simulation
+) -> None:
+    first = SimKeeper(paths, sim)
+    assert first._do(request_of(sim)) == {}
+    runner = first._runners[RUN]
+    assert first._do(request_of(sim)) == {}
+    assert (first._runners[RUN], len(first._queue._waiting)) == (runner, 1)
+    second = SimKeeper(paths, sim)
+    second.take_over()
+    assert second._do(request_of(sim)) == {}, "it is queued"
+    assert second._runners[RUN].run() == "succeeded"
+    third = SimKeeper(paths, sim)
+    third.take_over()
+    sim.paths.result.unlink()
+    for keeper in (second, third):
+        with pytest.raises(RunError, match=f"run {RUN} has ended: every rank is done"):
+            keeper._do(request_of(sim))
+    assert sim.trained == [1]
+
+
+def test_a_withdrawn_run_is_refused_later(paths: ClusterPaths, sim: Simulation) -> None:
+    first = SimKeeper(paths, sim)
+    first._do(request_of(sim))
+    assert first._queue.withdraw(first._runners[RUN])
+    sim.paths.result.unlink()
+    second = SimKeeper(paths, sim)
+    second.take_over()
+    for keeper in (first, second):
+        with pytest.raises(RunError, match="cancelled before its start"):
+            keeper._do(request_of(sim))
+
+
+def test_the_loops_of_a_keeper_outlive_a_run_that_fails_at_everything(
+    paths: ClusterPaths, sim: Simulation, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    keeper = SimKeeper(paths, sim)
+    bad, good = StubRun("bad", "keep_state", "cancel", "holds"), StubRun("good")
+    keeper._runners = {"bad": bad, "good": good}  # type: ignore[dict-item]
+    keeper._queue._running = [bad, good]  # type: ignore[list-item]
+    waits = iter([False, True])
+    keeper._closing.wait = lambda _timeout=None: next(waits)  # type: ignore[method-assign, assignment]
+    server: Any = SimpleNamespace(mend=lambda: None)
+    keeper._mend(server)
+    keeper.close()
+    keeper._fleet._links = []
+    keeper._bring_held()
+    assert good.asked == ["keep_state", "cancel", "holds"]
+    assert bad.asked == good.asked
+
+
+def test_a_take_over_outlives_a_run_without_a_folder(paths: ClusterPaths, sim: Simulation) -> None:
+    first = SimKeeper(paths, sim)
+    first._log.add("gone", What.SUBMITTED, path=paths.root / "gone")
+    first._do(request_of(sim))
+    second = SimKeeper(paths, sim)
+    second.take_over()
+    assert list(second._runners) == [RUN]
+    assert second._failed_runs["gone"]["state"] == "failed"
+    assert "is gone" in str(second._failed_runs["gone"]["message"])
+    third = SimKeeper(paths, sim)
+    third.take_over()
+    assert third._failed_runs["gone"] == second._failed_runs["gone"], "it ends once"
