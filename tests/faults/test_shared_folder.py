@@ -20,7 +20,15 @@ from workbench.rundir.registered import registration
 from workbench.rundir.status import cluster_status, read_queue
 
 pytestmark = pytest.mark.slow
-OWN = {"identity", "keeper.sock", "keeper.lock", "queue.json", "registered.json", "state.json"}
+OWN = {
+    ".decisions.jsonl.reserve",
+    "identity",
+    "keeper.sock",
+    "keeper.lock",
+    "queue.json",
+    "registered.json",
+    "state.json",
+}
 
 
 def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path: Path) -> None:
