@@ -25,6 +25,7 @@ from workbench.base.files.private import make_cluster_folder
 from workbench.base.messages.lines import to_line
 from workbench.base.messages.wire import ask
 from workbench.base.process import find
+from workbench.keeper.decisions import What, read_decisions
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
@@ -361,6 +362,44 @@ def test_a_keeper_that_is_ended_while_it_replaces_a_pod_leaves_nothing(
     assert list((cluster.path / "pods").glob("pod-?")) == []
     assert not ClusterPaths(cluster.path).identity.exists()
     assert cluster.phase == "closed"
+
+
+DIES_IN_RESTART = """
+import os, signal, sys
+from workbench.keeper import keeper
+from workbench.keeper.run import restart
+make_ready = restart._make_ready
+def dying(context, link, **options):
+    make_ready(context, link, **options)
+    os.kill(os.getpid(), signal.SIGKILL)
+restart._make_ready = dying
+sys.exit(keeper.main([sys.argv[1], "--takes-over"]))
+"""
+
+
+@pytest.mark.long
+def test_a_restart_whose_keeper_dies_is_done_by_another_keeper_and_counts_once(
+    world: World, cluster: Cluster
+) -> None:
+    run = counting(cluster, "--lines", "300", restarts=2)
+    world.until(lambda: all(" line 20" in printed(run, rank) for rank in range(2)), 60)
+    pod = guardian_of(cluster, 1)
+    with under_another_keeper(cluster, DIES_IN_RESTART) as keeper:
+        os.kill(pod, signal.SIGKILL)
+        try:
+            assert keeper.wait(90) == -signal.SIGKILL
+        finally:
+            keeper.kill()
+    result = Run.load(run.path).wait(180, progress=False).raise_for_status()
+    (restart,) = result.restarts
+    assert restart.what == "pod-1 was lost"
+    assert all(f"rank {rank} line 299\n" in printed(run, rank) for rank in range(2))
+    made = [
+        (each.what, each.attempt)
+        for each in read_decisions(ClusterPaths(cluster.path).own_decisions)
+        if each.what in (What.STAGED, What.RESTARTED, What.ENDED)
+    ]
+    assert made == [("staged", 1), ("restarted", 2), ("staged", 2), ("ended", 2)]
 
 
 @pytest.mark.long
