@@ -16,6 +16,7 @@ from workbench.base.files import read_json, write_json
 from workbench.base.shown import as_text
 from workbench.lab.listing import Listing
 from workbench.pods.pod import Pod
+from workbench.rundir.checkpoints import problem_of
 from workbench.rundir.outcome import rank_statuses
 from workbench.rundir.output.collect import Collector
 from workbench.rundir.spec import ClusterSpec, RunSpec
@@ -72,6 +73,12 @@ def test_a_model_s_file_that_no_zip_can_hold_is_named(written: WrittenRun) -> No
 def test_a_rank_without_a_number_is_named(rank: object) -> None:
     with pytest.raises(ValueError, match="pod-0 reports a rank without a number"):
         rank_statuses(POD, {"ranks": [{"rank": rank, "phase": "running"}]}, 0.0)
+
+
+def test_a_manifest_with_a_name_that_no_disk_takes_says_what_is_missing(tmp_path: Path) -> None:
+    entry = {"bytes": 2, "sha256": "0" * 64}
+    write_json(tmp_path / "manifest.json", {"files": {"n" * 3000: entry}})
+    assert problem_of(tmp_path).endswith(" is missing")
 
 
 def test_a_pod_cannot_report_the_rank_of_another_pod() -> None:

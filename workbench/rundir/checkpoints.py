@@ -6,6 +6,7 @@ without an error.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
@@ -222,9 +223,13 @@ def problem_of(folder: Path) -> str:
         return f"{folder.name} has no manifest that can be read"
     for name, entry in manifest["files"].items():
         path = folder / name
-        if path.is_symlink() or not path.is_file():
+        try:
+            facts = path.lstat()
+        except OSError:  # also for a name that is too long
+            return f"{folder.name}/{name[:200]} is missing"
+        if not stat.S_ISREG(facts.st_mode):
             return f"{folder.name}/{name} is missing"
-        size = path.stat().st_size
+        size = facts.st_size
         if size != entry["bytes"]:
             return f"{folder.name}/{name} has {size} bytes and was written with {entry['bytes']}"
         if gate.digest(path) != entry["sha256"]:
