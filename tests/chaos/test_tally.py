@@ -124,7 +124,7 @@ def written(root: Path, *, starts: str, beats: Sequence[tuple[int, int]]) -> tup
     paths.rank_log(0, "stdout").write_text("".join(f"try 0 rank 0 line {n}\n" for n in range(3)))
     lines = []
     for attempt, n in beats:
-        event = Event(time_s=1.0, rank=0, kind="beat", data={"attempt": attempt, "of": 0, "n": n})
+        event = Event(time_s=1.0, rank=0, kind="beat", data={"try": attempt, "of": 0, "n": n})
         lines.append(f"{event.to_json()}\n")
     paths.events.write_text("".join(lines))
     return Run(paths.root), Witness(root / "witness", 1)

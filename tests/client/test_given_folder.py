@@ -160,7 +160,7 @@ def test_a_given_cluster_says_what_to_do(tmp_path: Path, lock: str) -> None:
     assert end_broken_off(paths.root) == ""
     write_json(paths.state, {**read_json(paths.state), "phase": "ready"})
     assert says(obstacle(paths.root), "rundir.registered._why_unknown.holds-cluster-you")
-    assert says(obstacle(paths.root), "rundir.registered.folder-shown-nothing")
+    assert says(obstacle(paths.root), "rundir.registered.folder-only-shown")
     with pytest.raises(
         RunError, match=sentence("rundir.registered._why_unknown.holds-cluster-you")
     ):

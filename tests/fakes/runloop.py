@@ -533,12 +533,13 @@ class SimJournal(Journal):
         super().__init__(*args)
         self._sim, self._keeper = sim, sim.keeper
 
-    def event(self, event: Event) -> None:
+    def event(self, event: Event) -> Event | None:
         if event.kind == "restarted":
             self._sim.passes("before event", self._keeper)
-        super().event(event)
+        recorded = super().event(event)
         if event.kind == "restarted":
             self._sim.passes("after event", self._keeper)
+        return recorded
 
     def finish(self, *args: Any, **facts: Any) -> None:
         self._sim.passes("before result", self._keeper)

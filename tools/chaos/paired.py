@@ -212,7 +212,7 @@ def _beats(data: Iterable[object]) -> dict[tuple[int, int], list[int]]:
     found: dict[tuple[int, int], list[int]] = {}
     for each in data:
         assert isinstance(each, dict)
-        key = int(each["attempt"]), int(each["of"])
+        key = int(each["try"]), int(each["of"])
         found.setdefault(key, []).append(int(each["n"]))
     return found
 

@@ -24,7 +24,7 @@ count = os.open(args.witness / f"{name}.count", os.O_WRONLY | os.O_CREAT)
 for n in range(args.lines):
     print(f"try {attempt} rank {rank} line {n}", flush=True)
     beat = {"time_s": time.time(), "rank": int(rank), "kind": "beat", "n": n}
-    beat |= {"of": rank, "attempt": attempt}
+    beat |= {"of": rank, "try": attempt}
     print("@workbench " + json.dumps(beat), flush=True)
     os.pwrite(count, b"%8d" % (n + 1), 0)
     time.sleep(0.04)
