@@ -268,8 +268,10 @@ def check_regular(path: Path, what: str = "a run's model") -> None:
         at = waiting.pop()
         try:
             mode = at.lstat().st_mode
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:
+            raise RunError(f"{at} cannot be read: {error.strerror}") from error
         if stat.S_ISDIR(mode):
             waiting += [at / name for name, _ in reversed(_entries(at, "*", at.parent))]
             seen += 1
