@@ -274,7 +274,7 @@ def test_a_killed_agent_keeps_no_checkpoint_out_of_reach(
     result = run.wait(60, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
-    assert says(result.error.message, "keeper.pod._reconnect.lost-agent-ranks", "pod-1")
+    assert says(result.error.message, "keeper.pod.why_agent_lost.lost-agent-ranks", "pod-1")
     assert "out of reach" not in result.message
     last = max(checkpoints_of(run))
     resumed = (

@@ -679,6 +679,11 @@ class SimLink(AgentLink):
         self.keeper = of.sim.keeper
         self.package, self.interface, self.shared = "/package/0", "lo", ()
         self.clock_offset_s = 0.0
+        self.agent_replaced = ""
+
+    @property
+    def agent_pid(self) -> int:  # type: ignore[override]
+        return self.of.agent_pid
 
     @property
     def transfer(self) -> None:
@@ -710,6 +715,9 @@ class SimLink(AgentLink):
         elif op == "prepared":
             answer = {"mine": fields["rank"] in self.of.ranks}
         elif op == "start":
+            if not self.of.ranks:
+                why = f"{self.pod.name}: run {RUN} is not prepared on {self.pod.name}"
+                raise RemoteError(why, host=self.pod.address)
             self.sim.started(self.of)
         elif op == "stop":
             self.of.stop(fields["grace_s"], ask=bool(fields.get("ask")))

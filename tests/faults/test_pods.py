@@ -58,7 +58,7 @@ def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> No
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert (result.error.kind, result.error.host, result.error.rank) == ("pod", pod.address, None)
-    assert says(result.error.message, "keeper.pod._reconnect.lost-agent-ranks", "pod-1")
+    assert says(result.error.message, "keeper.pod.why_agent_lost.lost-agent-ranks", "pod-1")
     if script == "mesh.py":
         assert (
             says(result.error.others, "rundir.outcome._fold.lost-peer")
@@ -78,7 +78,7 @@ def test_an_agent_that_hangs_is_named(world: World) -> None:
         result = world.ended(run)
     world.measured("12", "agent hangs -> result", time.monotonic() - hung, 25)
     message = world.blames(result, pod)
-    assert says(message, "keeper.pod._reconnect.lost-agent-ranks", "pod-2")
+    assert says(message, "keeper.pod.why_agent_lost.lost-agent-ranks", "pod-2")
     assert "the agent did not answer" in message
 
 

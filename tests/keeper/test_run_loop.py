@@ -487,6 +487,28 @@ def test_a_cancel_while_pods_are_replaced_ends_the_run(tmp_path: Path) -> None:
     assert not any(pod.running for pod in sim.pods)
 
 
+@pytest.mark.parametrize("restarts", [0, 1])
+@pytest.mark.parametrize("pod", [0, 1])
+def test_an_agent_that_was_replaced_before_the_start_is_the_cause(
+    pod: int, restarts: int, tmp_path: Path
+) -> None:
+    sim = Simulation(tmp_path, script(restarts=restarts), [Plan(others=Fate(5.0))])
+    runner = sim.runner()
+    sim.on_op["start"] = sim.pods[pod].lose_agent
+    assert runner.run() == ("succeeded" if restarts else "failed")
+    result: Any = read_json(sim.paths.result)
+    cause = str(result["message"])
+    assert "is not prepared" not in cause
+    assert f"pod-{pod} was lost" in cause if restarts else f"lost the agent of pod-{pod}" in cause
+    if not restarts:
+        assert (result["error"]["kind"], result["error"]["pod"]) == ("pod", f"pod-{pod}")
+    # Only a restart prepares the pods again, and the ranks on the other pod are ended before.
+    assert sim.attempts == 1 + restarts
+    assert len(result.get("restarts") or ()) == restarts
+    assert sim.wrong == []
+    assert not any(each.running for each in sim.pods)
+
+
 def test_results_that_cannot_be_fetched_fail_the_run_until_they_are(tmp_path: Path) -> None:
     sim = Simulation(tmp_path, script())
     sim.unreadable = True

@@ -34,7 +34,7 @@ from workbench.keeper.run.stage import (
 from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.run.verdict import fault_of, lost_pod, place_words, stopped_by_others
 from workbench.keeper.watch.ledger import RunLedger
-from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler
+from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler, why_agent_lost
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes
 from workbench.rundir.output.collect import mask_file
@@ -124,6 +124,8 @@ class Attempt:
         self._rejoins = rejoin
         # Pod that was lost before the ranks were found again.
         self._gone: PodGone | None = None
+        # Process ids of the agents with the prepared ranks, by pod.
+        self._agents: dict[str, int] = {}
         # Whether ranks ended with their agent before the new keeper started.
         self._unwatched = False
 
@@ -153,7 +155,7 @@ class Attempt:
             logger.warning("run %s: %s", self._context.run_id, error)
             fault = None
             if not self._unwanted:
-                fault = fault_of(self._context, error)
+                fault = self._lost_agent(error) or fault_of(self._context, error)
         except Exception as error:  # Thread boundary: any failure becomes a failed run.
             logger.exception("run %s", self._context.run_id)
             fault = RunFault(kind=type(error).__name__, message=str(error))
@@ -163,6 +165,19 @@ class Attempt:
             watch.close()
         self._prepared = False
         return fault
+
+    def _lost_agent(self, error: RemoteError) -> RunFault | None:
+        """Blame the end of an agent if another agent has answered. None: it is the same agent."""
+        for link in self._context.links:
+            name = link.pod.name
+            # A new agent knows nothing of the run, so its words would hide the cause.
+            agent = self._agents.get(name, link.agent_pid)
+            if link.pod.address != error.host or agent == link.agent_pid:
+                continue
+            why = why_agent_lost(link, self._context.spec.cluster.lease_s)
+            self.ledger.lost[name] = why
+            return fault_of(self._context, PodGone(why, host=error.host))
+        return None
 
     def _send(self) -> None:
         c = self._context
@@ -227,6 +242,7 @@ class Attempt:
             # The agent was replaced in the meantime.
             if not answer["mine"]:
                 one(link)
+            self._agents[link.pod.name] = link.agent_pid
 
         for step in (one, again):
             c.everywhere(partial(self._retry_until_lease, step))

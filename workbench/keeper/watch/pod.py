@@ -65,6 +65,18 @@ class PodReport:
     """Lines for the keeper's log."""
 
 
+def why_agent_lost(link: AgentLink, lease_s: float) -> str:
+    """Describe the end of an agent, after another agent has answered the link."""
+    # A shorter sleep has ended no lease.
+    slept = awake.slept(within_s=lease_s, at_least_s=_OF_LEASE * lease_s)
+    why = "the agent was killed"
+    if slept:
+        why = f"the agent ended: {slept}, or only its keeper was stopped, longer than the lease"
+    elif link.agent_replaced:
+        why = f"the agent {link.agent_replaced}"
+    return f"lost the agent of {link.pod.name}: {why}; the ranks on the pod died with the agent"
+
+
 class PodWatch:
     """Poll a pod until closed. Every report goes into a queue."""
 
@@ -190,18 +202,7 @@ class PodWatch:
             return False
         if self._link.agent_pid == self._agent_pid:
             return False
-        lease_s = self._context.spec.cluster.lease_s
-        # A shorter sleep has ended no lease.
-        slept = awake.slept(within_s=lease_s, at_least_s=_OF_LEASE * lease_s)
-        why = "the agent was killed"
-        if slept:
-            why = f"the agent ended: {slept}, or only its keeper was stopped, longer than the lease"
-        elif self._link.agent_replaced:
-            why = f"the agent {self._link.agent_replaced}"
-        lost = (
-            f"lost the agent of {self._link.pod.name}: {why};"
-            " the ranks on the pod died with the agent"
-        )
+        lost = why_agent_lost(self._link, self._context.spec.cluster.lease_s)
         self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
         return True
 
