@@ -6,7 +6,6 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,6 +19,7 @@ from workbench.base.json_values import part
 from workbench.base.messages.wire import ask
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.shortage import in_threads, start_thread
 from workbench.rundir.checkpoints import (
     CHECKPOINT,
     NAME,
@@ -211,7 +211,7 @@ class CheckpointCollector:
 
     def start(self) -> None:
         if self._context.spec.job.rules.checkpoints.meanwhile:
-            self._thread.start()
+            start_thread(self._thread)
 
     @property
     def _brings(self) -> bool:
@@ -250,11 +250,10 @@ def bring_checkpoints_back(
     """Copy the last complete checkpoints of a run from its pods, and verify every file."""
     checkpoints = list_parts(context, lost)
     limit = context.spec.job.rules.checkpoints.most
-    with ThreadPoolExecutor(max_workers=max(1, len(context.links))) as pool:
-        problems = {
-            step: _fetch(pool, checkpoints.steps[step], context.paths, step)
-            for step in checkpoints.whole[: most or limit]
-        }
+    problems = {
+        step: _fetch(checkpoints.steps[step], context.paths, step)
+        for step in checkpoints.whole[: most or limit]
+    }
     here = keep_newest(context.paths.checkpoints, limit)
     notes = [
         f"the checkpoint of step {step} was not copied back: {why}"
@@ -308,7 +307,7 @@ def _out_of_reach(checkpoints: PodCheckpoints, steps: Sequence[int]) -> list[str
     ]
 
 
-def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
+def _fetch(parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
     final = paths.checkpoints / f"step-{step}"
     if final.exists():
         return ""
@@ -326,7 +325,7 @@ def _fetch(pool: ThreadPoolExecutor, parts: Sequence[PodPart], paths: RunPaths, 
         return _fetch_part(link, folder, target)
 
     try:
-        problems = list(pool.map(one, parts))
+        problems = in_threads(one, parts)
         for problem in problems:
             if problem:
                 return problem

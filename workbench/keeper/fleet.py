@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,6 +15,7 @@ from workbench.base.package import package_zip
 from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.files import Stock
 from workbench.keeper.link.shared import folders_to_probe, shared_words
+from workbench.keeper.shortage import in_threads
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.place import Place
@@ -322,12 +322,8 @@ class Fleet:
             self._identity.destroy()
 
     def _everywhere(self, action: Callable[[AgentLink], object]) -> None:
-        if not self._links:
-            return
-        workers = min(_AT_ONCE, len(self._links))
-        with ThreadPoolExecutor(max_workers=workers) as pool:
-            # The list raises the first error of a call.
-            list(pool.map(action, self._links))
+        for begin in range(0, len(self._links), _AT_ONCE):
+            in_threads(action, self._links[begin : begin + _AT_ONCE])
 
 
 def _keep_alive(link: AgentLink, busy: Collection[AgentLink]) -> None:

@@ -28,6 +28,7 @@ from workbench.base.redact import mask_secrets
 from workbench.keeper.awake import awake
 from workbench.keeper.link.files import PodFiles, Stock, shelved
 from workbench.keeper.link.shared import seen_by
+from workbench.keeper.shortage import patiently
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 
@@ -97,6 +98,10 @@ class AgentLink(PodFiles):
 
     def open(self) -> None:
         """Connect, send the package if missing, start the agent if needed, and greet it."""
+        # SSH needs descriptors and a thread.
+        patiently(self._open)
+
+    def _open(self) -> None:
         from workbench.pods.ssh.connection import SSHConnection
 
         with self._lock:

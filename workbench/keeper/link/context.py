@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from workbench.base.redact import Redactor
 from workbench.keeper.decisions import DecisionLog, RunDecisions, What
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.shortage import in_threads
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
@@ -94,10 +94,7 @@ class RunContext:
 
     def everywhere(self, action: Callable[[AgentLink], _T]) -> list[_T]:
         """Call a function for all pods in parallel. Return the results in rank order."""
-        workers = max(1, len(self.links))
-        with ThreadPoolExecutor(max_workers=workers) as pool:
-            results = pool.map(action, self.links)
-            return list(results)
+        return in_threads(action, self.links)
 
     def stacks(self) -> dict[int, str]:
         """Return the stack of every rank. Empty if a rank does not answer."""

@@ -19,6 +19,7 @@ from workbench.base.errors import RemoteError
 from workbench.base.files import gate, write_bytes
 from workbench.base.words import counted
 from workbench.keeper.link.shared import is_within
+from workbench.keeper.shortage import start_thread
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import (
     LARGE,
@@ -65,7 +66,7 @@ class TransferProgress:
 
     def __enter__(self) -> TransferProgress:
         self._report(self._what)
-        self._thread.start()
+        start_thread(self._thread)
         return self
 
     def __exit__(self, *_exc: object) -> None:

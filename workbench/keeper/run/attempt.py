@@ -33,6 +33,7 @@ from workbench.keeper.run.stage import (
 )
 from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.run.verdict import fault_of, lost_pod, place_words, stopped_by_others
+from workbench.keeper.shortage import patiently
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler, why_agent_lost
 from workbench.rundir.journal import Journal
@@ -140,14 +141,14 @@ class Attempt:
         watches: list[PodWatch] = []
         try:
             if self._rejoins and self._rejoin():
-                watches = self._watch()
+                self._watch(watches)
             else:
                 self._send()
                 if self._unwanted:
                     return None
                 self._staged()
                 self.begun = True
-                watches = self._watch()
+                self._watch(watches)
                 self._launch()
                 self._context.decide(What.STARTED)
             fault = self._follow()
@@ -192,12 +193,14 @@ class Attempt:
         sending = "; ".join([f"sending {what} to the pods", *notes])
         self._journal.state(RunState.STARTING, sending)
         with TransferProgress(c.links, self._journal.hint, ""), full_disk_named(c.paths.root):
-            self.prepare()
+            # No rank has started, so the whole preparation can be repeated.
+            patiently(self.prepare, self._journal.hint)
 
     def _rejoin(self) -> bool:
         self._journal.hint("a new keeper takes over from a dead keeper, and looks for the ranks")
         try:
-            found = inherited_ranks(self._context)
+            look = partial(inherited_ranks, self._context)
+            found = patiently(look, self._journal.hint)
         except PodGone as error:
             # Ranks on the other pods may be alive. Watch and end them as after any lost pod.
             self._gone = error
@@ -281,16 +284,19 @@ class Attempt:
             raise RunError("the ranks have not been started yet")
         return self._context.stacks()
 
-    def _watch(self) -> list[PodWatch]:
+    def _watch(self, watches: list[PodWatch]) -> None:
+        """Start the watches of all pods, and add each to `watches` for its end."""
         c = self._context
-        watches = [self._around.watch(link, c, self._reports) for link in c.links]
-        for watch in watches:
+        for link in c.links:
+            # A watch opens the logs here, and needs a thread.
+            make = partial(self._around.watch, link, c, self._reports)
+            watch = patiently(make, self._journal.hint)
             watch.start()
-        return watches
+            watches.append(watch)
 
     def _launch(self) -> None:
         c = self._context
-        check_hostfile(c)
+        patiently(partial(check_hostfile, c), self._journal.hint)
         self._journal.state(RunState.STARTING, "starting ranks")
         self._stalls.watch.begin()
         if c.spec.job.launcher == Launcher.SSH:

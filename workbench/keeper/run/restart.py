@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -19,6 +20,7 @@ from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.run.stage import LOG_STREAMS, rank_request
+from workbench.keeper.shortage import call_into, start_thread
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
@@ -96,9 +98,10 @@ def replace_lost_pods(
     """Replace lost pods and return the links to all pods. Return None if the run was cancelled."""
     if not lost:
         return None if requests.cancel.is_set() else context.links
-    pool = ThreadPoolExecutor(max_workers=1)
-    task = pool.submit(context.restore, lost)
-    pool.shutdown(wait=False)  # The thread ends on its own.
+    task: Future[Mapping[str, str]] = Future()
+    act = partial(call_into, task, partial(context.restore, lost))
+    # The thread ends on its own, also after a cancel.
+    start_thread(threading.Thread(target=act, name="restore"))
     while not requests.cancel.is_set():
         if wait([task], timeout=_LOOK_S).done:
             left = task.result()

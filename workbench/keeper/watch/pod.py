@@ -18,6 +18,7 @@ from workbench.base.json_values import numbers_of, parts, whole
 from workbench.keeper.awake import awake
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
+from workbench.keeper.shortage import start_thread
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus, rank_statuses
@@ -100,7 +101,7 @@ class PodWatch:
         )
 
     def start(self) -> None:
-        self._thread.start()
+        start_thread(self._thread)
 
     def close(self) -> None:
         self._end.set()

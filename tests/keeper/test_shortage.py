@@ -1,0 +1,153 @@
+"""A keeper without a free thread or descriptor for some seconds keeps its runs. No process."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.runloop import Plan, SimLink, Simulation, SimWatch
+from workbench.base.errors import RemoteError
+from workbench.base.files import read_json
+from workbench.jobs.script import Script
+from workbench.keeper import shortage
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.shortage import in_threads, patiently
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortage, "_PAUSE_S", 0.01)
+
+
+def no_descriptor() -> OSError:
+    return OSError(errno.EMFILE, "Too many open files")
+
+
+def failing(times: int, error: Exception) -> Callable[[], str]:
+    left = [error] * times
+
+    def action() -> str:
+        if left:
+            raise left.pop()
+        return "done"
+
+    return action
+
+
+def without_threads(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> list[int]:
+    """Refuse the first starts of threads of that name. Return the number of refusals left."""
+    left = [times]
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(name) and left[0]:
+            left[0] -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    return left
+
+
+@pytest.mark.parametrize("error", [no_descriptor(), RuntimeError("can't start new thread")])
+def test_an_action_is_repeated_and_the_hint_comes_once(error: Exception) -> None:
+    hints: list[str] = []
+    assert patiently(failing(3, error), hints.append) == "done"
+    (hint,) = hints
+    assert "waiting until the keeper has a free" in hint
+
+
+def test_another_error_is_raised_at_once() -> None:
+    with pytest.raises(OSError, match="No space"):
+        patiently(failing(1, OSError(errno.ENOSPC, "No space left on device")))
+
+
+def test_a_lasting_shortage_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortage, "PATIENCE_S", 0.05)
+    with pytest.raises(OSError, match="Too many open files"):
+        patiently(failing(1000, no_descriptor()))
+
+
+def test_every_call_is_made_once_though_threads_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = without_threads(monkeypatch, "Thread-", 5)
+    called: list[int] = []
+
+    def square(number: int) -> int:
+        called.append(number)
+        return number * number
+
+    assert in_threads(square, [1, 2, 3]) == [1, 4, 9]
+    assert sorted(called) == [1, 2, 3]
+    assert left == [0]
+
+
+def test_the_first_error_is_raised_after_all_calls() -> None:
+    called: list[int] = []
+
+    def fail_at_one(number: int) -> None:
+        if number == 1:
+            raise RemoteError("no line", host="pod")
+        called.append(number)
+
+    with pytest.raises(RemoteError, match="no line"):
+        in_threads(fail_at_one, [0, 1, 2])
+    assert sorted(called) == [0, 2]
+
+
+def script(**options: Any) -> Script:
+    return Script(path="/home/me/train.py", **options)
+
+
+@pytest.mark.parametrize("times", [1, 7])
+def test_a_run_starts_though_no_thread_is_free_for_some_seconds(
+    times: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sim = Simulation(tmp_path, script(), [Plan()])
+    runner = sim.runner()
+    left = without_threads(monkeypatch, "", times)
+    assert runner.run() == "succeeded"
+    assert left == [0]
+    assert sim.wrong == []
+
+
+def test_a_restart_replaces_a_pod_though_no_thread_is_free(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sim = Simulation(tmp_path, script(restarts=1), [Plan()])
+    sim.at(2.0, sim.pods[1].vanish)
+    left = without_threads(monkeypatch, "restore", 3)
+    assert sim.runner().run() == "succeeded"
+    assert left == [0]
+    assert len(read_json(sim.paths.result)["restarts"]) == 1  # type: ignore[arg-type]
+
+
+def test_a_watch_without_a_descriptor_is_made_later(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sim = Simulation(tmp_path, script(), [Plan()])
+    make = SimWatch.__init__
+    left = [3]
+
+    def refuse(watch: SimWatch, *args: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise no_descriptor()
+        make(watch, *args)
+
+    monkeypatch.setattr(SimWatch, "__init__", refuse)
+    assert sim.runner().run() == "succeeded"
+    assert left == [0]
+    assert sim.trained == [1]
+
+
+def test_a_link_without_a_thread_is_opened_later(tmp_path: Path) -> None:
+    link = SimLink(Simulation(tmp_path, script()).pods[0])
+    link._open = failing(2, RuntimeError("can't start new thread"))  # type: ignore[assignment]
+    AgentLink.open(link)

@@ -1,0 +1,93 @@
+"""Retry for some seconds while this process has no free thread or file descriptor."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import TypeVar
+
+logger = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
+_T = TypeVar("_T")
+PATIENCE_S = 10.0
+"""Longest wait for a thread or a descriptor. Other programs of a user free theirs in seconds."""
+_PAUSE_S = 0.2
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NO_THREAD = "can't start new thread"
+
+
+def missing(error: BaseException) -> str:
+    """Name the missing resource of an error, or return an empty string for another error.
+
+    Example:
+        >>> missing(RuntimeError("can't start new thread"))
+        'thread'
+        >>> missing(OSError(24, "Too many open files"))
+        'file descriptor'
+        >>> missing(OSError(28, "No space left on device"))
+        ''
+    """
+    if isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR:
+        return "file descriptor"
+    if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+        return "thread"
+    return ""
+
+
+def patiently(action: Callable[[], _T], say: Callable[[str], object] | None = None) -> _T:
+    """Repeat an action that fails without a free thread or descriptor, for `PATIENCE_S` at most.
+
+    `say` receives a hint for the user. Any other error is raised at once.
+    """
+    until = time.monotonic() + PATIENCE_S
+    said = False
+    while True:
+        try:
+            return action()
+        except (OSError, RuntimeError) as error:
+            what = missing(error)
+            if not what or time.monotonic() > until:
+                raise
+            if not said:
+                said = True
+                hint = f"waiting until the keeper has a free {what} (see ulimit -n and ulimit -u)"
+                logger.warning("%s: %s", hint, error)
+                if say is not None:
+                    say(hint)
+        time.sleep(_PAUSE_S)
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Start a thread, and wait for a free one for `PATIENCE_S` at most. Raise RuntimeError."""
+    patiently(thread.start)
+
+
+def in_threads(action: Callable[[_Item], _T], items: Sequence[_Item]) -> list[_T]:
+    """Call a function once for every item, each in its own thread. Return the results in order.
+
+    A call that has begun ends before the first error is raised.
+    """
+    futures: list[Future[_T]] = []
+    try:
+        for item in items:
+            future: Future[_T] = Future()
+            start_thread(threading.Thread(target=call_into, args=(future, partial(action, item))))
+            futures.append(future)
+    finally:
+        wait(futures)
+    return [future.result() for future in futures]
+
+
+def call_into(future: Future[_T], action: Callable[[], _T]) -> None:
+    """Call a function and give its result or its error to a future."""
+    try:
+        result = action()
+    except BaseException as error:  # Thread boundary: the caller raises the error.
+        future.set_exception(error)
+    else:
+        future.set_result(result)
