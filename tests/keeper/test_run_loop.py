@@ -509,6 +509,16 @@ def test_an_agent_that_was_replaced_before_the_start_is_the_cause(
     assert not any(each.running for each in sim.pods)
 
 
+def test_a_command_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sim = Simulation(tmp_path, script(), [Plan()])
+    sim.paths.command.mkdir()
+    assert sim.runner().run() == "succeeded"
+    assert f"cannot write {sim.paths.command}" in caplog.text
+    assert "--master-port" in str(read_json(sim.paths.result)["command"])
+
+
 def test_results_that_cannot_be_fetched_fail_the_run_until_they_are(tmp_path: Path) -> None:
     sim = Simulation(tmp_path, script())
     sim.unreadable = True

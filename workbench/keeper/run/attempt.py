@@ -251,7 +251,10 @@ class Attempt:
             c.everywhere(partial(self._retry_until_lease, step))
         plan = launch_plan(c, self.master_port)
         self.command = build_command(plan)
-        write_text(c.paths.command, f"{self.command}\n")
+        try:
+            write_text(c.paths.command, f"{self.command}\n")
+        except OSError as error:  # People read the file. The result has the command as well.
+            logger.warning("cannot write %s: %s", c.paths.command, error)
         self._prepared = True
         if self._requests.stop.is_set():
             self.stop()
