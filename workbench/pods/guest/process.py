@@ -163,7 +163,7 @@ class LocalWorker:
         lived = f"{time.monotonic() - self.started_s:.1f} s after its start"
         if code is None:
             how = "has ended"
-            lived = "after its keeper had died"
+            lived = "without a known cause, as an earlier keeper had started the pod"
         elif code < 0:
             how = f"was killed by {signal.Signals(-code).name},"
         else:
