@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from workbench.base.errors import WorkbenchError
+from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_text, write_text
 from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
@@ -99,21 +99,36 @@ class RunContext:
     def stacks(self) -> dict[int, str]:
         """Return the stack of every rank. Empty if a rank does not answer."""
 
-        def one(link: AgentLink) -> dict[str, str]:
+        def one(link: AgentLink) -> dict[int, str]:
             try:
                 answer = link.call("stacks", timeout_s=_STACKS_S, run=self.run_id)
             except WorkbenchError as error:
                 logger.warning("%s", error)
                 return {}
-            stacks: dict[str, str] = answer["stacks"]
-            return stacks
+            return _stacks_in(answer, link.pod.name, self.ranks_on(link))
 
         stacks = {place.rank: "" for place in self.places}
         for answer in self.everywhere(one):
-            for rank, text in answer.items():
-                if int(rank) in stacks:
-                    stacks[int(rank)] = text
+            stacks.update(answer)
         return stacks
+
+
+def _stacks_in(answer: Mapping[str, object], pod: str, ranks: Collection[int]) -> dict[int, str]:
+    """Return the stacks in an answer of an agent. Raise RunError for any other form."""
+    ranks_by_name = {str(rank): rank for rank in ranks}
+    told = answer.get("stacks")
+    stacks: dict[int, str] = {}
+    if isinstance(told, Mapping):
+        for name, text in told.items():
+            if name not in ranks_by_name or not isinstance(text, str):
+                break
+            stacks[ranks_by_name[name]] = text
+        else:
+            return stacks
+    raise RunError(
+        f"the agent of {pod} sent no list of stacks by rank; the run continues. "
+        "If the pod is trusted, start another cluster"
+    )
 
 
 def _holds(path: Path, content: str) -> bool:

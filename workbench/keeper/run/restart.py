@@ -182,9 +182,12 @@ def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
         link.run(["mkdir", "-p", "-m", "700", "--", str(pod.root), str(folder)])
         for stream in LOG_STREAMS:
             here = paths.rank_log(rank, stream)
+            there = folder / f"{stream}.log"
             if here.exists() and here.stat().st_size:
-                there = folder / f"{stream}.log"
                 link.put_file(here, str(there))
+            else:
+                # Otherwise old lines on the pod would count as lines of the next attempt.
+                link.run(["rm", "-f", "--", str(there)])
 
 
 def end_earlier_ranks(context: RunContext) -> None:

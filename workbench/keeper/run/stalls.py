@@ -261,7 +261,11 @@ class StallGuard:
         return f"{where} is at {at[1]}:{at[2]} in {at[3]}"
 
     def _keep_stacks(self, ranks: Mapping[int, RankStatus]) -> Mapping[int, str]:
-        stacks = self._context.stacks()
+        try:
+            stacks = self._context.stacks()
+        except WorkbenchError as error:  # An odd answer of an agent ends no run.
+            logger.warning("%s", error)
+            stacks = {}
         lines: list[str] = []
         for number, text in sorted(stacks.items()):
             status = ranks.get(number)
