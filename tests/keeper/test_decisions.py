@@ -97,6 +97,46 @@ def test_a_torn_last_line_is_dropped_and_the_next_line_is_whole(tmp_path: Path) 
     assert read_decisions(path)[-1].what is What.ENDED
 
 
+@pytest.mark.parametrize("taken_over", [False, True])
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_removed_log_is_written_again_whole(
+    *, taken_over: bool, adds: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "folder" / "log"
+    path.parent.mkdir()
+    log = written(path, 5)
+    if taken_over:
+        log = replayed(path)
+    path.unlink()
+    path.parent.rmdir()
+    log.keep()  # The folder is not restored yet.
+    count = 5
+    if adds:
+        log.add("a", *LIFE[5])
+        count = 6
+    path.parent.mkdir()
+    log.keep()
+    assert replayed(path).runs == log.runs
+    assert [each.n for each in read_decisions(path)] == list(range(1, count + 1))
+    size = path.stat().st_size
+    log.keep()
+    assert path.stat().st_size == size
+
+
+def test_a_log_that_was_removed_before_the_next_decision_is_whole(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", 3)
+    (tmp_path / "log").unlink()
+    log.add("a", *LIFE[3], **facts_of(What.RESTARTED))
+    assert [each.n for each in read_decisions(tmp_path / "log")] == [1, 2, 3, 4]
+
+
+def test_a_cleared_log_is_not_written_again(tmp_path: Path) -> None:
+    log = written(tmp_path / "log")
+    log.clear()
+    log.keep()
+    assert not (tmp_path / "log").exists()
+
+
 @given(cut=st.integers(0, 2000), damage=st.binary(max_size=30))
 def test_no_damage_keeps_the_log_from_being_read(cut: int, damage: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -211,6 +211,8 @@ class DecisionLog:
         self._own_reserve = path.with_name(f".{path.name}.reserve")
         self._reserves = [self._own_reserve, *reserves]
         self._lock = threading.Lock()
+        # All decisions of the cluster, to write the log again if another program removes it.
+        self._known: list[Decision] = []
         self._late: list[Decision] = []
         self._is_late = False
         self._torn = True  # An earlier keeper may have died within a line.
@@ -243,6 +245,7 @@ class DecisionLog:
         """Continue the log of a dead keeper. Raise OSError for a log that cannot be read."""
         with self._lock:
             decisions = read_decisions(self._path)
+            self._known = decisions
             self._last_n = decisions[-1].n if decisions else 0
             self._runs = replay(decisions)
 
@@ -250,6 +253,7 @@ class DecisionLog:
         """Remove the log of an earlier cluster in the same directory. Raise OSError on failure."""
         with self._lock:
             gate.remove(self._path)
+            self._known.clear()
             self._late.clear()
             self._runs.clear()
             self._last_n = 0
@@ -271,14 +275,25 @@ class DecisionLog:
                 facts=masked,
             )
             self._runs.setdefault(run, RunDecisions(run=run)).take(decision)
+            self._known.append(decision)
             self._late.append(decision)
+            self._restore()
             self._write()
 
     def keep(self) -> None:
-        """Write the decisions that could not be written before. Raises nothing."""
+        """Write late decisions, or all if another program removed the log. Raises nothing."""
         with self._lock:
+            self._restore()
             if self._late:
                 self._write()
+
+    def _restore(self) -> None:
+        """Write all decisions again if the log was removed: a new keeper replays all of them."""
+        is_removed = len(self._late) < len(self._known) and not os.path.lexists(self._path)
+        if is_removed:
+            logger.warning("%s was removed; all decisions are written again", self._path)
+            self._late = list(self._known)
+            self._torn = True
 
     def _write(self) -> None:
         data = b"".join(decision.to_line() for decision in self._late)
