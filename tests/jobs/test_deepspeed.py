@@ -653,6 +653,25 @@ def test_a_profiler_variant_is_its_technique_s_file_with_the_profiler_s_options(
     assert resolved["flops_profiler"] == {**options, "enabled": False}  # the trainer drives it
 
 
+@pytest.mark.parametrize("left", ["an empty folder", "no folder"])
+def test_a_package_that_was_removed_under_a_live_notebook_is_named(
+    left: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The modules are in memory; the shipped files were on the disk alone."""
+    package = tmp_path / "site-packages" / "workbench"
+    if left == "an empty folder":
+        package.mkdir(parents=True)
+    monkeypatch.setattr("importlib.resources.files", lambda _name: package)
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.files._shipped.none-install-again")
+    ) as refused:
+        resolve(FineTune(technique="zero1"), gpus=0)
+    assert "dsconfig/zero1.json" in str(refused.value)
+    # What needs no shipped file is planned as before.
+    assert resolve(FineTune(technique="single"), gpus=0) is None
+    assert resolve(own({"zero_optimization": {"stage": 1}}), gpus=0) is not None
+
+
 def test_a_shipped_file_is_found_by_its_name_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
