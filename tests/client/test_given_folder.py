@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,16 @@ import pytest
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Run
 from workbench.base import entries
-from workbench.base.errors import BackendError, PodError, RunError
+from workbench.base.errors import BackendError, ConfigError, PodError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.files.private import make_cluster_folder
 from workbench.base.files.sealed import read_sealed, write_sealed
 from workbench.base.process import process_start_time
+from workbench.base.redact import Redactor
 from workbench.client.lifecycle import close_cluster
 from workbench.client.takeover import end_broken_off, obstacle
+from workbench.keeper.checkpoints import held_checkpoint
+from workbench.keeper.requests import OfRun, Request, RequestServer
 from workbench.pods.cml.pods import IDS, CMLPods
 from workbench.pods.hosts import far_end
 from workbench.pods.hosts.note import make_folder, note_of
@@ -591,3 +595,82 @@ def test_a_note_of_the_previous_version_is_taken_over_with_its_cluster(
     assert note_of(paths.root).exists() is (pods == "same pods")
     SSHPods(["127.0.0.1"]).remove_left(paths.root)
     assert set(logins) == ({"127.0.0.1"} if pods == "same pods" else set())
+
+
+@contextmanager
+def answering(paths: ClusterPaths) -> Iterator[list[str]]:
+    """Answer every request at a cluster's socket, and list the requests, as `op run`."""
+    asked: list[str] = []
+
+    def answer(request: Request) -> dict[str, object]:
+        assert isinstance(request, OfRun)
+        asked.append(f"{request.op} {request.run}")
+        return {"notes": [], "stacks": {}, "state": "running", "message": "mine"}
+
+    server = RequestServer(paths.socket, answer, Redactor())
+    try:
+        yield asked
+    finally:
+        server.close()
+
+
+ABOUT_A_RUN: dict[str, Callable[[Run], object]] = {
+    "cancel": Run.cancel,
+    "stop": Run.stop,
+    "fetch": Run.fetch,
+    "stacks": Run.stacks,
+}
+
+
+@pytest.mark.parametrize("op", ABOUT_A_RUN)
+@pytest.mark.parametrize("place", ["elsewhere", "beside the run"])
+def test_a_directory_that_names_a_live_run_of_the_reader_reaches_no_run(
+    tmp_path: Path, op: str, place: str
+) -> None:
+    paths = own(given(tmp_path / "c"))
+    there = tmp_path / "given" if place == "elsewhere" else paths.runs / "r2"
+    forged = run_at(there, "r1", str(paths.root))
+    write_json(forged.state, {"state": RunState.QUEUED})  # as if on its way to the keeper
+    link = tmp_path / "link"
+    link.symlink_to(paths.runs / "r1")
+    keeper = keeper_for(paths.root)
+    try:
+        write_json(paths.own_state, alive_state(paths, keeper.pid))
+        with answering(paths) as asked:
+            with pytest.raises(
+                RunError, match=sentence("rundir.status.refuse_another.names-run-cluster")
+            ):
+                ABOUT_A_RUN[op](Run(forged.root))
+            assert asked == []
+            # The reader's own directory does, by any of its paths.
+            for path in (paths.runs / "r1", link):
+                ABOUT_A_RUN[op](Run(path))
+            assert asked == [f"{op} r1"] * 2
+            # Without its record the forged directory shows nothing of the reader's run.
+            run = Run(forged.root)
+            forged.info.unlink()
+            assert "mine" not in run.message
+            assert len(asked) == 2
+    finally:
+        keeper.kill()
+        keeper.wait()
+
+
+@pytest.mark.parametrize("whose", ["own", "own, without a seal", "another's id", "not listed"])
+def test_checkpoints_are_asked_of_a_registered_cluster_that_lists_the_run(
+    tmp_path: Path, whose: str
+) -> None:
+    paths = own(given(tmp_path / "c"))
+    run = RunPaths(paths.runs / "r1")
+    if whose == "own, without a seal":
+        write_json(paths.config, ClusterSpec(backend=LOCAL).to_dict())
+    elif whose == "another's id":
+        run = run_at(tmp_path / "given", "r1", str(paths.root))
+        write_json(run.state, {"state": RunState.QUEUED})
+    elif whose == "not listed":
+        write_queue(paths.own_queue, [])
+    write_json(run.held, {"parts": {"3": {"0": "pod-0"}}})
+    # The other cluster has no keeper, so only the request to the named cluster matters.
+    with answering(paths) as asked, suppress(ConfigError):
+        held_checkpoint(tmp_path / "other", run, None, 1)
+    assert asked == (["bring r1"] if whose == "own" else [])

@@ -31,6 +31,7 @@ from workbench.rundir.status import (
     id_of,
     known_cluster_of,
     message_of,
+    refuse_another,
     result_file,
     run_at,
     state_of,
@@ -338,6 +339,7 @@ class Run(ShownLive):
         """Return the run's outcome from its keeper, or {} without an answer."""
         cluster, run = self._home
         with suppress(RunError):
+            refuse_another(self.path, run, cluster)
             return ask(ClusterPaths(cluster).socket, {"op": "outcome", "run": run}, timeout_s=5.0)
         return {}
 
@@ -354,7 +356,7 @@ class Run(ShownLive):
         While a new keeper takes over from a dead keeper, wait until the new keeper knows the run.
 
         Raises:
-            RunError: The keeper does not answer.
+            RunError: The keeper does not answer, or the cluster has the run in another directory.
         """
         self._ask_to_end("cancel")
 
@@ -384,8 +386,7 @@ class Run(ShownLive):
         """
         if self.state.is_terminal:
             raise RunError(f"run {self.id} is {self.state}; only ranks that run have stacks")
-        request = {"op": "stacks", "run": self.id}
-        answer = ask(self._cluster.socket, request, timeout_s=60)
+        answer = self._ask("stacks", timeout_s=60)
         stacks = answer["stacks"]
         return {int(rank): str(text) for rank, text in stacks.items()}
 
@@ -397,9 +398,17 @@ class Run(ShownLive):
         Raises:
             RunError: The run has not ended, its cluster is closed, or the disk is still full.
         """
-        request = {"op": "fetch", "run": self.id}
-        answer = ask(self._cluster.socket, request, timeout_s=3600)
+        answer = self._ask("fetch", timeout_s=3600)
         return [str(note) for note in answer["notes"]]
+
+    def _ask(self, how: str, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Send a request about this run to its keeper, and return the answer.
+
+        The keeper knows a run by its id alone, and the author of a given directory chose the id.
+        """
+        cluster = self._cluster
+        refuse_another(self.path, self.id, cluster.root)
+        return ask(cluster.socket, {"op": how, "run": self.id}, timeout_s=timeout_s)
 
     def _ask_to_end(self, how: str) -> None:
         deadline = time.monotonic() + _ADOPTED_S
@@ -408,7 +417,7 @@ class Run(ShownLive):
             status = cluster_status(self._cluster.root)
             adopts = status.phase == "starting"
             try:
-                ask(self._cluster.socket, {"op": how, "run": self.id})
+                self._ask(how)
                 return
             except WorkbenchError:
                 # The run has ended, and its keeper is gone or does not answer.

@@ -31,6 +31,8 @@ from workbench.rundir.checkpoints import (
     read_manifest,
 )
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.registered import why_not_registered
+from workbench.rundir.status import cluster_of, is_listed
 
 logger = logging.getLogger(__name__)
 _PING_S = 2.0
@@ -138,8 +140,9 @@ def held_checkpoint(
     parts = part(read_json(paths.held), "parts")
     if home != cluster or any(len(part(parts, step)) != ranks for step in parts):
         try:
+            _refuse_unknown(paths)
             ask(
-                ClusterPaths(home).socket,
+                ClusterPaths(cluster_of(paths)).socket,
                 {"op": "bring", "run": str(info.get("id"))},
                 timeout_s=_READ_S,
             )
@@ -156,6 +159,19 @@ def held_checkpoint(
             " checkpoints='bring' copies checkpoints back"
         ) from error
     return CHECKPOINT.validate_python(checkpoint)
+
+
+def _refuse_unknown(paths: RunPaths) -> None:
+    """Raise RunError unless the named cluster is this user's own and has the run there.
+
+    The author of a given directory chose the cluster and the id in the directory.
+    """
+    home = cluster_of(paths)
+    why = why_not_registered(home)
+    if why:
+        raise RunError(why)
+    if not is_listed(paths, home):
+        raise RunError(f"the cluster {home} has no run in {paths.root}")
 
 
 def _answers(link: AgentLink) -> bool:

@@ -421,6 +421,25 @@ def is_listed(paths: RunPaths, cluster: Path) -> bool:
     return _is_in(read_queue(ClusterPaths(cluster).queue), paths)
 
 
+def refuse_another(path: Path, run_id: str, cluster: Path) -> None:
+    """Raise RunError if a cluster has the run of that id in another directory.
+
+    A given directory may name any id, also the id of a live run of the reader. An id that the
+    cluster does not list is allowed: the run may be on its way to the keeper.
+
+    Raises:
+        Unreadable: The cluster's queue cannot be read at the moment.
+        RunError: The cluster lists the id with another directory.
+    """
+    root = os.path.realpath(path)
+    for each in _known_queue(ClusterPaths(cluster).queue):
+        if each.id == run_id and os.path.realpath(each.path) != root:
+            raise RunError(
+                f"{path} names run {run_id} of the cluster {cluster}, and the cluster has "
+                f"that run in {each.path}; open the run there: Run.load({str(each.path)!r})"
+            )
+
+
 def _is_in(runs: Sequence[QueuedRun], paths: RunPaths) -> bool:
     run_id = read_json(paths.info).get("id")
     root = os.path.realpath(paths.root)
