@@ -541,6 +541,16 @@ def test_started_again_only_where_it_goes_on(tmp_path: Path) -> None:
         ),
         ("pytorchjob", {"image": IMAGE, "elastic": 3}, "elastic is 3"),
         ("trainjob", {"image": IMAGE, "storage_gib": 0}, "storage_gib is 0"),
+        (
+            "trainjob",
+            {"image": IMAGE, "connect_timeout_s": 30},
+            sentence("handover.manifest._refuse_unused.effect-manifest-nothing"),
+        ),
+        (
+            "pytorchjob",
+            {"image": IMAGE, "pull_timeout_s": 60},
+            sentence("handover.manifest._refuse_unused.effect-manifest-nothing"),
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(

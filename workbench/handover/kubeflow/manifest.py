@@ -26,6 +26,8 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import stored
 
+_UNUSED = ("connect_timeout_s", "pull_timeout_s")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest(Shown):
@@ -74,6 +76,7 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
     if kind not in KINDS:
         raise one_of("manifest kind", kind, tuple(KINDS))
     job_kind = KINDS[kind]
+    _refuse_unused(given)
     paths = RunPaths(path)
     raw = stored(read_json(paths.spec))
     run_id = str(read_json(paths.info).get("id", path.name))
@@ -112,6 +115,16 @@ def manifest_of(path: Path, kind: str, given: Mapping[str, object]) -> Manifest:
         objects=objects_of(plan),
         notes=_notes(plan, run_id),
     )
+
+
+def _refuse_unused(given: Mapping[str, object]) -> None:
+    """Refuse limits of `KubernetesPods` for its own connections and starts."""
+    for name in _UNUSED:
+        if name in given:
+            raise ConfigError(
+                f"{name} has no effect in a manifest, as nothing is sent to the cluster: "
+                "leave it out"
+            )
 
 
 def _check(kind: JobKind, options: HandoverOptions) -> None:

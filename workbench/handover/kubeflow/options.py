@@ -59,7 +59,10 @@ Nodes = Annotated[tuple[Size, Size], Field(strict=False)]
 
 
 class HandoverOptions(KubernetesOptions):
-    """Options of `Run.manifest`: all options of `KubernetesPods`, and the options below."""
+    """Options of `Run.manifest`: options of `KubernetesPods`, and the options below.
+
+    A manifest refuses `connect_timeout_s` and `pull_timeout_s`, as nothing is sent.
+    """
 
     label: ClassVar[str] = "manifest"
 
