@@ -149,7 +149,9 @@ class RunSpec(Record):
         run must not be a link; a user's own may be a link.
         """
         try:
-            content = read_bytes(path) if of_run else path.read_bytes()
+            # A user's own file may be a link. Reading from a pipe would wait for a writer.
+            named = path if of_run else Path(os.path.realpath(path))
+            content = read_bytes(named)
             spec = cls.from_dict(parse_json(content))
         except OSError as error:
             raise ConfigError(f"cannot read the spec {path}: {error.strerror}") from error
