@@ -62,7 +62,8 @@ def test_key_configuration_and_socket_are_not_in_the_clusters_directory(tmp_path
         attached = Cluster.attach(root)
         attached.doctor(bandwidth=False)
     assert not canary.exists()
-    assert {each.name for each in own.iterdir()} == {"keeper.lock", "queue.json", "state.json"}
+    left = {each.name for each in own.iterdir()}
+    assert left == {"closed.json", "keeper.lock", "queue.json", "state.json"}
     # A state that a pod left there is not believed after the end either,
     write_json(
         paths.state, {**read_json(paths.state), "phase": "closing", "pid": 1, "start_time": 1}

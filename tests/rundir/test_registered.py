@@ -102,7 +102,9 @@ def test_a_start_removes_the_private_folders_of_directories_that_are_gone(tmp_pa
     other_disk = started(tmp_path / "other")
     changed(other_disk, device=1)
     held = started(tmp_path / "held")
-    for paths in (gone, young, other_disk, held):
+    closed = started(tmp_path / "closed")
+    unregister(closed.root)
+    for paths in (gone, young, other_disk, held, closed):
         shutil.rmtree(paths.root)
     shutil.rmtree(tmp_path / "disk")
     then = time.time() - 7200.0
@@ -111,6 +113,7 @@ def test_a_start_removes_the_private_folders_of_directories_that_are_gone(tmp_pa
         fcntl.flock(lock, fcntl.LOCK_EX)
         prune()
     assert not cluster_folder(gone.root).exists()
+    assert not cluster_folder(closed.root).exists()
     for paths in (there, young, unmounted, other_disk, held):
         assert paths.own_registration.exists(), paths.root
     prune()

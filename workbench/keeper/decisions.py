@@ -294,6 +294,7 @@ class DecisionLog:
             logger.warning("%s was removed; all decisions are written again", self._path)
             self._late = list(self._known)
             self._torn = True
+            self.reserve()
 
     def _write(self) -> None:
         data = b"".join(decision.to_line() for decision in self._late)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.base.files import read_bytes, write_bytes
+from workbench.base.files import gate, read_bytes, write_bytes
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.keeper.spawn import inode_at, take_lock
 from workbench.rundir.paths import ClusterPaths
@@ -21,14 +21,20 @@ _LARGEST_BYTES = 1 << 20
 
 
 class OwnFolder:
-    """Folder of the cluster's keys, lock and queue. Thread-safe."""
+    """Folder of the cluster's keys, registration, notes on pods, lock and queue. Thread-safe."""
 
     def __init__(self, paths: ClusterPaths, restored: Callable[[int], None]) -> None:
         """Watch the folder. `restored` is called with the inode of a new lock."""
         self._root = paths.root
         self._folder = cluster_folder(paths.root)
-        self._identity = paths.own_identity
         self._lock_file = paths.keeper_lock
+        # The keeper writes these files itself, and again where they are missing.
+        self._written_elsewhere = {
+            paths.own_state,
+            paths.own_queue,
+            paths.own_keeper_lock,
+            paths.own_decisions,
+        }
         self._restored = restored
         self._kept: dict[Path, tuple[int, bytes]] = {}
         self._guard = threading.Lock()
@@ -43,11 +49,13 @@ class OwnFolder:
             was_there = self._folder.is_dir()
             if not was_there:
                 make_cluster_folder(self._root)
-            self._restore_keys()
-            self._remember_keys()
+            self._restore_files()
+            self._remember_files()
             self._restore_lock()
             if not was_there:
-                logger.warning("%s was removed; its keys and lock are restored", self._folder)
+                logger.warning(
+                    "%s was removed; its keys, notes and lock are restored", self._folder
+                )
 
     def close(self) -> None:
         """Restore nothing any more. Idempotent."""
@@ -55,19 +63,16 @@ class OwnFolder:
             self._over = True
             self._kept.clear()
 
-    def _restore_keys(self) -> None:
+    def _restore_files(self) -> None:
         for path, (_, content) in self._kept.items():
             if not path.exists():
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 write_bytes(path, content)
 
-    def _remember_keys(self) -> None:
-        # A start has not made the keys yet.
-        if not self._identity.is_dir():
-            return
-        for path in self._identity.iterdir():
+    def _remember_files(self) -> None:
+        for path in gate.files_below(self._folder):
             # Files that are being written have a name that begins with a dot.
-            if path.name.startswith(".") or not path.is_file():
+            if path.name.startswith(".") or path in self._written_elsewhere:
                 continue
             with suppress(FileNotFoundError):
                 written_ns = path.lstat().st_mtime_ns

@@ -43,6 +43,8 @@ from workbench.rundir.status import ClusterStatus
 logger = logging.getLogger(__name__)
 SPEC = "cluster"
 """Purpose of the seal of a cluster's stored specification."""
+_CLOSED = "closed.json"
+"""Name of the entry of a closed cluster, which registers nothing."""
 _PRUNE_S = 3600.0  # a start that makes its folder now is younger
 _LIVE_PHASES = ("starting", "ready", "closing", "lost")
 _REMEDY = "The folder is only shown. Start a cluster with another path"
@@ -101,6 +103,7 @@ def register(paths: ClusterPaths, stored: Mapping[str, object]) -> None:
         "digest": _digest(stored),
     }
     write_json(paths.own_registration, entry)
+    paths.own_registration.with_name(_CLOSED).unlink(missing_ok=True)
     write_sealed(paths.config, stored, purpose=SPEC, root=paths.root)
 
 
@@ -187,8 +190,13 @@ def registration(cluster: Path) -> Registration | None:
 
 
 def unregister(cluster: Path) -> None:
-    """Remove the entry of a cluster that is closed, with nothing left of its pods. Idempotent."""
-    ClusterPaths(cluster).own_registration.unlink(missing_ok=True)
+    """Remove the entry of a cluster that is closed, with nothing left of its pods. Idempotent.
+
+    The private folder keeps the path, so that `prune` can tell when the directory is gone.
+    """
+    entry = ClusterPaths(cluster).own_registration
+    with suppress(FileNotFoundError):
+        entry.replace(entry.with_name(_CLOSED))
 
 
 def prune() -> None:
@@ -206,7 +214,7 @@ def prune() -> None:
 
 def _is_over(folder: Path) -> bool:
     """Whether the cluster of a private folder has no directory and no keeper any more."""
-    raw = read_json(folder / REGISTRATION)
+    raw = read_json(folder / REGISTRATION) or read_json(folder / _CLOSED)
     path = Path(str(raw.get("path")))
     # An escaped byte is no part of the name: such a path cannot be looked up.
     if not raw or cluster_folder(path) != folder or os.path.lexists(path):
