@@ -100,7 +100,7 @@ def test_a_look_that_does_harm_is_found(whole: Path, tmp_path: Path) -> None:
         "starts": lambda: __import__("subprocess").run(["true"], check=True),
         "raises": lambda: 1 // 0,
         "signals": lambda: __import__("os").kill(1, 15),
-        "takes memory": lambda: len(b"x" * (1 << 30)),
+        "takes memory": lambda: len(b"x" * (5 << 28)),
     }
     found = faults(reader, list(harms.items()))
     assert [line.split(":")[0] for line in found] == list(harms)
