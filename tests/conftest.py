@@ -95,6 +95,14 @@ def processes_with(*marks: str) -> list[str]:
     return found
 
 
+@pytest.fixture
+def in_time() -> Iterator[None]:
+    """Fail a test that waits for a pipe, or reads a device to its end."""
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fail the session when a keeper, sshd, agent or rank of a test outlives all tests."""

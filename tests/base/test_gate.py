@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,8 @@ from writtenrun import write_run
 from workbench.base.errors import RunError
 from workbench.base.files import gate
 
+pytestmark = pytest.mark.usefixtures("in_time")
 SPARSE = 2 << 30
-
-
-@pytest.fixture(autouse=True)
-def in_time() -> Iterator[None]:
-    """A call that waits, or reads a device to its end, fails the test."""
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.support.kubeconfig import write_kubeconfig
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Run
 from workbench.base import entries
@@ -48,6 +48,7 @@ from workbench.rundir.registered import (
     NotRegistered,
     register,
     registered,
+    registration,
     why_not_registered,
 )
 from workbench.rundir.spec import ClusterSpec
@@ -116,31 +117,12 @@ def own(paths: ClusterPaths) -> ClusterPaths:
     return paths
 
 
-def kubeconfig(path: Path, canary: Path) -> str:
-    """A kubeconfig whose user is told by a program, as `exec` plugins are."""
-    path.write_text(
-        textwrap.dedent(f"""
-        apiVersion: v1
-        kind: Config
-        current-context: c
-        clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:9"}}}}]
-        contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
-        users:
-        - name: u
-          user:
-            exec: {{apiVersion: client.authentication.k8s.io/v1, command: touch, args: ["{canary}"],
-                   interactiveMode: Never}}
-        """)
-    )
-    return str(path)
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", ["inside", "beside"])
 def test_no_program_of_a_given_kubeconfig_runs(tmp_path: Path, way: str, place: str) -> None:
     canary, root = tmp_path / "canary", tmp_path / "c"
     root.mkdir()
-    config = kubeconfig((root if place == "inside" else tmp_path) / "kubeconfig", canary)
+    config = write_kubeconfig((root if place == "inside" else tmp_path) / "kubeconfig", canary)
     paths = given(root, {"kind": "kubernetes", "kubeconfig": config})
     if place == "inside":
         own(paths)  # even of a directory that is this user's own
@@ -365,6 +347,18 @@ def test_a_tidied_cluster_is_no_longer_registered(tmp_path: Path) -> None:
     close_cluster(paths, ClusterSpec(backend=LOCAL))  # nothing more to do, and no error
 
 
+def test_a_cluster_of_a_killed_keeper_is_closed_twice(tmp_path: Path) -> None:
+    paths = own(given(tmp_path / "c", phase="starting"))
+    close_cluster(paths, ClusterSpec(backend=LOCAL))
+    assert registration(paths.root) is None
+    assert cluster_status(paths.root).phase == "lost"
+    close_cluster(paths, ClusterSpec(backend=LOCAL))
+    shutil.move(paths.root, tmp_path / "moved")
+    shutil.copytree(tmp_path / "moved", paths.root)
+    with pytest.raises(PodError):  # another folder is in its place
+        close_cluster(paths, ClusterSpec(backend=LOCAL))
+
+
 def test_a_queue_ends_no_run_of_another_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -444,7 +438,7 @@ def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:
     root.mkdir()
     backend: dict[str, object] = {
         "kind": "kubernetes",
-        "kubeconfig": kubeconfig(tmp_path / "config", canary),
+        "kubeconfig": write_kubeconfig(tmp_path / "config", canary),
     }
     paths = locked(given(root, backend))
     write_json(RunPaths(root).info, {"id": "r1", "cluster": ""})
@@ -542,7 +536,7 @@ def test_a_forged_note_on_pods_leads_to_no_call(tmp_path: Path, name: str) -> No
     write_json(note, {**read_json(note), "base": "wb-another", "pod-1": 7})
     backend: Place = CMLPods()
     if name == RECORD:
-        config = kubeconfig(tmp_path / "config", tmp_path / "canary")
+        config = write_kubeconfig(tmp_path / "config", tmp_path / "canary")
         backend = KubernetesPods(kubeconfig=config)
     with pytest.raises(BackendError, match=sentence("pods.notes.read_note.note-cluster-nothing")):
         backend.remove_left(root)

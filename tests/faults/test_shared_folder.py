@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from takeover import kill_keeper
 
+from tests.support.kubeconfig import write_kubeconfig
 from tests.support.sentences import sentence
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.errors import PodError, RunError
@@ -97,7 +98,7 @@ def test_what_a_pod_changes_there_starts_no_keeper_until_it_is_put_back(tmp_path
         kill_keeper(cluster)
         written = paths.config.read_bytes()
         config = tmp_path / "kubeconfig"
-        config.write_text(KUBECONFIG.format(canary))
+        write_kubeconfig(config, canary)
         backend = {"kind": "kubernetes", "kubeconfig": str(config)}
         write_json(paths.config, {**read_json(paths.config), "backend": backend})
         write_json(root / "kubernetes.json", {"base": "wb-c"})
@@ -115,17 +116,3 @@ def test_what_a_pod_changes_there_starts_no_keeper_until_it_is_put_back(tmp_path
     assert (root / "hosts" / "left.json").exists()
     assert (root / "kubernetes.json").exists()
     assert registration(root) is None
-
-
-KUBECONFIG = """
-apiVersion: v1
-kind: Config
-current-context: c
-clusters: [{{name: c, cluster: {{server: "http://127.0.0.1:9"}}}}]
-contexts: [{{name: c, context: {{cluster: c, user: u}}}}]
-users:
-- name: u
-  user:
-    exec: {{apiVersion: client.authentication.k8s.io/v1, command: touch, args: ["{}"],
-           interactiveMode: Never}}
-"""

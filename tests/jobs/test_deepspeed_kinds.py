@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wrong import WRONG, inner, replaced
 
+from tests.support.examples import repeatable
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.deepspeed.files import load
@@ -149,7 +150,7 @@ def tried(folder: Path, examples: int) -> tuple[int, int]:
     assert resolve(job, gpus=0) is not None
     known = [(at, kind) for at, kind in KEYS if _is_there(at)]
 
-    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+    @repeatable(examples)
     @given(st.sampled_from(known), st.sampled_from(WRONG), st.integers(0, 400))
     def each(key: tuple[tuple[str, ...], Kind], value: Any, deep: int) -> None:
         at, kind = key

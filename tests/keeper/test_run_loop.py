@@ -627,6 +627,24 @@ def test_a_trainer_goes_on_after_a_loss(prepared: Path, tmp_path: Path) -> None:
     assert (restart["lost_step"], restart["step"], sim.attempts) == (2, 0, 2)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_pod_that_is_lost_while_the_last_rank_finishes_repeats_no_run(
+    lost: int, restarts: int, tmp_path: Path
+) -> None:
+    fates = {lost: Fate(1.0), 1 - lost: Fate(2.0)}
+    sim = Simulation(tmp_path, script(restarts=restarts), [Plan(fates=fates)])
+    state = begin(sim, [(2.0, lambda sim, _: sim.pods[lost].vanish())]).run()
+    result = read_json(sim.paths.result)
+    assert (sim.wrong, sim.attempts) == ([], 1), result["message"]
+    if lost == 1:
+        assert state == "succeeded"
+        return
+    # The files of rank 0 were on the lost pod.
+    assert state == "failed"
+    assert "the results could not be copied back" in str(result["message"])
+
+
 FATES = st.one_of(
     st.builds(Fate, st.floats(0.5, 60.0)),
     st.builds(lambda after_s: replace(FAILED, after_s=after_s), st.floats(0.5, 60.0)),

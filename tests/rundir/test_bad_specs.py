@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from wrong import WRONG, inner, places, replaced
 
+from tests.support.examples import repeatable
 from workbench import cli
 from workbench.base.errors import ConfigError
 from workbench.client.cluster import Cluster
@@ -127,13 +128,7 @@ def tried(
         assert not refusal(file, out)
         shutil.rmtree(out)
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @repeatable(examples)
     @given(st.sampled_from(specs), MUTATIONS)
     def each(spec: Any, mutations: list[tuple[str, int, object]]) -> None:
         for mutation in mutations:

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from writtenrun import T0, write_run
 from wrong import WRONG, places, replaced
 
+from tests.support.examples import repeatable
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.shown import as_text
@@ -375,13 +376,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def tried(place: Place, examples: int) -> int:
     counted = []
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @repeatable(examples)
     @example([("../../queue.json", "retype", 3, "a\0b")], "left", False)
     @example([("../../queue.json", "fifo", 0, None)], "left", False)
     @example(

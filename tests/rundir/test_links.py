@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,15 +16,8 @@ from workbench.rundir.journal import Journal
 from workbench.rundir.output.collect import Collector, mask_file
 from workbench.rundir.paths import RunPaths
 
+pytestmark = pytest.mark.usefixtures("in_time")
 EVENT = Event(time_s=1.0, rank=0, kind="note", data={"message": "$(id > PWNED)"})
-
-
-@pytest.fixture(autouse=True)
-def in_time() -> Iterator[None]:
-    """A pipe that is waited on fails the test."""
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
 
 
 @pytest.fixture

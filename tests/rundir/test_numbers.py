@@ -13,10 +13,11 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from writtenrun import write_run
 
+from tests.support.examples import repeatable
 from workbench.rundir import journal as journal_module
 from workbench.rundir.events import (
     MARK,
@@ -30,6 +31,7 @@ from workbench.rundir.events import (
 )
 from workbench.rundir.journal import Journal
 from workbench.rundir.output.collect import Collector
+from workbench.rundir.output.mend import _attempt_of
 from workbench.rundir.output.numbers import Numbers, in_order
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec
@@ -248,13 +250,7 @@ def acts(world: World, schedule: list[tuple]) -> None:  # type: ignore[type-arg]
 def scheduled(folder: Path, examples: int) -> int:
     tried = []
 
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @repeatable(examples)
     @example(CLASH)
     @given(st.lists(ACTS, max_size=40))
     def each(schedule: list[tuple]) -> None:  # type: ignore[type-arg]
@@ -263,6 +259,10 @@ def scheduled(folder: Path, examples: int) -> int:
 
     each()
     return len(tried)
+
+
+def test_the_attempt_of_an_event_is_the_last_that_begins_before_its_number() -> None:
+    assert [_attempt_of(number, {1: 4, 2: 6}) for number in (3, 4, 6)] == [0, 1, 2]
 
 
 def test_each_event_is_there_once_and_in_order(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from writtenrun import write_run
 from wrong import WRONG, places, replaced
 
+from tests.support.examples import repeatable
 from workbench import Cluster, LocalPods, PodSpec, Script
 from workbench.client.run import Run
 from workbench.display.run.page import run_text
@@ -143,7 +144,7 @@ def every_kind(kind: str) -> dict[str, Any]:
 def fuzzed(folder: Path, examples: int) -> int:
     seen = []
 
-    @settings(max_examples=examples, deadline=None, derandomize=True, database=None)
+    @repeatable(examples)
     @given(
         st.lists(
             st.tuples(

@@ -36,6 +36,7 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.make.prepare import make_root
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.registered import (
+    is_tidied,
     prune,
     register,
     registration,
@@ -43,7 +44,13 @@ from workbench.rundir.registered import (
     why_not_registered,
 )
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import UNKNOWN, cluster_status, keeper_process, settled_status
+from workbench.rundir.status import (
+    UNKNOWN,
+    ClusterStatus,
+    cluster_status,
+    keeper_process,
+    settled_status,
+)
 
 logger = logging.getLogger(__name__)
 _CLUSTER_BYTES = 1 << 20  # least bytes that a cluster writes to its directory
@@ -231,8 +238,7 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
         _end_process(paths, process)
         _tidy(paths, spec)
         return
-    # The keeper closed the cluster, and an earlier call has tidied up.
-    if keeper.phase in ("closed", "failed") and registration(paths.root) is None:
+    if _has_tidied(paths, keeper):
         return
     if end_broken_off(paths.root):
         return
@@ -281,6 +287,13 @@ def _tidy(paths: ClusterPaths, spec: ClusterSpec) -> None:
         return
     remove_left(spec.backend, paths.root)
     unregister(paths.root)
+
+
+def _has_tidied(paths: ClusterPaths, keeper: ClusterStatus) -> bool:
+    """Whether an earlier call has tidied up, after the keeper or in place of a killed one."""
+    if keeper.phase in ("closed", "failed"):
+        return registration(paths.root) is None
+    return not keeper.alive and is_tidied(paths.root)
 
 
 def _end_process(paths: ClusterPaths, keeper: Process) -> None:

@@ -18,8 +18,8 @@ from pydantic.dataclasses import dataclass
 from workbench.base.errors import ConfigError
 from workbench.base.files import gate, not_ours, read_json, write_json
 from workbench.base.json_values import Json, items, part, whole
+from workbench.base.record.tolerant import Whole
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.tolerant import Whole
 
 NAME = "manifest.json"
 """Name of the manifest file in a rank's part of a checkpoint."""

@@ -16,6 +16,7 @@ from workbench.base.clock import now_s
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import KeptFile, gate, read_json, write_bytes, write_json
 from workbench.base.files.gate import make_folders, open_to_append, write_all
+from workbench.base.record.tolerant import TolerantRecord
 from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import STATE_EVENTS, Event, EventKind, read_events
@@ -32,7 +33,6 @@ from workbench.rundir.result import HostSlots, ResultRecord, RunFault, submitted
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
-from workbench.rundir.tolerant import TolerantRecord
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)

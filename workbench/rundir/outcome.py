@@ -12,11 +12,11 @@ from dataclasses import replace
 from pydantic.dataclasses import dataclass
 
 from workbench.base.json_values import parts, whole
+from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.words import counted
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.result import RunFault
-from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 _GIB = 1024**3
 _END_SEEN_S = 2.0

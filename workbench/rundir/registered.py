@@ -174,7 +174,10 @@ def registration(cluster: Path) -> Registration | None:
 
     Raise Unreadable if the entry cannot be read at this moment.
     """
-    raw = read_known(ClusterPaths(cluster).own_registration)
+    return _entry_of(read_known(ClusterPaths(cluster).own_registration))
+
+
+def _entry_of(raw: Mapping[str, object]) -> Registration | None:
     inode = raw.get("inode")
     device = raw.get("device")
     if not isinstance(inode, int) or not isinstance(device, int):
@@ -197,6 +200,18 @@ def unregister(cluster: Path) -> None:
     entry = ClusterPaths(cluster).own_registration
     with suppress(FileNotFoundError):
         entry.replace(entry.with_name(_CLOSED))
+
+
+def is_tidied(cluster: Path) -> bool:
+    """Whether the cluster of a directory is closed, with nothing left of its pods."""
+    entry = ClusterPaths(cluster).own_registration
+    if registration(cluster) is not None:
+        return False
+    closed = _entry_of(read_json(entry.with_name(_CLOSED)))
+    try:
+        return closed is not None and _is_place_of(closed, cluster.stat())
+    except OSError:
+        return False
 
 
 def prune() -> None:
@@ -254,11 +269,9 @@ def _why_unknown(paths: ClusterPaths) -> str:
 
 
 def _is_of_previous_version(paths: ClusterPaths) -> bool:
-    """Whether the private folder has the state of a cluster of the previous version.
-
-    Only this user can have written the private state. The state names the lock beside it, which
-    exists once for each cluster, and this machine.
-    """
+    """Whether the private folder has the state of a cluster of the previous version."""
+    # Only this user can have written the private state. The state names this machine, and the lock
+    # beside it, which exists once for each cluster.
     raw = read_known(paths.own_state)
     if raw.get("phase") not in _LIVE_PHASES or raw.get("host") != socket.gethostname():
         return False

@@ -14,13 +14,13 @@ from pydantic.dataclasses import dataclass
 from workbench.base.errors import RunError
 from workbench.base.files import load_json, read_json
 from workbench.base.json_values import number
+from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.redact import Redactor
 from workbench.base.words import counted, printable
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerUse
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
-from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 
 def submitted_rows(paths: RunPaths) -> Mapping[str, object]:

@@ -38,12 +38,12 @@ from workbench.base.files.locks import is_locked
 from workbench.base.files.sealed import read_sealed, write_sealed
 from workbench.base.json_values import Json, items, text
 from workbench.base.process import Process, activity, boot_id, is_alive, process_table
+from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.redact import mask_secrets
 from workbench.base.words import printable
 from workbench.pods.pod import Pod
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
-from workbench.rundir.tolerant import Number, TolerantRecord, Whole
 
 logger = logging.getLogger(__name__)
 UNKNOWN = "unknown"

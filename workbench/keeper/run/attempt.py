@@ -165,6 +165,9 @@ class Attempt:
         for watch in watches:
             watch.close()
         self._prepared = False
+        # The last reports came after that of a pod's loss. A run that is done is not repeated.
+        if self.ledger.lost and self.ledger.all_done:
+            return None
         return fault
 
     def _lost_agent(self, error: RemoteError) -> RunFault | None:

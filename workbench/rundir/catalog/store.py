@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from workbench.base.errors import ConfigError, RunError, WorkbenchError, shortened
 from workbench.base.files import read_json, read_text, write_json
 from workbench.base.json_values import part, problem_in, text
+from workbench.base.record.tolerant import Number, Whole
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.base.words import plain
 from workbench.jobs.registry import table_columns
@@ -31,7 +32,6 @@ from workbench.rundir.status import (
     silence_of,
     state_or_problem,
 )
-from workbench.rundir.tolerant import Number, Whole
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pydantic.dataclasses import dataclass
 
 from workbench.base.json_values import number, parts, whole
+from workbench.base.record.tolerant import Number, Whole
 from workbench.rundir.events import Event, EventKind
-from workbench.rundir.tolerant import Number, Whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

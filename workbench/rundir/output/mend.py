@@ -144,12 +144,7 @@ class _Written:
 
 
 def _attempt_of(sequence: int, first_numbers: Mapping[int, int]) -> int:
-    """Return the attempt that printed the event of a number.
-
-    Example:
-        >>> [_attempt_of(number, {1: 4, 2: 6}) for number in (3, 4, 6)]
-        [0, 1, 2]
-    """
+    """Return the attempt that printed the event of a number."""
     begun = [attempt for attempt, first in first_numbers.items() if first <= sequence]
     return max(begun, default=0)
 
