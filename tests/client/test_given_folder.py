@@ -348,7 +348,8 @@ def test_a_tidied_cluster_is_no_longer_registered(tmp_path: Path) -> None:
 
 
 def test_a_cluster_of_a_killed_keeper_is_closed_twice(tmp_path: Path) -> None:
-    paths = own(given(tmp_path / "c", phase="starting"))
+    paths = own(given(tmp_path / "c", phase="ready"))
+    write_json(paths.runs / "r1" / "result.json", {"state": "succeeded", "message": ""})
     close_cluster(paths, ClusterSpec(backend=LOCAL))
     assert registration(paths.root) is None
     assert cluster_status(paths.root).phase == "lost"
