@@ -6,7 +6,7 @@ import re
 
 from workbench.base.json_values import Json
 
-TEMPLATE_S = 15.0
+TEMPLATE_S = 5.0
 """Processor time for the text of one row, in seconds. A template needs milliseconds."""
 TEMPLATE_TOO_SLOW = (
     f"the chat template takes more than {TEMPLATE_S:.0f} s or the allowed memory for one row; "
