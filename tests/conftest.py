@@ -30,8 +30,10 @@ LONG_NOTEBOOKS = tuple(f"{number:02d}_" for number in range(10) if number != 1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tests are never timed: hypothesis would fail a test for slow examples on a machine under load.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+# Every run of CI tries the same examples; `pytest --hypothesis-profile=random` tries others.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("repeatable", settings.get_profile("random"), derandomize=True)
+settings.load_profile("repeatable")
 
 
 # Under `--no-processes`, which `make check` uses, a
