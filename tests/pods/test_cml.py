@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +62,33 @@ def test_a_platform_that_answers_late_has_refused_nothing(
         backend.launch(PodSpec(), 1, context)
     assert says(str(caught.value), "pods.api.call.cloudera-ml-did", "launch_workers")
     assert "refused" not in str(caught.value)
+
+
+def test_a_late_report_on_workers_of_an_earlier_launch_fails_no_later_launch(
+    session: CMLPlace, backend: CMLPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = sys.modules["cml.workers_v1"]
+    real = api.await_workers
+    is_launched = threading.Event()
+    waits: list[threading.Event] = [is_launched]
+
+    def wait(ids: Sequence[int], **options: object) -> object:
+        if waits:
+            waits.pop().wait(30)
+        return real(ids, **options)
+
+    monkeypatch.setattr(api, "await_workers", wait)
+    assert len(backend.launch(PodSpec(), 1, context)) == 1
+    backend.stop()
+    launched = backend._launch_one
+
+    def launch_one(*args: object) -> None:
+        launched(*args)  # type: ignore[arg-type]
+        is_launched.set()
+        time.sleep(0.5)  # the report on the first worker, which was stopped
+
+    monkeypatch.setattr(CMLPods, "_launch_one", lambda _, *args: launch_one(*args))
+    assert len(backend.launch(PodSpec(), 1, context)) == 1
 
 
 def test_the_option_of_a_slow_line_reaches_the_pods(

@@ -115,7 +115,6 @@ class CMLPods(Place):
         self._check_shared(context.directory)
         check_key_line(context.public_key)
         self._stopped = False
-        self._failed = []
         folder = context.directory / "pods"
         gate.make_folders(folder, context.directory)
         if self.session:
@@ -134,6 +133,9 @@ class CMLPods(Place):
     def _launch_workers(
         self, names: Sequence[str], own: str, spec: PodSpec, context: LaunchContext
     ) -> list[Pod]:
+        # The thread of an earlier launch may still report that launch's workers.
+        failed: list[str] = []
+        self._failed = failed
         with Rendezvous(names, host=own_address()) as rendezvous:
             for name in names:
                 log = context.directory.absolute() / "pods" / f"{name}.log"
@@ -158,7 +160,8 @@ class CMLPods(Place):
             workers = counted(len(asked), "worker")
             own_pod = "; pod-0 is this session" if asked != list(names) else ""
             context.report(f"asked Cloudera ML for {workers}{own_pod}")
-            awaiting = threading.Thread(target=self._await, args=(context.timeout_s,), daemon=True)
+            limit_s = context.timeout_s
+            awaiting = threading.Thread(target=self._await, args=(limit_s, failed), daemon=True)
             awaiting.start()
             came = rendezvous.wait(
                 context.timeout_s,
@@ -173,7 +176,6 @@ class CMLPods(Place):
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Stop lost workers that still run and launch replacements; see `Place.restore`."""
         names = sorted(lost)
-        self._failed = []
         with contextlib.suppress(BackendError):
             self._end({name: self._ids[name] for name in names})
         own = PurePosixPath(self._pods[0].root).parent
@@ -326,7 +328,8 @@ class CMLPods(Place):
             "start_time": process_start_time(process.pid),
         }
 
-    def _await(self, timeout_s: float) -> None:
+    def _await(self, timeout_s: float, failed: list[str]) -> None:
+        """Add the workers that did not start to `failed`."""
         ids = worker_ids(self._ids)
         if not ids:
             return
@@ -345,7 +348,7 @@ class CMLPods(Place):
             worker_id = worker.get("id")
             name = names.get(str(worker_id), "a worker")
             reason = words_of(worker)
-            self._failed.append(f"{name} (worker {worker_id}) did not start: {reason}")
+            failed.append(f"{name} (worker {worker_id}) did not start: {reason}")
 
     def _watch(self) -> None:
         if self._stopped:
