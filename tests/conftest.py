@@ -40,6 +40,8 @@ settings.load_profile("repeatable")
 # test is left out as soon as it starts a process.
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec")
 WITH_PROCESSES = ("slow", "long", "notebook", "browser", "images")
+# Share of a test in the time of its file, by its marks.
+WEIGHTS = {"notebook": 10, "long": 5, "slow": 1}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -153,9 +155,9 @@ def order_files(items: list[pytest.Item]) -> None:
     """
     weights: Counter[Path] = Counter()
     for item in items:
-        weights[item.path] += 10 * bool(item.get_closest_marker("notebook")) + bool(
-            item.get_closest_marker("slow")
-        )
+        for mark, weight in WEIGHTS.items():
+            if item.get_closest_marker(mark):
+                weights[item.path] += weight
     heavy = [path for path, weight in weights.most_common() if weight]
     light = [path for path, weight in weights.items() if not weight]
     share = len(light) / max(1, len(heavy))

@@ -149,7 +149,7 @@ def tried(
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize("specs", [100, pytest.param(300, marks=pytest.mark.long)])
+@pytest.mark.parametrize("specs", [100, pytest.param(200, marks=pytest.mark.long)])
 def test_a_bad_spec_ends_in_words_and_leaves_nothing(
     specs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

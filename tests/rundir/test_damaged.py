@@ -407,4 +407,4 @@ def test_a_damaged_run_is_a_line_of_words(place: Place) -> None:
 
 @pytest.mark.long
 def test_hundreds_of_damaged_runs_are(place: Place) -> None:
-    assert tried(place, 400) >= 400
+    assert tried(place, 200) >= 200
