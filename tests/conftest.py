@@ -155,9 +155,8 @@ def order_files(items: list[pytest.Item]) -> None:
     """
     weights: Counter[Path] = Counter()
     for item in items:
-        for mark, weight in WEIGHTS.items():
-            if item.get_closest_marker(mark):
-                weights[item.path] += weight
+        marks = [mark for mark in WEIGHTS if item.get_closest_marker(mark)]
+        weights[item.path] += sum(WEIGHTS[mark] for mark in marks)
     heavy = [path for path, weight in weights.most_common() if weight]
     light = [path for path, weight in weights.items() if not weight]
     share = len(light) / max(1, len(heavy))

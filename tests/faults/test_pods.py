@@ -70,6 +70,7 @@ def agent_of(pod: Pod) -> int:
     return int(json.loads((Path(pod.root) / "agent.json").read_text())["pid"])
 
 
+@pytest.mark.long
 def test_an_agent_that_hangs_is_named(world: World) -> None:
     run = world.beating()
     pod = world.cluster.pods[2]
