@@ -159,6 +159,12 @@ class SimPod:
     def running(self) -> list[SimRank]:
         return [rank for rank in self.ranks.values() if rank.phase == "running"]
 
+    @property
+    def tells_of_its_end(self) -> bool:
+        """Whether the agent answers that all of the pod's ranks are done."""
+        is_heard = self.mood == "answers" and bool(self.ranks)
+        return is_heard and all(rank.done for rank in self.ranks.values())
+
     def start(self) -> None:
         for rank in self.ranks.values():
             if rank.phase == "waiting":
@@ -414,7 +420,7 @@ class Simulation:
         with self._lock:
             if len(self._told_done) == len(self.pods):
                 self.wrong.append("the run was trained again after all ranks were done")
-            if all(pod.ranks and all(r.done for r in pod.ranks.values()) for pod in self.pods):
+            if all(pod.tells_of_its_end for pod in self.pods):
                 self.wrong.append("the run was trained again, and the pods know that it is done")
             self.attempts += 1
             self._told_done, self._extra = set(), []
