@@ -132,6 +132,7 @@ class SimPod:
         self.mood = "answers"  # or silent, or gone
         self.silent_since = 0.0
         self.ranks: dict[int, SimRank] = {}
+        self.printed = ""
         self.stop_at: tuple[float, float, bool] | None = None
         self.cleared = self.ended_with_agent = False
         self.attempt = self.restart = 0
@@ -291,7 +292,10 @@ class Simulation:
             spare=self.paths.root.parent / "spare" / "result.json",
             inherited=inherited,
         )
-        return context.on([SimLink(pod) for pod in self.pods])
+        return context.on([self.link(pod) for pod in self.pods])
+
+    def link(self, pod: SimPod) -> SimLink:
+        return SimLink(pod)
 
     def runner(self, *, inherited: bool = False) -> Runner:
         runner = Runner(self.context(inherited=inherited), self.around)
@@ -303,10 +307,13 @@ class Simulation:
         return Surroundings(
             clock=lambda: self.now,
             reports=partial(SimQueue, self),
-            watch=SimWatch,  # type: ignore[arg-type]
+            watch=self.watch,  # type: ignore[arg-type]
             launch=self.launch,  # type: ignore[arg-type]
             journal=partial(SimJournal, self),
         )
+
+    def watch(self, link: SimLink, context: RunContext, reports: SimQueue) -> SimWatch:
+        return SimWatch(link, context, reports)
 
     @property
     def log_path(self) -> Path:
@@ -557,7 +564,7 @@ class SimFleet:
     """The pods, as a keeper that takes over has them."""
 
     def __init__(self, sim: Simulation) -> None:
-        self._links = [SimLink(pod) for pod in sim.pods]
+        self._links = [sim.link(pod) for pod in sim.pods]
         self.paths = ClusterPaths(sim.paths.root.parent)
         self.spec = sim.spec.cluster
         self.identity = Identity(sim.paths.root.parent / "identity")

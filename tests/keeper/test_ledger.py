@@ -91,6 +91,8 @@ def run_on(*pods: Pod, kind: str = "kubernetes") -> Any:
 
 def test_a_lost_node_is_blamed_and_not_the_network() -> None:
     seen = ledger()
+    begun = seen.clock()
+    seen.clock = lambda: begun + 1000.0
     for pod in (A, B):
         seen.record(PodReport(pod=pod, answered=False, lost=f"no sign from {pod.name} for 2 s"))
     away = "the Kubernetes API server https://k:6443 does not answer"
@@ -114,6 +116,13 @@ def test_a_lost_node_is_blamed_and_not_the_network() -> None:
     assert says(lost_pod(hosts, seen).message, "keeper.ledger.machine-cut-off") and says(
         lost_pod(hosts, seen).message, "keeper.verdict.lost_pod.sign-any-pod"
     )
+
+
+def test_a_pod_that_is_lost_before_the_others_have_answered_is_no_lost_network() -> None:
+    seen = ledger()
+    seen.record(PodReport(pod=A, answered=False, lost="watching pod-0 failed: no ranks"))
+    fault = lost_pod(run_on(replace(A, phase=Phase.RUNNING)), seen)
+    assert (fault.kind, fault.pod) == ("pod", "pod-0")
 
 
 @pytest.mark.parametrize("key", ["live_processes", "left"])

@@ -154,6 +154,11 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in "\n\t" else "�" for letter in text)
 
 
+def told(words: object, most: int = 4000) -> str:
+    """Return the words of another machine, printable and cut to `most` letters."""
+    return printable(str(words)[:most])
+
+
 def plain(text: str) -> str:
     """Make foreign text fit for a single line, without line ends and control characters."""
     line = " ".join(text.split())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,8 +14,9 @@ from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import gate, read_json, write_json
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.files.gate import make_folders
-from workbench.base.json_values import part
+from workbench.base.json_values import parse_json, part
 from workbench.base.messages.wire import ask
+from workbench.base.words import told
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.shortage import in_threads, start_thread
@@ -82,7 +82,9 @@ def list_parts(context: RunContext, lost: Collection[str] = ()) -> PodCheckpoint
     def one(link: AgentLink) -> list[tuple[int, int, PurePosixPath]] | None:
         if link.pod.name in lost and not _answers(link):
             return None
-        return _parts_on(link, context.on_pod(link).checkpoints)
+        parts = _parts_on(link, context.on_pod(link).checkpoints)
+        own = context.ranks_on(link)
+        return parts and [part for part in parts if part[1] in own]
 
     answers = context.everywhere(one)
     steps: dict[int, list[PodPart]] = {}
@@ -118,10 +120,13 @@ def part_reader(links: Sequence[AgentLink]) -> ReadPart:
             str(folder),
         ]
         try:
-            ((problem, manifest),) = json.loads(link.run(argv, _READ_S, again=True))
+            answer = parse_json(link.run(argv, _READ_S, again=True))
         except (WorkbenchError, ValueError) as error:
             return f"{folder.name} cannot be read: {error}", {}
-        return problem, manifest
+        match answer:
+            case [[str() as problem, dict() as manifest]]:
+                return told(problem), manifest
+        return f"{folder.name} cannot be read: {pod} does not answer in the form of an agent", {}
 
     return read
 

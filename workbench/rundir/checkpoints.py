@@ -6,6 +6,7 @@ without an error.
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
@@ -23,6 +24,7 @@ from workbench.rundir.paths import RunPaths
 
 NAME = "manifest.json"
 """Name of the manifest file in a rank's part of a checkpoint."""
+_NUMBER = re.compile(r"[0-9]{1,18}")
 ReadPart = Callable[[str, Path], tuple[str, Mapping[str, Any]]]
 """Function from a pod's name and a part's folder to the part's problem and manifest."""
 
@@ -120,7 +122,7 @@ def number_in(name: str, what: str) -> int:
         (12, -1)
     """
     word, _, number = name.partition("-")
-    if word != what or not number.isdigit():
+    if word != what or not _NUMBER.fullmatch(number):
         return -1
     return int(number)
 

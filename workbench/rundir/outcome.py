@@ -13,13 +13,17 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.json_values import parts, whole
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
-from workbench.base.words import counted
+from workbench.base.words import counted, told
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.result import RunFault
 
 _GIB = 1024**3
 _END_SEEN_S = 2.0
+# An agent keeps less. A result with longer texts could not be read again.
+_KIND_LETTERS = 200
+_MESSAGE_LETTERS = 8 << 10
+_TRACEBACK_LETTERS = 128 << 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,11 +98,19 @@ def _status(pod: Pod, raw: Mapping[str, object], clock_offset_s: float) -> RankS
     status = RankStatus.read({**raw, "pod": pod})
     ended_s = status.ended_s
     error = status.error
-    if error is not None and error.time_s is not None:
-        error = replace(error, time_s=error.time_s - clock_offset_s)
+    if error is not None:
+        when_s = error.time_s
+        error = replace(
+            error,
+            kind=told(error.kind, _KIND_LETTERS),
+            message=told(error.message, _MESSAGE_LETTERS),
+            traceback=told(error.traceback[-_TRACEBACK_LETTERS:], _TRACEBACK_LETTERS),
+            time_s=None if when_s is None else when_s - clock_offset_s,
+        )
     if ended_s is not None:
         ended_s = ended_s - clock_offset_s
-    return replace(status, ended_s=ended_s, error=error)
+    asked = told(status.asked, _KIND_LETTERS)
+    return replace(status, ended_s=ended_s, error=error, asked=asked)
 
 
 def first_cause(ranks: Iterable[RankStatus]) -> RunFault | None:

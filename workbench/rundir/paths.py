@@ -7,6 +7,7 @@ cluster's directory.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Protocol, TypeVar
@@ -235,9 +236,9 @@ def is_output_name(name: PurePath) -> bool:
         >>> is_output_name(PurePath("spec.json")), is_output_name(PurePath("files"))
         (False, False)
     """
-    return (
-        name.parts[0] in ("model", "files") if len(name.parts) > 1 else name.name in _OUTPUT_NAMES
-    )
+    if len(name.parts) > 1:
+        return name.parts[0] in ("model", "files") and _is_plain(name.parts)
+    return name.name in _OUTPUT_NAMES
 
 
 def is_output(name: str) -> bool:
@@ -250,12 +251,21 @@ def is_output(name: str) -> bool:
         (False, False)
     """
     first, *parts = name.split("/")
-    if not name.isprintable():  # a lone surrogate stands for a byte that is not UTF-8
+    return first == "outputs" and bool(parts) and _is_plain(parts)
+
+
+def _is_plain(parts: Sequence[str]) -> bool:
+    """Whether the parts of a name are a path of a few folders that every file system takes."""
+    # A program that walks through more folders may fail.
+    if len(parts) > _DEEPEST:
         return False
-    plain = all(
-        part not in ("", ".", "..") and len(os.fsencode(part)) < _LONGEST_NAME for part in parts
-    )
-    return first == "outputs" and bool(parts) and plain
+    for part in parts:
+        # A lone surrogate stands for a byte that is not UTF-8.
+        if part in ("", ".", "..") or not part.isprintable():
+            return False
+        if len(os.fsencode(part)) >= _LONGEST_NAME:
+            return False
+    return True
 
 
 FLIGHT = "flight.json"
@@ -263,6 +273,7 @@ FLIGHT = "flight.json"
 
 The data are from torch's flight recorder, written at a stall.
 """
+_DEEPEST = 100  # folders within one another, in the name of an output
 _LONGEST_NAME = 240  # bytes of a path's part; a file in transfer has a longer name
 TRACE = "trace.json.gz"
 TRACE_OPERATORS = "trace-operators.json"

@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Any, Self
 
 from workbench.base.json_values import number, numbers_of, whole
+from workbench.base.words import told
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.workers import WorkerBook
 from workbench.rundir.metrics import figures_of, perplexity
@@ -22,6 +23,7 @@ from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
 
 logger = logging.getLogger(__name__)
+# Notes, and failed checkpoints. A result of more than 16 MiB could not be read again.
 _MOST_NOTES = 20
 _MOST_FIGURES = 50  # names of figures, so that memory stays bounded
 # Family of models with a next-token loss, and therefore a perplexity.
@@ -187,12 +189,12 @@ class RunTotals:
                 self._end = event.data
             case EventKind.CHECKPOINT:
                 self.saved_step = event.whole("step") or self.saved_step
-            case EventKind.CHECKPOINT_FAILED:
+            case EventKind.CHECKPOINT_FAILED if len(self.failed_saves) < _MOST_NOTES:
                 self.failed_saves.append(event)
             case EventKind.SAVED:
                 self.model_step = event.whole("step")
             case EventKind.NOTE if len(self.notes) < _MOST_NOTES:
-                self.notes.append(event.text("message"))
+                self.notes.append(told(event.text("message")))
             case EventKind.STOPPED:
                 self.stopped_step = event.whole("step")
             case EventKind.RESTARTED:
@@ -211,8 +213,8 @@ class RunTotals:
         rank = event.rank
         step = event.whole("step")
         if kind == EventKind.NOTE and len(self.notes) < _MOST_NOTES:
-            self.notes.append(event.text("message"))
-        elif kind == EventKind.CHECKPOINT_FAILED:
+            self.notes.append(told(event.text("message")))
+        elif kind == EventKind.CHECKPOINT_FAILED and len(self.failed_saves) < _MOST_NOTES:
             self.failed_saves.append(event)
         elif kind == EventKind.EVAL and step == 0 and self._first_eval_loss is None:
             self._first_eval_loss = event.number("eval_loss")

@@ -21,10 +21,11 @@ from workbench.base import entries
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
-from workbench.base.json_values import number, whole
+from workbench.base.json_values import number, text, whole
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import TooLong
 from workbench.base.redact import mask_secrets
+from workbench.base.words import told
 from workbench.keeper.awake import awake
 from workbench.keeper.link.files import PodFiles, Stock, shelved
 from workbench.keeper.link.shared import seen_by
@@ -56,6 +57,8 @@ _SHORT = 72
 _LOOKS = 3
 _T = TypeVar("_T")
 _STOP_GRACE_S = 3.0
+# Linux allows 15 letters. Launchers pass the name on in their arguments.
+_INTERFACE = re.compile(r"[\w.:@-]{1,64}", re.ASCII)
 # Errors of a connection that is no longer usable.
 _BROKEN = (WorkbenchError, OSError, EOFError, ValueError)
 
@@ -137,8 +140,10 @@ class AgentLink(PodFiles):
         if pid is None:
             raise self._error(f"the agent of {self.pod.name} names no process id", "hello")
         self.agent_pid = pid
-        self.agent_replaced = mask_secrets(str(hello.get("replaced") or ""))
-        self.interface = str(hello.get("interface") or "lo")
+        self.agent_replaced = mask_secrets(told(text(hello.get("replaced"))))
+        self.interface = text(hello.get("interface")) or "lo"
+        if not _INTERFACE.fullmatch(self.interface):
+            raise self._error(f"the agent of {self.pod.name} names no network interface", "hello")
 
     def _look_at_its_clock(self) -> tuple[float, float]:
         before = now_s()
@@ -181,7 +186,7 @@ class AgentLink(PodFiles):
             limit_s = self.answer_s if timeout_s is None else timeout_s
             return line.call({"op": op, **fields}, limit_s)
         except (rpc.Refused, TooLong) as refusal:
-            raise self._error(f"{self.pod.name}: {refusal}", op) from refusal
+            raise self._error(f"{self.pod.name}: {told(refusal)}", op) from refusal
         except _BROKEN as error:
             raise self._lost(line, op, error) from error
 
@@ -227,7 +232,7 @@ class AgentLink(PodFiles):
             if refusal.answer.get("full"):
                 free = self._free_bytes()
                 raise disk_full(self.pod.root, None, free, where=self.pod.name) from refusal
-            raise self._error(f"{self.pod.name}: {refusal}", op) from refusal
+            raise self._error(f"{self.pod.name}: {told(refusal)}", op) from refusal
         except TooLong as error:
             raise self._error(f"{self.pod.name}: {error}", op) from error
         except (OSError, EOFError, ValueError) as error:
@@ -248,7 +253,7 @@ class AgentLink(PodFiles):
     def _stamp_now(self, path: str) -> str:
         with suppress(RemoteError):
             answer = self.call("stamp", path=path)
-            return str(answer["stamp"])
+            return text(answer.get("stamp"))
         return ""
 
     def _free_bytes(self) -> int:

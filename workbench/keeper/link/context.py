@@ -14,6 +14,7 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import read_text, write_text
 from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
+from workbench.base.words import told
 from workbench.keeper.decisions import DecisionLog, RunDecisions, What
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.agent import AgentLink
@@ -26,6 +27,7 @@ from workbench.rundir.spec import RunSpec
 
 logger = logging.getLogger(__name__)
 _STACKS_S = 10.0  # The agent itself waits 2 s for its ranks.
+_STACK_LETTERS = 256 << 10
 _T = TypeVar("_T")
 
 
@@ -96,16 +98,21 @@ class RunContext:
         """Call a function for all pods in parallel. Return the results in rank order."""
         return in_threads(action, self.links)
 
-    def stacks(self) -> dict[int, str]:
-        """Return the stack of every rank. Empty if a rank does not answer."""
+    def stacks(self, *, lenient: bool = False) -> dict[int, str]:
+        """Return the stack of every rank. Empty if a rank does not answer.
+
+        Raise RunError for an answer of another form. With `lenient`, the pod counts as silent.
+        """
 
         def one(link: AgentLink) -> dict[int, str]:
             try:
                 answer = link.call("stacks", timeout_s=_STACKS_S, run=self.run_id)
+                return _stacks_in(answer, link.pod.name, self.ranks_on(link))
             except WorkbenchError as error:
+                if isinstance(error, RunError) and not lenient:
+                    raise
                 logger.warning("%s", error)
                 return {}
-            return _stacks_in(answer, link.pod.name, self.ranks_on(link))
 
         stacks = {place.rank: "" for place in self.places}
         for answer in self.everywhere(one):
@@ -116,13 +123,13 @@ class RunContext:
 def _stacks_in(answer: Mapping[str, object], pod: str, ranks: Collection[int]) -> dict[int, str]:
     """Return the stacks in an answer of an agent. Raise RunError for any other form."""
     ranks_by_name = {str(rank): rank for rank in ranks}
-    told = answer.get("stacks")
+    by_name = answer.get("stacks")
     stacks: dict[int, str] = {}
-    if isinstance(told, Mapping):
-        for name, text in told.items():
+    if isinstance(by_name, Mapping):
+        for name, text in by_name.items():
             if name not in ranks_by_name or not isinstance(text, str):
                 break
-            stacks[ranks_by_name[name]] = text
+            stacks[ranks_by_name[name]] = told(text, _STACK_LETTERS)
         else:
             return stacks
     raise RunError(

@@ -14,12 +14,13 @@ from workbench.base.clock import now_s
 from workbench.base.errors import RemoteError, RunError, WorkbenchError
 from workbench.base.files import write_text
 from workbench.base.files.disk import full_disk_named
+from workbench.base.json_values import whole
 from workbench.base.redact import Redactor
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.awake import awake
 from workbench.keeper.decisions import What
 from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command
-from workbench.keeper.link.agent import AgentLink, PodGone
+from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.run.restart import inherited_ranks
@@ -58,6 +59,7 @@ _UNANSWERED_S = 1.0
 _SWEEP_S = 15.0
 # A pod with a longer silence is skipped when ranks are stopped.
 _GIVEN_UP_S = 12.0
+_LAST_PORT = 65535
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +164,9 @@ class Attempt:
             fault = RunFault(kind=type(error).__name__, message=str(error))
         if watches:
             self._end_ranks()
+        elif self._rejoins:
+            # The ranks of the dead keeper may be alive, and no watch has begun.
+            stop_ranks(self._context.links, self._context.run_id)
         for watch in watches:
             watch.close()
         self._prepared = False
@@ -207,6 +212,9 @@ class Attempt:
         except PodGone as error:
             # Ranks on the other pods may be alive. Watch and end them as after any lost pod.
             self._gone = error
+            # The lost pod may answer, with ranks of an earlier attempt.
+            lost = [link for link in self._context.links if link.pod.address == error.host]
+            stop_ranks(lost, self._context.run_id)
             self.begun = True
             self._prepared = True
             return True
@@ -233,7 +241,14 @@ class Attempt:
 
         def free_port(link: AgentLink) -> int:
             answer = link.call("free_port", address=address)
-            return int(answer["port"])
+            port = whole(answer.get("port"))
+            if port is None or not 0 < port <= _LAST_PORT:
+                raise RemoteError(
+                    f"the agent of {link.pod.name} names no free port. "
+                    "If the pod is trusted, start another cluster",
+                    host=address,
+                )
+            return port
 
         self.master_port = self._retry_until_lease(free_port, first)
 
@@ -246,7 +261,7 @@ class Attempt:
             rank = c.ranks_on(link)[0]
             answer = link.call("prepared", run=c.run_id, rank=rank)
             # The agent was replaced in the meantime.
-            if not answer["mine"]:
+            if answer.get("mine") is not True:
                 one(link)
             self._agents[link.pod.name] = link.agent_pid
 
@@ -293,6 +308,7 @@ class Attempt:
     def _watch(self, watches: list[PodWatch]) -> None:
         """Start the watches of all pods, and add each to `watches` for its end."""
         c = self._context
+        self.ledger.begin()
         for link in c.links:
             # A watch opens the logs here, and needs a thread.
             make = partial(self._around.watch, link, c, self._reports)

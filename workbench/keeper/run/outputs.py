@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
-from workbench.base.errors import RemoteError, RunError
+from workbench.base.errors import RemoteError
 from workbench.base.files import gate, read_json, write_json
 from workbench.base.files.gate import make_folders
-from workbench.base.json_values import items, text
-from workbench.base.words import counted, short_list, size
+from workbench.base.json_values import items, text, whole
+from workbench.base.words import counted, short_list, size, told
 from workbench.jobs.job import FolderOutputs
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -33,6 +33,8 @@ _LISTED_S = 600.0
 _LATER = "run.fetch() copies all files back while the pod exists"
 # Files in a shared folder are moved, so the list must have a hash of every file.
 _HASH_ALL = 1 << 62
+# Letters of a name in a message.
+_SHOWN_LETTERS = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +85,8 @@ def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
     return OutputList(
         out=_files(out),
         script=_files(script),
-        links=[text(name) for name in links],
-        unread=[text(name) for name in unread],
+        links=_shown(links),
+        unread=_shown(unread),
     )
 
 
@@ -130,11 +132,12 @@ class FolderCollector:
         """Copy files from all pods at once. `before`: SHA-256 of files copied by earlier calls."""
         links = self._context.links
         same = {file for file in first.script if file.digest}
-        places = {file.name for file in first.script}
+        places = {f"outputs/{file.name}" for file in first.script}
+        places -= {f"outputs/{link.pod.name}" for link in links}
 
         def one(link: AgentLink) -> Brought:
             if link is links[0]:
-                return self._of_pod(link, first, first.script, before, ())
+                return self._of_pod(link, first, first.script, before, frozenset())
             if link.pod.name in lost:
                 return Brought()
             try:
@@ -162,7 +165,7 @@ class FolderCollector:
         listed: OutputList,
         files: Sequence[OutputFile],
         before: Mapping[str, str],
-        places: Collection[str],
+        places: Set[str],
     ) -> Brought:
         pod = link.pod.name
         first = link is self._context.links[0]
@@ -177,10 +180,17 @@ class FolderCollector:
         def order(file: OutputFile) -> tuple[bool, int]:
             return file.name.endswith(".part"), file.size
 
+        root = self._context.paths.root
+        # A file must not take the place of a folder, nor of another pod's folder.
+        folders = _folders_of([f"{below}/{file.name}" for file in files])
+        folders |= _folders_of(places)
+        folders |= {f"outputs/{link.pod.name}" for link in self._context.links}
         for file in sorted(files, key=order):
             name = file.name
-            is_allowed = is_output(f"{below}/{name}")
-            is_taken = not first and f"{pod}/{name}" in places
+            place = f"{below}/{name}"
+            is_allowed = is_output(place)
+            is_taken = place in folders or not places.isdisjoint({place, *_folders_of([place])})
+            is_taken = is_taken or _is_blocked(root / place, root)
             is_wanted = first or self._rest or self._wanted.match_file(name)
             if not is_allowed or is_taken:
                 why = "the name is not allowed here, or is taken"
@@ -257,6 +267,34 @@ class FolderCollector:
             self._report("copying results back")
 
 
+def _folders_of(places: Iterable[str]) -> set[str]:
+    """Return all folders above some paths.
+
+    Example:
+        >>> sorted(_folders_of(["outputs/a/b"]))
+        ['outputs', 'outputs/a']
+    """
+    folders = set()
+    for place in places:
+        folder, slash, _ = place.rpartition("/")
+        while slash and folder not in folders:
+            folders.add(folder)
+            folder, slash, _ = folder.rpartition("/")
+    return folders
+
+
+def _is_blocked(target: Path, root: Path) -> bool:
+    """Whether a file cannot be written here, as an earlier file or folder has its place."""
+    if target.is_dir():
+        return True
+    folder = target.parent
+    while folder != root and not folder.is_dir():
+        if folder.is_file():
+            return True
+        folder = folder.parent
+    return False
+
+
 def _here(target: Path, file: OutputFile, before: str, root: Path) -> str:
     """Return the SHA-256 of a file that is already here, or an empty string."""
     if target.is_symlink() or not target.is_file():
@@ -271,12 +309,19 @@ def _here(target: Path, file: OutputFile, before: str, root: Path) -> str:
 
 
 def _files(raw: Iterable[object]) -> list[OutputFile]:
-    files = []
+    """Read a list of files. Entries of another form, and repeated names, are left out."""
+    files: dict[str, OutputFile] = {}
     for entry in raw:
         match entry:
-            case [str() as name, int() as bytes_, str() as digest] if bytes_ >= 0:
-                files.append(OutputFile(name, bytes_, digest))
-    return files
+            case [str() as name, int() as bytes_, str() as digest] if name not in files:
+                if (whole(bytes_) or 0) > 0 or bytes_ == 0:
+                    files[name] = OutputFile(name, bytes_, digest)
+    return list(files.values())
+
+
+def _shown(raw: Iterable[object]) -> list[str]:
+    """Return the names in a list as a message shows them."""
+    return [told(name, _SHOWN_LETTERS) for name in raw if name and isinstance(name, str)]
 
 
 def bring_back(
@@ -289,8 +334,16 @@ def bring_back(
     """Copy all outputs back. `rest` includes files beyond the script's output options. Blocks."""
     link = context.links[0]
     paths = context.paths
-    listed = list_outputs(context, link)
-    manifest, strange = fetch(link, context.on_pod(link), paths, listed.out)
+    listed = OutputList()
+    manifest: dict[str, str] = {}
+    strange: list[str] = []
+    failed: RemoteError | None = None
+    try:
+        listed = list_outputs(context, link)
+        manifest, strange = fetch(link, context.on_pod(link), paths, listed.out)
+    except RemoteError as error:
+        # The files of the other pods are copied all the same.
+        failed = error
     before = {}
     old = {}
     for name, value in read_json(paths.manifest).items():
@@ -305,6 +358,9 @@ def bring_back(
     if wanted is not None and archive is not None and archive.exists():
         collector = FolderCollector(context, wanted, report, rest=rest)
         brought = collector.bring(listed, old, lost)
+    # Without a manifest, the next call or the next keeper copies all files.
+    if failed is not None:
+        raise failed
     kept = before if rest else old
     manifest = {**kept, **brought.digests, **manifest}
     # If nothing was copied, a failed write does not matter.
@@ -321,14 +377,19 @@ def fetch(
     manifest: dict[str, str] = {}
     strange: list[str] = []
     come: list[tuple[OutputFile, Path]] = []
+    folders = _folders_of(file.name for file in out)
     for file in out:
         relative = Path(file.name)
-        if ".." in relative.parts or relative.is_absolute():
-            raise RunError(f"{link.pod.name} names a file outside the run: {file.name}")
-        if not is_output_name(relative):
-            strange.append(file.name)
-            continue
         target = paths.root / relative
+        if ".." in relative.parts or relative.is_absolute():
+            name = told(file.name, _SHOWN_LETTERS)
+            raise RemoteError(
+                f"{link.pod.name} names a file outside the run: {name}", host=link.pod.address
+            )
+        is_plain = is_output_name(relative) and file.name == str(relative)
+        if not is_plain or file.name in folders or _is_blocked(target, paths.root):
+            strange.append(told(file.name, _SHOWN_LETTERS))
+            continue
         make_folders(target.parent, paths.root)
         if shared and _taken(paths.arrivals / relative, target, file.digest, paths.root):
             manifest[file.name] = file.digest

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 _PAUSE_S = 0.5
 # Time for ranks of an earlier attempt to end.
 _ENDED_S = 15.0
+# Attempts that dead keepers may have begun without a line in the log, as the disk was full.
+_MOST_UNRECORDED = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,14 +287,19 @@ def inherited_ranks(context: RunContext) -> InheritedRanks | None:
 
 def _check_records(context: RunContext, answers: Sequence[_OnPod]) -> None:
     """Raise PodGone for a pod without the ranks of the newest attempt."""
-    newest = max(context.attempt, *(answer.attempt for answer in answers))
+    newest = context.attempt
+    begun = f"attempt {newest} had begun"
+    for link, answer in zip(context.links, answers, strict=True):
+        if answer.attempt > newest:
+            newest = answer.attempt
+            begun = f"attempt {newest} had begun on {link.pod.name}"
     for link, answer in zip(context.links, answers, strict=True):
         name = link.pod.name
         why = ""
         if not answer.phases:
             why = f"{name} has no record of the run any more"
         elif answer.attempt and answer.attempt < newest:
-            why = f"{name} has ranks of attempt {answer.attempt}, and attempt {newest} had begun"
+            why = f"{name} has ranks of attempt {answer.attempt}, and {begun}"
         if why:
             raise PodGone(why, host=link.pod.address)
 
@@ -314,14 +321,7 @@ def _ask(context: RunContext, link: AgentLink) -> _OnPod:
             link.ensure()
             request = rank_request(context, link, (context.links[0].pod.address, 0))
             answer = link.call("rejoin", run=context.run_id, request=request)
-            # An agent of an earlier version names the fact "left", and keeps no attempt.
-            name = "inherited" if "inherited" in answer else "left"
-            return _OnPod(
-                phases=answer["phases"],
-                inherited=answer[name],
-                attempt=answer.get("attempt", 0),
-                restart=answer.get("restart", 0),
-            )
+            break
         except (RemoteError, PodError) as error:
             for pod in _seen_pods(context):
                 if pod.name == link.pod.name and pod.phase.is_terminal:
@@ -334,3 +334,29 @@ def _ask(context: RunContext, link: AgentLink) -> _OnPod:
                 raise PodGone(why, host=link.pod.address) from error
             logger.warning("%s", error)
         time.sleep(_PAUSE_S)
+    return _on_pod(context, link, answer)
+
+
+def _on_pod(context: RunContext, link: AgentLink, answer: Json) -> _OnPod:
+    """Read the answer of an agent to `rejoin`. Raise PodGone for another form."""
+    # An agent of an earlier version names the fact "left", and keeps no attempt.
+    inherited = answer.get("inherited", answer.get("left"))
+    phases = answer.get("phases")
+    attempt = whole(answer.get("attempt", 0))
+    restart = whole(answer.get("restart", 0))
+    last = context.attempt + _MOST_UNRECORDED
+    match phases, inherited, attempt, restart:
+        case [*names], bool(), int(), int() if all(isinstance(name, str) for name in names):
+            if 0 <= attempt <= last and 0 <= restart <= context.spec.job.restarts:
+                return _OnPod(
+                    phases=[text(name) for name in names],
+                    inherited=inherited,
+                    attempt=attempt,
+                    restart=restart,
+                )
+    name = link.pod.name
+    raise PodGone(
+        f"the agent of {name} does not name the ranks of the run in an agent's form. "
+        f"If {name} is trusted, start another cluster",
+        host=link.pod.address,
+    )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import PurePosixPath
 
 from workbench.base.clock import now_s
-from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
 from workbench.base.files import gate
 from workbench.base.json_values import number, part
 from workbench.keeper.boundary import guarded
@@ -31,9 +31,10 @@ from workbench.keeper.run.restart import (
     restart_on,
 )
 from workbench.keeper.run.stage import check_hostfile, fetch_logs, resumed_from
-from workbench.keeper.run.verdict import in_users_files, verdict
+from workbench.keeper.run.verdict import fault_of, in_users_files, verdict
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.outcome import MemoryPeaks
+from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
@@ -379,17 +380,18 @@ class Runner:
 
     def bring(self) -> Returned:
         """Copy the last checkpoint from the pods and update the result. Blocks."""
-        returned = bring_checkpoints_back(self.context, most=1)
-        if returned.steps:
-            gate.remove(self.context.paths.held)
-        came = [f"the checkpoint of step {step} was copied back" for step in returned.steps]
-        self._journal.amend("; ".join([*came, *returned.notes]))
+        with _readable(self.context.paths):
+            returned = bring_checkpoints_back(self.context, most=1)
+            if returned.steps:
+                gate.remove(self.context.paths.held)
+            came = [f"the checkpoint of step {step} was copied back" for step in returned.steps]
+            self._journal.amend("; ".join([*came, *returned.notes]))
         return returned
 
     def fetch(self) -> list[str]:
         """Copy remaining files from the pods and update the result. Return notes on files left."""
         # The result must be written before its pods are cleared.
-        with self._settling:
+        with self._settling, _readable(self.context.paths):
             return self._fetch()
 
     def _fetch(self) -> list[str]:
@@ -400,14 +402,24 @@ class Runner:
         if self._cleared:
             return []
         context = self.context
-        context.everywhere(AgentLink.ensure)
         rest = [link for link in context.links if link.pod.name not in self._emptied]
+        # The files of the other pods are copied, also if a pod does not answer.
+        failed: dict[str, WorkbenchError] = {}
         for link in rest:
-            fetch_logs(context, link)
+            try:
+                link.ensure()
+                fetch_logs(context, link)
+            except (RemoteError, PodError) as error:
+                failed[link.pod.name] = error
         brought = Brought()
         if rest:
-            brought = bring_back(context, rest=True)
-        returned = bring_checkpoints_back(context)
+            try:
+                brought = bring_back(context, failed.keys(), rest=True)
+            except RemoteError as error:
+                failed.setdefault(rest[0].pod.name, error)
+        returned = bring_checkpoints_back(context, failed.keys())
+        if failed:
+            raise next(iter(failed.values()))
         if self._unbrought:
             self._journal.mend(
                 "every rank is done; the results were copied back later",
@@ -481,6 +493,8 @@ class Runner:
                 f"the results could not be copied back: {error}; "
                 "run.fetch() tries again while the cluster exists"
             )
+            if fault is None and isinstance(error, RemoteError):
+                return replace(fault_of(context, error), message=why)
             return fault or RunFault(kind=type(error).__name__, message=why)
         return fault
 
@@ -522,6 +536,20 @@ class Runner:
             pods=[link.pod for link in self.context.links],
             world_size=len(self.context.places),
         )
+
+
+@contextmanager
+def _readable(paths: RunPaths) -> Iterator[None]:
+    """Raise RunError in place of an error of the run's folder here."""
+    try:
+        yield
+    except WorkbenchError:
+        raise
+    except OSError as error:
+        raise RunError(
+            f"files of the run cannot be copied back to {paths.root}: {error}; "
+            "run.fetch() tries again while the cluster exists"
+        ) from error
 
 
 def _events_of(decided: RunDecisions) -> list[Event]:

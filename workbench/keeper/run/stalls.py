@@ -261,11 +261,7 @@ class StallGuard:
         return f"{where} is at {at[1]}:{at[2]} in {at[3]}"
 
     def _keep_stacks(self, ranks: Mapping[int, RankStatus]) -> Mapping[int, str]:
-        try:
-            stacks = self._context.stacks()
-        except WorkbenchError as error:  # An odd answer of an agent ends no run.
-            logger.warning("%s", error)
-            stacks = {}
+        stacks = self._context.stacks(lenient=True)
         lines: list[str] = []
         for number, text in sorted(stacks.items()):
             status = ranks.get(number)

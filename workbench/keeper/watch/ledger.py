@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from workbench.base.clock import now_s
+from workbench.base.words import told
 from workbench.keeper.watch.pod import PodReport
 from workbench.rundir.outcome import RankStatus
 from workbench.rundir.totals import RunTotals
@@ -44,6 +45,10 @@ class RunLedger:
     _begun_at: float = field(init=False)
 
     def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Count the silence of the pods from now on."""
         self._begun_at = self.clock()
 
     def record(self, report: PodReport) -> None:
@@ -72,7 +77,7 @@ class RunLedger:
         warnings = [str(restart) for restart in self.totals.restarts]
         for event in self.totals.failed_saves:
             step = event.whole("step")
-            warnings.append(f"no checkpoint of step {step}: {event.text('message')}")
+            warnings.append(f"no checkpoint of step {step}: {told(event.text('message'))}")
         warnings += self.totals.notes
         for pod, words in self.removed.items():
             warnings.append(
@@ -146,8 +151,12 @@ class RunLedger:
         return [name for name in self.pods if name not in self.lost and name not in silent]
 
     def heard_within(self, most_s: float) -> bool:
-        """Whether any pod, even if lost since, has answered within `most_s`."""
-        return any(self.clock() - at < most_s for at in self._heard_at.values())
+        """Whether any pod, even if lost since, has answered within `most_s`.
+
+        Also before the first answer, while the pods have been watched for less than `most_s`.
+        """
+        last_at = max(self._heard_at.values(), default=self._begun_at)
+        return self.clock() - last_at < most_s
 
     @property
     def ended_alone(self) -> dict[int, float]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError
-from workbench.base.json_values import numbers_of, parts, whole
+from workbench.base.json_values import numbers_of, parts, text, whole
+from workbench.base.words import told
 from workbench.keeper.awake import awake
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -185,8 +186,8 @@ class PodWatch:
                 events=events,
                 live_processes=live,
                 cut=next(iter(self._collector.cut.values()), ""),
-                full=str(answer.get("full", "")),
-                removed=str(answer.get("removed", "")),
+                full=told(text(answer.get("full"))),
+                removed=told(text(answer.get("removed"))),
                 drained=not more,
                 gpus=[numbers_of(gpu) for gpu in parts(answer.get("gpus"))],
             )

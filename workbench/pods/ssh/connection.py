@@ -23,6 +23,7 @@ import paramiko
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import gate, write_bytes
 from workbench.base.files.disk import full_disk_named
+from workbench.base.json_values import text
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.bulk.transfer import far_end_answer, far_end_argv
 from workbench.pods.ssh.channel import Completed, RemoteStream, complete
@@ -132,7 +133,7 @@ class SSHConnection:
         digest = hashlib.sha256(data).hexdigest()
         words = ["take", str(remote), str(len(data)), digest]
         answer = self._ask_far_end(words, data)
-        if not answer["whole"]:
+        if answer.get("whole") is not True:
             raise RemoteError(
                 f"{remote} arrived cut or damaged on {self.pod.address}; submit again",
                 host=self.pod.address,
@@ -145,7 +146,7 @@ class SSHConnection:
         """
         words = ["holds", str(remote), digest, stamp]
         answer = self._ask_far_end(words)
-        return str(answer["stamp"])
+        return text(answer.get("stamp"))
 
     def get(self, remote: str | PurePosixPath, local: Path) -> None:
         """Fetch a small file, replacing what is there; missing folders are made."""
@@ -181,8 +182,8 @@ class SSHConnection:
             # paramiko raises OSError, EOFError, SSHException and its own.
             except Exception as error:
                 why = error or type(error).__name__
-                text = f"cannot {verb} {remote} on {self.pod.address}: {why}"
-                raise RemoteError(text, host=self.pod.address) from error
+                words = f"cannot {verb} {remote} on {self.pod.address}: {why}"
+                raise RemoteError(words, host=self.pod.address) from error
 
     def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
         argv = far_end_argv(self.pod.python or "python3", *words)

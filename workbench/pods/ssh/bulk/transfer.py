@@ -9,7 +9,7 @@ import hashlib
 import logging
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,8 +19,9 @@ from workbench.base.errors import DiskFull, RemoteError
 from workbench.base.files import gate
 from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.files.gate import open_to_append
+from workbench.base.json_values import whole
 from workbench.base.messages.lines import from_line, to_line
-from workbench.base.words import counted
+from workbench.base.words import counted, told
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import far_end
 from workbench.pods.ssh.bulk.pipe import Broken, Pipe
@@ -101,13 +102,25 @@ def far_end_argv(python: str, *words: str) -> list[str]:
 
 def far_end_answer(line: bytes | str, pod: str, host: str) -> dict[str, Any]:
     """Read the answer of the pod's side; its failure is raised as an error with the pod's name."""
-    facts = from_line(line)
+    try:
+        facts = from_line(line)
+    except ValueError as error:
+        raise _other_form(pod, host) from error
     full = facts.get("full")
-    if full:
-        raise disk_full(full["folder"], full["needed"], full["free"], where=pod)
+    if isinstance(full, dict):
+        free = whole(full.get("free")) or 0
+        raise disk_full(told(full.get("folder")), whole(full.get("needed")), free, where=pod)
     if "error" in facts:
-        raise RemoteError(f"{pod} ({host}) says: {facts['error']}", host=host)
+        raise RemoteError(f"{pod} ({host}) says: {told(facts['error'])}", host=host)
     return facts
+
+
+def _other_form(pod: str, host: str) -> RemoteError:
+    return RemoteError(
+        f"{pod} ({host}) does not answer about a file in the form of this package. "
+        "If the pod is trusted, transfer the file again",
+        host=host,
+    )
 
 
 def fetch_file(
@@ -133,12 +146,12 @@ def fetch_file(
         ):
             header = _read_message(pipe, route)
             digest = _digest_of(part)
-            is_same = header["prefix"] == digest.hexdigest()
-            if header["offset"] != _size(part) or not is_same:
+            is_same = header.get("prefix") == digest.hexdigest()
+            if header.get("offset") != _size(part) or not is_same:
                 tries.damaged()
                 file.truncate(0)
                 return None
-            tries.size = header["size"]
+            tries.size = _number(header, "size", route)
             tries.see(_size(part), tell)
             while tries.done < tries.size:
                 piece = pipe.read(min(_PIECE, tries.size - tries.done))
@@ -146,7 +159,7 @@ def fetch_file(
                 digest.update(piece)
                 tries.see(tries.done + len(piece), tell)
             end = _read_message(pipe, route)
-            if end["sha256"] != digest.hexdigest():
+            if end.get("sha256") != digest.hexdigest():
                 tries.damaged()
                 file.truncate(0)
                 return None
@@ -182,10 +195,10 @@ def send_file(
             header = _read_message(pipe, route)
             tries.size = _size(local)
             digest = hashlib.sha256()
-            have = int(header["have"])
+            have = _number(header, "have", route)
             if have <= tries.size:
                 _hash_into(file, have, digest)
-            if digest.hexdigest() != header["prefix"]:
+            if digest.hexdigest() != header.get("prefix"):
                 file.seek(0)
                 digest = hashlib.sha256()
                 have = 0
@@ -203,7 +216,7 @@ def send_file(
                 tries.see(tries.done + len(piece), tell)
             _send(pipe, to_line({"sha256": digest.hexdigest()}), route)
             end = _read_message(pipe, route)
-            if end["sha256"] != digest.hexdigest():
+            if end.get("sha256") != digest.hexdigest():
                 tries.damaged()
                 return None
         return digest.hexdigest()
@@ -281,6 +294,14 @@ def _far_end_script() -> str:
 
 def _read_message(pipe: Pipe, route: SshRoute) -> dict[str, Any]:
     return far_end_answer(pipe.readline(), route.name, route.host)
+
+
+def _number(facts: Mapping[str, object], name: str, route: SshRoute) -> int:
+    """Return a number of bytes that the pod's side names."""
+    value = whole(facts.get(name))
+    if value is None or value < 0:
+        raise _other_form(route.name, route.host)
+    return value
 
 
 def _send(pipe: Pipe, data: bytes, route: SshRoute) -> None:
