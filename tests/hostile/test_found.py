@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from writtenrun import WrittenRun
 
 from workbench import Cluster, judge_answers
-from workbench.base.errors import ConfigError, RunError
+from workbench.base.errors import ConfigError, RemoteError, RunError, WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.shown import as_text
+from workbench.keeper.checkpoints import part_reader
+from workbench.keeper.watch.ledger import RunLedger
 from workbench.lab.listing import Listing
 from workbench.pods.pod import Pod
-from workbench.rundir.checkpoints import problem_of
+from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_answer, fetch_file
+from workbench.rundir.checkpoints import number_in, problem_of
+from workbench.rundir.events import Event, EventKind
 from workbench.rundir.outcome import rank_statuses
 from workbench.rundir.output.collect import Collector
 from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.totals import RunTotals
 
+SHA = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+"""SHA-256 of no bytes."""
 POD = Pod(name="pod-0", address="127.0.0.2", ssh_port=22, slots=1)
 
 
@@ -51,6 +60,51 @@ def test_a_cluster_with_an_odd_time_of_its_end_is_drawn(written: WrittenRun) -> 
     write_json(state, {**read_json(state), "idle_end_s": 1e17})
     spec = ClusterSpec(backend={"kind": "local"})
     assert as_text(Cluster.from_spec(spec, path=written.cluster.root))
+
+
+@pytest.mark.parametrize(
+    "line", ["x", "[]", "[" * 5000, '{"full": {"folder": 1, "needed": "x", "free": []}}']
+)
+def test_an_odd_answer_about_a_file_is_an_error_of_the_pod(line: str) -> None:
+    with pytest.raises(WorkbenchError, match="pod-0"):
+        far_end_answer(line, "pod-0", "127.0.0.2")
+
+
+@pytest.mark.parametrize(
+    "line", [{}, {"prefix": SHA, "offset": 0}, {"prefix": SHA, "offset": 0, "size": -1}]
+)
+def test_an_odd_start_of_a_transfer_is_an_error_of_the_pod(line: object, tmp_path: Path) -> None:
+    program = f"print({_json(_json(line))})"
+    route = SshRoute(
+        name="pod-0",
+        host="127.0.0.2",
+        python=sys.executable,
+        command=lambda _: [sys.executable, "-c", program],
+    )
+    with pytest.raises(RemoteError):
+        fetch_file(route, "/there", tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+@pytest.mark.parametrize("text", ["x", "5", "[]", "[[5, {}]]", '[["", []]]', "[" * 5000])
+def test_an_odd_answer_about_a_checkpoint_leaves_the_checkpoint_out(text: str) -> None:
+    link: Any = SimpleNamespace(pod=POD, package="w.zip", run=lambda *_args, **_options: text)
+    problem, manifest = part_reader([link])("pod-0", Path("rank-0"))
+    assert problem.startswith("rank-0 cannot be read")
+    assert manifest == {}
+
+
+@pytest.mark.parametrize("name", ["step-²", "step-" + "9" * 5000, "step-\u0663", "step-+1"])
+def test_an_odd_number_in_a_name_is_no_number(name: str) -> None:
+    assert number_in(name, "step") == -1
+
+
+def test_long_notes_of_ranks_leave_the_result_readable() -> None:
+    kinds = [EventKind.NOTE, EventKind.CHECKPOINT_FAILED] * 100
+    data = {"message": "x" * 100_000}
+    events = [Event(time_s=1.0, rank=1, kind=kind, data=data) for kind in kinds]
+    seen = RunLedger(pods=["pod-0"], world_size=1, totals=RunTotals.of(events))
+    assert len("; ".join(seen.warnings)) < 1 << 20
 
 
 def _json(value: object) -> str:

@@ -105,7 +105,14 @@ def test_a_hostile_pod_ends_its_run_in_words_and_nothing_else(tmp_path: Path, na
 
 
 @pytest.mark.parametrize(
-    "hello", [{}, {"pid": None, "time_s": 1.0}, {"pid": 7}, {"pid": 7, "time_s": "noon"}]
+    "hello",
+    [
+        {},
+        {"pid": None, "time_s": 1.0},
+        {"pid": 7},
+        {"pid": 7, "time_s": "noon"},
+        {"pid": 7, "time_s": 1.0, "interface": "lo --mca plm_rsh_agent /evil"},
+    ],
 )
 def test_an_odd_greeting_is_an_error_of_the_pod(tmp_path: Path, hello: object) -> None:
     sim = Simulation(tmp_path / "cluster", Script(path="/home/me/train.py"))

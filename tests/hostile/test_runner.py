@@ -315,18 +315,6 @@ TRICKS: dict[str, Trick] = {
         lies={"poll": lambda honest: {**honest, "ranks": honest["ranks"] * 200}},
         state="succeeded",
     ),
-    "stacks of the other pod": Trick(
-        lies={"stacks": always({"ok": True, "stacks": {"0": "x", "1": "y"}})},
-        state="cancelled",
-        plan=RUNS_ON,
-    ),
-    "stacks of half a letter": Trick(
-        lies={
-            "stacks": lambda honest: {**honest, "stacks": dict.fromkeys(honest["stacks"], "\ud800")}
-        },
-        state="cancelled",
-        plan=RUNS_ON,
-    ),
     "phases of no form": Trick(
         lies={"rejoin": told(phases=5)}, keeper_dies=True, says="does not name the ranks"
     ),
@@ -411,6 +399,22 @@ def test_a_run_with_a_hostile_pod_ends_in_words(name: str, hostile: int, tmp_pat
         assert came_from(ended, honest)
     if ended.state == "succeeded":
         assert ended.sim.pods[honest].cleared
+
+
+@pytest.mark.parametrize(
+    "odd", [5, {"0": "x", "1": "y"}, {"1": 3}, {"1": "\ud800"}, {"1": "x" * (1 << 20)}]
+)
+def test_odd_stacks_hide_no_other_stack_and_are_not_asked_for_again(
+    odd: object, tmp_path: Path
+) -> None:
+    lies = {"poll": ranks(cpu_s=0.0), "stacks": always({"ok": True, "stacks": odd})}
+    ended = carry_out(tmp_path, 1, lies, plan=RUNS_ON)
+    assert ended.state == "cancelled"
+    stacks = ended.sim.paths.stacks.read_text()
+    assert "rank 0 on pod-0\nFile train.py" in stacks
+    assert len(stacks) < 1 << 19
+    # Once in the run, and once by the user.
+    assert ended.sim.asked_of("pod-1").count("stacks") == 2
 
 
 @pytest.fixture(scope="module")
@@ -521,7 +525,7 @@ FILES = {
 }
 
 
-@repeatable(200)
+@repeatable(120)
 @given(
     hostile=st.sampled_from([0, 1]),
     agent=st.dictionaries(st.sampled_from(AGENT_OPS), LIES, min_size=1, max_size=4),

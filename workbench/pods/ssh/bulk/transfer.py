@@ -118,7 +118,7 @@ def far_end_answer(line: bytes | str, pod: str, host: str) -> dict[str, Any]:
 def _other_form(pod: str, host: str) -> RemoteError:
     return RemoteError(
         f"{pod} ({host}) does not answer about a file in the form of this package. "
-        "If the pod is trusted, transfer the file again",
+        "If the pod is trusted, start another cluster",
         host=host,
     )
 
