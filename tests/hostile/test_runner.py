@@ -30,7 +30,7 @@ from tests.fakes.hostile_answers import (
 )
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan
 from tests.support.examples import repeatable
-from workbench.base.errors import WorkbenchError
+from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.job import Job
@@ -417,6 +417,18 @@ def test_odd_stacks_hide_no_other_stack_and_are_not_asked_for_again(
     assert ended.sim.asked_of("pod-1").count("stacks") == 2
 
 
+def test_fetch_copies_the_files_of_each_pod_that_answers(tmp_path: Path) -> None:
+    sim = HostileSimulation(tmp_path, Script(path="/home/me/train.py"), [Plan()], lies={})
+    runner = sim.submitted()
+    assert runner.run() == "succeeded"
+    there = sim.paths.outputs / "pod-1" / "answer-1.txt"
+    assert not there.exists(), "no option names the file"
+    sim.pods[0].vanish()
+    with pytest.raises(RemoteError, match="pod-0"):
+        runner.fetch()
+    assert there.read_bytes() == b"42"
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory of a fine-tuning run over two pods."""
@@ -525,7 +537,7 @@ FILES = {
 }
 
 
-@repeatable(120)
+@repeatable(80)
 @given(
     hostile=st.sampled_from([0, 1]),
     agent=st.dictionaries(st.sampled_from(AGENT_OPS), LIES, min_size=1, max_size=4),

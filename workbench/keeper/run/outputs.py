@@ -190,7 +190,8 @@ class FolderCollector:
             place = f"{below}/{name}"
             is_allowed = is_output(place)
             is_taken = place in folders or not places.isdisjoint({place, *_folders_of([place])})
-            is_taken = is_taken or _is_blocked(root / place, root)
+            if is_allowed and not is_taken:
+                is_taken = _is_blocked(root / place, root)
             is_wanted = first or self._rest or self._wanted.match_file(name)
             if not is_allowed or is_taken:
                 why = "the name is not allowed here, or is taken"
@@ -313,8 +314,9 @@ def _files(raw: Iterable[object]) -> list[OutputFile]:
     files: dict[str, OutputFile] = {}
     for entry in raw:
         match entry:
-            case [str() as name, int() as bytes_, str() as digest] if name not in files:
-                if (whole(bytes_) or 0) > 0 or bytes_ == 0:
+            case [str() as name, size_, str() as digest] if name not in files:
+                bytes_ = whole(size_)
+                if bytes_ is not None and bytes_ >= 0:
                     files[name] = OutputFile(name, bytes_, digest)
     return list(files.values())
 
