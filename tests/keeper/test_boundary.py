@@ -33,7 +33,7 @@ from workbench.rundir.status import ClusterStatus
 
 KEEPER = Path(workbench.keeper.__file__).parent
 PLACES = {
-    "keeper.py:_mend",
+    "keeper.py:_keep_states",
     "keeper.py:_take_over",
     "keeper.py:close",
     "keeper.py:_bring_held",

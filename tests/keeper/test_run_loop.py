@@ -23,6 +23,7 @@ from workbench.keeper.run.runner import Runner
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.outcome import RankError
 from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.state import RunState
 
 FAILED = Fate(3.0, RankError(kind="ValueError", message="a bad row"), 1)
 KILLED = Fate(3.0, RankError(kind="signal", message="killed by SIGKILL"), -9)
@@ -625,6 +626,36 @@ def test_a_trainer_goes_on_after_a_loss(prepared: Path, tmp_path: Path) -> None:
     assert begin(sim, [(5.0, lose_agent(1))]).run() == "succeeded"
     (restart,) = read_json(sim.paths.result)["restarts"]  # type: ignore[misc]
     assert (restart["lost_step"], restart["step"], sim.attempts) == (2, 0, 2)
+
+
+def test_a_result_that_no_file_took_is_written_while_the_keeper_lives(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script(), [Plan()])
+    sim.paths.result.mkdir()
+    spare = tmp_path / "spare"
+    spare.write_text("no folder")
+    runner = begin(sim, [])
+    assert runner.run() == "succeeded"
+    runner.keep_state()
+    assert not sim.paths.result.is_file()
+    sim.paths.result.rmdir()
+    runner.keep_state()
+    result = read_json(sim.paths.result)
+    assert (result["state"], result["message"]) == ("succeeded", "every rank is done")
+    assert read_json(sim.paths.state)["state"] == "succeeded"
+
+
+def test_a_run_that_was_ended_in_memory_is_written_while_the_keeper_lives(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script(), [Plan()])
+    runner = sim.runner()
+    sim.paths.state.unlink()
+    sim.paths.state.mkdir()
+    runner._journal.finish_in_memory(RunState.FAILED, "no file descriptor was free")
+    runner._ended = True
+    sim.paths.state.rmdir()
+    runner.keep_state()
+    for file in (sim.paths.result, sim.paths.state):
+        written = read_json(file)
+        assert (written["state"], written["message"]) == ("failed", "no file descriptor was free")
 
 
 @pytest.mark.parametrize("lost", [0, 1])

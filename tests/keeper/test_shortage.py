@@ -54,7 +54,16 @@ def without_threads(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> l
     return left
 
 
-@pytest.mark.parametrize("error", [no_descriptor(), RuntimeError("can't start new thread")])
+def no_line() -> RemoteError:
+    """Return the error of a connection that had no descriptor."""
+    error = RemoteError("cannot connect to pod-0", host="10.0.0.1")
+    error.__cause__ = no_descriptor()
+    return error
+
+
+@pytest.mark.parametrize(
+    "error", [no_descriptor(), RuntimeError("can't start new thread"), no_line()]
+)
 def test_an_action_is_repeated_and_the_hint_comes_once(error: Exception) -> None:
     hints: list[str] = []
     assert patiently(failing(3, error), hints.append) == "done"

@@ -16,6 +16,7 @@ from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.pods.pod import Pod
 from workbench.pods.ssh import transport
+from workbench.pods.ssh.channel import _short
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.transport import Destination
@@ -36,6 +37,13 @@ def stranger(identity: Identity, listener: socket.socket) -> Pod:
     )
     identity.pin([pod])
     return pod
+
+
+def test_a_program_in_the_arguments_of_a_command_is_not_in_its_error() -> None:
+    line = '/usr/bin/python3 -IS -c \'"""Read a file.\n\nimport os\n\' send'
+    assert _short(line) == repr('/usr/bin/python3 -IS -c \'"""Read a file. …')
+    assert _short("df -k") == "'df -k'"
+    assert len(_short("x" * 5000)) < 110
 
 
 def test_refused(identity: Identity, stranger: Pod, listener: socket.socket) -> None:

@@ -144,6 +144,7 @@ class Keeper:
             asked = self._closing.is_set()
             self._closing.set()
             self._own_folder.close()
+            self._keep_states()
             lost = last[0] == "lost" and not asked
             if asked or (self._fleet.owned and not lost):
                 self._bring_held()
@@ -174,9 +175,12 @@ class Keeper:
                     if str(error) != last:
                         logger.warning("trying again every %g s: %s", _MEND_S, error)
                     last = str(error)
-            for run_id, runner in list(self._runners.items()):
-                with guarded(run_id, "keeping the state of the run"):
-                    runner.keep_state()
+            self._keep_states()
+
+    def _keep_states(self) -> None:
+        for run_id, runner in list(self._runners.items()):
+            with guarded(run_id, "keeping the state of the run"):
+                runner.keep_state()
 
     def _name_lock(self, inode: int) -> None:
         """Name the restored lock in the state, and write the queue beside the lock."""

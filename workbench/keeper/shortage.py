@@ -24,6 +24,8 @@ _NO_THREAD = "can't start new thread"
 def missing(error: BaseException) -> str:
     """Name the missing resource of an error, or return an empty string for another error.
 
+    The cause of the error counts too: a connection without a descriptor is a `RemoteError`.
+
     Example:
         >>> missing(RuntimeError("can't start new thread"))
         'thread'
@@ -32,10 +34,13 @@ def missing(error: BaseException) -> str:
         >>> missing(OSError(28, "No space left on device"))
         ''
     """
-    if isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR:
-        return "file descriptor"
-    if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
-        return "thread"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in _NO_DESCRIPTOR:
+            return "file descriptor"
+        if isinstance(cause, RuntimeError) and _NO_THREAD in str(cause):
+            return "thread"
+        cause = cause.__cause__
     return ""
 
 
@@ -49,7 +54,7 @@ def patiently(action: Callable[[], _T], say: Callable[[str], object] | None = No
     while True:
         try:
             return action()
-        except (OSError, RuntimeError) as error:
+        except Exception as error:
             what = missing(error)
             if not what or time.monotonic() > until:
                 raise

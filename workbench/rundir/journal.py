@@ -75,6 +75,8 @@ class Journal:
         self._attempt = 0
         self._own_sequence = 0  # number of the keeper's next own event
         self._writing = threading.Lock()
+        self._late_result: Mapping[str, object] | None = None
+        self._late_state = False
         self._curves_broken = False
         self._warned = False
         for folder in (paths.logs, paths.tensorboard):
@@ -145,11 +147,33 @@ class Journal:
         if message != self._now["hint"]:
             self._change(hint=message)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether no file has the run's result yet, or the state file lacks the last state."""
+        return self._late_result is not None or self._late_state
+
     def keep(self) -> None:
-        """Rewrite the state file if the file was removed or changed, or after a full disk."""
+        """Rewrite the state file if the file was removed or changed, or after a full disk.
+
+        A result that no file could take is written now, if possible.
+        """
         self._write_late()
+        self._write_late_result()
         with suppress(OSError):
             self._state_file.mend()
+            self._late_state = False
+
+    def _write_late_result(self) -> None:
+        with self._writing:
+            if self._late_result is None:
+                return
+            try:
+                write_json(self._paths.result, self._late_result)
+            except (OSError, WorkbenchError):
+                if self._write_spare():
+                    return
+            logger.info("the result of %s is written now", self._paths.root)
+            self._late_result = None
 
     def event(self, event: Event) -> Event | None:
         """Append an event, and its numbers to the curves. A failed write is repeated later.
@@ -314,6 +338,7 @@ class Journal:
             return {}, remark
 
     def _keep_elsewhere(self, error: OSError) -> None:
+        whole = self.result
         reason = error.strerror or error
         why = f"{self._paths.root} could not take the result ({reason})"
         self.result = {
@@ -321,20 +346,29 @@ class Journal:
             "message": f"{self.result['message']}; {why}",
             "of": str(self._paths.root),
         }
-        if self._spare is not None:
-            try:
-                gate.make_folders(self._spare.parent, self._spare.parent.parent)
-                write_json(self._spare, self.result)
-            except (OSError, WorkbenchError) as again:
-                logger.error("cannot write the result to %s either: %s", self._spare, again)
+        if again := self._write_spare():
+            logger.error("cannot write the result to %s either: %s", self._spare, again)
+            self._late_result = whole
+
+    def _write_spare(self) -> str:
+        """Write the result to the spare file. Return why that is impossible, or an empty string."""
+        if self._spare is None:
+            return "there is no other place"
+        try:
+            gate.make_folders(self._spare.parent, self._spare.parent.parent)
+            write_json(self._spare, self.result)
+        except (OSError, WorkbenchError) as error:
+            return str(error)
+        return ""
 
     def finish_in_memory(self, state: RunState, message: str) -> None:
-        """Keep a result that no file can take, for requests to the keeper."""
+        """Keep a result that no file can take, for requests to the keeper, until `keep`."""
         self.result = {
             "state": state,
             "message": message,
             "of": str(self._paths.root),
         }
+        self._late_result = {"state": state, "message": message}
         self._change(state=state, message=message, hint="", wish="")
 
     def amend(self, remark: str, facts: Mapping[str, object] | None = None) -> None:
@@ -378,7 +412,9 @@ class Journal:
         content = {**self._now, "time_s": now_s()}
         try:
             self._state_file.write(self._redact.json(content))
+            self._late_state = False
         except OSError as error:
+            self._late_state = True
             logger.warning("cannot write the state of %s: %s", self._paths.root, error)
 
 

@@ -190,8 +190,8 @@ class Attempt:
 
     def _send(self) -> None:
         c = self._context
-        check_hostfile(c)
-        resumed = resumed_from(c.paths)
+        patiently(partial(check_hostfile, c), self._journal.hint)
+        resumed = patiently(partial(resumed_from, c.paths), self._journal.hint)
         notes: Sequence[str] = ()
         if resumed:
             what = f"inputs and the checkpoint of step {resumed.step}"

@@ -104,8 +104,11 @@ class Runner:
             self._journal.state(RunState.QUEUED, "waiting for free pods")
 
     def keep_state(self) -> None:
-        """Rewrite the state file if it was changed or deleted, until the run ends."""
-        if not self._ended:
+        """Rewrite the state file if it was changed or deleted, until the run ends.
+
+        A state or a result that the disk did not take is written later.
+        """
+        if not self._ended or self._journal.is_late:
             self._journal.keep()
 
     def cancel(self) -> None:

@@ -13,6 +13,7 @@ from workbench.base.errors import RemoteError
 _AFTER_EXIT_S = 0.5
 _STDERR_KEPT_BYTES = 65_536
 _READ_BYTES = 65_536
+_SHOWN_LETTERS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ class RemoteStream:
                 return data
             left_s = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
             if left_s < 0:
-                raise TimeoutError(f"{self.command!r} on {self.host} wrote nothing in time")
+                raise TimeoutError(f"{_short(self.command)} on {self.host} wrote nothing in time")
             _await(self.channel, left_s)
 
     @property
@@ -86,12 +87,20 @@ class RemoteStream:
     def error(self, what: str) -> RemoteError:
         """Make an error for a failure of the command, with the tail of its stderr."""
         words = self.stderr.strip()
-        text = f"{self.command!r} on {self.host} {what}" + (
+        text = f"{_short(self.command)} on {self.host} {what}" + (
             f"; it wrote: {words[-500:]}" if words else ""
         )
         return RemoteError(
             text, host=self.host, command=self.command, exit_code=self.exit_code, stderr=words
         )
+
+
+def _short(command: str) -> str:
+    """Return a command for a message: of a program in its arguments only the beginning."""
+    line = command.partition("\n")[0]
+    if line == command and len(line) <= _SHOWN_LETTERS:
+        return repr(command)
+    return repr(f"{line[:_SHOWN_LETTERS]} …")
 
 
 def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
