@@ -97,3 +97,10 @@ def test_the_run_directory_itself_may_be_reached_by_a_link(tmp_path: Path) -> No
         "a": 1
     }
     assert read_text(tmp_path / "newest" / "inputs" / "job.json") == '{\n "a": 1\n}\n'
+
+
+def test_every_record_that_is_written_can_be_read(tmp_path: Path) -> None:
+    """A rank chose the words of its error, and half of a surrogate pair is no text."""
+    path = tmp_path / "result.json"
+    write_json(path, {"message": "a\ud800b", "other": "\U0001f600 \\ud800"})
+    assert load_json(path) == {"message": "a?b", "other": "\U0001f600 \\ud800"}

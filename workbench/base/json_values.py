@@ -51,6 +51,15 @@ def _decoded(text: str | bytes | bytearray) -> str:
     return text if isinstance(text, str) else text.decode()
 
 
+def json_text(value: object) -> str:
+    """Return the JSON of a record as `parse_record` takes it: half of a surrogate pair is `?`."""
+    text = json.dumps(value, indent=1, default=str)
+    if _SURROGATE.search(text):
+        whole = json.dumps(value, indent=1, default=str, ensure_ascii=False)
+        text = whole.encode(errors="replace").decode()
+    return text
+
+
 def problem_in(value: object) -> str:
     """Return why no file, process or record can hold a value, or "" if all can."""
     level = [value]

@@ -7,7 +7,6 @@ private folders.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import stat
 import threading
@@ -23,7 +22,7 @@ from workbench.base.files.gate import (
     write_bytes,
     write_text,
 )
-from workbench.base.json_values import parse_record
+from workbench.base.json_values import json_text, parse_record
 
 __all__ = (
     "KeptFile",
@@ -49,7 +48,8 @@ __all__ = (
 
 
 def write_json(path: Path, data: Mapping[str, object], *, mode: int = 0o600) -> None:
-    write_text(path, json.dumps(data, indent=1, default=str) + "\n", mode=mode)
+    """Replace a record atomically. `load_json` reads every record that this function wrote."""
+    write_text(path, json_text(data) + "\n", mode=mode)
 
 
 def read_given(path: Path) -> str:
