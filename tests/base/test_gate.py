@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from writtenrun import write_run
 
+from tests.support.deep import deep_tree
 from workbench.base.errors import RunError
 from workbench.base.files import gate
 
@@ -264,3 +265,13 @@ def test_tensorboard_gets_no_folder_with_a_link_or_a_pipe(root: Path, place: str
     os.mkfifo(root / place / "events.out.tfevents.2")
     with pytest.raises(RunError, match=f"{place}/events.out.tfevents.2"):
         board_folder(paths)
+
+
+def test_a_tree_of_any_depth_is_removed_and_no_link_is_followed(root: Path, outside: Path) -> None:
+    with deep_tree(root / "logs" / "tree") as tree:
+        (tree / "d" / "d" / "link").symlink_to(outside)
+        (root / "logs" / "link").symlink_to(outside)
+        (root / "logs" / "empty").mkdir()
+        gate.remove_tree(root / "logs", root)
+        assert names(root) == []
+    assert (outside / "secret").read_text() == "mine\n"

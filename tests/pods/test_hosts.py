@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +20,14 @@ from poll import until
 
 from tests.fakes.proxy import bad_network
 from tests.fakes.sshhosts import HostsPlace, SSHHost
+from tests.support.deep import deep_tree
 from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.guest.machine import free_port
 from workbench.pods.hosts.entry import far_end_script
-from workbench.pods.hosts.far_end import ANSWER
+from workbench.pods.hosts.far_end import ANSWER, enter, leave
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -393,6 +396,27 @@ def test_what_runs_on_a_host_imports_nothing_from_where_a_login_begins(tmp_path:
     assert json.loads(done.stdout.removeprefix(ANSWER))["root"] == str(
         tmp_path / f"c-{'0' * 16}" / "pod-0"
     )
+
+
+def test_the_modules_of_the_script_for_hosts_share_no_name() -> None:
+    """The script has the text of several modules, and a later name replaces an earlier name."""
+    names: Counter[str] = Counter()
+    for statement in ast.parse(far_end_script()).body:
+        match statement:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names[name] += 1
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                names[name] += 1
+    assert len(names) > 50
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_a_tree_of_any_depth_on_a_host_is_removed(tmp_path: Path) -> None:
+    names = {"root": str(tmp_path), "folder": f"c-{'0' * 16}", "pod": "pod-0"}
+    place = Path(enter(**names)["root"])
+    with deep_tree(place / "runs"):
+        assert leave(**names) == {"left": [], "log": [], "there": False}
+    assert not place.parent.exists()
 
 
 def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:

@@ -1,4 +1,4 @@
-"""Whether only its user can change a folder.
+"""Whether only its user can change a folder, and the removal of folders.
 
 Standard library, no import of this package: the text also travels to hosts.
 """
@@ -9,12 +9,14 @@ import contextlib
 import grp
 import os
 import pwd
+import secrets
 import stat
 from pathlib import Path
 
 _TRUSTED = "WORKBENCH_TRUSTED_FOLDERS"
 _MOUNTS = "/proc/self/mountinfo"
 _EMPTY_DIR = "/kubernetes.io~empty-dir/"
+_AS_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private(folder: Path) -> None:
@@ -42,6 +44,53 @@ def weakness(folder: Path) -> str:
                 if why := _weakness_of(part):
                     return f"{part} {why}"
     return ""
+
+
+def remove_folder(name: str, place: int | None = None) -> None:
+    """Remove a folder and all below it where possible, at any depth. A link stays.
+
+    `place` is the descriptor of the folder of `name`; None: the name is a path.
+    """
+    with contextlib.suppress(OSError):
+        root = os.open(name, _AS_FOLDER, dir_fd=place)
+        try:
+            _empty(root)
+        finally:
+            os.close(root)
+        os.rmdir(name, dir_fd=place)
+
+
+def _empty(root: int) -> None:
+    """Remove all below a folder."""
+    # A pod may leave deeper trees than recursion, descriptors and paths allow. So every folder
+    # is moved into the root before its turn.
+    waiting = _remove_files(root, root)
+    while waiting:
+        name = waiting.pop()
+        with contextlib.suppress(OSError):
+            folder = os.open(name, _AS_FOLDER, dir_fd=root)
+            try:
+                waiting += _remove_files(folder, root)
+            finally:
+                os.close(folder)
+            os.rmdir(name, dir_fd=root)
+
+
+def _remove_files(folder: int, root: int) -> list[str]:
+    """Remove the files of a folder, and move its folders into the root. Return their names."""
+    moved = []
+    with os.scandir(folder) as entries:
+        for entry in list(entries):
+            with contextlib.suppress(OSError):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.name, dir_fd=folder)
+                elif folder == root:
+                    moved.append(entry.name)
+                else:
+                    name = secrets.token_hex(8)
+                    os.rename(entry.name, name, src_dir_fd=folder, dst_dir_fd=root)
+                    moved.append(name)
+    return moved
 
 
 def _weakness_of(part: Path) -> str:

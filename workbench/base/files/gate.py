@@ -14,7 +14,8 @@ with access to the folder may change a file during a read. `library` checks a fo
 library opens its files by name, and a link made after the check is followed.
 
 On a pod, the folder of a run belongs to the user of the ranks, so a rank can do there all that the
-agent can. The agent therefore opens the files of its own folder by path. Files from a pod are
+agent can. The agent therefore opens the files of its own folder by path. Records and logs of a rank
+are opened here nevertheless: a pipe in their place would hold the agent. Files from a pod are
 foreign bytes only for the keeper, which uses the gate on its side.
 """
 
@@ -25,7 +26,6 @@ import errno
 import hashlib
 import os
 import secrets
-import shutil
 import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
@@ -35,6 +35,7 @@ from typing import BinaryIO
 
 from workbench.base.errors import RunError
 from workbench.base.files.disk import full_disk_named
+from workbench.base.files.folders import remove_folder
 
 LARGEST = 16 << 20
 """Bytes of a record. A larger file is no record."""
@@ -234,7 +235,7 @@ def remove(path: Path, within: Path | None = None) -> None:
 def remove_tree(folder: Path, within: Path | None = None) -> None:
     """Remove a folder and all below it where possible. A link is not followed, and stays."""
     with contextlib.suppress(OSError), _place_of(folder, within) as (place, name):
-        shutil.rmtree(name, ignore_errors=True, dir_fd=place)
+        remove_folder(name, place)
 
 
 def move(source: Path, target: Path, within: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
+from workbench.base.files.folders import remove_folder
 from workbench.base.process import live_descendants
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
 from workbench.pods.guest.machine import check_free, free_port
@@ -37,7 +37,7 @@ def main(path: Path) -> int:
             code = _hold(_completed(config))
             if code != PORT_IN_USE:
                 break
-            shutil.rmtree(root, ignore_errors=True)
+            remove_folder(str(root))
         return code
     except Stop:
         return 0
@@ -46,9 +46,9 @@ def main(path: Path) -> int:
             log_text.write(f"worker: {error}\n")
         return 1
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        remove_folder(str(root))
         if not list(root.parent.glob("pod-*")):
-            shutil.rmtree(root.parent, ignore_errors=True)
+            remove_folder(str(root.parent))
 
 
 def _hold(config: WorkerConfig) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 
 from workbench.base.errors import PodError, WorkbenchError
 from workbench.base.files import write_json
+from workbench.base.files.folders import remove_folder
 from workbench.base.messages.lines import from_line, to_line
 from workbench.base.process import (
     Process,
@@ -126,7 +126,7 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
     user = login_user()
     sshd = find_sshd()
     root.mkdir(mode=0o700, exist_ok=True)  # there already where a pod that ended is brought back
-    shutil.rmtree(root / "sshd", ignore_errors=True)
+    remove_folder(str(root / "sshd"))
     (root / _HEIR).unlink(missing_ok=True)
     write_json(root / NOTE, {"pid": os.getpid(), "start_time": process_start_time(os.getpid())})
     daemon = Daemon(
@@ -245,7 +245,7 @@ def _end(config: WorkerConfig) -> None:
 
     for process in end_all(left, grace_s=_GRACE_S):
         _log(f"process {process.pid} could not be ended")
-    shutil.rmtree(Path(config.root) / "sshd", ignore_errors=True)
+    remove_folder(str(Path(config.root) / "sshd"))
 
 
 def _log(line: str) -> None:

@@ -10,13 +10,12 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import stat
 import sys
 from pathlib import Path
 from typing import Any
 
-from workbench.base.files.folders import weakness
+from workbench.base.files.folders import remove_folder, weakness
 from workbench.base.process import (
     POD_MARK,
     Process,
@@ -105,9 +104,9 @@ def leave(root: str, folder: str, pod: str) -> dict[str, Any]:
     place = own / pod
     left = end_all(lambda: _ours(str(place)), grace_s=_GRACE_S, kill_s=_KILL_S)
     log = _read(place / "agent.log").splitlines()
-    shutil.rmtree(place, ignore_errors=True)
+    remove_folder(str(place))
     if not list(own.glob("pod-*")):
-        shutil.rmtree(own, ignore_errors=True)
+        remove_folder(str(own))
     return {
         "left": sorted(process.pid for process in left),
         "log": log[-_LOG_LINES:],
