@@ -413,3 +413,26 @@ def test_ranks_keep_the_number_of_their_attempt_also_for_the_next_agent(agent):
     os.kill(agent.pid, signal.SIGKILL)
     agent.serve()
     assert found("r") == (["exited"], 0, 0), "an agent of an earlier version wrote none"
+
+
+@pytest.mark.usefixtures("in_time")
+def test_a_rank_with_pipes_in_place_of_its_files_does_not_hold_the_agent(agent):
+    code = (
+        "import os, time\n"
+        "os.chdir(os.environ['WORKBENCH_RANK_DIR'])\n"
+        "for name in ('error.json', 'order.log', 'stacks.txt'):\n"
+        "    os.path.exists(name) and os.unlink(name)\n"
+        "    os.mkfifo(name)\n"
+        "for number in range(20):\n"
+        "    os.write(1 + number % 2, b'line\\n')\n"
+        "    time.sleep(0.02)\n"
+        "os.write(1, b'up\\n')\n"
+        "time.sleep(60)\n"
+    )
+    agent.start("r", code)
+    agent.until_printed("r", "up\n")
+    # Without a handler, the signal for the stacks ends the rank.
+    assert agent.ask("stacks", run="r")["stacks"] == {"0": ""}
+    (state,) = agent.until_exited("r")["ranks"]
+    assert not state["done"]
+    assert agent.ask("ping")["pid"] == agent.pid

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.sentences import says
 from workbench.agent import machine
-from workbench.agent.ranks.output import OutputStream
+from workbench.agent.ranks.output import OutputOrder, OutputStream
 from workbench.agent.ranks.records import (
     failure_from,
     last_traceback,
@@ -224,3 +224,16 @@ def test_a_dying_rank_seen_in_the_root_group_was_killed_in_its_own(tmp_path: Pat
     )
     assert machine.OomWatch({own: 1, root: 0}).hint(root) == ""  # that kill was before this run
     assert machine.OomWatch({}).hint(None) == ""
+
+
+@pytest.mark.usefixtures("in_time")
+def test_a_pipe_in_place_of_a_file_of_the_rank_is_no_file(tmp_path: Path) -> None:
+    for name in ("error.json", "order.log", "stdout.log"):
+        os.mkfifo(tmp_path / name)
+    assert read_record(tmp_path / "error.json") is None
+    order = OutputOrder(tmp_path)
+    order.note("stdout", 1)
+    order.note("stderr", 1)
+    assert order.read(0, 10) == b""
+    assert OutputStream(tmp_path, "stdout").read(0, 10) == b""
+    assert (tmp_path / "order.log").is_fifo()

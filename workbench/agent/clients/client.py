@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from workbench.base.files import open_record
 from workbench.base.messages import rpc, wire
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.rpc import Refused
@@ -177,8 +178,8 @@ class _Echo:
 
     def copy(self) -> None:
         try:
-            file = self.path.open("rb", buffering=0)
-        except FileNotFoundError:
+            file = open_record(self.path)
+        except OSError:  # not there yet, or replaced by the rank
             return
         with file:
             file.seek(self.offset)

@@ -16,6 +16,7 @@ from workbench.agent.ranks.output import OutputPump, Readable, read_chunks
 from workbench.agent.ranks.rank import Rank
 from workbench.agent.ranks.records import keep_attempt, keep_room, read_attempt
 from workbench.agent.ranks.request import RunRequest
+from workbench.base.files import open_record
 from workbench.base.files.disk import disk_full, free_bytes
 from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
 
@@ -270,7 +271,7 @@ class PodRun:
         texts = dict.fromkeys((str(number) for number in self.ranks), "")
         for number, size in sizes.items():
             path = self.ranks[number].folder / "stacks.txt"
-            with contextlib.suppress(OSError), path.open("rb") as file:
+            with contextlib.suppress(OSError), open_record(path) as file:
                 file.seek(size)
                 written = file.read(_STACKS_BYTES)
                 texts[str(number)] = written.decode("utf-8", "replace")

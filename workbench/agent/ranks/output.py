@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.agent.ranks.request import Message, whole_in
+from workbench.base.files import gate
 from workbench.base.process import OUTPUT_PIPE
 
 _MOST_BYTES = 4 << 20  # the order of later output is not recorded
@@ -51,18 +52,12 @@ class OutputOrder:
             self._last = (stream, end)
             if before in ("", stream):
                 return
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             try:
-                file = os.open(self.log, flags, 0o600)
-            except OSError:
-                return
-            try:
-                if os.fstat(file).st_size < _MOST_BYTES:
-                    os.write(file, f"{before} {at}\n".encode())
-            except OSError:  # a full disk: readers work without the order
+                with gate.open_to_append(self.log, self.log.parent) as file:
+                    if os.fstat(file.fileno()).st_size < _MOST_BYTES:
+                        file.write(f"{before} {at}\n".encode())
+            except OSError:  # a full disk, or no file: readers work without the order
                 self._last = ("", 0)
-            finally:
-                os.close(file)
 
     def read(self, offset: int, count: int) -> bytes:
         return read_at(self.log, offset, count)
@@ -79,9 +74,9 @@ def size_of(path: Path) -> int:
 def read_at(path: Path, offset: int, count: int) -> bytes:
     """Return at most `count` bytes of a log from an offset; b"" if the log cannot be read."""
     try:
-        with path.open("rb", buffering=0) as file:
+        with gate.open_record(path) as file:
             file.seek(offset)
-            return file.read(count) or b""
+            return file.read(count)
     except OSError:
         return b""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workbench.base.clock import now_s
 from workbench.base.errors import DiskFull
-from workbench.base.files import write_bytes, write_json
+from workbench.base.files import open_record, write_bytes, write_json
 from workbench.base.messages.lines import from_line
 
 _RESERVE = ".reserve"
@@ -141,7 +141,8 @@ def signal_name(signum: int) -> str:
 def read_record(path: Path) -> dict[str, object] | None:
     """Read a rank's record, or return None for a missing or unreadable record."""
     try:
-        with path.open("rb") as file:
+        # A pipe in place of the record would hold the agent.
+        with open_record(path) as file:
             record: dict[str, object] = from_line(file.read(4 * _RECORD_BYTES))
     except (OSError, ValueError):
         return None
