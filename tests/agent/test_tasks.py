@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.deep import deep_tree
+from workbench.agent.folders import list_outputs
 from workbench.agent.tasks import Tasks
 from workbench.base.messages.rpc import Refused
 
@@ -61,3 +63,20 @@ def test_one_that_is_killed_is_told_from_one_that_works() -> None:
     os.waitpid(task, 0)
     assert tasks.result(task) == {"error": "it was killed"}
     assert not tasks.pids
+
+
+def test_trees_of_any_depth_are_listed_and_no_folder_that_is_a_link(tmp_path: Path) -> None:
+    out, script = tmp_path / "out", tmp_path / "script"
+    out.mkdir()
+    (out / "a.txt").write_text("a")
+    (out / "link").symlink_to(tmp_path)
+    script.symlink_to(tmp_path)
+    with deep_tree(out / "deep"):
+        found = list_outputs(out, script, tmp_path / "none", 1 << 20)
+    names = [entry[0] for entry in found["out"]]
+    assert names[:2] == ["a.txt", "deep/file"]
+    # The rest is too deep for a path. Only its beginning is named.
+    assert 1000 < len(names) < 2100
+    assert 1 <= len(found["unread"]) <= 5
+    assert found["script"] == []
+    assert found["links"] == ["link", "script"]

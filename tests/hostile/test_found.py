@@ -1,11 +1,11 @@
-"""Defects that the hostile folder and the fuzz found, each by its smallest example."""
+"""Defects that the hostile folder, rank and fuzz found, each by its smallest example."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,7 @@ from workbench.rundir.checkpoints import number_in, problem_of
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.outcome import rank_statuses
 from workbench.rundir.output.collect import Collector
+from workbench.rundir.paths import is_output, is_output_name
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.totals import RunTotals
 
@@ -162,3 +163,13 @@ def test_a_piece_in_another_form_is_named(written: WrittenRun, chunk: Any) -> No
     assert written.paths.rank_log(0, "stdout").read_bytes() == b""
     with pytest.raises(ValueError, match="not an object"):
         collector.take(chunk if isinstance(chunk, str) else [])
+
+
+@pytest.mark.parametrize(
+    "name", ["x\udcff", "x\n", "x\x1b[2J", "a" * 255, "d/" * 100 + "x", f"{'a' * 100}/" * 30 + "x"]
+)
+def test_a_name_that_no_file_here_can_have_is_no_output(name: str) -> None:
+    assert not is_output_name(PurePath("files", name))
+    assert not is_output(f"outputs/{name}")
+    assert is_output_name(PurePath("files/a b/ü.bin"))
+    assert is_output("outputs/a b/ü.bin")

@@ -138,7 +138,7 @@ def test_results_in_a_shared_folder_take_their_place_and_what_is_not_seen_here_t
     (out / "model" / "model.safetensors").write_bytes(b"weights")
     (out / "profile.txt").write_text("profile")
     pod = PodRunPaths.of(link.pod.root, "r")
-    manifest, _ = fetch(link, pod, paths, listed(out))  # type: ignore[arg-type]
+    manifest, _ = fetch(link, pod, paths, listed(paths.arrivals))  # type: ignore[arg-type]
     assert manifest["profile.txt"] == hashlib.sha256(b"profile").hexdigest()
     assert link.fetched == []
     assert (paths.model / "model.safetensors").read_bytes() == b"weights"

@@ -38,7 +38,7 @@ def list_outputs(
     return {
         "out": put.files,
         "script": wrote.files,
-        "links": wrote.links,
+        "links": put.links + wrote.links,
         "unread": put.unread + wrote.unread,
     }
 
@@ -72,20 +72,28 @@ class _Listing:
         self._caches = caches
 
     def read(self, folder: Path) -> None:
-        for place, folders, names in os.walk(folder):
-            here = Path(place)
-            links = [name for name in folders if (here / name).is_symlink()]
-            for name in links:
-                link = (here / name).relative_to(folder)
-                self.links.append(link.as_posix())
-            # The walk enters the folders that this list keeps.
-            folders[:] = sorted(set(folders) - self._caches - set(links))
-            for name in sorted(names):
-                if self._caches and name.endswith(".pyc"):
-                    continue
-                path = here / name
-                relative = path.relative_to(folder)
-                self._take(relative.as_posix(), path)
+        if folder.is_symlink():  # the rank replaced its folder
+            self.links.append(folder.name)
+            return
+        # A rank may leave a deeper tree than recursion allows.
+        waiting = [""] if folder.is_dir() else []
+        while waiting:
+            place = waiting.pop()
+            try:
+                with os.scandir(folder / place) as found:
+                    entries = sorted(found, key=lambda entry: entry.name)
+            except OSError:  # unreadable, or too deep for a path
+                self.unread.append(place)
+                continue
+            deeper = []
+            for entry in entries:
+                name = f"{place}/{entry.name}".lstrip("/")
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in self._caches:
+                        deeper.append(name)
+                elif not (self._caches and name.endswith(".pyc")):
+                    self._take(name, folder / name)
+            waiting += reversed(deeper)
 
     def _take(self, name: str, path: Path) -> None:
         from workbench.base.package import file_digest

@@ -237,7 +237,7 @@ def is_output_name(name: PurePath) -> bool:
         (False, False)
     """
     if len(name.parts) > 1:
-        return name.parts[0] in ("model", "files") and _is_plain(name.parts)
+        return name.parts[0] in ("model", "files") and _is_safe(name.parts)
     return name.name in _OUTPUT_NAMES
 
 
@@ -251,21 +251,17 @@ def is_output(name: str) -> bool:
         (False, False)
     """
     first, *parts = name.split("/")
-    return first == "outputs" and bool(parts) and _is_plain(parts)
+    return first == "outputs" and bool(parts) and _is_safe(parts)
 
 
-def _is_plain(parts: Sequence[str]) -> bool:
-    """Whether the parts of a name are a path of a few folders that every file system takes."""
-    # A program that walks through more folders may fail.
-    if len(parts) > _DEEPEST:
+def _is_safe(parts: Sequence[str]) -> bool:
+    """Whether the parts of a pod's path make a path here, and no way out."""
+    # A lone surrogate is not printable. It stands for a byte that is not UTF-8.
+    if not all(part.isprintable() and part not in ("", ".", "..") for part in parts):
         return False
-    for part in parts:
-        # A lone surrogate stands for a byte that is not UTF-8.
-        if part in ("", ".", "..") or not part.isprintable():
-            return False
-        if len(os.fsencode(part)) >= _LONGEST_NAME:
-            return False
-    return True
+    sizes = [len(os.fsencode(part)) for part in parts]
+    is_short = max(sizes, default=0) < _LONGEST_NAME and sum(sizes) < _LONGEST_PATH
+    return is_short and len(sizes) <= _DEEPEST
 
 
 FLIGHT = "flight.json"
@@ -273,8 +269,9 @@ FLIGHT = "flight.json"
 
 The data are from torch's flight recorder, written at a stall.
 """
-_DEEPEST = 100  # folders within one another, in the name of an output
 _LONGEST_NAME = 240  # bytes of a path's part; a file in transfer has a longer name
+_LONGEST_PATH = 2000  # bytes of a path; the system takes 4096 with the run directory
+_DEEPEST = 100  # folders; each is an open descriptor while a file below is written
 TRACE = "trace.json.gz"
 TRACE_OPERATORS = "trace-operators.json"
 _OUTPUT_NAMES = ("predictions.jsonl", "profile.txt", TRACE, TRACE_OPERATORS)

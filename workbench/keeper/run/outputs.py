@@ -19,7 +19,7 @@ from workbench.base.errors import RemoteError
 from workbench.base.files import gate, read_json, write_json
 from workbench.base.files.gate import make_folders
 from workbench.base.json_values import items, text, whole
-from workbench.base.words import counted, short_list, size, told
+from workbench.base.words import counted, middle_cut, plain, short_list, size
 from workbench.jobs.job import FolderOutputs
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -31,10 +31,9 @@ logger = logging.getLogger(__name__)
 # The pod hashes its small files before returning the list.
 _LISTED_S = 600.0
 _LATER = "run.fetch() copies all files back while the pod exists"
+_LONGEST_SHOWN = 80  # letters of a name in a note
 # Files in a shared folder are moved, so the list must have a hash of every file.
 _HASH_ALL = 1 << 62
-# Letters of a name in a message.
-_SHOWN_LETTERS = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +59,7 @@ class Brought:
     keeps: Collection[str] = ()
     """Names of the pods whose folder of the run must stay."""
     strange: Sequence[str] = ()
-    """Invalid names in `out/`. Such files are not copied."""
+    """Invalid names in `out/`, fit for a note. Such files are not copied."""
 
 
 def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
@@ -70,11 +69,12 @@ def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
     archive = context.spec.job.archive_in(paths.root)
     if archive is not None and archive.exists():
         sent = link.put(gate.read_bytes(archive, paths.root, gate.LARGEST_ARCHIVE), ".zip")
-    below = _HASH_ALL if link.sees(paths.arrivals) else LARGE
+    shared = link.sees(paths.arrivals)
     fields = {
         "run": context.run_id,
         "archive": sent,
-        "below": below,
+        "below": _HASH_ALL if shared else LARGE,
+        "shared": str(paths.arrivals) if shared else "",
     }
     raw = link.retry_until_lease(lambda _: _ask_for_list(link, fields))
     lists = {name: items(value) for name, value in raw.items()}
@@ -85,8 +85,8 @@ def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
     return OutputList(
         out=_files(out),
         script=_files(script),
-        links=_shown(links),
-        unread=_shown(unread),
+        links=_names(links),
+        unread=_names(unread),
     )
 
 
@@ -309,6 +309,11 @@ def _here(target: Path, file: OutputFile, before: str, root: Path) -> str:
     return digest
 
 
+def _shown(name: str) -> str:
+    """Make a name that a pod chose fit for a note."""
+    return middle_cut(plain(name), _LONGEST_SHOWN)
+
+
 def _files(raw: Iterable[object]) -> list[OutputFile]:
     """Read a list of files. Entries of another form, and repeated names, are left out."""
     files: dict[str, OutputFile] = {}
@@ -321,9 +326,9 @@ def _files(raw: Iterable[object]) -> list[OutputFile]:
     return list(files.values())
 
 
-def _shown(raw: Iterable[object]) -> list[str]:
-    """Return the names in a list as a message shows them."""
-    return [told(name, _SHOWN_LETTERS) for name in raw if name and isinstance(name, str)]
+def _names(raw: Iterable[object]) -> list[str]:
+    """Return the names in a list as a note shows them."""
+    return [_shown(name) for name in raw if name and isinstance(name, str)]
 
 
 def bring_back(
@@ -384,13 +389,13 @@ def fetch(
         relative = Path(file.name)
         target = paths.root / relative
         if ".." in relative.parts or relative.is_absolute():
-            name = told(file.name, _SHOWN_LETTERS)
+            name = _shown(file.name)
             raise RemoteError(
                 f"{link.pod.name} names a file outside the run: {name}", host=link.pod.address
             )
         is_plain = is_output_name(relative) and file.name == str(relative)
         if not is_plain or file.name in folders or _is_blocked(target, paths.root):
-            strange.append(told(file.name, _SHOWN_LETTERS))
+            strange.append(_shown(file.name))
             continue
         make_folders(target.parent, paths.root)
         if shared and _taken(paths.arrivals / relative, target, file.digest, paths.root):
