@@ -17,7 +17,8 @@ import pytest
 
 from tests.pods.conftest import Launched
 from tests.support.sentences import says, sentence
-from workbench.base.errors import RemoteError
+from workbench.base.errors import DiskFull, RemoteError
+from workbench.pods.ssh.bulk import transfer
 from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file, route_to, send_file
 
 MIB = 1 << 20
@@ -347,3 +348,17 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         pytest.raises(pipe.Broken, match=sentence("pods.pipe.readline.whole-line-came", 1)),
     ):
         line.readline()
+
+
+def test_a_file_that_is_larger_than_the_room_is_refused_before_it_fills_the_disk(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sparse file on a pod takes no room there, and may be larger than any disk."""
+    monkeypatch.setattr(transfer, "free_bytes", lambda _: SIZE - 1)
+    line, target = Line(tmp_path), tmp_path / "there"
+    words = sentence("base.disk.disk_full.disk-full-needs", "this machine", f"{SIZE:,}")
+    with pytest.raises(DiskFull, match=words):
+        line.carry("fetch", file, target)
+    assert line.heard == [0]
+    assert not target.exists()
+    assert not line.part("fetch", target).exists()

@@ -5,6 +5,7 @@ Uses `ssh`, since Paramiko's ciphers need two to three times the processor time 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import shlex
@@ -153,6 +154,9 @@ def fetch_file(
                 return None
             tries.size = _number(header, "size", route)
             tries.see(_size(part), tell)
+            # A sparse file may be larger than any disk, and a full disk harms other runs.
+            if free_bytes(local.parent) < tries.size - tries.done:
+                raise OSError(errno.ENOSPC, "the file is larger than the room")
             while tries.done < tries.size:
                 piece = pipe.read(min(_PIECE, tries.size - tries.done))
                 file.write(piece)
