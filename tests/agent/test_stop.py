@@ -300,3 +300,30 @@ def test_an_agent_that_slept_for_longer_than_its_lease_gives_the_keeper_time(mak
     time.sleep(5)  # more than the time that it gave; the keeper has spoken since
     assert agent.poll("r")["ranks"][0]["phase"] == "running"
     assert "this machine slept for 1" in (agent.root / "agent.log").read_text()
+
+
+GUARDED = """
+import os, subprocess, sys
+from pathlib import Path
+from workbench.agent.main import end_leftovers
+from workbench.base.process import become_subreaper, look_up
+become_subreaper()
+start = (
+    "import subprocess; null = subprocess.DEVNULL; "
+    "print(subprocess.Popen(['sleep', '60'], env={}, stdout=null, start_new_session=True).pid)"
+)
+pid = int(subprocess.run([sys.executable, "-c", start], stdout=subprocess.PIPE).stdout)
+assert look_up(pid).parent == os.getpid()
+agent = os.fork()
+if not agent:
+    end_leftovers(Path(sys.argv[2]))
+    os._exit(0)
+os.waitpid(agent, 0)
+print(look_up(pid).zombie)
+"""
+
+
+def test_a_daemon_without_marks_is_ended_where_a_guardian_has_adopted_it(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", GUARDED, "workbench.pods.guest.guardian", str(tmp_path)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    assert done.stdout == "True\n", done.stderr

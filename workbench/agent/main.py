@@ -18,6 +18,7 @@ from pathlib import Path
 from workbench.agent.clients.client import Client
 from workbench.agent.listener import Server
 from workbench.agent.supervisor import Agent
+from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.clock import share_clock
 from workbench.base.messages.rpc import Refused
@@ -75,13 +76,25 @@ def end_leftovers(root: Path) -> int:
         table = process_table()
         marked = {pid for pid in table if pod_of(pid) == str(root)}
         spared = ancestors(table, os.getpid())
-        pids = descendants(table, marked) - spared
+        # Daemons without the mark are orphans of the last agent, and the guardian has adopted them.
+        guardians = {pid for pid in spared if _is_guardian(pid)}
+        orphans = {pid for pid, process in table.items() if process.parent in guardians}
+        pids = descendants(table, marked | (orphans - spared)) - spared
         family = {table[pid] for pid in pids if not table[pid].zombie}
         ended.update(family)
         return family
 
     end_all(left, grace_s=0.0, kill_s=_LEFTOVERS_S)
     return len(ended)
+
+
+def _is_guardian(pid: int) -> bool:
+    """Whether a process is the guardian of a pod on this machine."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return entries.GUARDIAN.encode() in words
 
 
 def _ping(root: Path, timeout_s: float = _ANSWER_S) -> int | None:
