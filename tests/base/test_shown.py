@@ -106,6 +106,21 @@ def test_what_has_no_view_of_a_kind_falls_back_on_its_other_views() -> None:
         draw()
 
 
+class Fixed:
+    """A record without a view, drawn by its repr."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def test_no_text_leaves_its_code_block() -> None:
+    text = "a\n````\n<script>alert(1)</script>"
+    assert as_markdown(Fixed(text)) == f"`````\n{text}\n`````\n"
+
+
 def test_a_record_keeps_one_line_as_its_repr_and_its_slots() -> None:
     @dataclass(frozen=True, slots=True)
     class Point(Shown):
