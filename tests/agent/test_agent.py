@@ -436,3 +436,22 @@ def test_a_rank_with_pipes_in_place_of_its_files_does_not_hold_the_agent(agent):
     (state,) = agent.until_exited("r")["ranks"]
     assert not state["done"]
     assert agent.ask("ping")["pid"] == agent.pid
+
+
+@pytest.mark.usefixtures("in_time")
+def test_an_agent_starts_where_a_rank_left_pipes_and_folders_in_place_of_its_files(
+    make_agent, tmp_path
+):
+    agent = make_agent()
+    root = agent.root
+    root.mkdir(parents=True)
+    for name in ("agent.json", "agent.log"):
+        os.mkfifo(root / name)
+    (root / "agent.lock").mkdir()
+    (root / "agent.lock" / "file").touch()
+    (root / "tmp").symlink_to(tmp_path / "nowhere")
+    agent.serve()
+    assert agent.ask("ping")["pid"] == agent.pid
+    assert (root / "agent.log").is_file()
+    assert (root / "tmp").is_dir()
+    assert not (tmp_path / "nowhere").exists()

@@ -64,7 +64,8 @@ class World:
     def logs(self) -> dict[Path, bytes]:
         """Return the logs of the keeper and of the agents."""
         agents = self.cluster.path.glob("pods/pod-*/agent.log")
-        return {path: path.read_bytes() for path in (self.cluster.path / "keeper.log", *agents)}
+        paths = [self.cluster.path / "keeper.log", *agents]
+        return {path: path.read_bytes() for path in paths if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,7 @@ TRIALS = [
     Trial("daemons", SUCCEEDED),
     Trial("deaf", CANCELLED, cancel_at="deaf"),
     Trial("kills_agent", FAILED, ["lost the agent of pod-1"]),
+    Trial("poisons_agent", FAILED, ["pod-1"]),
     Trial("sockets", SUCCEEDED),
 ]
 

@@ -21,6 +21,7 @@ from workbench.agent.supervisor import Agent
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.clock import share_clock
+from workbench.base.files.folders import remove_folder
 from workbench.base.messages.rpc import Refused
 from workbench.base.messages.wire import listen
 from workbench.base.process import (
@@ -40,6 +41,7 @@ from workbench.base.process import (
 _ANSWER_S = 5.0
 _START_S = 15.0
 _LEFTOVERS_S = 5.0
+_FILES = ("agent.json", "agent.lock", "agent.log")
 
 
 def serve(root: Path, *, lease_s: float, warm: bool) -> int:
@@ -47,6 +49,7 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     root = root.resolve()
     root.chmod(0o700)
+    _remove_strange(root)
     (root / "tmp").mkdir(mode=0o700, exist_ok=True)
     agent = _agent_of(root)
     if agent is not None:
@@ -66,6 +69,18 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
         return _daemonise(root, lock, lease_s, warm, replaced)
     finally:
         os.close(lock)
+
+
+def _remove_strange(root: Path) -> None:
+    """Remove pipes, links and folders that a rank has put in the place of the agent's files."""
+    for name in _FILES:
+        path = root / name
+        if path.is_dir() and not path.is_symlink():
+            remove_folder(str(path))
+        elif os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
+            path.unlink()
+    if (root / "tmp").is_symlink() or (root / "tmp").is_file():
+        (root / "tmp").unlink()
 
 
 def end_leftovers(root: Path) -> int:

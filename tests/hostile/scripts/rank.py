@@ -304,7 +304,7 @@ def deaf() -> None:
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(15, b"sshd", 0, 0, 0)
+    ctypes.CDLL(None).prctl(15, b"a) R 1 (sshd", 0, 0, 0)  # its name in /proc/PID/stat
     ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # no signal at the death of the agent
     daemons()
     say("deaf")
@@ -315,6 +315,20 @@ def kills_agent() -> None:
     """Leave daemons and kill the agent."""
     daemons()
     agent = json.loads((POD / "agent.json").read_text())["pid"]
+    os.kill(agent, signal.SIGKILL)
+    time.sleep(LONG_S)
+
+
+def poisons_agent() -> None:
+    """Put pipes and folders in the place of the agent's files, and kill the agent."""
+    agent = json.loads((POD / "agent.json").read_text())["pid"]
+    for name in ("agent.json", "agent.log"):
+        (POD / name).unlink()
+        os.mkfifo(POD / name)
+    (POD / "agent.lock").unlink()
+    (POD / "agent.lock").mkdir()
+    shutil.rmtree(POD / "tmp")
+    (POD / "tmp").symlink_to(NOTES / "nowhere")
     os.kill(agent, signal.SIGKILL)
     time.sleep(LONG_S)
 
