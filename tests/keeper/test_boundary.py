@@ -29,7 +29,7 @@ from workbench.keeper.run_queue import IdleTime, RunQueue
 from workbench.keeper.succession import inherited_runs
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import ClusterStatus
+from workbench.rundir.status import ClusterStatus, own_runs
 
 KEEPER = Path(workbench.keeper.__file__).parent
 PLACES = {
@@ -222,6 +222,41 @@ def test_a_submission_is_idempotent_also_for_the_next_keeper(
         with pytest.raises(RunError, match=f"run {RUN} has ended: every rank is done"):
             keeper._do(request_of(sim))
     assert sim.trained == [1]
+
+
+def test_the_next_keeper_knows_a_run_whose_keeper_died_while_it_was_queued(
+    paths: ClusterPaths, sim: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(_queue: RunQueue, runner: Runner) -> None:
+        runner.enqueue()
+        raise SystemExit
+
+    monkeypatch.setattr(RunQueue, "add", die)
+    with pytest.raises(SystemExit):
+        SimKeeper(paths, sim)._do(request_of(sim))
+    assert [each.id for each in own_runs(paths.root)] == [RUN]
+    second = SimKeeper(paths, sim)
+    second.take_over()
+    assert second._runners[RUN].run() == "succeeded"
+
+
+def test_a_run_that_the_queue_refuses_is_withdrawn(
+    paths: ClusterPaths, sim: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_queue: RunQueue, _runner: Runner) -> None:
+        raise RunError("there is no room for its result")
+
+    monkeypatch.setattr(RunQueue, "add", refuse)
+    first = SimKeeper(paths, sim)
+    with pytest.raises(RunError, match="no room for its result"):
+        first._do(request_of(sim))
+    assert first._runners == {}
+    assert own_runs(paths.root) == []
+    second = SimKeeper(paths, sim)
+    second.take_over()
+    for keeper in (first, second):
+        with pytest.raises(RunError, match="no room for its result"):
+            keeper._do(request_of(sim))
 
 
 def test_a_withdrawn_run_is_refused_later(paths: ClusterPaths, sim: Simulation) -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.runloop import Plan, SimLink, Simulation, SimWatch
+from tests.fakes.runloop import Fate, Plan, SimLink, Simulation, SimWatch
 from workbench.base.errors import RemoteError
 from workbench.base.files import read_json
 from workbench.jobs.script import Script
 from workbench.keeper import shortage
 from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.run import runner
 from workbench.keeper.shortage import in_threads, patiently
 
 
@@ -160,3 +161,19 @@ def test_a_link_without_a_thread_is_opened_later(tmp_path: Path) -> None:
     link = SimLink(Simulation(tmp_path, script()).pods[0])
     link._open = failing(2, RuntimeError("can't start new thread"))  # type: ignore[assignment]
     AgentLink.open(link)
+
+
+def test_a_restart_waits_for_a_descriptor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real = runner.restart_on
+    left = [no_descriptor()] * 3
+
+    def prepare(*args: Any) -> object:
+        if left:
+            raise left.pop()
+        return real(*args)
+
+    monkeypatch.setattr(runner, "restart_on", prepare)
+    sim = Simulation(tmp_path, script(restarts=1), [Plan(others=Fate()), Plan()])
+    sim.at(5.0, sim.pods[1].vanish)
+    assert sim.runner().run() == "succeeded"
+    assert (sim.attempts, left) == (2, [])

@@ -48,6 +48,7 @@ from workbench.keeper.succession import inherited_runs, run_context, wanted_pods
 from workbench.rundir.checkpoints import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
+from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     ClusterStatus,
     QueuedRun,
@@ -344,7 +345,7 @@ class Keeper:
                     "holds a result; submit the job again"
                 )
             runner = self._runner_for(request)
-            self._queue.add(runner)
+            # The next keeper must know of the run before the run's directory tells of the queue.
             self._runners[request.run] = runner
             self._log.add(
                 request.run,
@@ -353,6 +354,15 @@ class Keeper:
                 pods=[link.pod.name for link in runner.context.links],
             )
             self._write_queue()
+            try:
+                self._queue.add(runner)
+            except Exception as error:
+                del self._runners[request.run]
+                self._log.add(
+                    request.run, What.WITHDRAWN, state=RunState.FAILED, message=str(error)
+                )
+                self._write_queue()
+                raise
         return {}
 
     def _check_new(self, run_id: str) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import PurePosixPath
 
 from workbench.base.clock import now_s
@@ -32,6 +33,7 @@ from workbench.keeper.run.restart import (
 )
 from workbench.keeper.run.stage import check_hostfile, fetch_logs, resumed_from
 from workbench.keeper.run.verdict import fault_of, in_users_files, verdict
+from workbench.keeper.shortage import patiently
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.paths import RunPaths
@@ -286,7 +288,8 @@ class Runner:
         links = replace_lost_pods(context, lost, self._requests)
         if links is None:
             return False
-        self.context, self._restart_event = restart_on(context, links, totals, loss, returned)
+        prepare = partial(restart_on, context, links, totals, loss, returned)
+        self.context, self._restart_event = patiently(prepare, self._journal.hint)
         self._attempt = self._new_attempt()
         self._attempt.ledger.totals = totals
         return True
