@@ -478,7 +478,9 @@ class Simulation:
     def launch(self, _command: LaunchCommand, _run: str, log: Path) -> SimLauncher:
         log.write_text("launcher: what it said last\n")
         for pod in self.pods:
-            if pod.mood == "answers":
+            # A pod that the run goes on without has ranks of an earlier attempt at most.
+            is_prepared = any(rank.phase == "waiting" for rank in pod.ranks.values())
+            if pod.mood == "answers" and is_prepared:
                 self.started(pod)
         return SimLauncher(self)
 
