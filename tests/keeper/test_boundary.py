@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 import workbench.keeper
-from tests.fakes.runloop import RUN, Plan, SimFleet, Simulation
+from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan, SimFleet, Simulation
 from workbench.base.errors import RunError
+from workbench.base.files import read_json
 from workbench.base.files.private import make_cluster_folder
 from workbench.base.redact import Redactor
 from workbench.jobs.script import Script
@@ -23,7 +24,7 @@ from workbench.keeper import boundary
 from workbench.keeper.boundary import guarded
 from workbench.keeper.decisions import What
 from workbench.keeper.keeper import Keeper
-from workbench.keeper.requests import Submit
+from workbench.keeper.requests import OfRun, Submit
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.run_queue import IdleTime, RunQueue
 from workbench.keeper.succession import inherited_runs
@@ -95,7 +96,9 @@ class StubRun:
     """A run that notes what is asked of it, and fails at some of it."""
 
     def __init__(self, name: str, *fails_at: str) -> None:
-        self.context: Any = SimpleNamespace(run_id=name, links=["one"], inherited=False)
+        self.context: Any = SimpleNamespace(
+            run_id=name, links=["one"], inherited=False, may_have_ranks=False
+        )
         self.asked: list[str] = []
         self.over = False
         self._fails_at = fails_at
@@ -269,6 +272,28 @@ def test_a_withdrawn_run_is_refused_later(paths: ClusterPaths, sim: Simulation) 
     for keeper in (first, second):
         with pytest.raises(RunError, match="cancelled before its start"):
             keeper._do(request_of(sim))
+
+
+@pytest.mark.parametrize("place", ["before prepare", "after start"])
+def test_a_run_that_is_cancelled_before_its_turn_under_the_next_keeper_leaves_no_rank(
+    place: str, paths: ClusterPaths, sim: Simulation
+) -> None:
+    sim.plans = [Plan(others=Fate())]
+    first = SimKeeper(paths, sim)
+    first._do(request_of(sim))
+    sim.dies_at = {place: 1}
+    with pytest.raises(KeeperDied):
+        first._runners[RUN].run()
+    second = SimKeeper(paths, sim)
+    second.take_over()
+    runner = second._runners[RUN]
+    second._queue.add(runner)
+    second._do(OfRun(op="cancel", run=RUN))
+    has_ranks = place == "after start"
+    assert runner.over is not has_ranks, "a run without ranks is cancelled at once"
+    state = runner.run() if has_ranks else read_json(sim.paths.result)["state"]
+    assert state == "cancelled"
+    assert not any(pod.running for pod in sim.pods)
 
 
 def test_the_loops_of_a_keeper_outlive_a_run_that_fails_at_everything(

@@ -78,9 +78,10 @@ class RunQueue:
             self.lock.notify_all()
 
     def withdraw(self, runner: Runner) -> bool:
-        """Cancel a waiting run. Return False if the run is not waiting."""
+        """Cancel a waiting run. Return False if the run is not waiting, or may have ranks."""
         with self.lock:
-            if runner not in self._waiting:
+            # Ranks of a dead keeper end only when the run has its turn.
+            if runner not in self._waiting or runner.context.may_have_ranks:
                 return False
             self._waiting.remove(runner)
             with guarded(runner.context.run_id, "withdrawing the run"):

@@ -83,6 +83,12 @@ class RunContext:
         """State of the run in the log of decisions. None: the log does not know the run."""
         return None if self.log is None else self.log.of(self.run_id)
 
+    @property
+    def may_have_ranks(self) -> bool:
+        """Whether ranks of a dead keeper may be alive, as its log says or as it wrote no log."""
+        decided = self.decided
+        return self.inherited and (decided is None or decided.attempt > 0)
+
     def decide(self, what: What, **facts: object) -> None:
         """Record a decision about the run and its attempt. Raises nothing for a full disk."""
         if self.log is not None:
