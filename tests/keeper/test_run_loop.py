@@ -628,6 +628,22 @@ def test_a_trainer_goes_on_after_a_loss(prepared: Path, tmp_path: Path) -> None:
     assert (restart["lost_step"], restart["step"], sim.attempts) == (2, 0, 2)
 
 
+def test_a_pod_that_a_request_has_asked_in_the_meantime_is_not_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = Simulation(tmp_path, script(), [Plan()]).runner()._attempt
+    attempt._unasked = {"pod-0": (3.0, True), "pod-1": (3.0, True)}
+    asked: list[str] = []
+
+    def stop(link: SimLink, _grace_s: float, *, ask: bool) -> None:
+        asked.append(link.pod.name)
+        attempt._unasked.clear()  # by the thread of the request
+
+    monkeypatch.setattr(attempt, "_stop", stop)
+    assert attempt._ask_again()
+    assert asked == ["pod-0"]
+
+
 def test_a_result_that_no_file_took_is_written_while_the_keeper_lives(tmp_path: Path) -> None:
     sim = Simulation(tmp_path, script(), [Plan()])
     sim.paths.result.mkdir()

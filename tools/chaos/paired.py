@@ -74,6 +74,8 @@ def paired(site: Site, hook: HookFolder, pair: Pair) -> Outcome:
         repeat=f'make chaos PAIR="{pair}" SEED={pair.number}',
     )
     cluster = site.cluster()
+    # The keeper of the last trial may have died at its end.
+    until(lambda: cluster.phase != "starting", _END_S)
     home = site.folder / f"pair-{next(_NUMBERS)}"
     witness = Witness(home / "witness", cluster.spec.count)
     witness.root.mkdir(parents=True)

@@ -498,9 +498,13 @@ class Attempt:
         if not self._unasked:
             return False
         answering = self.ledger.answering(_UNANSWERED_S)
-        late = [link for link in self._context.links if link.pod.name in answering]
-        late = [link for link in late if link.pod.name in self._unasked]
-        for link in late:
-            grace_s, ask = self._unasked[link.pod.name]
+        is_asked = False
+        for link in self._context.links:
+            # The thread of a request may have asked the pod in the meantime.
+            request = self._unasked.get(link.pod.name)
+            if request is None or link.pod.name not in answering:
+                continue
+            grace_s, ask = request
             self._stop(link, grace_s, ask=ask)
-        return bool(late)
+            is_asked = True
+        return is_asked
