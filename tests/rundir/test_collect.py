@@ -1,3 +1,4 @@
+import errno
 import os
 import random
 import resource
@@ -130,6 +131,33 @@ def test_a_log_that_no_descriptor_is_left_for_names_that_cause_and_is_whole_late
     pod.poll()
     assert log.read_bytes() == pod.data
     assert not pod.collector.try_last()
+
+
+def test_the_end_of_a_run_waits_some_seconds_for_a_descriptor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod, log, now = collecting(tmp_path)
+    pod.data = b"rank 0 line 0\n"
+
+    def no_descriptor(_path: Path) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as short:
+        short.setattr(pod.collector, "_open", no_descriptor)
+        pod.poll()
+        for _ in range(3):
+            assert pod.collector.try_last()
+            pod.poll()
+            now[0] += 1.0
+    assert pod.collector.try_last()
+    pod.poll()
+    assert log.read_bytes() == pod.data
+    assert not pod.collector.try_last()
+    pod.data += b"rank 0 line 1\n"
+    monkeypatch.setattr(pod.collector, "_open", no_descriptor)
+    pod.poll()
+    now[0] += 10.0
+    assert not pod.collector.try_last(), "a lasting shortage does not hold the run"
 
 
 def test_a_log_that_cannot_be_opened_at_the_start_stays_on_the_pod_until_it_can(

@@ -192,7 +192,7 @@ class PodWatch:
                 gpus=[numbers_of(gpu) for gpu in parts(answer.get("gpus"))],
             )
         )
-        return more
+        return bool(chunks)
 
     def _reconnect(self, after_s: float) -> bool:
         self._end.wait(after_s)

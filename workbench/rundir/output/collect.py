@@ -32,6 +32,8 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 # Pauses between two attempts of a failed write.
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
+# Longest wait for a free descriptor at the end of a run.
+_PATIENCE_S = 10.0
 _KEY_BEGINS = re.compile(rb"-----BEGIN[ A-Z]{0,30}PRIVATE KEY-----")
 _KEY_ENDS = b"-----END"
 
@@ -76,7 +78,8 @@ class Collector:
         self._seen: dict[str, int] = {}  # all events before these offsets have been returned
         self._again_at: dict[str, float] = {}  # time of the next attempt for a truncated file
         self._pauses: dict[str, float] = {}
-        self._tried_last = False
+        self._last_tried_at: float | None = None
+        self._without_descriptor: set[str] = set()  # files whose last failure was that
         self._unfinished: dict[str, bytes] = {}
         self._cutters: dict[str, EventCutter] = {}
         for name in self._files:
@@ -141,11 +144,19 @@ class Collector:
     def try_last(self) -> bool:
         """Request unwritten bytes at once after the end of all ranks.
 
-        Return False if there are none, or after the first call.
+        Return False if there are none, or after the first call. While no file descriptor is free,
+        return False after some seconds only.
         """
-        if self._tried_last or not self.cut:
+        if not self.cut:
             return False
-        self._tried_last = True
+        now = self._clock()
+        is_first = self._last_tried_at is None
+        if self._last_tried_at is None:
+            self._last_tried_at = now
+        is_short = not self._without_descriptor.isdisjoint(self.cut)
+        waits = is_short and now < self._last_tried_at + _PATIENCE_S
+        if not (is_first or waits):
+            return False
         self._again_at.clear()
         self._aim()
         return True
@@ -195,6 +206,9 @@ class Collector:
         if name not in self.cut:
             logger.warning("%s ends here for now: %s", path, error)
         self.cut[name] = _why_cut(path, error)
+        self._without_descriptor.discard(name)
+        if error.errno in _NO_DESCRIPTOR:
+            self._without_descriptor.add(name)
         self._again_at[name] = self._clock() + pause_s
         self._pauses[name] = min(2 * pause_s, _LONGEST_PAUSE_S)
 
