@@ -65,6 +65,18 @@ def test_one_that_is_killed_is_told_from_one_that_works() -> None:
     assert not tasks.pids
 
 
+def test_a_folder_that_cannot_be_listed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_folder: Path) -> None:
+        raise PermissionError
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(os, "scandir", refuse)
+    found = list_outputs(tmp_path / "out", tmp_path / "none", tmp_path / "none", 1 << 20)
+    assert found["unread"] == ["out"]
+
+
 def test_trees_of_any_depth_are_listed_and_no_folder_that_is_a_link(tmp_path: Path) -> None:
     out, script = tmp_path / "out", tmp_path / "script"
     out.mkdir()

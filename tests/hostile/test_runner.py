@@ -29,7 +29,7 @@ from tests.fakes.hostile_answers import (
     below,
 )
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan
-from tests.support.examples import repeatable
+from tests.support.examples import tries
 from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.finetune.job.finetune import FineTune
@@ -537,7 +537,7 @@ FILES = {
 }
 
 
-@repeatable(80)
+@tries(80)
 @given(
     hostile=st.sampled_from([0, 1]),
     agent=st.dictionaries(st.sampled_from(AGENT_OPS), LIES, min_size=1, max_size=4),

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wrong import WRONG, inner, replaced
 
-from tests.support.examples import repeatable
+from tests.support.examples import tries
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.deepspeed.files import load
@@ -150,7 +150,7 @@ def tried(folder: Path, examples: int) -> tuple[int, int]:
     assert resolve(job, gpus=0) is not None
     known = [(at, kind) for at, kind in KEYS if _is_there(at)]
 
-    @repeatable(examples)
+    @tries(examples)
     @given(st.sampled_from(known), st.sampled_from(WRONG), st.integers(0, 400))
     def each(key: tuple[tuple[str, ...], Kind], value: Any, deep: int) -> None:
         at, kind = key

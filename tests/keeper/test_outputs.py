@@ -12,6 +12,7 @@ from poll import until
 
 from tests.support.sentences import says, sentence
 from workbench import Cluster, ConfigError, LocalPods, PodSpec, Run, RunError, Script, history, log
+from workbench.keeper.run.outputs import _folders_of
 from workbench.rundir.paths import is_output
 
 pytestmark = pytest.mark.slow
@@ -136,6 +137,10 @@ def scalars_in(folder: Path) -> dict[str, list[float]]:
 
     board = EventAccumulator(str(folder)).Reload()
     return {tag: [scalar.value for scalar in board.Scalars(tag)] for tag in board.Tags()["scalars"]}
+
+
+def test_the_folders_of_paths_are_all_above_them() -> None:
+    assert _folders_of(["outputs/a/b", "c"]) == {"outputs", "outputs/a"}
 
 
 def test_a_script_outside_of_a_run_reports_to_nobody(capfd: pytest.CaptureFixture[str]) -> None:

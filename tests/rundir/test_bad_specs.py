@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wrong import WRONG, inner, places, replaced
 
-from tests.support.examples import repeatable
+from tests.support.examples import tries
 from workbench import cli
 from workbench.base.errors import ConfigError
 from workbench.client.cluster import Cluster
@@ -128,7 +128,7 @@ def tried(
         assert not refusal(file, out)
         shutil.rmtree(out)
 
-    @repeatable(examples)
+    @tries(examples)
     @given(st.sampled_from(specs), MUTATIONS)
     def each(spec: Any, mutations: list[tuple[str, int, object]]) -> None:
         for mutation in mutations:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from writtenrun import T0, write_run
 from wrong import WRONG, places, replaced
 
-from tests.support.examples import repeatable
+from tests.support.examples import tries
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.shown import as_text
@@ -376,7 +376,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 def tried(place: Place, examples: int) -> int:
     counted = []
 
-    @repeatable(examples)
+    @tries(examples)
     @example([("../../queue.json", "retype", 3, "a\0b")], "left", False)
     @example([("../../queue.json", "fifo", 0, None)], "left", False)
     @example(

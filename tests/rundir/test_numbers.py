@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from writtenrun import write_run
 
-from tests.support.examples import repeatable
+from tests.support.examples import tries
 from workbench.rundir import journal as journal_module
 from workbench.rundir.events import (
     MARK,
@@ -250,7 +250,7 @@ def acts(world: World, schedule: list[tuple]) -> None:  # type: ignore[type-arg]
 def scheduled(folder: Path, examples: int) -> int:
     tried = []
 
-    @repeatable(examples)
+    @tries(examples)
     @example(CLASH)
     @given(st.lists(ACTS, max_size=40))
     def each(schedule: list[tuple]) -> None:  # type: ignore[type-arg]

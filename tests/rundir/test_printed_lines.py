@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from writtenrun import write_run
 from wrong import WRONG, places, replaced
 
-from tests.support.examples import repeatable
+from tests.support.examples import tries
 from workbench import Cluster, LocalPods, PodSpec, Script
 from workbench.client.run import Run
 from workbench.display.run.page import run_text
@@ -144,7 +144,7 @@ def every_kind(kind: str) -> dict[str, Any]:
 def fuzzed(folder: Path, examples: int) -> int:
     seen = []
 
-    @repeatable(examples)
+    @tries(examples)
     @given(
         st.lists(
             st.tuples(

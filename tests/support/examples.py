@@ -1,16 +1,10 @@
-"""Settings of hypothesis for tests that must try the same examples in every run."""
+"""Settings of hypothesis for tests whose examples are slow, large or share a fixture."""
 
 from __future__ import annotations
 
 from hypothesis import HealthCheck, settings
 
 
-def repeatable(examples: int) -> settings:
-    """Return settings for a number of examples, without a time limit and without a database."""
-    return settings(
-        max_examples=examples,
-        deadline=None,
-        derandomize=True,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+def tries(examples: int) -> settings:
+    """Return settings for a number of examples. The profile in conftest chooses the examples."""
+    return settings(max_examples=examples, suppress_health_check=list(HealthCheck))

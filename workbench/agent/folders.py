@@ -83,7 +83,7 @@ class _Listing:
                 with os.scandir(folder / place) as found:
                     entries = sorted(found, key=lambda entry: entry.name)
             except OSError:  # unreadable, or too deep for a path
-                self.unread.append(place)
+                self.unread.append(place or folder.name)
                 continue
             deeper = []
             for entry in entries:

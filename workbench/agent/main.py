@@ -79,8 +79,9 @@ def _remove_strange(root: Path) -> None:
             remove_folder(str(path))
         elif os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
             path.unlink()
-    if (root / "tmp").is_symlink() or (root / "tmp").is_file():
-        (root / "tmp").unlink()
+    tmp = root / "tmp"
+    if os.path.lexists(tmp) and (tmp.is_symlink() or not tmp.is_dir()):
+        tmp.unlink()
 
 
 def end_leftovers(root: Path) -> int:

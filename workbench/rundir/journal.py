@@ -368,7 +368,7 @@ class Journal:
             "message": message,
             "of": str(self._paths.root),
         }
-        self._late_result = {"state": state, "message": message}
+        self._late_result = self._redact.json({"state": state, "message": message})
         self._change(state=state, message=message, hint="", wish="")
 
     def amend(self, remark: str, facts: Mapping[str, object] | None = None) -> None:

@@ -269,12 +269,7 @@ class FolderCollector:
 
 
 def _folders_of(places: Iterable[str]) -> set[str]:
-    """Return all folders above some paths.
-
-    Example:
-        >>> sorted(_folders_of(["outputs/a/b"]))
-        ['outputs', 'outputs/a']
-    """
+    """Return all folders above some paths."""
     folders = set()
     for place in places:
         folder, slash, _ = place.rpartition("/")
