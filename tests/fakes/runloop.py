@@ -695,6 +695,7 @@ class SimLink(AgentLink):
         self.package, self.interface, self.shared = "/package/0", "lo", ()
         self.clock_offset_s = 0.0
         self.agent_replaced = ""
+        self._retries = False
 
     @property
     def agent_pid(self) -> int:  # type: ignore[override]
@@ -770,7 +771,7 @@ class SimLink(AgentLink):
         return ""
 
     def put(self, data: bytes, suffix: str = "") -> str:
-        self._reach()
+        self.retry_until_lease(lambda _: self._reach())
         return f"/store/{len(data)}{suffix}"
 
     def put_file(self, source: Path, target: str) -> None:
@@ -790,6 +791,15 @@ class SimLink(AgentLink):
     def retry_until_lease(
         self, action: Callable[[Any], Any], *, unwanted: Callable[[], bool] = lambda: False
     ) -> Any:
+        if self._retries:
+            return action(None)
+        self._retries = True
+        try:
+            return self._retry(action, unwanted)
+        finally:
+            self._retries = False
+
+    def _retry(self, action: Callable[[Any], Any], unwanted: Callable[[], bool]) -> Any:
         until = self.sim.now + self.sim.lease_s
         while True:
             try:

@@ -25,6 +25,7 @@ from workbench.base.files.private import make_cluster_folder
 from workbench.base.messages.lines import to_line
 from workbench.base.messages.wire import ask
 from workbench.base.process import find
+from workbench.client.takeover import take_over
 from workbench.keeper.decisions import What, read_decisions
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
@@ -278,6 +279,17 @@ def under_another_keeper(cluster: Cluster, code: str, *args: str) -> subprocess.
     keeper.stdin.write(to_line(cluster.spec.to_dict()) + b"stay\n")
     keeper.stdin.close()
     return keeper
+
+
+def test_a_job_that_is_submitted_while_a_keeper_takes_over_waits_for_it(
+    world: World, cluster: Cluster
+) -> None:
+    kill_keeper(cluster)
+    take_over(cluster.path)
+    assert cluster.phase == "starting"
+    run = counting(cluster, "--lines", "5")
+    world.ended(run).raise_for_status()
+    exact(run, 5)
 
 
 @pytest.mark.long

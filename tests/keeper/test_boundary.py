@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import logging
 import threading
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from workbench.base.files import read_json
 from workbench.base.files.private import make_cluster_folder
 from workbench.base.redact import Redactor
 from workbench.jobs.script import Script
-from workbench.keeper import boundary
+from workbench.keeper import boundary, shortage
 from workbench.keeper.boundary import guarded
 from workbench.keeper.decisions import What
 from workbench.keeper.keeper import Keeper
@@ -260,6 +261,31 @@ def test_a_run_that_the_queue_refuses_is_withdrawn(
     for keeper in (first, second):
         with pytest.raises(RunError, match="no room for its result"):
             keeper._do(request_of(sim))
+
+
+@pytest.mark.parametrize("patience_s", [5.0, 0.0], ids=["for a moment", "for long"])
+def test_a_submission_waits_for_a_descriptor(
+    paths: ClusterPaths, sim: Simulation, monkeypatch: pytest.MonkeyPatch, patience_s: float
+) -> None:
+    monkeypatch.setattr(shortage, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(shortage, "_PAUSE_S", 0.01)
+    runner_for = SimKeeper._runner_for
+    failures = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EMFILE, "…")]
+
+    def short(keeper: SimKeeper, request: Submit) -> Runner:
+        if failures:
+            raise failures.pop()
+        return runner_for(keeper, request)
+
+    monkeypatch.setattr(SimKeeper, "_runner_for", short)
+    keeper = SimKeeper(paths, sim)
+    if patience_s:
+        assert keeper._do(request_of(sim)) == {}
+        assert list(keeper._runners) == [RUN]
+    else:
+        with pytest.raises(RunError, match=r"no free file descriptor .* submit the job again"):
+            keeper._do(request_of(sim))
+        assert not keeper._runners
 
 
 def test_a_withdrawn_run_is_refused_later(paths: ClusterPaths, sim: Simulation) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.runloop import PORT, Fate, Plan, SimLink, Simulation
+from tests.fakes.runloop import BEGIN_S, PORT, Fate, Plan, SimLink, Simulation
 from tests.support.sentences import says
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
@@ -693,6 +693,14 @@ def test_a_pod_that_is_lost_while_the_last_rank_finishes_repeats_no_run(
     # The files of rank 0 were on the lost pod.
     assert state == "failed"
     assert "the results could not be copied back" in str(result["message"])
+
+
+def test_a_cancelled_run_waits_no_lease_for_a_first_pod_that_is_silent(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script(), [RUNS_ON])
+    state = begin(sim, [(5.0, silence(0)), (20.0, cancel)]).run()
+    # The files of rank 0 are on the silent pod.
+    assert (sim.wrong, state) == ([], "failed")
+    assert sim.now < BEGIN_S + 5.0 + sim.lease_s
 
 
 FATES = st.one_of(

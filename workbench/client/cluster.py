@@ -270,6 +270,10 @@ class Cluster(ShownLive, Submission):
             close_cluster(self._paths, self.spec)
 
     def _check_ready(self) -> None:
+        status = cluster_status(self.path)
+        # A new keeper knows the pods of the dead keeper from the beginning.
+        if self._held and status.phase == "starting" and status.pods:
+            await_successor(self._paths, self.spec, lambda *_: None)
         if self.phase != "ready":
             raise RunError(f"the cluster is {self.phase}: {self.message or 'call start() first'}")
         if not self._held:

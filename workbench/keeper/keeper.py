@@ -43,6 +43,7 @@ from workbench.keeper.requests import (
 )
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.run_queue import IdleTime, RunQueue
+from workbench.keeper.shortage import missing, patiently
 from workbench.keeper.spawn import STAY, TAKEN, log_to, process_facts, take_lock
 from workbench.keeper.succession import inherited_runs, run_context, wanted_pods
 from workbench.rundir.checkpoints import CHECKPOINT, newest_good
@@ -332,6 +333,19 @@ class Keeper:
         }
 
     def _submit(self, request: Submit) -> dict[str, object]:
+        """Take a run, and wait outside the lock for a free thread or descriptor."""
+        try:
+            return patiently(partial(self._take, request))
+        except Exception as error:
+            what = missing(error)
+            if not what:
+                raise
+            raise RunError(
+                f"the keeper has no free {what} (see ulimit -n and ulimit -u); "
+                "submit the job again when other runs have ended"
+            ) from error
+
+    def _take(self, request: Submit) -> dict[str, object]:
         with self._queue.lock:
             runner = self._runners.get(request.run)
             # The answer to an earlier request was lost.

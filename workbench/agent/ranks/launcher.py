@@ -19,6 +19,7 @@ from workbench.agent.ranks.request import rank_environment
 from workbench.agent.warm_link import WarmLink
 from workbench.base import entries
 from workbench.base.allocator import preloaded
+from workbench.base.files import read_json
 from workbench.base.process import look_up
 
 _log = logging.getLogger(__name__)
@@ -48,9 +49,10 @@ class Helpers:
         if name in self.asked.values() or name in self.pids.values():
             return {"state": "busy"}
         if answered.exists():
-            answer = json.loads(answered.read_text(encoding="utf-8"))
+            # A rank of the pod may have put anything in the place of the answer.
+            answer = read_json(answered)
             shutil.rmtree(folder, ignore_errors=True)
-            return {"state": "done", "answer": answer}
+            return {"state": "done", "answer": answer} if answer else {"state": "none"}
         if folder.exists() or name in self._refused:
             return {"state": "none"}
         if self._closed or not self._warm.serves({}):

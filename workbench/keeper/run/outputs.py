@@ -62,8 +62,15 @@ class Brought:
     """Invalid names in `out/`, fit for a note. Such files are not copied."""
 
 
-def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
-    """Return the list of output files on a pod. A script's unchanged input files are excluded."""
+def list_outputs(context: RunContext, link: AgentLink, *, lost: bool = False) -> OutputList:
+    """Return the list of output files on a pod. A script's unchanged input files are excluded.
+
+    A pod that counts as lost is asked once, and any other pod until its lease ends.
+    """
+    return link.retry_until_lease(lambda _: _listed(context, link), unwanted=lambda: lost)
+
+
+def _listed(context: RunContext, link: AgentLink) -> OutputList:
     paths = context.paths
     sent = "-"
     archive = context.spec.job.archive_in(paths.root)
@@ -76,7 +83,7 @@ def list_outputs(context: RunContext, link: AgentLink) -> OutputList:
         "below": _HASH_ALL if shared else LARGE,
         "shared": str(paths.arrivals) if shared else "",
     }
-    raw = link.retry_until_lease(lambda _: _ask_for_list(link, fields))
+    raw = _ask_for_list(link, fields)
     lists = {name: items(value) for name, value in raw.items()}
     out = lists.get("out", [])
     script = lists.get("script", [])
@@ -341,7 +348,7 @@ def bring_back(
     strange: list[str] = []
     failed: RemoteError | None = None
     try:
-        listed = list_outputs(context, link)
+        listed = list_outputs(context, link, lost=link.pod.name in lost)
         manifest, strange = fetch(link, context.on_pod(link), paths, listed.out)
     except RemoteError as error:
         # The files of the other pods are copied all the same.
