@@ -185,6 +185,23 @@ def test_runs_are_filtered_and_sorted(folder: Path) -> None:
         history(folder, state="fialed")
 
 
+def test_runs_are_filtered_by_any_figure(folder: Path) -> None:
+    make_run(folder / "ddd", 4.0, step_figures={"reward": 0.5}, metrics={"rouge1": 0.25})
+
+    def ids(**bounds: Any) -> list[str]:
+        return [record.id for record in history(folder, within=bounds)]
+
+    assert ids(eval_loss=(None, 0.2)) == ["bbb"]
+    assert ids(eval_loss=(0.125, None)) == ["ddd", "bbb", "aaa"], "one run has no such loss"
+    assert ids(rouge1=(0.5, 1), steps=(50, None)) == ["bbb"]
+    assert ids(eval_rouge1=(None, 0.5)) == ids(reward=(0, 1)) == ["ddd"]
+    with pytest.raises(ConfigError, match="rouge1"):
+        ids(rouge=(0, 1))
+    for wrong in (0.5, (0.5,), (1, 0), ("a", None)):
+        with pytest.raises(ConfigError, match=r"within\['steps'\] is .*; give the least"):
+            ids(steps=wrong)
+
+
 def test_runs_are_compared_by_number_name_or_id(folder: Path) -> None:
     found = history(folder)
     assert repr(found.compare(0, 2)) == "RunComparison(ccc, aaa)"

@@ -273,6 +273,27 @@ def test_a_script_that_printed_nothing_has_no_empty_places(
     assert panel.still() == b""
 
 
+def test_a_script_s_own_figures_are_shown_and_drawn(write: Callable[..., WrittenRun]) -> None:
+    written = write({"kind": "script", "path": "train.py"})
+    evil = r"<b>$\frac{</b>"
+    for step in (1, 2, 3):
+        written.event("step", step=step, reward=step / 4, **{evil: 1.0 * step})
+        written.event("eval", step=step, metrics={"reward": step / 8, "rouge": 0.5})
+    panel = RunPanel(Run.load(written.paths.root))
+    page = look(panel)
+    assert "reward 0.75" in words(page) and "rouge 0.5" in words(page)
+    titles = re.findall(r"<summary>(.*?)</summary>", page)
+    assert {"eval_rouge", "reward"} <= set(titles) and "eval_reward" not in titles
+    assert 'aria-label="reward' not in page
+    panel.unfold("reward", True)
+    assert 'aria-label="reward' in look(panel)
+    for number in range(60):
+        written.event("step", step=4, **{f"figure-{number}": 1.0})
+    written.end()
+    page = look(panel)
+    assert page.count("<svg") <= 30 and "more figures" in page and "<b>$" not in page
+
+
 def test_nobody_waits_for_what_a_trainer_prints(written: WrittenRun, panel: RunPanel) -> None:
     assert "printed" not in look(panel)
     written.end()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from workbench.base.errors import RunError, one_of
+from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.base.files import read_json
 from workbench.base.json_values import part
 from workbench.base.shown import ShownLive
@@ -180,6 +181,7 @@ def history(
     model: str = "",
     technique: str | Sequence[str] = (),
     pods: int | None = None,
+    within: Mapping[str, tuple[float | None, float | None]] | None = None,
     sort: str = _NEWEST,
 ) -> History:
     """Return the runs below a folder, newest first; `history()[0]` is the newest run itself.
@@ -191,12 +193,16 @@ def history(
         model: Text in the name of the runs' models.
         technique: Technique of the runs, or several techniques.
         pods: Number of pods of the runs.
+        within: Least and greatest value by the name of a numeric column, of a metric or of a figure
+            of the steps, as in `{"eval_loss": (None, 0.5)}`. None for no bound. Runs without a
+            value are left out.
         sort: Column of `to_dataframe` to sort by, except options; also the name of a metric or of
             a figure of the steps, such as `rougeL`. A leading minus sorts the largest first.
 
     Raises:
         RunError: There is no such folder.
-        ConfigError: There is no such state, or no run below the folder has such a column.
+        ConfigError: There is no such state, no run below the folder has such a column, or a value
+            of `within` is no pair of numbers.
     """
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
@@ -207,11 +213,16 @@ def history(
             raise one_of("state", each, list(RunState))
     is_alive = cache(is_keeper_alive)  # clusters have many runs
     found = [record_of(paths, is_alive) for paths in find_runs(root)]
-    column = _sort_column(sort, found)
+    column = _column_of("sort", sort.removeprefix("-"), found)
+    bounds = {
+        _column_of("within", name, found): _bounds(name, pair)
+        for name, pair in (within or {}).items()
+    }
     records = [
         record
         for record in found
-        if (not states or record.state in states)
+        if all(_is_within(record, each, bounds[each]) for each in bounds)
+        and (not states or record.state in states)
         and (not techniques or record.technique in techniques)
         and (pods is None or record.pods == pods)
         and model.lower() in record.model.lower()
@@ -221,16 +232,35 @@ def history(
     return History(root, tuple(in_order), sorted_by=column)
 
 
-def _sort_column(sort: str, records: Sequence[RunRecord]) -> str:
-    """Return the column of `to_dataframe` to sort by, for its name or the name of a metric."""
-    name = sort.removeprefix("-")
+def _column_of(option: str, name: str, records: Sequence[RunRecord]) -> str:
+    """Return the column of `to_dataframe` for its name or the name of a metric."""
     if name in _COLUMNS:
         return name
     keys = [column.key for column in _metric_columns(records)]
     for key in (name, f"metric.{name}", f"metric.{name.removeprefix('eval_')}", f"step.{name}"):
         if key in keys:
             return key
-    raise one_of("sort", sort, [*_COLUMNS, *keys])
+    raise one_of(option, name, [*_COLUMNS, *keys])
+
+
+def _bounds(name: str, pair: object) -> tuple[float, float]:
+    """Return the least and the greatest value; no bound is infinite."""
+    match pair:
+        case (int() | float() | None as least, int() | float() | None as most):
+            low = -math.inf if least is None else float(least)
+            high = math.inf if most is None else float(most)
+            if low <= high:
+                return low, high
+    raise ConfigError(
+        f"within[{name!r}] is {pair!r}; give the least and the greatest value, as in (None, 0.5)"
+    )
+
+
+def _is_within(record: RunRecord, column: str, bounds: tuple[float, float]) -> bool:
+    value = _figure(record, column)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return bounds[0] <= value <= bounds[1]
 
 
 def _metric_columns(records: Sequence[RunRecord]) -> list[Column]:

@@ -2,7 +2,7 @@
 
 Panel, plots, TensorBoard, `history` and `compare` read the table. A row is all that a new metric
 needs there. A number of a step or an evaluation without a row has a curve, a tag in TensorBoard,
-and a column of `compare` and of the data frames, but no place in the panel.
+a column of `compare` and of the data frames, and a folded plot at the end of the panel.
 """
 
 from __future__ import annotations

@@ -52,7 +52,10 @@ class RunView:
         names = [metric.name for metric in metrics.METRICS]
         names.extend(curves)
         self.curves: dict[str, Curve] = {name: Curve() for name in names}
-        """Curves over optimizer steps, by name: the known metrics, and the requested curves."""
+        """Curves over optimizer steps, by name.
+
+        Known metrics and requested curves come first, then other numbers that the run reports.
+        """
         self.result: ResultRecord | None = None
         self.cluster_phase = ""
         """Phase of the run's cluster; `closed` if the keeper is gone."""
@@ -253,6 +256,9 @@ class RunView:
                     curve.cut(went_on)
         step = event.whole("step")
         for name, value in metrics.figures_of(event).items():
+            # The totals bound the number of names.
+            if name in self.totals.curve_names and name not in self.curves:
+                self.curves[name] = Curve()
             if name in self.curves:
                 self.curves[name].add(step, value, event.time_s, late=event.late)
 

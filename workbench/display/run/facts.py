@@ -30,6 +30,7 @@ from workbench.rundir.view import RunView
 
 _NAMED_PODS = 8
 _ENDED_WHEN_ASKED = (RunState.STOPPED, RunState.CANCELLED)
+_MOST_OWN = 12  # figures of steps without a row in the table of metrics
 _NAMED_COLUMNS = 20
 
 
@@ -198,6 +199,14 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
             curve = metrics.curve_name(name, EventKind.EVAL)
             if metrics.known(curve) is None:
                 pairs.append((name, number(value)))
+    own = {
+        name: value
+        for name, value in view.totals.step_figures.items()
+        if metrics.known(name) is None
+    }
+    pairs += [(name, number(value)) for name, value in list(own.items())[:_MOST_OWN]]
+    if len(own) > _MOST_OWN:
+        pairs.append(("more figures", count(len(own) - _MOST_OWN)))
     if result is not None:
         pairs.append(("exact match", percent(result.exact_match)))
         pairs.append(("time to first step", duration(result.time_to_first_step_s)))

@@ -54,6 +54,7 @@ _RANKS = 8
 _MOST_ROWS = 64
 _ANSWERS = 12
 _MOST_ANSWERS = 500
+_MOST_PLOTS = 24  # run.plot(NAME) draws any other
 _TEXT_FILES = 200_000  # bytes; the text of a larger file is only in the archive
 Drawing = Callable[[], str]
 
@@ -130,7 +131,6 @@ class RunPage:
     def _html(self) -> Markup:
         view = self._view
         facts = self.facts
-        has_loss = len(view.curves["loss"]) or len(view.curves["eval_loss"])
         folded_lines = [
             (ranks_word(line.ranks, view.world_size), line.text)
             for line in self._folded[-_PAGE_LINES:]
@@ -140,7 +140,7 @@ class RunPage:
         return draw_page(
             facts,
             "GPU memory" if view.memory_kind == "cuda" else "memory",
-            self._curves() if has_loss else [],
+            self._curves(),
             self._memory() if facts.memory else "",
             folded_lines,
             self._logs() if view.world_size > 1 else [],
@@ -151,18 +151,33 @@ class RunPage:
     def _curves(self) -> list[tuple[str, str]]:
         """Draw the curves, the loss first. During a run, folded curves have only a title."""
         curves = self._view.curves
-        drawn = []
-        for name in plot_names():
-            title = plot_title(name)
+        drawn: list[tuple[str, str]] = []
+        for name in self._plot_names():
+            title = plain(plot_title(name))
             points = [len(curves[each]) for each in curves_of(name) if each in curves]
-            if not any(points):
-                continue
             svg = ""
-            if self._is_whole or name == "loss" or self._folds.get(title):
+            if self._is_whole or not drawn or self._folds.get(title):
                 draw = partial(self._draw_curve, name)
                 svg = self._plot(name, points, draw)
             drawn.append((title, svg))
         return drawn
+
+    def _plot_names(self) -> list[str]:
+        """Return the names of the plots with points: known metrics, then the run's own figures."""
+        curves = self._view.curves
+        names = plot_names()
+        in_plots = {curve for name in names for curve in curves_of(name)}
+        # A plot of a step's figure has the same figure of the evaluations.
+        own = sorted(set(curves) - in_plots)
+        for name in own:
+            with_evaluation = any(name in curves_of(other) for other in own if other != name)
+            if not with_evaluation:
+                names.append(name)
+        with_points = []
+        for name in names:
+            if any(len(curves[each]) for each in curves_of(name) if each in curves):
+                with_points.append(name)
+        return with_points[:_MOST_PLOTS]
 
     def _draw_curve(self, name: str) -> str:
         return plot_svg(curve_plot(self._view, name))
