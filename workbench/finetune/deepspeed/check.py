@@ -218,7 +218,9 @@ def _check_equal(
     )
     if world_size is not None:
         name = f"per_device_train_batch_size x gradient_accumulation_steps x {world_size} ranks"
-        wanted["train_batch_size"] = (name, job.global_batch(world_size))
+        # DeepSpeed counts the ranks, also if several share a row.
+        rows = job.per_device_train_batch_size * job.gradient_accumulation_steps * world_size
+        wanted["train_batch_size"] = (name, rows)
     if value_at(config, "flops_profiler.enabled") is not True:
         del wanted["flops_profiler.profile_step"]
     for key, (name, want) in wanted.items():

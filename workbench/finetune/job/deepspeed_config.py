@@ -11,6 +11,7 @@ from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.choices import Optimizer, Precision
 from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.options.sequence import check_ranks
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.zero.zero import is_offloaded
 
@@ -41,6 +42,7 @@ def resolve(
     technique = technique_of(job.technique)
     if world_size is not None:
         technique.refuse_ranks(world_size)
+        check_ranks(job, world_size)
     if not technique.uses_deepspeed:
         return None
     config, source = load(job)

@@ -134,7 +134,7 @@ class FineTune(FineTuneOptions, Job):
         factors = (
             self.per_device_train_batch_size,
             self.gradient_accumulation_steps,
-            ranks,
+            max(1, ranks // self.sequence_parallel),
         )
         return Batch(rows=self.global_batch(ranks), factors=factors)
 
@@ -209,15 +209,16 @@ class FineTune(FineTuneOptions, Job):
         """
         rows = self.global_batch(before)
         most = self.per_device_train_batch_size
+        groups = max(1, ranks // self.sequence_parallel)
         counts = []
         for micro in range(1, most + 1):
-            fewer = rows // (micro * ranks)
+            fewer = rows // (micro * groups)
             counts.append((max(1, fewer), micro))
             counts.append((max(1, fewer + 1), micro))
 
         def distance(each: tuple[int, int]) -> tuple[int, int]:
             accumulation, micro = each
-            return abs(accumulation * micro * ranks - rows), accumulation
+            return abs(accumulation * micro * groups - rows), accumulation
 
         accumulation, micro = min(counts, key=distance)
         own = self.deepspeed

@@ -24,6 +24,7 @@ from workbench.finetune.options.models import (
     has_chat_template,
     model_family,
 )
+from workbench.finetune.options.sequence import check_sequence, check_sequence_at_submit
 from workbench.finetune.options.training import check_training
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 
@@ -149,6 +150,7 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
     """Raise ConfigError for options that the model's folder or the pods do not support."""
     check_family(job, model_family(job.model))
     _check_prompt(job, has_chat_template(job.model))
+    check_sequence_at_submit(job)
     technique_of(job.technique).refuse_on_pods(job, gpus=gpus)
     missing = [gpu for gpu in job.max_memory if int(gpu) >= gpus]
     if gpus and missing:
@@ -194,7 +196,9 @@ def _check_technique(job: FineTuneOptions) -> None:
                 f"{owner.options} has options, and the technique is '{job.technique}'; choose "
                 f"'{owner.name}', or drop {owner.options}"
             )
-    technique_of(job.technique).refuse(job)
+    technique = technique_of(job.technique)
+    technique.refuse(job)
+    check_sequence(job, alone=technique.alone, apart=technique.apart)
 
 
 def _check_device_map(job: FineTuneOptions) -> None:

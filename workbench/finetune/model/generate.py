@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +24,10 @@ def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list
     Every rank must call this function, and rank 0 gets all answers.
     """
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-    with ranks.alike(collective=trainer.forward_is_collective):
+    whole_rows: AbstractContextManager[None] = nullcontext()
+    if trainer.sequence is not None:
+        whole_rows = trainer.sequence.whole_rows()
+    with whole_rows, ranks.alike(collective=trainer.forward_is_collective):
         mine = answers(
             model,
             encoder,

@@ -53,7 +53,7 @@ def model_family(model: str) -> Family | None:
         >>> model_family("me/mine") is None
         True
     """
-    config = _config_of(model) if model not in (TINY_T5, TINY_LLAMA) else {}
+    config = config_of(model) if model not in (TINY_T5, TINY_LLAMA) else {}
     if config:
         return Family.ENCODER_DECODER if config.get("is_encoder_decoder") else Family.CAUSAL
     return family_by_name(model)
@@ -137,11 +137,12 @@ def has_chat_template(model: str) -> bool | None:
     if not is_there(folder / "config.json"):
         return None
     return is_there(folder / "chat_template.jinja") or bool(
-        _config_of(model, "tokenizer_config").get("chat_template")
+        config_of(model, "tokenizer_config").get("chat_template")
     )
 
 
-def _config_of(model: str, name: str = "config") -> Json:
+def config_of(model: str, name: str = "config") -> Json:
+    """Return a configuration file of a model's folder; empty if it cannot be read."""
     # Follow links: the folders of the hub's cache consist of links.
     try:
         text = read_given(Path(model).expanduser() / f"{name}.json")

@@ -187,6 +187,13 @@ class FineTuneOptions(Record):
     Evaluations ignore the load-balancing loss. Default None: the `router_aux_loss_coef` of the
     model's configuration. 0 trains without the load-balancing loss.
     """
+    sequence_parallel: Annotated[Size, Unit("ranks")] = 1
+    """Number of neighbouring ranks that share each row of a causal model, for long rows.
+
+    A rank computes its part of a row, and exchanges heads with the group in the attention
+    (Ulysses). The activations of a rank shrink to the same share. The number divides the ranks and
+    the model's key and value heads. A batch counts the rows of a group. Default 1: whole rows.
+    """
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     checkpoint_layers: Annotated[
@@ -354,4 +361,5 @@ class FineTuneOptions(Record):
 
     def global_batch(self, ranks: int) -> int:
         """Return the number of rows of an optimizer step on `ranks` ranks."""
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps * ranks
+        groups = max(1, ranks // self.sequence_parallel)
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * groups

@@ -9,6 +9,7 @@ from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
+from workbench.finetune.options.sequence import check_ranks
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import Setting
 
@@ -35,6 +36,7 @@ def setting_of(
     on_pod = 1 if technique.alone else max(1, gpus)
     ranks = technique.ranks_of(pods, on_pod)
     technique.refuse_ranks(ranks)
+    check_ranks(job, ranks)
     config = load(job)[0] if technique.uses_deepspeed else {}
     half = job.number_format in (Precision.BF16, Precision.FP16)
     model = model or {}
@@ -91,6 +93,9 @@ def request_of(
     if job.peft != Peft.NONE:
         lora = Lora.from_dict(job.lora).to_dict()
         lora.pop("resume_from", None)
+    # A rank has its part of a row, and as many elements of the heads in the attention.
+    source = -(-source // job.sequence_parallel)
+    target = -(-target // job.sequence_parallel)
     request: dict[str, object] = {
         "config": shape,
         "source": -(-source // 8) * 8,  # the trainer pads to a multiple of 8

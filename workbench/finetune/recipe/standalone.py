@@ -126,11 +126,12 @@ def leave_norms_out_of_decay(trainer: Any, optimizer: Any) -> Any:
 
 
 def train_batches(
-    trainer: Any, lengths: Callable[[], torch.Tensor], *, order: int
+    trainer: Any, lengths: Callable[[], torch.Tensor], *, order: int, group: int = 1
 ) -> DataLoader[Any]:
     """Return the rank's micro-batches.
 
-    The micro-batches of all ranks make up the global batches.
+    The micro-batches of all ranks make up the global batches. The `group` neighbours that share
+    rows get the same micro-batches.
     """
     args = trainer.args
     rows = trainer.train_dataset
@@ -139,8 +140,8 @@ def train_batches(
         micro_batch=args.per_device_train_batch_size,
         seed=args.seed,
         accumulation=args.gradient_accumulation_steps,
-        rank=args.process_index,
-        world_size=args.world_size,
+        rank=args.process_index // group,
+        world_size=args.world_size // group,
         lengths=lengths() if args.train_sampling_strategy == "group_by_length" else None,
         order=order,
     )
@@ -413,11 +414,7 @@ def _open_on_cpu(with_deepspeed: bool, limit: timedelta) -> None:
     if not with_deepspeed:
         PartialState(cpu=True, backend="gloo", timeout=limit)
         return
-    # DeepSpeed would compile an op for a minute, and the name of the op's shared memory is the same
-    # for all runs of a machine.
-    # https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
-    comm = import_module("deepspeed.comm.torch")  # as an attribute it is torch itself
-    vars(comm)["build_shm_op"] = lambda: None  # gloo does its work
+    without_shm_op()
     # By default accelerate counts one process on CPUs under DeepSpeed; with `use_cpu` it opens the
     # process group without DeepSpeed. So make its state beforehand, in the same way as accelerate
     # on GPUs.
@@ -426,6 +423,15 @@ def _open_on_cpu(with_deepspeed: bool, limit: timedelta) -> None:
         PartialState(backend="gloo", timeout=limit)
     finally:
         del os.environ["ACCELERATE_USE_DEEPSPEED"], os.environ["ACCELERATE_TORCH_DEVICE"]
+
+
+def without_shm_op() -> None:
+    """Keep DeepSpeed from compiling its op for shared memory; gloo does the work of the op."""
+    # DeepSpeed would compile the op for a minute, and the name of the op's shared memory is the
+    # same for all runs of a machine.
+    # https://github.com/deepspeedai/DeepSpeed/blob/v0.19.8/deepspeed/comm/torch.py
+    comm = import_module("deepspeed.comm.torch")  # as an attribute it is torch itself
+    vars(comm)["build_shm_op"] = lambda: None
 
 
 def _rows(file: Path, tokenizer: Any, job: Mapping[str, Any]) -> list[dict[str, list[int]]]:

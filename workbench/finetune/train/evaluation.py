@@ -116,21 +116,21 @@ class Evaluator:
         rows = trainer.eval_dataset
         model = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
         size = trainer.args.per_device_eval_batch_size
-        world_size = ranks.world_size()
+        groups = ranks.world_size() // trainer.group
         batches = eval_batches(
             rows,
             size=size,
-            rank=ranks.rank(),
-            world_size=world_size,
+            rank=ranks.rank() // trainer.group,
+            world_size=groups,
         )
-        steps = -(-len(rows) // (size * world_size))
+        steps = -(-len(rows) // (size * groups))
         model.eval()
-        with ranks.alike(collective=trainer.forward_is_collective):
+        with ranks.alike(collective=trainer.forward_is_collective or trainer.group > 1):
             sums = evaluation_sums(
                 trainer,
                 model,
                 counted(batches, steps, "evaluating"),
-                align=partial(aligned, causal=self._encoder.causal),
+                align=partial(aligned, causal=trainer.shifts),
                 counts_right=self.counts_right,
             )
         model.train()

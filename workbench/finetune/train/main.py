@@ -25,6 +25,7 @@ from workbench.finetune.model import adapters, generate, pipeline
 from workbench.finetune.model import load as model
 from workbench.finetune.model.layers import balance_coefficient, recompute
 from workbench.finetune.model.saving import save_model
+from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.model.sharding import parts_to_shard
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.choices import Communication, Peft, Precision
@@ -79,8 +80,10 @@ def _run(work: Assignment) -> None:
         note(f"device_map: {pipeline.described(loaded.model)}")
     recompute(loaded.model, work.job.checkpoint_layers)
     encoder = Encoder(loaded, work.job)
+    size = work.job.sequence_parallel
+    sequence = SequenceParallel(loaded.model, size) if size > 1 else None
     stop = StopFile(work.stop)
-    trainer = _trainer(work, arguments, loaded, encoder, rows, stop)
+    trainer = _trainer(work, arguments, loaded, encoder, rows, stop, sequence)
     trainer.write_model = lambda: _save(work, loaded)
     used = {
         "pod": pod_name(),
@@ -152,6 +155,7 @@ def _trainer(
     encoder: Encoder,
     rows: Rows,
     stop: StopFile,
+    sequence: SequenceParallel | None,
 ) -> FineTuner:
     job = work.job
     technique = work.technique
@@ -186,6 +190,7 @@ def _trainer(
         causal=encoder.causal,
         order=work.order,
         balance=LoadBalance(coefficient) if coefficient is not None else None,
+        sequence=sequence,
     )
     trainer = FineTuner(
         parts=parts,
@@ -194,7 +199,7 @@ def _trainer(
         model=loaded.model,
         args=arguments,
         processing_class=loaded.tokenizer,
-        data_collator=encoder.collator,
+        data_collator=sequence.cutting(encoder.collator) if sequence else encoder.collator,
     )
     _add_callbacks(work, trainer, samples=work.global_batch * count / len(train))
     return trainer

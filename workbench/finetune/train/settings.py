@@ -23,6 +23,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Precision
+from workbench.finetune.options.sequence import check_ranks
 from workbench.finetune.recipe.standalone import prepare, training_options
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.technique import Technique
@@ -154,6 +155,7 @@ def prepare_process(work: Assignment) -> None:
             "Ampere generation or later; use 'fp32' on CPUs"
         )
     work.technique.refuse_ranks(work.world_size)
+    check_ranks(work.job, work.world_size)
     deepspeed = work.technique.uses_deepspeed
     if deepspeed:
         clear_stale_locks()

@@ -42,6 +42,7 @@ from workbench.agent.rank.phases import phase
 from workbench.base.errors import RunError
 from workbench.base.words import number
 from workbench.finetune.data.training.rows import aligned
+from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.evaluation import LOSS
 from workbench.finetune.recipe.order import IGNORED
@@ -96,6 +97,8 @@ class TrainerParts:
     """Version of the order of rows."""
     balance: LoadBalance | None = None
     """Load-balancing loss of a mixture of experts; None for other models."""
+    sequence: SequenceParallel | None = None
+    """Parts of rows for groups of ranks; None where each rank has whole rows."""
 
 
 class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers publishes no types
@@ -111,6 +114,9 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self.causal = parts.causal
         self.order = parts.order
         self.balance = parts.balance
+        self.sequence = parts.sequence
+        self.group = 1 if parts.sequence is None else parts.sequence.size
+        """Number of neighbouring ranks that share a row."""
         self.technique = parts.technique
         self._sends_bf16 = parts.sends_bf16
         self.profiler: StepProfiler | None = None
@@ -145,6 +151,11 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def forward_is_collective(self) -> bool:
         """Whether a forward pass needs every rank, because ranks hold only parts of the weights."""
         return ranks.world_size() > 1 and "trained" in self.technique.spreads
+
+    @property
+    def shifts(self) -> bool:
+        """Whether a label belongs to the logits of the token before; parts of rows are shifted."""
+        return self.causal and self.sequence is None
 
     # Before the first step.
 
@@ -183,7 +194,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return row_lengths(self.train_dataset)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        return train_batches(self, self.row_lengths, order=self.order)
+        return train_batches(self, self.row_lengths, order=self.order, group=self.group)
 
     def _init_training_state(
         self,
@@ -223,7 +234,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         if not batches:
             return batches, None
         labels = [batch["labels"] for batch in batches if "labels" in batch]
-        if self.causal:
+        if self.shifts:
             # Only labels with logits before them count, as in `aligned`.
             labels = [each[..., 1:] for each in labels]
         own_tokens = sum(int(each.ne(IGNORED).sum()) for each in labels)
@@ -513,7 +524,7 @@ class FineTuner(WorkbenchTrainerMixin, Trainer):  # type: ignore[misc]  # transf
 
     def token_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
         """Return the share of a micro-batch in the loss of the global batch."""
-        logits, targets = aligned(outputs["logits"], labels, self.causal)
+        logits, targets = aligned(outputs["logits"], labels, self.shifts)
         smoothing = self.args.label_smoothing_factor
         loss = token_loss({"logits": logits}, targets, num_items_in_batch, smoothing=smoothing)
         if self.balance is not None:
