@@ -1,0 +1,132 @@
+"""Scripts of other packages run unchanged on two pods: TRL, accelerate, DeepSpeed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench import Cluster, Run, Script
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+SCRIPTS = Path(__file__).parent / "scripts"
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+PROMPTS = [f"Name the capital of country {n}." for n in range(12)]
+PAIRS = [
+    {"prompt": prompt, "chosen": f" City {n} is it.", "rejected": " I do not know."}
+    for n, prompt in enumerate(PROMPTS)
+]
+ROWS: dict[str, Sequence[dict[str, Any]]] = {
+    "sft": [{"text": pair["prompt"] + pair["chosen"]} for pair in PAIRS],
+    "dpo": PAIRS,
+    "kto": [
+        {"prompt": pair["prompt"], "completion": pair[kind], "label": kind == "chosen"}
+        for pair in PAIRS
+        for kind in ("chosen", "rejected")
+    ],
+    "reward": [
+        {kind: pair["prompt"] + pair[kind] for kind in ("chosen", "rejected")} for pair in PAIRS
+    ],
+    "grpo": [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS],
+}
+MORE = {
+    "grpo": [
+        "--num_generations=2",
+        "--max_completion_length=8",
+        "--reward_funcs=think_format_reward",
+    ],
+}
+FIGURES = {
+    "sft": "entropy",
+    "dpo": "rewards/margins",
+    "kto": "rewards/margins",
+    "reward": "margin",
+    "grpo": "reward",
+}
+"""Figure of a step that a method is about."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    from workbench.finetune.model.text.tokenizer import END, PAD, START, train_tokenizer
+
+    folder = tmp_path_factory.mktemp("model")
+    learned = train_tokenizer([json.dumps(pair) for pair in PAIRS], causal=True)
+    (folder / "learned.json").write_text(learned)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "learned.json"), pad_token=PAD, eos_token=END, bos_token=START
+    )
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=2,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def trained(cluster: Cluster, script: Path, *args: str) -> Run:
+    run = cluster.submit(Script(script, args=args, stall_timeout_s=300))
+    run.wait(500, progress=False).raise_for_status()
+    return run
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_trl_s_own_script_trains(
+    cluster: Cluster, model: Path, tmp_path: Path, method: str
+) -> None:
+    import trl
+
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[method]))
+    run = trained(
+        cluster,
+        Path(trl.__file__).parent / "scripts" / f"{method}.py",
+        f"--dataset_name={rows}",
+        f"--model_name_or_path={model}",
+        "--output_dir=trained",
+        "--max_steps=2",
+        "--per_device_train_batch_size=2",
+        "--logging_steps=1",
+        "--save_strategy=no",
+        "--use_cpu",
+        "--bf16=False",
+        "--report_to=none",
+        *MORE.get(method, ()),
+    )
+    steps = [event for event in run.events() if event.kind == "step"]
+    assert [event.whole("step") for event in steps] == [1, 2]
+    assert all(event.number(FIGURES[method]) is not None for event in steps)
+    assert (run.paths.outputs / "trained" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "prints"),
+    [
+        ("accelerate_loop", r"epoch 2: \d+ of 64"),
+        ("pipeline", r"stage 0 of 2 losses"),
+        ("tensor_parallel", r"\d+ of \d+ weights, losses"),
+    ],
+)
+def test_a_script_of_another_library_trains(cluster: Cluster, script: str, prints: str) -> None:
+    run = trained(cluster, SCRIPTS / f"{script}.py")
+    assert re.search(prints, run.logs(rank=0, stream="stdout"))
