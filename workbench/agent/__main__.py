@@ -59,7 +59,7 @@ def _launch_rank(root: Path, asked: argparse.Namespace) -> int:
 
 
 def _install(request: Path) -> int:
-    from workbench.agent.packages import PackageError, install
+    from workbench.agent.packages.target import PackageError, install
 
     asked = json.loads(request.read_text(encoding="utf-8"))
     request.unlink()

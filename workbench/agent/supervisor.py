@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from workbench.agent import machine
+from workbench.agent.packages.installs import Installs
 from workbench.agent.ranks.job import PodRun
 from workbench.agent.ranks.launcher import RankLauncher
 from workbench.agent.ranks.request import (
@@ -61,6 +62,7 @@ class Agent:
         self.warm = self.launcher.warm
         self.helpers = self.launcher.helpers
         self._tasks = Tasks()
+        self._installs = Installs(self._tasks)
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s
         self._ticked = time.monotonic()
@@ -77,6 +79,7 @@ class Agent:
             "free_port": _free_port,
             "stamp": stamp,
             "stage": self._stage,
+            "environment": self._environment,
             "list_outputs": self._list_outputs,
             "prepare": self._prepare,
             "prepared": self._prepared,
@@ -130,6 +133,8 @@ class Agent:
         for run in self._runs.values():
             self.launcher.stop(run, grace_s)
         self.helpers.close()
+        self._installs.stop_all()
+        self._strays = self._strays or bool(self._tasks.pids)
 
     def tick(self) -> None:
         """Handle new events and do the due work. Cheap if there is none."""
@@ -196,6 +201,18 @@ class Agent:
         folder = self._folder(message)
         files = texts_in(message, "files")
         return self._begin("stage", folder, files, archive)
+
+    def _environment(self, message: Message) -> Reply:
+        """Start to make a run's environment, or return the state; with `stop`, end the work."""
+        run = check_run_id(message.get("run"))
+        request = object_in(message, "request")
+        if self._end_by is not None:
+            raise ValueError(f"the agent of {self.root.name} is ending")
+        if message.get("stop") is True:
+            self._installs.stop(run)
+        folder = Path(str(message.get("folder")))
+        log = self._folder(message) / "packages.log"
+        return self._installs.ask(run, folder, log, request, begin=message.get("stop") is not True)
 
     def _list_outputs(self, message: Message) -> Later:
         folder = self._folder(message)
@@ -401,6 +418,8 @@ class Agent:
             if self.warm.forked and table.get(self.warm.pid) != self.warm.process:
                 server.clear()
         spared = {os.getpid(), *self._tasks.pids, *self.helpers.pids}
+        if self._end_by is None:
+            spared |= descendants(table, set(self._tasks.pids))
         if self.warm.forked:
             spared |= server
         else:

@@ -196,4 +196,4 @@ class Submission:
         script = as_script(job, self.path / "functions", status.pods)
         spec = RunSpec(cluster=self.spec, job=script, pods=pods)
         ask_pods = partial(checkpoint_on_pods, self.path)
-        return prepare_run(spec, root=root, parent=parent, ask_pods=ask_pods)
+        return prepare_run(spec, root=root, parent=parent, ask_pods=ask_pods, pods=status.pods)

@@ -19,6 +19,7 @@ from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes
 from workbench.base.record import Record
+from workbench.jobs.requirements.requirements import Requirements
 from workbench.jobs.views import JobViews
 
 Success = Literal["record", "exit code"]
@@ -158,6 +159,8 @@ class NewRun:
 
     May hold secrets; never written down.
     """
+    pythons: Mapping[str, str] = field(default_factory=dict)
+    """Python versions of running pods, by pod. Empty: no pod is known yet."""
     ask_pods: Callable[..., Any] | None = None
     """Function that returns the checkpoint of another run on pods of this cluster.
 
@@ -396,6 +399,13 @@ class Job(Record):
         """Return the zip of the ranks' folder in a run directory.
 
         Every pod unpacks the zip. None: no zip.
+        """
+        return None
+
+    def packages_in(self, root: Path) -> Requirements | None:
+        """Return the packages of the ranks' environment, from a run directory.
+
+        None: ranks start with the pod's own Python.
         """
         return None
 

@@ -11,8 +11,8 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field
 
 from workbench.base import entries
-from workbench.base.errors import ConfigError, suggests
-from workbench.base.files import user_path, write_bytes
+from workbench.base.errors import ConfigError, RunError, suggests
+from workbench.base.files import read_json, user_path, write_bytes, write_json
 from workbench.base.json_values import text
 from workbench.base.package import fingerprint
 from workbench.base.record import (
@@ -39,6 +39,8 @@ from workbench.jobs.job import (
     carried,
 )
 from workbench.jobs.launcher import Launcher
+from workbench.jobs.requirements.read import read_requirements
+from workbench.jobs.requirements.requirements import Requirements
 from workbench.jobs.script_folder import (
     check_args,
     check_outputs,
@@ -52,6 +54,7 @@ from workbench.jobs.views import JobViews
 
 ARCHIVE = "inputs/script.zip"
 """Zip of the script's folder, relative to the run directory."""
+_PACKAGES = "inputs/requirements.json"
 _LEFT_OUT = 100  # names of files that were left out
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
@@ -104,6 +107,7 @@ class ScriptViews(JobViews["Script"]):
 
     def check_early(self, *, gpus: int) -> None:  # noqa: ARG002
         check_script(Path(self.job.path).expanduser().absolute())
+        self.job.read_packages(self.job.env)
 
 
 class Script(Job):
@@ -159,6 +163,24 @@ class Script(Job):
     of the user who submits the job.
     """
 
+    requirements: Annotated[
+        PathText | Sequence[str] | None,
+        Allowed("a list such as ['trl==1.16.0'], or the path of a requirements.txt or a uv.lock"),
+    ] = None
+    """Packages of an environment for the script: a list such as `["trl==1.16.0"]`, or a path.
+
+    The path leads to a `requirements.txt`, a `pyproject.toml` or a `uv.lock`. Every set of packages
+    has an environment in the cluster's folder on the pods, made once. `${NAME}` of a variable in
+    `env` is filled in on the pods. Default None: the packages in the script's header
+    (`# /// script`, PEP 723), or the pod's own packages without a header. `[]` ignores the header.
+    """
+    isolated: bool = False
+    """Whether the environment sees none of the pod's packages, not even torch.
+
+    Default False: the pod's packages are used, and only packages that the pod lacks or has in
+    another version are installed.
+    """
+
     outputs: Annotated[Sequence[str], Allowed("a list of patterns as in a .gitignore")] = ()
     """Files to copy back from all pods, as patterns of a `.gitignore` (`*.pt`, `out/**`).
 
@@ -184,18 +206,44 @@ class Script(Job):
         )
 
     def moved(self, move: Callable[[object], object]) -> Self:
-        return self.replace(path=move(self.path))
+        moved = self.replace(path=move(self.path))
+        if isinstance(self.requirements, str):
+            moved = moved.replace(requirements=move(self.requirements))
+        return moved
 
     def prepare(self, run: NewRun) -> Prepared:
         check_args(self.args, run.environment)
         check_outputs(self.outputs)
         path = user_path(self.path).absolute()
+        packages = self.read_packages(run.environment)
+        if packages is not None:
+            for pod, version in run.pythons.items():
+                packages.check_python(version, pod)
         write_bytes(run.root / ARCHIVE, zip_script(path))
+        job = self.replace(path=str(path))
+        if isinstance(self.requirements, str):
+            job = job.replace(requirements=str(user_path(self.requirements).absolute()))
+        if packages is not None:
+            write_json(run.root / _PACKAGES, packages.facts())
         origin = {
             "script": fingerprint(digests_of(path.parent)),
             "left_out": left_out(path.parent)[:_LEFT_OUT],
         }
-        return Prepared(job=self.replace(path=str(path)), origin=origin)
+        return Prepared(job=job, origin=origin)
+
+    def read_packages(self, environment: Mapping[str, str]) -> Requirements | None:
+        """Read the requirements from the job, from their file or from the script's header.
+
+        Raise ConfigError for requirements that no environment can fulfil.
+        """
+        script = user_path(self.path).absolute()
+        return read_requirements(self.requirements, script, environment, isolated=self.isolated)
+
+    def packages_in(self, root: Path) -> Requirements | None:
+        facts = read_json(root / _PACKAGES, within=root)
+        if not facts and self.requirements:
+            raise RunError(f"{root / _PACKAGES} cannot be read; submit the job again")
+        return Requirements.read(facts) if facts else None
 
     def archive_in(self, root: Path) -> Path:
         return root / ARCHIVE
@@ -229,6 +277,12 @@ class Script(Job):
         if request.folder:
             asked = {**self.to_dict(), "path": f"{request.folder}script/{name}"}
             return Handover(job=asked, put=put)
+        packages = self.packages_in(request.root)
+        if packages is not None and packages.installs:
+            raise ConfigError(
+                f"the run has an environment with {packages.words}, which no other system makes. "
+                "Build an image with the packages, and hand over a run with requirements=[]"
+            )
         archive = self.archive_in(request.root)
         if request.script:
             script = Path(request.script).expanduser()

@@ -171,6 +171,8 @@ class RunPaths:
     """
     job = _Below("inputs/job.json")
     """Job for the pods, with DeepSpeed JSON and data resolved."""
+    requirements = _Below("inputs/requirements.json")
+    """Packages of the ranks' environment. Absent: the pods' own packages."""
     script = _Below("inputs/script.zip")
     """Zip of the script's folder at submission. Absent for other jobs."""
     deepspeed = _Below("inputs/deepspeed.json")
@@ -186,6 +188,10 @@ class RunPaths:
         `stream` is stdout, stderr or `order`, the record of the alternation of both.
         """
         return self.logs / f"rank-{rank}.{stream}.log"
+
+    def packages_log(self, pod: str) -> Path:
+        """Return the output of pip or uv on a pod that installed packages for the run."""
+        return self.logs / f"packages.{pod}.log"
 
     def flight(self, rank: int) -> Path:
         """Return the file of a rank's last collectives, for a run that stalled."""

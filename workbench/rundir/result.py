@@ -50,7 +50,7 @@ class RunFault(TolerantRecord):
     rank: Whole | None = None
     """Rank that failed first. None: no rank caused the failure."""
     kind: str = ""
-    """Exception class, or `signal`, `exit`, `launcher`, `pod`, `keeper`, `stall`."""
+    """Exception class, or `signal`, `exit`, `launcher`, `pod`, `keeper`, `stall`, `packages`."""
     message: str = ""
     """Description in a line."""
     traceback: str = ""

@@ -6,6 +6,7 @@ of a message raises a ValueError with the field's name.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class RunRequest:
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     cwd: str | None = None
     """Folder to start in; None: the run's folder."""
+    environment: str = ""
+    """Folder of the ranks' virtual environment. Empty: the pod's own Python."""
     threads: int = 1
     binding: str = ""
     """Whether ranks get their own cores: `always`, `cpuset` (if the pod has a cpuset), or ""."""
@@ -96,6 +99,7 @@ class RunRequest:
             master_port=whole_in(raw, "master_port", 0),
             env=texts_in(raw, "env"),
             cwd=None if cwd is None else str(cwd),
+            environment=str(raw.get("environment") or ""),
             threads=max(1, whole_in(raw, "threads", 1)),
             binding=str(raw.get("binding") or ""),
             restart=whole_in(raw, "restart", 0),
@@ -165,7 +169,7 @@ def rank_environment(
         restart=request.restart,
         max_restarts=request.max_restarts,
     )
-    return {
+    variables = {
         # torchrun's default. As with torchrun, the pod's own value wins.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **base,
@@ -186,6 +190,13 @@ def rank_environment(
         "WORKBENCH_RUN_DIR": str(folder),
         RANK_MARK: str(folder / f"rank-{place.rank}"),
     }
+    if request.environment:
+        # As after `source bin/activate`: commands of the packages are found first.
+        path = variables.get("PATH", os.defpath)
+        variables["PATH"] = f"{request.environment}/bin{os.pathsep}{path}"
+        variables["VIRTUAL_ENV"] = request.environment
+        variables.pop("PYTHONHOME", None)
+    return variables
 
 
 def _place(item: Message) -> RankPlace:

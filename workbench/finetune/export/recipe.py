@@ -237,7 +237,13 @@ def _script(result: ResultRecord, paths: RunPaths) -> Recipe:
         differs.append(
             f"{name} is not in the run directory: put it, with its folder, beside the other files"
         )
-    lines = [*_install(result), *_environment(paths), *_start(result, [name, *args], {})]
+    install = [*_install(result)]
+    facts = read_json(paths.requirements, within=paths.root)
+    wanted = [text(line) for line in items(facts.get("lines"))]
+    if wanted:
+        files["script-requirements.txt"] = "".join(f"{line}\n" for line in wanted).encode()
+        install.append(".venv/bin/pip install -r script-requirements.txt")
+    lines = [*install, *_environment(paths), *_start(result, [name, *args], {})]
     return Recipe(
         files=files,
         commands="\n".join(lines),

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +26,7 @@ from workbench.base.messages import rpc
 from workbench.base.messages.lines import TooLong
 from workbench.base.redact import mask_secrets
 from workbench.base.words import told
+from workbench.jobs.requirements.requirements import Requirements
 from workbench.keeper.awake import awake
 from workbench.keeper.link.files import PodFiles, Stock, shelved
 from workbench.keeper.link.shared import seen_by
@@ -373,6 +374,16 @@ class AgentLink(PodFiles):
         asked = json.dumps([self.pod.python, *requirements])
         digest = hashlib.sha256(asked.encode()).hexdigest()
         return str(self.store / f"packages-{digest[:16]}")
+
+    def environment_folder(self, needs: Requirements, environment: Mapping[str, str]) -> str:
+        """Return the pod's folder for the environment of a job, or an empty string.
+
+        Pods with a shared store also share the folder.
+        """
+        if not needs.installs:
+            return ""
+        python = f"{self.pod.python} {self.pod.versions.get('python', '')}"
+        return str(self.store / f"environment-{needs.key(python, environment)}")
 
     def install(self, spec: PodSpec, timeout_s: float) -> None:
         """Install missing packages with the pip settings of the pod and the spec's variables."""

@@ -23,6 +23,7 @@ from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_comman
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
+from workbench.keeper.run.packages import Packages, PackagesError
 from workbench.keeper.run.restart import inherited_ranks
 from workbench.keeper.run.stage import (
     check_hostfile,
@@ -154,6 +155,9 @@ class Attempt:
                 self._launch()
                 self._context.decide(What.STARTED)
             fault = self._follow()
+        except PackagesError as error:
+            logger.warning("run %s: %s", self._context.run_id, error)
+            fault = error.fault
         except RemoteError as error:
             logger.warning("run %s: %s", self._context.run_id, error)
             fault = None
@@ -191,6 +195,9 @@ class Attempt:
     def _send(self) -> None:
         c = self._context
         patiently(partial(check_hostfile, c), self._journal.hint)
+        self.install()
+        if self._unwanted:
+            return
         resumed = patiently(partial(resumed_from, c.paths), self._journal.hint)
         notes: Sequence[str] = ()
         if resumed:
@@ -231,6 +238,11 @@ class Attempt:
         if self._requests.stop.is_set():
             self.stop()
         return True
+
+    def install(self) -> None:
+        """Make the environment of the job on every pod, if the job asks for packages."""
+        packages = Packages(self._context, self._journal, unwanted=lambda: self._unwanted)
+        packages.install()
 
     def prepare(self) -> None:
         """Send inputs and the request to every pod and build the launch command. Starts no rank."""

@@ -365,6 +365,7 @@ class Runner:
 
     def dry(self) -> dict[str, object]:
         """Prepare the pods and return the launch command as JSON values. Starts no rank."""
+        self._attempt.install()
         self._attempt.prepare()
         assert self._attempt.command is not None
         return asdict(self._attempt.command)

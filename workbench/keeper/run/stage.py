@@ -44,8 +44,14 @@ def rank_request(
             restart=context.restart,
         )
     )
+    needs = job.packages_in(context.paths.root)
+    environment = ""
+    python = pod.python
+    if needs is not None and needs.installs:
+        environment = link.environment_folder(needs, {**spec.env, **job.env})
+        python = f"{environment}/bin/python"
     extra = {}
-    if spec.pip:
+    if spec.pip and not (needs is not None and needs.isolated):
         extra["WORKBENCH_PACKAGES"] = link.packages_folder(spec.pip)
     network = {
         "GLOO_SOCKET_IFNAME": link.interface,
@@ -68,7 +74,8 @@ def rank_request(
             **extra,
         },
         "cwd": program.cwd,
-        "argv": [pod.python, "-u", *program.argv],
+        "environment": environment,
+        "argv": [python, "-u", *program.argv],
         "entry": program.entry,
         # Limit the pools of torch and MKL too: 3 pods of one core must not start 3 x all cores.
         "threads": max(1, int(spec.cpus // pod.slots)),

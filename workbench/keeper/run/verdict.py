@@ -77,6 +77,11 @@ def _notes_on_the_way(
         if resumed:
             notes.append(f"the run continued from step {resumed.step}")
             notes += resumed.notes
+    needs = context.spec.job.packages_in(context.paths.root)
+    if needs is not None:
+        if needs.installs:
+            notes.append(f"environment of the ranks: {needs.words}")
+        notes += needs.notes
     notes += ledger.warnings
     notes += returned.notes
     if brought.strange:

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.folders import make_private
 from workbench.jobs.job import NewRun, Prepared
 from workbench.jobs.launcher import Launcher
+from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec, expand_env
@@ -48,8 +49,12 @@ def prepare_run(
     root: str | Path | None = None,
     parent: Path = Path("runs"),
     ask_pods: AskPods | None = None,
+    pods: Sequence[Pod] = (),
 ) -> PreparedRun:
-    """Make the run directory. `ask_pods` finds the checkpoint of a run to resume on pods."""
+    """Make the run directory. `ask_pods` finds the checkpoint of a run to resume on pods.
+
+    `pods` are the running pods of the cluster, if known.
+    """
     # The id sorts by time and names the job.
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{spec.job.views.word}-{secrets.token_hex(2)}"
     paths = RunPaths(user_path(root or parent / run_id).absolute())
@@ -69,6 +74,7 @@ def prepare_run(
                 ranks=spec.world_size,
                 gpus=spec.cluster.pods.gpus,
                 environment=environment,
+                pythons={pod.name: pod.versions.get("python", "") for pod in pods},
                 ask_pods=ask_pods,
             )
             prepared = spec.job.prepare(run)

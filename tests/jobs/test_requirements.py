@@ -1,0 +1,286 @@
+"""Requirements of a script: what is read, and what is refused before pods start."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from workbench import ConfigError, Script
+from workbench.jobs.requirements.read import header_in, read_requirements
+from workbench.jobs.requirements.requirements import Requirements
+
+HEADER = """\
+#!/usr/bin/env python
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "trl==1.16.0",
+#   "rich",
+# ]
+#
+# [tool.uv]
+# exclude-newer = "2026-01-01T00:00:00Z"
+# ///
+import trl
+"""
+LOCK = """\
+version = 1
+revision = 3
+requires-python = ">=3.11"
+
+[[package]]
+name = "project"
+version = "0.1.0"
+source = { virtual = "." }
+dependencies = [
+    { name = "above", extra = ["fast"] },
+    { name = "wide", version = "1.0", source = { registry = "https://pypi.org/simple" }, marker = "sys_platform == 'linux'" },
+    { name = "wide", version = "2.0", source = { registry = "https://pypi.org/simple" }, marker = "sys_platform != 'linux'" },
+]
+
+[package.dev-dependencies]
+dev = [{ name = "unasked" }]
+
+[[package]]
+name = "above"
+version = "1.5"
+source = { registry = "https://pypi.org/simple" }
+dependencies = [{ name = "below", marker = "python_full_version < '3.13'" }]
+
+[package.optional-dependencies]
+fast = [{ name = "quick" }, { name = "above" }]
+
+[[package]]
+name = "below"
+version = "2.0"
+source = { registry = "https://download.example.org/cpu" }
+
+[[package]]
+name = "quick"
+version = "3.1"
+source = { git = "https://example.org/quick.git?rev=main#0123abcd" }
+
+[[package]]
+name = "unasked"
+version = "9"
+source = { registry = "https://pypi.org/simple" }
+
+[[package]]
+name = "wide"
+version = "1.0"
+source = { registry = "https://pypi.org/simple" }
+
+[[package]]
+name = "wide"
+version = "2.0"
+source = { registry = "https://pypi.org/simple" }
+"""
+
+
+def read(
+    folder: Path, given: str | Sequence[str] | None, content: str = "", *, isolated: bool = False
+) -> Requirements | None:
+    script = folder / "train.py"
+    script.write_text(content)
+    return read_requirements(given, script, {"INDEX_TOKEN": "tok-9f8e7d6c"}, isolated=isolated)
+
+
+def lines(folder: Path, given: str | Sequence[str] | None, content: str = "") -> Sequence[str]:
+    found = read(folder, given, content)
+    assert found is not None
+    return found.lines
+
+
+def test_a_header_is_used_unless_requirements_are_given(tmp_path: Path) -> None:
+    found = read(tmp_path, None, HEADER)
+    assert found is not None
+    assert found.lines == ["trl==1.16.0", "rich"]
+    assert (found.source, found.requires_python) == ("the header of train.py", ">=3.11")
+    assert found.notes == ["the header of train.py: [tool] is not used"]
+    other = read(tmp_path, ["rich==15"], HEADER)
+    assert other is not None
+    assert (other.lines, other.requires_python) == (["rich==15"], "")
+    assert other.notes == ["the header of train.py is not used, as requirements are given"]
+    none = read(tmp_path, [], HEADER)
+    assert none is not None
+    assert not none.installs
+    assert read(tmp_path, None, "import trl\n") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# /// script\n# dependencies = []\nimport x\n",  # no end
+        "# /// other\n# dependencies = []\n# ///\n",
+        "x = 1\n",
+    ],
+)
+def test_what_is_no_header(text: str) -> None:
+    assert header_in(text, "train.py") is None
+
+
+def test_a_header_with_windows_line_ends_is_read() -> None:
+    found = header_in(HEADER.replace("\n", "\r\n"), "train.py")
+    assert found is not None
+    assert found.lines == ["trl==1.16.0", "rich"]
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ("# dependencies = [", "the header of train.py is not TOML"),
+        ("# dependencies = 'trl'", "must be a list of strings"),
+        ("# dependencies = ['trl=1']", "'trl=1' is not a requirement"),
+        ("# requires-python = 'three'", "requires-python is 'three'"),
+    ],
+)
+def test_a_broken_header_is_refused(block: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read(tmp_path, None, f"# /// script\n{block}\n# ///\n")
+    twice = "# /// script\n# dependencies = []\n# ///\n\n" * 2
+    with pytest.raises(ConfigError, match="2 blocks"):
+        read(tmp_path, None, twice)
+
+
+def test_a_requirements_file_is_read_as_pip_reads_it(tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("rich  # colours\n-c limits.txt\n")
+    (tmp_path / "limits.txt").write_text("numpy<3\n")
+    file = tmp_path / "requirements.txt"
+    file.write_text(
+        "# packages\n--extra-index-url https://example.org/simple\n-r more.txt\n"
+        "trl==1.16.0 \\\n    --hash=sha256:00ff\npkg @ https://example.org/a#egg=pkg ; python_version > '3'\n"
+    )
+    found = read(tmp_path, str(file))
+    assert found is not None
+    assert found.lines == [
+        "--extra-index-url https://example.org/simple",
+        "rich",
+        "trl==1.16.0      --hash=sha256:00ff",
+        "pkg @ https://example.org/a#egg=pkg ; python_version > '3'",
+    ]
+    assert found.constraints == ["numpy<3"]
+    assert found.packages == found.lines[1:]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("-e ./lib", "names a folder of this machine"),
+        ("--target /x", "the option --target is not known"),
+        ("./lib", "a file on the pods is"),
+        ("-r absent.txt", "absent.txt does not exist"),
+        ("-r requirements.txt", "names itself"),
+        ("trl ==", "line 1: 'trl ==' is not a requirement"),
+    ],
+)
+def test_a_line_that_pods_cannot_use_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text(f"{text}\n")
+    with pytest.raises(ConfigError, match=words):
+        read(tmp_path, str(file))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["trl==1", "TRL==2"], ["a_b==1.0", "a-b>=2"], ["x==1", "rich", "x!=1.0"]],
+)
+def test_two_lines_that_exclude_each_other_are_refused(given: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no version of .* fulfils the lines together"):
+        read(tmp_path, given)
+
+
+def test_lines_that_go_together_are_taken(tmp_path: Path) -> None:
+    fine = [
+        "trl==1.0",
+        "trl>=0.9",
+        "x==1 ; python_version<'3'",
+        "x==2 ; python_version>'3'",
+        "y==1.*",
+        "y==1.2",
+    ]
+    assert lines(tmp_path, fine) == fine
+
+
+def test_a_secret_is_refused_and_a_reference_is_not(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="looks as if it has a secret") as caught:
+        read(tmp_path, ["pkg @ git+https://me:tok-9f8e7d6c@example.org/pkg"])
+    assert "tok-9f8e7d6c" not in str(caught.value)
+    asked = ["pkg @ git+https://${INDEX_TOKEN}@example.org/pkg"]
+    assert lines(tmp_path, asked) == asked
+
+
+def test_the_packages_of_a_lock_are_pinned(tmp_path: Path) -> None:
+    lock = tmp_path / "uv.lock"
+    lock.write_text(LOCK)
+    found = read(tmp_path, str(lock))
+    assert found is not None
+    assert found.requires_python == ">=3.11"
+    assert found.lines == [
+        "--extra-index-url https://download.example.org/cpu",
+        "above==1.5",
+        "below==2.0 ; (python_full_version < '3.13')",
+        "quick @ git+https://example.org/quick.git@0123abcd",
+        "wide==1.0 ; (sys_platform == 'linux')",
+        "wide==2.0 ; (sys_platform != 'linux')",
+    ]
+    # The project file stands for its lock.
+    project = tmp_path / "pyproject.toml"
+    project.write_text("[project]\nname='project'\ndependencies=['above']\n")
+    assert lines(tmp_path, str(project)) == found.lines
+    lock.unlink()
+    assert lines(tmp_path, str(project)) == ["above"]
+
+
+def test_a_lock_with_a_local_package_is_refused(tmp_path: Path) -> None:
+    lock = tmp_path / "uv.lock"
+    lock.write_text(LOCK.replace('"https://download.example.org/cpu"', '"../wheels"'))
+    with pytest.raises(ConfigError, match="below is a file or folder of this machine"):
+        read(tmp_path, str(lock))
+    lock.write_text("version = 2\n")
+    with pytest.raises(ConfigError, match="uv export"):
+        read(tmp_path, str(lock))
+
+
+def test_an_isolated_environment_needs_requirements(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="isolated=True makes an environment without"):
+        read(tmp_path, None, isolated=True)
+    empty = read(tmp_path, [], isolated=True)
+    assert empty is not None
+    assert empty.installs
+
+
+def test_python_is_compared_with_the_pods() -> None:
+    needs = Requirements(source="uv.lock", lines=["trl"], requires_python=">=3.12")
+    needs.check_python("3.12.4", "pod-0")
+    with pytest.raises(
+        ConfigError, match=r"uv\.lock requires Python >=3\.12, and pod-0 has Python 3\.11\.7"
+    ):
+        needs.check_python("3.11.7", "pod-0")
+
+
+def test_an_environment_is_known_by_packages_python_and_index() -> None:
+    one = Requirements(source="a", lines=["x==1", "y"])
+    index = {"PIP_INDEX_URL": "https://me:pass-1234@example.org/simple"}
+    same = Requirements(source="b", lines=["y", "x==1"])
+    key = one.key("3.11", index)
+    assert same.key("3.11", {**index, "SEED": "1"}) == key
+    rotated = {"PIP_INDEX_URL": "https://me:pass-9876@example.org/simple"}
+    assert one.key("3.11", rotated) == key
+    others = [
+        one.key("3.12", index),
+        one.key("3.11", {}),
+        Requirements(source="a", lines=["x==1"]).key("3.11", index),
+        Requirements(source="a", lines=["x==1", "y"], isolated=True).key("3.11", index),
+    ]
+    assert len({key, *others}) == 5
+    again = Requirements.read(json.loads(json.dumps(one.facts())))
+    assert again.key("3.11", index) == key
+
+
+@pytest.mark.parametrize("given", [3, {"trl": "1"}, [1]])
+def test_other_types_are_refused(given: object) -> None:
+    with pytest.raises(ConfigError, match="requirements"):
+        Script("train.py", requirements=given)

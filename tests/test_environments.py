@@ -1,0 +1,251 @@
+"""Environments of scripts on pods, from wheels made here: no index and no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from poll import until
+from takeover import kill_keeper
+
+from tests.support.wheels import wheel
+from workbench import Cluster, ConfigError, LocalPods, PodSpec, Run, RunResult, Script
+
+pytestmark = pytest.mark.slow
+LOOK = """\
+import importlib.util, json, os, shutil, sys
+import workbench
+
+answer = {
+    "python": sys.executable,
+    "venv": os.environ.get("VIRTUAL_ENV"),
+    "command": shutil.which("python"),
+    "packages": sorted(n for n in ("torch", "wb_own", "wb_pip") if importlib.util.find_spec(n)),
+}
+try:
+    import wb_thing
+    answer["number"] = wb_thing.NUMBER
+except ImportError:
+    answer["number"] = None
+workbench.log(step=1, loss=0.5)
+with open(f"seen-{os.environ['RANK']}.json", "w") as file:
+    json.dump(answer, file)
+"""
+# The build of the package waits, as the build of a large package does.
+SLOW_SETUP = """\
+import time
+from setuptools import setup
+
+time.sleep({seconds})
+setup(name="wb_slow", version="1.0", py_modules=["wb_slow"])
+"""
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheels")
+    for number in ("1.0", "2.0"):
+        wheel(folder, "wb_thing", number)
+    wheel(folder, "wb_greedy", "1.0", needs=["wb_thing==3.0"])
+    wheel(folder, "wb_pip", "1.0")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pods(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Cluster]:
+    env = {
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": str(wheels),
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_NO_BUILD_ISOLATION": "1",
+    }
+    path = tmp_path_factory.mktemp("environments") / "cluster"
+    spec = PodSpec(cpus=1, env=env, pip=["wb_pip"])
+    with Cluster(LocalPods(), spec, count=2, path=path, warm=False, idle_timeout_s=3600) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "code" / "look.py"
+    path.parent.mkdir()
+    path.write_text(LOOK)
+    return path
+
+
+def ended(run: Run) -> RunResult:
+    return run.wait(240, progress=False)
+
+
+def seen(run: Run) -> Mapping[str, object]:
+    ended(run).raise_for_status()
+    found: dict[str, object] = json.loads((run.paths.outputs / "seen-0.json").read_text())
+    return found
+
+
+def environments(cluster: Cluster) -> dict[str, int]:
+    """Return the inode of every environment's mark, by name."""
+    store = cluster.path / "pods" / "store"
+    return {
+        folder.name: (folder / ".workbench-made").stat().st_ino
+        for folder in store.glob("environment-*")
+        if folder.is_dir()
+    }
+
+
+def test_two_versions_on_the_same_pods_and_each_is_installed_once(
+    pods: Cluster, script: Path
+) -> None:
+    for number in ("1.0", "2.0"):
+        asked = Script(script, requirements=[f"wb_thing=={number}"], outputs=["seen-*"])
+        run = pods.submit(asked)
+        first = seen(run)
+        other = json.loads((run.paths.outputs / "pod-1" / "seen-1.json").read_text())
+        for answer in (first, other):
+            assert answer["number"] == number
+            assert answer["python"] == f"{answer['venv']}/bin/python"
+            assert answer["command"] == answer["python"]
+            # The pod's own packages, and those of the cluster, are behind.
+            assert answer["packages"] == ["torch", "wb_pip"]
+        message = run.result.message
+        assert "environment of the ranks: 1 requirement of requirements" in message
+        # One of two pods that share the folder has installed.
+        logs = list(run.paths.logs.glob("packages.*.log"))
+        assert any("Successfully installed" in log.read_text() for log in logs)
+    before = environments(pods)
+    assert len(before) >= 2
+    again = pods.submit(Script(script, requirements=["wb_thing==1.0"]))
+    assert seen(again)["number"] == "1.0"
+    assert environments(pods) == before
+    assert not list(again.paths.logs.glob("packages.*"))
+
+
+def test_a_header_is_used_and_an_isolated_script_sees_nothing_of_the_pod(
+    pods: Cluster, script: Path
+) -> None:
+    script.write_text(f'# /// script\n# dependencies = ["wb_thing<2"]\n# ///\n{LOOK}')
+    run = pods.submit(Script(script, isolated=True))
+    answer = seen(run)
+    assert (answer["number"], answer["packages"]) == ("1.0", [])
+    assert "the header of look.py, isolated from the packages of the pods" in run.result.message
+    (event,) = [event for event in run.events() if event.kind == "step"]
+    assert event.number("loss") == 0.5
+    # With an empty list the header is not used.
+    plain = seen(pods.submit(Script(script, requirements=[])))
+    assert plain["number"] is None
+    assert "store/environment-" not in str(plain["python"])
+
+
+def test_packages_that_do_not_go_together_fail_the_run_in_words(
+    pods: Cluster, script: Path
+) -> None:
+    before = environments(pods)
+    run = pods.submit(Script(script, requirements=["wb_greedy"]))
+    result = ended(run)
+    assert result.state == "failed"
+    assert result.error is not None
+    assert result.error.kind == "packages"
+    assert re.fullmatch(r"pod-[01]", result.error.pod)
+    assert "wb_greedy (requirements) could not be installed: pip: ERROR:" in result.message
+    assert "wb_thing==3.0" in result.error.traceback
+    log = run.paths.packages_log(result.error.pod)
+    assert str(log) in result.message
+    assert "wb_thing==3.0" in log.read_text()
+    assert environments(pods) == before
+    assert not (run.paths.logs / "rank-0.stdout.log").exists()
+
+
+def test_an_index_that_does_not_answer_is_named_and_its_password_is_not(
+    pods: Cluster, script: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    env = {
+        "PIP_INDEX_URL": f"http://me:s3cret-word-7@127.0.0.1:{port}/simple",
+        "PIP_NO_INDEX": "0",
+        "PIP_RETRIES": "1",
+        "no_proxy": "*",
+    }
+    run = pods.submit(Script(script, requirements=["wb_absent"], env=env))
+    result = ended(run)
+    assert re.search(
+        rf"could not reach the package index http://me:\*+@127\.0\.0\.1:{port}", result.message
+    )
+    for file in run.path.rglob("*"):
+        if file.is_file():
+            assert b"s3cret-word-7" not in file.read_bytes(), file
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    """A package whose build takes a minute."""
+    folder = tmp_path / "slow" / "wb_slow-1.0"
+    folder.mkdir(parents=True)
+    (folder / "setup.py").write_text(SLOW_SETUP.format(seconds=60))
+    (folder / "wb_slow.py").write_text("")
+    return folder
+
+
+def processes_in(folder: Path) -> list[str]:
+    mark = os.fsencode(folder)
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (place / "cmdline").read_bytes():
+                found.append(place.name)
+        except OSError:
+            continue
+    return found
+
+
+def installing(run: Run, folder: Path) -> bool:
+    return "installing packages" in run.message and bool(processes_in(folder))
+
+
+def test_a_cancel_ends_the_installation(pods: Cluster, script: Path, slow: Path) -> None:
+    before = environments(pods)
+    run = pods.submit(Script(script, requirements=[f"wb_slow @ {slow.as_uri()}"]))
+    store = pods.path / "pods" / "store"
+    until(lambda: installing(run, store), 60)
+    run.cancel()
+    result = run.wait(40, progress=False)
+    assert result.state == "cancelled"
+    until(lambda: not processes_in(store), 10)
+    assert environments(pods) == before
+    folders = [folder for folder in store.glob("environment-*") if folder.is_dir()]
+    assert len(folders) == len(before), "a half environment is left"
+
+
+@pytest.mark.long
+def test_another_keeper_finishes_an_installation(
+    pods: Cluster, script: Path, tmp_path: Path, slow: Path
+) -> None:
+    (slow / "setup.py").write_text(SLOW_SETUP.format(seconds=8))
+    run = pods.submit(Script(script, requirements=[f"wb_slow @ {slow.as_uri()}"]))
+    until(lambda: installing(run, pods.path / "pods" / "store"), 60)
+    kill_keeper(pods)
+    assert seen(run)["venv"] is not None
+    logs = [log.read_text() for log in run.paths.logs.glob("packages.*.log")]
+    assert sum(log.count("Successfully installed") for log in logs) == 1, logs
+
+
+def test_what_can_be_known_is_refused_before_anything_starts(
+    pods: Cluster, script: Path, tmp_path: Path
+) -> None:
+    runs = pods.path / "runs"
+    before = sorted(runs.iterdir())
+    script.write_text("# /// script\n# requires-python = '<3.11'\n# ///\n")
+    with pytest.raises(
+        ConfigError, match=r"look\.py requires Python <3\.11, and pod-0 has Python 3"
+    ):
+        pods.submit(Script(script))
+    with pytest.raises(ConfigError, match="no version of wb-thing fulfils"):
+        pods.submit(Script(script, requirements=["wb-thing==1.0", "wb_thing==2.0"]))
+    with pytest.raises(ConfigError, match=r"absent\.txt does not exist"):
+        pods.submit(Script(script, requirements="absent.txt"))
+    assert sorted(runs.iterdir()) == before

@@ -1,0 +1,1 @@
+"""Packages that a job needs besides the pod's: read, checked and written as pip reads them."""

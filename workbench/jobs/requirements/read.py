@@ -1,0 +1,227 @@
+"""Read requirements: a list, a requirements.txt, a pyproject.toml, a uv.lock, a script's header."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import is_there, read_given, user_path
+from workbench.base.json_values import part
+from workbench.jobs.requirements.lock import locked_lines
+from workbench.jobs.requirements.requirements import (
+    OPTIONS,
+    Requirements,
+    check_pins,
+    check_secrets,
+    check_specifier,
+    parsed,
+)
+
+# The regular expression of PEP 723.
+_BLOCK = re.compile(
+    r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$",
+)
+_COMMENT = re.compile(r"(^|\s+)#.*$")
+_JOINED = re.compile(r"\\\r?\n")
+_OTHER_FILE = re.compile(
+    r"(?P<option>-r|--requirement|-c|--constraint)(\s+|\s*=\s*|(?<=-[rc]))(?P<path>\S.*)"
+)
+_HEADER_KEYS = {"dependencies", "requires-python"}
+_LOCK = "uv.lock"
+_PROJECT = "pyproject.toml"
+
+
+def read_requirements(
+    given: str | Sequence[str] | None,
+    script: Path,
+    environment: Mapping[str, str],
+    *,
+    isolated: bool,
+) -> Requirements | None:
+    """Read the requirements of a script. None: the script starts with the pod's own Python.
+
+    Raise ConfigError for requirements that cannot be read or fulfilled.
+    """
+    header = read_header(script)
+    found: Requirements | None
+    if given is None:
+        found = header
+    elif isinstance(given, str):
+        found = _of_file(user_path(given).absolute())
+    else:
+        for number, line in enumerate(given):
+            parsed(line, f"requirements[{number}]")
+        found = Requirements(source="requirements", lines=[*given])
+    if found is None:
+        if isolated:
+            raise ConfigError(
+                "isolated=True makes an environment without the pod's packages, and the script has "
+                "no requirements. Give requirements=[…], or a header '# /// script' in "
+                f"{script.name}"
+            )
+        return None
+    notes = [*found.notes]
+    if header is not None and given is not None:
+        notes.append(f"the header of {script.name} is not used, as requirements are given")
+    check_secrets([*found.lines, *found.constraints], found.source, environment)
+    check_pins([*found.lines, *found.constraints], found.source)
+    return Requirements(
+        source=found.source,
+        lines=found.lines,
+        constraints=found.constraints,
+        requires_python=found.requires_python,
+        isolated=isolated,
+        notes=notes,
+    )
+
+
+def read_header(script: Path) -> Requirements | None:
+    """Read the header of a script (PEP 723). None: no header, or no script."""
+    try:
+        content = read_given(script)
+    except (OSError, ValueError):  # the check of the script's folder names the error
+        return None
+    return header_in(content, script.name)
+
+
+def header_in(content: str, name: str) -> Requirements | None:
+    r"""Read the header in the text of a script.
+
+    Example:
+        >>> text = '# /// script\n# dependencies = ["trl>=1"]\n# ///\nimport trl\n'
+        >>> header_in(text, "train.py").lines
+        ['trl>=1']
+    """
+    where = f"the header of {name}"
+    normal = content.replace("\r\n", "\n")
+    blocks = [found for found in _BLOCK.finditer(normal) if found["type"] == "script"]
+    if not blocks:
+        return None
+    if len(blocks) > 1:
+        raise ConfigError(f"{name} has {len(blocks)} blocks '# /// script'. Leave one of them")
+    lines = []
+    for line in blocks[0]["content"].splitlines(keepends=True):
+        lines.append(line[2:] if line.startswith("# ") else line[1:])
+    table = _toml("".join(lines), where)
+    dependencies = _texts(table.get("dependencies", []), f"dependencies of {where}")
+    for line in dependencies:
+        parsed(line, where)
+    unused = sorted(set(table) - _HEADER_KEYS)
+    notes = [f"{where}: [{key}] is not used" for key in unused]
+    return Requirements(
+        source=where,
+        lines=dependencies,
+        requires_python=check_specifier(table.get("requires-python"), where),
+        notes=notes,
+    )
+
+
+def _of_file(path: Path) -> Requirements:
+    if path.name == _PROJECT:
+        locked = path.with_name(_LOCK)
+        return _of_lock(locked) if is_there(locked) else _of_project(path)
+    if path.suffix == ".lock":
+        return _of_lock(path)
+    if path.suffix == ".toml":
+        raise ConfigError(
+            f"requirements is {path}: of TOML files, {_PROJECT} and {_LOCK} are known. "
+            "Export the packages to a requirements.txt"
+        )
+    lines: list[str] = []
+    constraints: list[str] = []
+    _add_file(path, lines, constraints, seen=[])
+    return Requirements(source=path.name, lines=lines, constraints=constraints)
+
+
+def _add_file(path: Path, lines: list[str], constraints: list[str], seen: Sequence[Path]) -> None:
+    """Add the lines of a requirements.txt, and of the files named in the file."""
+    if path in seen:
+        raise ConfigError(f"{path} names itself, through {seen[-1]}. Remove a line")
+    content = _JOINED.sub(" ", _read(path))
+    for number, raw in enumerate(content.splitlines(), 1):
+        line = _COMMENT.sub("", raw).strip()
+        if not line:
+            continue
+        where = f"{path.name}, line {number}"
+        other = _OTHER_FILE.fullmatch(line)
+        if other is not None:
+            named = path.parent / user_path(other["path"].strip())
+            here = constraints if "c" in other["option"].lstrip("-")[:1] else lines
+            _add_file(named, here, constraints, [*seen, path])
+            continue
+        if line.startswith("-"):
+            _check_option(line, where)
+        else:
+            parsed(line, where)
+        lines.append(line)
+
+
+def _check_option(line: str, where: str) -> None:
+    option = re.split(r"[\s=]", line, maxsplit=1)[0]
+    if option in OPTIONS:
+        return
+    if option in ("-e", "--editable"):
+        raise ConfigError(
+            f"{where}: {line!r} names a folder of this machine, which is not on the pods. Put the "
+            "package into the script's folder, or install from a wheel or a repository"
+        )
+    raise ConfigError(
+        f"{where}: the option {option} is not known here. Allowed: {', '.join(OPTIONS)}"
+    )
+
+
+def _of_project(path: Path) -> Requirements:
+    table = _toml(_read(path), str(path))
+    project = part(table, "project")
+    if not project:
+        raise ConfigError(f"{path} has no [project] with dependencies. Give a list of requirements")
+    notes = []
+    if "dependencies" in _texts(project.get("dynamic", []), f"dynamic of {path}"):
+        raise ConfigError(
+            f"{path} computes its dependencies (dynamic). Give a list, or a requirements.txt"
+        )
+    dependencies = _texts(project.get("dependencies", []), f"dependencies of {path}")
+    for line in dependencies:
+        parsed(line, path.name)
+    if project.get("optional-dependencies") or table.get("dependency-groups"):
+        notes.append(f"{path.name}: optional dependencies and groups are not installed")
+    return Requirements(
+        source=path.name,
+        lines=dependencies,
+        requires_python=check_specifier(project.get("requires-python"), path.name),
+        notes=notes,
+    )
+
+
+def _of_lock(path: Path) -> Requirements:
+    table = _toml(_read(path), str(path))
+    return Requirements(
+        source=path.name,
+        lines=locked_lines(table, path),
+        requires_python=check_specifier(table.get("requires-python"), path.name),
+    )
+
+
+def _read(path: Path) -> str:
+    if not is_there(path):
+        raise ConfigError(f"the file of requirements {str(path)[:300]} does not exist")
+    try:
+        return read_given(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the file of requirements {path} cannot be read: {error}") from error
+
+
+def _toml(content: str, where: str) -> dict[str, object]:
+    try:
+        return tomllib.loads(content)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where} is not TOML: {error}") from error
+
+
+def _texts(value: object, where: str) -> list[str]:
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return [str(each) for each in value]
+    raise ConfigError(f"{where} must be a list of strings, such as ['trl==1.16.0']")

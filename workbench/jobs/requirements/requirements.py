@@ -1,0 +1,205 @@
+"""`Requirements`: the packages of a job, as lines of a requirements.txt. Checks them without pip.
+
+The lines are checked on the notebook's machine before pods start. Only pip, or uv, can decide on
+the pod whether the packages of an index go together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Self
+
+from workbench.base.errors import ConfigError
+from workbench.base.json_values import Json, items, text
+from workbench.base.redact import Redactor, mask_secrets
+from workbench.base.words import counted
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+OPTIONS = (
+    "--index-url",
+    "-i",
+    "--extra-index-url",
+    "--find-links",
+    "-f",
+    "--no-index",
+    "--pre",
+    "--prefer-binary",
+    "--require-hashes",
+    "--only-binary",
+    "--no-binary",
+    "--trusted-host",
+)
+"""Options of a requirements.txt that pip gets unchanged."""
+_HASH = re.compile(r"\s--hash[=\s]\S+")
+_SETTINGS = ("PIP_", "UV_")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Requirements:
+    """Packages of a job, and how its environment is made."""
+
+    source: str
+    """Origin of the lines for messages, such as "the header of train.py"."""
+    lines: Sequence[str] = ()
+    """Lines of a requirements.txt, without comments and without names of other files."""
+    constraints: Sequence[str] = ()
+    """Lines of constraints files."""
+    requires_python: str = ""
+    """Version specifier of Python. Empty: any version."""
+    isolated: bool = False
+    """Whether the environment sees none of the pod's packages."""
+    notes: Sequence[str] = ()
+    """Parts of the source that are not used."""
+
+    @classmethod
+    def read(cls, facts: Json) -> Self:
+        """Read the JSON form of `facts`."""
+        return cls(
+            source=text(facts.get("source")),
+            lines=[text(line) for line in items(facts.get("lines"))],
+            constraints=[text(line) for line in items(facts.get("constraints"))],
+            requires_python=text(facts.get("requires_python")),
+            isolated=facts.get("isolated") is True,
+            notes=[text(note) for note in items(facts.get("notes"))],
+        )
+
+    def facts(self) -> dict[str, object]:
+        return asdict(self)
+
+    @property
+    def installs(self) -> bool:
+        """Whether the job needs an environment of its own."""
+        return bool(self.packages) or self.isolated
+
+    @property
+    def packages(self) -> Sequence[str]:
+        """Lines without options."""
+        return [line for line in self.lines if not line.startswith("-")]
+
+    @property
+    def words(self) -> str:
+        """Describe the packages.
+
+        Example:
+            >>> Requirements(source="the header of train.py", lines=["trl"], isolated=True).words
+            '1 requirement of the header of train.py, isolated from the packages of the pods'
+        """
+        many = f"{counted(len(self.packages), 'requirement')} of {self.source}"
+        if self.isolated:
+            many += ", isolated from the packages of the pods"
+        return many
+
+    def key(self, python: str, environment: Mapping[str, str]) -> str:
+        """Return the name of the environment: equal for equal packages, Python and index.
+
+        Passwords of an index do not count.
+        """
+        settings = [
+            mask_secrets(f"{name}={value}")
+            for name, value in sorted(environment.items())
+            if name.startswith(_SETTINGS)
+        ]
+        lines = sorted(self.lines)
+        whole = [python, self.isolated, lines, sorted(self.constraints), settings]
+        return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
+
+    def check_python(self, version: str, where: str) -> None:
+        """Raise ConfigError if a Python is not one that the packages accept."""
+        from packaging.specifiers import SpecifierSet
+
+        if not self.requires_python or not version:
+            return
+        if not SpecifierSet(self.requires_python).contains(version, prereleases=True):
+            raise ConfigError(
+                f"{self.source} requires Python {self.requires_python}, and {where} has Python "
+                f"{version}. Choose pods with that Python, or change requires-python"
+            )
+
+
+def parsed(line: str, where: str) -> Requirement:
+    """Parse a requirement. Raise ConfigError for anything else."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Requirement(_HASH.sub("", line))
+    except InvalidRequirement as error:
+        reason = str(error).splitlines()[0]
+        hint = "such as 'trl==1.16.0'"
+        if line.startswith("-"):
+            hint = "pip's options are variables PIP_… in env, or lines of a requirements.txt"
+        elif "/" in line or line.endswith(".whl"):
+            hint = "a file on the pods is 'NAME @ file:///FOLDER/NAME-1.0-py3-none-any.whl'"
+        raise ConfigError(
+            f"{where}: {line[:200]!r} is not a requirement ({reason}). "
+            f"Write a name with versions; {hint}"
+        ) from error
+
+
+def check_specifier(requires_python: object, where: str) -> str:
+    """Return a version specifier of Python as text. Raise ConfigError for anything else."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+    if requires_python is None:
+        return ""
+    try:
+        return str(SpecifierSet(str(requires_python)))
+    except InvalidSpecifier as error:
+        raise ConfigError(
+            f"{where}: requires-python is {requires_python!r}, not a version "
+            "specifier. Write the versions as in '>=3.11'"
+        ) from error
+
+
+def check_secrets(lines: Iterable[str], where: str, environment: Mapping[str, str]) -> None:
+    """Refuse a line with a secret: the run directory keeps the lines."""
+    redact = Redactor(environment)
+    for number, line in enumerate(lines):
+        if redact(line) != line:
+            raise ConfigError(
+                f"line {number + 1} of {where} looks as if it has a secret, and the run directory "
+                "keeps the lines. Give the value as env={'NAME': …} and write ${NAME} into the "
+                "line: pip fills in the value on the pod. An index is PIP_INDEX_URL in env"
+            )
+
+
+def check_pins(lines: Iterable[str], where: str) -> None:
+    """Refuse lines on a package that no version can fulfil together. Looks at pins alone."""
+    from packaging.utils import canonicalize_name
+    from packaging.version import InvalidVersion
+
+    known: dict[tuple[str, str], list[Requirement]] = {}
+    for line in lines:
+        if not line.startswith("-"):
+            one = parsed(line, where)
+            known.setdefault((canonicalize_name(one.name), str(one.marker)), []).append(one)
+    for several in known.values():
+        pins = {
+            spec.version
+            for one in several
+            for spec in one.specifier
+            if spec.operator == "==" and not spec.version.endswith(".*")
+        }
+        for pin in pins:
+            try:
+                others = [
+                    one for one in several if not one.specifier.contains(pin, prereleases=True)
+                ]
+            except InvalidVersion:
+                continue
+            if others:
+                both = " and ".join(dict.fromkeys(str(one) for one in several))
+                raise ConfigError(
+                    f"{where} has {both}: no version of {several[0].name} fulfils the lines "
+                    "together. Remove one of the lines"
+                )
+        addresses = {one.url for one in several if one.url}
+        if len(addresses) > 1:
+            raise ConfigError(
+                f"{where} has {several[0].name} from two addresses. Remove one of the lines"
+            )

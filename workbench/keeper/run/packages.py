@@ -1,0 +1,168 @@
+"""Have the agents make the environment of a job, and report their progress and their failure."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.json_values import text
+from workbench.base.words import short_list, told
+from workbench.jobs.requirements.requirements import Requirements
+from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.link.context import RunContext
+from workbench.keeper.shortage import in_threads
+from workbench.rundir.journal import Journal
+from workbench.rundir.output.collect import mask_file
+from workbench.rundir.result import RunFault
+from workbench.rundir.state import RunState
+
+logger = logging.getLogger(__name__)
+_LOOK_S = 0.5
+# The largest packages take minutes. pip itself ends after some minutes without its index.
+_MOST_S = 3600.0
+# Time to end pip and to remove a half environment.
+_END_S = 30.0
+_LOG = "packages.log"
+_TAIL_LETTERS = 8000
+
+
+class PackagesError(RunError):
+    """Report packages that cannot be installed on a pod; `fault` names the pod."""
+
+    def __init__(self, fault: RunFault):
+        super().__init__(str(fault))
+        self.fault = fault
+
+
+class Packages:
+    """Installs the packages of a run on its pods."""
+
+    def __init__(
+        self,
+        context: RunContext,
+        journal: Journal,
+        *,
+        unwanted: Callable[[], bool],
+    ):
+        """`unwanted`: whether a user has asked the run to end."""
+        self._context = context
+        self._journal = journal
+        self._unwanted = unwanted
+        self._failed = threading.Event()
+        self._lines: dict[str, str] = {}
+        spec = context.spec
+        self._env: Mapping[str, str] = {**spec.cluster.pods.env, **spec.job.env}
+
+    def install(self) -> None:
+        """Make the environments. Blocks; returns early for a run that is not wanted any more.
+
+        Raises:
+            PackagesError: The packages cannot be installed. No half environment is left.
+            RemoteError: A pod does not answer.
+        """
+        context = self._context
+        needs = context.spec.job.packages_in(context.paths.root)
+        if needs is None:
+            return
+        for link in context.links:
+            try:
+                needs.check_python(link.pod.versions.get("python", ""), link.pod.name)
+            except ConfigError as error:
+                raise self._error(link, str(error)) from error
+        if not needs.installs:
+            return
+        words = "; ".join([f"installing packages: {needs.words}", *needs.notes])
+        self._journal.state(RunState.STARTING, words)
+        try:
+            in_threads(lambda link: self._install_on(link, needs), context.links)
+        finally:
+            self._journal.hint("")
+
+    def _install_on(self, link: AgentLink, needs: Requirements) -> None:
+        try:
+            self._follow(link, needs)
+        except BaseException:
+            self._failed.set()  # the other pods end too
+            raise
+
+    def _follow(self, link: AgentLink, needs: Requirements) -> None:
+        request = {
+            "lines": list(needs.lines),
+            "constraints": list(needs.constraints),
+            "isolated": needs.isolated,
+            "env": dict(self._env),
+        }
+        folder = link.environment_folder(needs, self._env)
+        until = time.monotonic() + _MOST_S
+        ended_by = 0.0
+        while True:
+            now = time.monotonic()
+            stop = self._unwanted() or self._failed.is_set() or now > until
+            if stop and not ended_by:
+                ended_by = now + _END_S
+            answer = self._ask(link, folder, request, stop=stop)
+            state = answer.get("state")
+            if state == "busy" and (not stop or now < ended_by):
+                self._show(link, text(answer.get("line")))
+                time.sleep(_LOOK_S)
+                continue
+            break
+        if state == "made" and not text(answer.get("line")):
+            return  # the environment was there before
+        self._fetch_log(link)
+        if now > until:
+            raise self._error(link, f"the packages were not installed in {_MOST_S:.0f} s")
+        if stop or state == "made":
+            return
+        raise self._failure(link, needs, answer)
+
+    def _ask(
+        self, link: AgentLink, folder: str, request: Mapping[str, object], *, stop: bool
+    ) -> Mapping[str, object]:
+        def ask(_ssh: object) -> Mapping[str, object]:
+            run = self._context.run_id
+            return link.call("environment", run=run, folder=folder, request=request, stop=stop)
+
+        return link.retry_until_lease(ask, unwanted=self._unwanted)
+
+    def _show(self, link: AgentLink, line: str) -> None:
+        self._lines[link.pod.name] = self._context.redact(told(line)) if line else ""
+        parts = [f"{pod}: {line}" for pod, line in sorted(self._lines.items()) if line]
+        self._journal.hint("; ".join(parts))
+
+    def _failure(
+        self, link: AgentLink, needs: Requirements, answer: Mapping[str, object]
+    ) -> PackagesError:
+        asked = short_list(needs.packages)
+        why = told(text(answer.get("why"))) or "the agent of the pod named no reason"
+        message = f"{asked} ({needs.source}) could not be installed: {why}"
+        return self._error(link, message, text(answer.get("tail")))
+
+    def _error(self, link: AgentLink, message: str, tail: str = "") -> PackagesError:
+        redact = self._context.redact
+        log = self._context.paths.packages_log(link.pod.name)
+        if log.exists():
+            message += f"; all lines are in {log}"
+        fault = RunFault(
+            host=link.pod.address,
+            pod=link.pod.name,
+            kind="packages",
+            message=redact(message),
+            traceback=redact(told(tail, _TAIL_LETTERS)) if tail else "",
+        )
+        return PackagesError(fault)
+
+    def _fetch_log(self, link: AgentLink) -> None:
+        """Copy the installer's output into the run's logs, with secrets masked. Raises nothing."""
+        local = self._context.paths.packages_log(link.pod.name)
+        try:
+            link.get(str(self._context.on_pod(link).root / _LOG), local)
+            mask_file(local, self._context.redact)
+        except (WorkbenchError, OSError) as error:
+            logger.warning("the log of pip on %s: %s", link.pod.name, error)
+            with suppress(OSError):
+                local.unlink(missing_ok=True)
