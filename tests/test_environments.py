@@ -38,9 +38,10 @@ with open(f"seen-{os.environ['RANK']}.json", "w") as file:
 """
 # The build of the package waits, as the build of a large package does.
 SLOW_SETUP = """\
-import time
+import pathlib, time
 from setuptools import setup
 
+pathlib.Path({started!r}).touch()
 time.sleep({seconds})
 setup(name="wb_slow", version="1.0", py_modules=["wb_slow"])
 """
@@ -62,7 +63,8 @@ def pods(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Iterator[Clu
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(wheels),
         "PIP_CONFIG_FILE": os.devnull,
-        "PIP_NO_BUILD_ISOLATION": "1",
+        # pip reads the variable the other way round: 0 builds with the packages that are there.
+        "PIP_NO_BUILD_ISOLATION": "0",
     }
     path = tmp_path_factory.mktemp("environments") / "cluster"
     spec = PodSpec(cpus=1, env=env, pip=["wb_pip"])
@@ -174,11 +176,19 @@ def test_an_index_that_does_not_answer_is_named_and_its_password_is_not(
     run = pods.submit(Script(script, requirements=["wb_absent"], env=env))
     result = ended(run)
     assert re.search(
-        rf"could not reach the package index http://me:\*+@127\.0\.0\.1:{port}", result.message
+        rf"pip could not reach the package index at 127\.0\.0\.1:{port}", result.message
     )
     for file in run.path.rglob("*"):
         if file.is_file():
             assert b"s3cret-word-7" not in file.read_bytes(), file
+
+
+def test_uv_installs_where_the_pod_has_uv(pods: Cluster, script: Path, wheels: Path) -> None:
+    env = {"UV_FIND_LINKS": str(wheels), "UV_OFFLINE": "1", "UV_NO_CACHE": "1"}
+    run = pods.submit(Script(script, requirements=["wb_thing"], isolated=True, env=env))
+    assert seen(run)["number"] == "2.0"
+    (log,) = run.paths.logs.glob("packages.*.log")
+    assert "Installed 1 package" in log.read_text()
 
 
 @pytest.fixture
@@ -186,9 +196,14 @@ def slow(tmp_path: Path) -> Path:
     """A package whose build takes a minute."""
     folder = tmp_path / "slow" / "wb_slow-1.0"
     folder.mkdir(parents=True)
-    (folder / "setup.py").write_text(SLOW_SETUP.format(seconds=60))
     (folder / "wb_slow.py").write_text("")
+    write_setup(folder, 60)
     return folder
+
+
+def write_setup(folder: Path, seconds: float) -> None:
+    started = str(folder.parent / "started")
+    (folder / "setup.py").write_text(SLOW_SETUP.format(seconds=seconds, started=started))
 
 
 def processes_in(folder: Path) -> list[str]:
@@ -203,15 +218,16 @@ def processes_in(folder: Path) -> list[str]:
     return found
 
 
-def installing(run: Run, folder: Path) -> bool:
-    return "installing packages" in run.message and bool(processes_in(folder))
+def building(run: Run, slow: Path) -> bool:
+    return (slow.parent / "started").exists() and "installing packages" in run.message
 
 
 def test_a_cancel_ends_the_installation(pods: Cluster, script: Path, slow: Path) -> None:
     before = environments(pods)
     run = pods.submit(Script(script, requirements=[f"wb_slow @ {slow.as_uri()}"]))
     store = pods.path / "pods" / "store"
-    until(lambda: installing(run, store), 60)
+    until(lambda: building(run, slow), 60)
+    assert processes_in(store)
     run.cancel()
     result = run.wait(40, progress=False)
     assert result.state == "cancelled"
@@ -223,11 +239,14 @@ def test_a_cancel_ends_the_installation(pods: Cluster, script: Path, slow: Path)
 
 @pytest.mark.long
 def test_another_keeper_finishes_an_installation(
-    pods: Cluster, script: Path, tmp_path: Path, slow: Path
+    pods: Cluster, script: Path, slow: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (slow / "setup.py").write_text(SLOW_SETUP.format(seconds=8))
+    # A keeper that takes over finds the variables of the pods here.
+    for name, value in pods.spec.pods.env.items():
+        monkeypatch.setenv(name, value)
+    write_setup(slow, 6)
     run = pods.submit(Script(script, requirements=[f"wb_slow @ {slow.as_uri()}"]))
-    until(lambda: installing(run, pods.path / "pods" / "store"), 60)
+    until(lambda: building(run, slow), 60)
     kill_keeper(pods)
     assert seen(run)["venv"] is not None
     logs = [log.read_text() for log in run.paths.logs.glob("packages.*.log")]

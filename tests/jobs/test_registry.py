@@ -118,6 +118,7 @@ MEMBERS = {
     "on_ranks",
     "prepare",
     "archive_in",
+    "packages_in",
     "files_for",
     "program_on",
     "companion",

@@ -37,8 +37,8 @@ version = "0.1.0"
 source = { virtual = "." }
 dependencies = [
     { name = "above", extra = ["fast"] },
-    { name = "wide", version = "1.0", source = { registry = "https://pypi.org/simple" }, marker = "sys_platform == 'linux'" },
-    { name = "wide", version = "2.0", source = { registry = "https://pypi.org/simple" }, marker = "sys_platform != 'linux'" },
+    { name = "wide", version = "1.0", marker = "sys_platform == 'linux'" },
+    { name = "wide", version = "2.0", marker = "sys_platform != 'linux'" },
 ]
 
 [package.dev-dependencies]
@@ -151,7 +151,8 @@ def test_a_requirements_file_is_read_as_pip_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text(
         "# packages\n--extra-index-url https://example.org/simple\n-r more.txt\n"
-        "trl==1.16.0 \\\n    --hash=sha256:00ff\npkg @ https://example.org/a#egg=pkg ; python_version > '3'\n"
+        "trl==1.16.0 \\\n    --hash=sha256:00ff\n"
+        "pkg @ https://example.org/a#egg=pkg ; python_version > '3'\n"
     )
     found = read(tmp_path, str(file))
     assert found is not None
@@ -188,7 +189,7 @@ def test_a_line_that_pods_cannot_use_is_refused(text: str, words: str, tmp_path:
     [["trl==1", "TRL==2"], ["a_b==1.0", "a-b>=2"], ["x==1", "rich", "x!=1.0"]],
 )
 def test_two_lines_that_exclude_each_other_are_refused(given: list[str], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no version of .* fulfils the lines together"):
+    with pytest.raises(ConfigError, match=r"no version of .* fulfils the lines together"):
         read(tmp_path, given)
 
 

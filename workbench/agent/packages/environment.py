@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
+from urllib.parse import urlsplit
 
 from workbench.agent.packages.installs import is_made, mark_made
 from workbench.base.files import write_text
@@ -29,6 +30,7 @@ Answer = dict[str, object]
 _TAIL_LINES = 12
 _TAIL_BYTES = 32 << 10
 _PYPI = "https://pypi.org/simple"
+_INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _UNREACHED = re.compile(
@@ -195,8 +197,8 @@ def _failure(name: str, code: int, output: str, folder: Path, index: str) -> Exc
         return InstallError(f"{name} was killed by signal {-code}", tail)
     if index and _UNREACHED.search(output):
         return InstallError(
-            f"{name} could not reach the package index {index}. Give an index that the pods reach "
-            "as env={'PIP_INDEX_URL': …}, or choose pods with a network",
+            f"{name} could not reach the package index at {index}. Give an index that the pods "
+            "reach as env={'PIP_INDEX_URL': …}, or choose pods with a network",
             tail,
         )
     errors = [line for line in lines if line.lower().lstrip(" ×╰─▶").startswith("error")]
@@ -205,15 +207,13 @@ def _failure(name: str, code: int, output: str, folder: Path, index: str) -> Exc
 
 
 def _index(env: Mapping[str, str], lines: Sequence[str]) -> str:
-    """Return the address of the package index, for messages."""
+    """Return host and port of the package index, for messages: the address may have a password."""
+    found = [env[name] for name in _INDEXES if env.get(name)]
     for line in lines:
         option, _, value = line.replace("=", " ", 1).partition(" ")
         if option in ("-i", "--index-url"):
-            return value.strip()
-    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
-        if env.get(name):
-            return env[name]
-    return _PYPI
+            found.insert(0, value.strip())
+    return urlsplit(found[0] if found else _PYPI).netloc.rpartition("@")[2]
 
 
 def _environment(given: object) -> dict[str, str]:

@@ -90,5 +90,8 @@ def _last_line(log: Path) -> str:
             lines = file.read(_LINE_BYTES).decode(errors="replace").split("\n")
     except OSError:  # not there yet
         return ""
-    whole = [line.strip() for line in lines[:-1] if line.strip()]
-    return whole[-1][:_LINE_LETTERS] if whole else ""
+    for line in reversed(lines[:-1]):
+        # "Can't uninstall": the pod's own version of the package stays where it is.
+        if line.strip() and not line.startswith(("WARNING", "Can't uninstall")):
+            return line.partition(" (from ")[0].strip()[:_LINE_LETTERS]
+    return ""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
+from workbench.base.files import gate
 from workbench.base.json_values import text
 from workbench.base.words import short_list, told
 from workbench.jobs.requirements.requirements import Requirements
@@ -164,5 +165,6 @@ class Packages:
             mask_file(local, self._context.redact)
         except (WorkbenchError, OSError) as error:
             logger.warning("the log of pip on %s: %s", link.pod.name, error)
+            # The masking may have failed.
             with suppress(OSError):
-                local.unlink(missing_ok=True)
+                gate.remove(local, self._context.paths.root)
