@@ -24,6 +24,7 @@ from workbench.base.record import (
     Positive,
     Unit,
 )
+from workbench.base.words import short_list
 from workbench.jobs.job import (
     FolderOutputs,
     Handover,
@@ -87,7 +88,13 @@ class ScriptViews(JobViews["Script"]):
         return "".join(letters) or "script"
 
     def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:  # noqa: ARG002
-        return [("script", self.job.path.rpartition("/")[2])]
+        facts = [("script", self.job.path.rpartition("/")[2])]
+        given = self.job.requirements
+        if given:
+            packages = Path(given).name if isinstance(given, str) else short_list(given)
+            isolated = ", isolated" if self.job.isolated else ""
+            facts.append(("environment", f"{packages}{isolated}"))
+        return facts
 
     @classmethod
     def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:

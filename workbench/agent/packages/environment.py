@@ -52,6 +52,11 @@ _CHOOSING = (
     "PIP_PRE",
     "PIP_CONFIG_FILE",
 )
+_PIP_FILES = (
+    Path("/etc/pip.conf"),
+    Path("/etc/xdg/pip/pip.conf"),
+    Path(sys.prefix, "pip.conf"),
+)
 _UV_CHOOSING = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_FIND_LINKS", "UV_CONSTRAINT")
 
 
@@ -147,9 +152,7 @@ def _has_pip_settings(env: Mapping[str, str]) -> bool:
         return False
     home = env.get("HOME", "")
     places = [
-        Path("/etc/pip.conf"),
-        Path("/etc/xdg/pip/pip.conf"),
-        Path(sys.prefix, "pip.conf"),
+        *_PIP_FILES,
         Path(home, ".pip", "pip.conf"),
         Path(env.get("XDG_CONFIG_HOME") or f"{home}/.config", "pip", "pip.conf"),
     ]
