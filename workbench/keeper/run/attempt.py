@@ -195,8 +195,7 @@ class Attempt:
     def _send(self) -> None:
         c = self._context
         patiently(partial(check_hostfile, c), self._journal.hint)
-        self.install()
-        if self._unwanted:
+        if not self.install():
             return
         resumed = patiently(partial(resumed_from, c.paths), self._journal.hint)
         notes: Sequence[str] = ()
@@ -239,10 +238,13 @@ class Attempt:
             self.stop()
         return True
 
-    def install(self) -> None:
-        """Make the environment of the job on every pod, if the job asks for packages."""
+    def install(self) -> bool:
+        """Make the environment of the job on every pod, if the job asks for packages.
+
+        Return False for a run that was cancelled meanwhile.
+        """
         packages = Packages(self._context, self._journal, unwanted=lambda: self._unwanted)
-        packages.install()
+        return packages.install()
 
     def prepare(self) -> None:
         """Send inputs and the request to every pod and build the launch command. Starts no rank."""

@@ -58,8 +58,8 @@ class Packages:
         spec = context.spec
         self._env: Mapping[str, str] = {**spec.cluster.pods.env, **spec.job.env}
 
-    def install(self) -> None:
-        """Make the environments. Blocks; returns early for a run that is not wanted any more.
+    def install(self) -> bool:
+        """Make the environments. Blocks. Return False for a run that is not wanted any more.
 
         Raises:
             PackagesError: The packages cannot be installed. No half environment is left.
@@ -68,20 +68,21 @@ class Packages:
         context = self._context
         needs = context.spec.job.packages_in(context.paths.root)
         if needs is None:
-            return
+            return True
         for link in context.links:
             try:
                 needs.check_python(link.pod.versions.get("python", ""), link.pod.name)
             except ConfigError as error:
                 raise self._error(link, str(error)) from error
         if not needs.installs:
-            return
+            return True
         words = "; ".join([f"installing packages: {needs.words}", *needs.notes])
         self._journal.state(RunState.STARTING, words)
         try:
             in_threads(lambda link: self._install_on(link, needs), context.links)
         finally:
             self._journal.hint("")
+        return not self._unwanted()
 
     def _install_on(self, link: AgentLink, needs: Requirements) -> None:
         try:
