@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench import ConfigError, Script
+from workbench import ConfigError, RunError, Script
+from workbench.jobs.job import HandoverRequest, NewRun
 from workbench.jobs.requirements.read import header_in, read_requirements
 from workbench.jobs.requirements.requirements import Requirements
 
@@ -285,3 +286,19 @@ def test_an_environment_is_known_by_packages_python_and_index() -> None:
 def test_other_types_are_refused(given: object) -> None:
     with pytest.raises(ConfigError, match="requirements"):
         Script("train.py", requirements=given)
+
+
+def test_a_handover_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HEADER)
+    job = Script(path)
+    (tmp_path / "run" / "inputs").mkdir(parents=True)
+    job = job.prepare(NewRun(root=tmp_path / "run", asked=job, ranks=1, gpus=0)).job
+    with pytest.raises(ConfigError, match=r"2 requirements of the header of train\.py, which no"):
+        job.handed_over(HandoverRequest(root=tmp_path / "run"))
+
+
+def test_a_run_without_its_requirements_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="cannot be read; submit the job again"):
+        Script("train.py", requirements=["trl"]).packages_in(tmp_path)
+    assert Script("train.py").packages_in(tmp_path) is None

@@ -15,6 +15,7 @@ import pytest
 from forkedruns import Plan
 
 from tests.support.sentences import says
+from workbench.base.files import write_json
 from workbench.client.result import RunResult
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.data.sql.datasets import Mini
@@ -22,6 +23,7 @@ from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.export.recipe import recipe_of, script_recipe_of
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.registry import job_from_dict
+from workbench.jobs.requirements.requirements import Requirements
 from workbench.jobs.script import Script
 from workbench.jobs.script_folder import zip_script
 from workbench.rundir.paths import RunPaths
@@ -222,6 +224,21 @@ def test_a_script_is_carried_as_it_was_submitted_with_its_folder_and_arguments(
     recipe = script_recipe_of(RunResult(path=tmp_path / "run", state=RunState.FAILED))
     assert "ring.py" not in recipe.files
     assert any(says(line, "finetune.recipe._script.run-directory-put") for line in recipe.differs)
+
+
+def test_the_packages_of_a_script_are_installed_after_those_of_its_pods(tmp_path: Path) -> None:
+    result = make_run(tmp_path / "run", Script(path="ring.py", requirements=["trl==1.16.0"]))
+    needs = Requirements(source="requirements", lines=["trl==1.16.0"])
+    write_json(RunPaths(result.path).requirements, needs.facts())
+    recipe = script_recipe_of(result)
+    assert recipe.files["script-requirements.txt"] == b"trl==1.16.0\n"
+    first, second = [line for line in recipe.commands.splitlines() if "pip install -r" in line]
+    assert "-r requirements.txt" in first
+    assert second == ".venv/bin/pip install -r script-requirements.txt"
+    assert not any("saw none of the pods' packages" in line for line in recipe.differs)
+    write_json(RunPaths(result.path).requirements, replace(needs, isolated=True).facts())
+    differs = script_recipe_of(result).differs
+    assert any("saw none of the pods' packages" in line for line in differs)
 
 
 def test_what_a_foreign_spec_names_is_not_read(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def _last_line(log: Path) -> str:
         return ""
     for line in reversed(lines[:-1]):
         # "Can't uninstall": the pod's own version of the package stays where it is.
-        if line.strip() and not line.startswith(("WARNING", "Can't uninstall")):
-            return line.partition(" (from ")[0].strip()[:_LINE_LETTERS]
+        words = line.strip()
+        if words and not words.startswith(("WARNING", "Can't uninstall")):
+            return words.partition(" (from ")[0][:_LINE_LETTERS]
     return ""

@@ -243,6 +243,11 @@ def _script(result: ResultRecord, paths: RunPaths) -> Recipe:
     if wanted:
         files["script-requirements.txt"] = "".join(f"{line}\n" for line in wanted).encode()
         install.append(".venv/bin/pip install -r script-requirements.txt")
+    if facts.get("isolated") is True:
+        differs.append(
+            "the run's script saw none of the pods' packages; here the "
+            "packages of requirements.txt are in the same environment"
+        )
     lines = [*install, *_environment(paths), *_start(result, [name, *args], {})]
     return Recipe(
         files=files,
