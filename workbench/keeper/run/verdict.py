@@ -77,11 +77,7 @@ def _notes_on_the_way(
         if resumed:
             notes.append(f"the run continued from step {resumed.step}")
             notes += resumed.notes
-    needs = context.spec.job.packages_in(context.paths.root)
-    if needs is not None:
-        if needs.installs:
-            notes.append(f"environment of the ranks: {needs.words}")
-        notes += needs.notes
+    notes += _notes_on_packages(context)
     notes += ledger.warnings
     notes += returned.notes
     if brought.strange:
@@ -94,6 +90,19 @@ def _notes_on_the_way(
             notes.append(f"outputs/ has {counted(files, 'file')} ({size(bytes_)})")
     notes += brought.notes
     return notes
+
+
+def _notes_on_packages(context: RunContext) -> list[str]:
+    try:
+        needs = context.spec.job.packages_in(context.paths.root)
+    except WorkbenchError as error:  # the ranks have ended, and the run keeps its outcome
+        logger.warning("%s", error)
+        return []
+    if needs is None:
+        return []
+    if needs.installs:
+        return [f"environment of the ranks: {needs.words}", *needs.notes]
+    return list(needs.notes)
 
 
 def _notes_on_the_rest(
