@@ -143,6 +143,17 @@ def test_a_header_is_used_and_an_isolated_script_sees_nothing_of_the_pod(
     assert "store/environment-" not in str(plain["python"])
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["pdsh", "openmpi"])
+def test_other_launchers_start_the_python_of_the_environment(
+    pods: Cluster, script: Path, launcher: str
+) -> None:
+    asked = Script(script, requirements=["wb_thing==1.0"], launcher=launcher)
+    answer = seen(pods.submit(asked))
+    assert answer["number"] == "1.0"
+    assert answer["python"] == f"{answer['venv']}/bin/python"
+
+
 def test_packages_that_do_not_go_together_fail_the_run_in_words(
     pods: Cluster, script: Path
 ) -> None:

@@ -302,3 +302,11 @@ def test_a_run_without_its_requirements_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="cannot be read; submit the job again"):
         Script("train.py", requirements=["trl"]).packages_in(tmp_path)
     assert Script("train.py").packages_in(tmp_path) is None
+
+
+def test_the_panel_names_given_packages() -> None:
+    listed = Script("train.py", requirements=["trl==1.16.0", "rich"], isolated=True)
+    assert ("environment", "trl==1.16.0, rich, isolated") in listed.views.panel_facts({})
+    of_file = Script("train.py", requirements="/home/me/uv.lock")
+    assert ("environment", "uv.lock") in of_file.views.panel_facts({})
+    assert [name for name, _ in Script("train.py").views.panel_facts({})] == ["script"]
