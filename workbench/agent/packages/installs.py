@@ -19,6 +19,8 @@ _WORK = "workbench.agent.packages.environment"
 _MADE = ".workbench-made"
 _LINE_BYTES = 4096
 _LINE_LETTERS = 200
+# pip leaves the pod's own versions of packages where they are, and says so for each.
+_REMARKS = ("WARNING", "Can't uninstall", "Not uninstalling", "Found existing")
 
 
 def is_made(folder: Path) -> bool:
@@ -91,8 +93,7 @@ def _last_line(log: Path) -> str:
     except OSError:  # not there yet
         return ""
     for line in reversed(lines[:-1]):
-        # "Can't uninstall": the pod's own version of the package stays where it is.
         words = line.strip()
-        if words and not words.startswith(("WARNING", "Can't uninstall")):
+        if words and not words.startswith(_REMARKS):
             return words.partition(" (from ")[0][:_LINE_LETTERS]
     return ""
