@@ -20,6 +20,9 @@ ROW_LOOK = "workbench.finetune.model.look"
 TEMPLATE = "workbench.finetune.model.text.template"
 ROW_STREAM = "workbench.finetune.data.training.stream"
 ANSWERS = "workbench.finetune.answers.serving.serve"
+GGUF = "workbench.finetune.answers.serving.gguf"
+BENCHMARKS = "workbench.finetune.benchmarks.rank"
+TASK_NAMES = "workbench.finetune.benchmarks.names"
 TRACE = "workbench.finetune.plan.trace.trace"
 INQUIRY = "workbench.finetune.plan.trace.inquiry:main"
 EXAMINE = "workbench.agent.probe.examine"
@@ -45,6 +48,7 @@ FINETUNE = "workbench.finetune.submit.verbs"
 JOBS = {
     "finetune": "workbench.finetune.job.finetune:FineTune",
     "script": "workbench.jobs.script:Script",
+    "evaluation": "workbench.finetune.benchmarks.job:Evaluation",
 }
 """Classes of the built-in kinds of jobs; `jobs/registry.py` adds those of other packages."""
 

@@ -27,10 +27,21 @@ from workbench.display.kit.downloads import report_links
 from workbench.display.kit.line import follow_run
 from workbench.display.kit.plots.live import show_doc
 from workbench.display.kit.templates import html_table
-from workbench.display.records import answers, board, export, history, plan, pods, result, rows
+from workbench.display.records import (
+    answers,
+    board,
+    export,
+    history,
+    plan,
+    pods,
+    result,
+    rows,
+    scores,
+)
 from workbench.display.run import page, panel
 from workbench.finetune.answers.conversation import Conversation
 from workbench.finetune.answers.predictions import Answers, Predictions
+from workbench.finetune.benchmarks.scores import Scores
 from workbench.finetune.export.folder import Export
 from workbench.finetune.export.push import ModelCard, Pushed
 from workbench.finetune.plan.gpus import GpuTable
@@ -91,6 +102,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     RunComparison: history.runs_doc,
     RunPlot: panel.run_plot_doc,
     RunResult: result.result_doc,
+    Scores: scores.scores_doc,
 }
 """Records drawn from a `Doc`, in any format."""
 
@@ -111,6 +123,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     as_grid: {
         History: history.history_grid,
         Predictions: answers.predictions_grid,
+        Scores: scores.scores_grid,
     },
     shown.as_page: {
         Card: page.card_html,

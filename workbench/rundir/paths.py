@@ -212,6 +212,8 @@ class RunPaths:
     """Trace of torch's profiler over some steps, in Chrome's format. Absent: no trace requested."""
     trace_operators = _Below("trace-operators.json")
     """Costliest operators in the trace."""
+    benchmarks = _Below("benchmarks.json")
+    """Figures of lm-eval on the run's model. Absent: no evaluation with `run.evaluate`."""
     predictions = _Below("predictions.jsonl")
     """A JSON object per line: source, expected, predicted, exact_match."""
     outputs = _Below("outputs")

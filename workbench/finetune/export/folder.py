@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +39,10 @@ class Export(Shown):
     family: Family
     base: str = ""
     """Base model of the adapters. Empty: the folder holds a whole model."""
+    gguf: str = ""
+    """Name of the GGUF file. Empty: the folder holds a model for transformers."""
+    chats: bool = False
+    """Whether the model answers turns in its chat template."""
 
     @property
     def size(self) -> int:
@@ -46,6 +51,8 @@ class Export(Shown):
     @property
     def start_lines(self) -> Mapping[str, str]:
         """Lines that start the model, by program. vLLM has no line for encoder-decoder models."""
+        if self.gguf:
+            return gguf_lines(self.folder / self.gguf, chats=self.chats)
         return start_lines(str(self.folder), self.family, self.base)
 
     def __repr__(self) -> str:
@@ -75,6 +82,25 @@ def start_lines(model: str, family: Family, base: str = "") -> Mapping[str, str]
     return {**lines, "TGI": f"text-generation-launcher {tgi}"}
 
 
+def gguf_lines(file: Path, *, chats: bool) -> Mapping[str, str]:
+    """Return the lines that start a GGUF, by program. The file has a Modelfile beside it.
+
+    Example:
+        >>> gguf_lines(Path("/my/Model 1/model-q8_0.gguf"), chats=True)["Ollama"]
+        "ollama create model-1 -f '/my/Model 1/Modelfile' && ollama run model-1"
+    """
+    at = shlex.quote(str(file))
+    name = re.sub(r"[^a-z0-9._-]+", "-", file.parent.name.lower()).strip("-._") or "model"
+    modelfile = shlex.quote(str(file.with_name("Modelfile")))
+    # Without a chat the whole prompt is given, as `run.predict` writes it.
+    form = "--jinja" if chats else "-no-cnv -p PROMPT"
+    return {
+        "llama.cpp": f"llama-cli -m {at} --temp 0 {form}",
+        "llama.cpp server": f"llama-server -m {at}{' --jinja' if chats else ''}",
+        "Ollama": f"ollama create {name} -f {modelfile} && ollama run {name}",
+    }
+
+
 def check_export(paths: RunPaths, dtype: str | None, merged: bool) -> None:
     """Raise an error for an impossible export, before a model is loaded."""
     if dtype not in (None, *_DTYPES):
@@ -98,13 +124,7 @@ def export(
 ) -> Export:
     """Write a run's model into a folder; see `Run.export`."""
     check_export(paths, dtype, merged)
-    target = Path(folder).expanduser().absolute()
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is there already; name a new folder for the model")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder {target.parent}: {error.strerror}") from error
+    target = new_folder(folder)
     facts = server_of(paths).export(
         target,
         dtype=dtype,
@@ -113,11 +133,28 @@ def export(
     )
     return Export(
         folder=target,
-        files={path.name: path.stat().st_size for path in sorted(target.iterdir())},
+        files=sizes_in(target),
         dtype=str(facts["dtype"]),
         family=Family(str(facts["family"])),
         base="" if merged or not has_adapters(paths) else job_of(paths).model,
     )
+
+
+def new_folder(folder: str | Path) -> Path:
+    """Return the absolute path of a folder to make, and make the folders above."""
+    target = Path(folder).expanduser().absolute()
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"{target} is there already; name a new folder for the model")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {target.parent}: {error.strerror}") from error
+    return target
+
+
+def sizes_in(folder: Path) -> Mapping[str, int]:
+    """Return the bytes of each file in a folder, by name."""
+    return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 
 
 def merge(paths: RunPaths, path: str | Path) -> Path:

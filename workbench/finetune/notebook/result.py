@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 from workbench.base.table import Grid
 from workbench.client.result import Card, RunResult, readable
 from workbench.finetune.answers.predictions import Predictions, read_predictions
+from workbench.finetune.benchmarks.scores import Scores, read_scores
 from workbench.finetune.options.choices import Peft
 from workbench.finetune.profile import speed
 from workbench.finetune.profile.parse import Profile, read_profile
@@ -64,6 +65,11 @@ class FineTuneResult(RunResult):
             return None
         tables = paths.tables if paths.tables.exists() else None
         return read_predictions(paths.predictions, tables)
+
+    @property
+    def benchmarks(self) -> tuple[Scores, ...]:
+        """Evaluations with `run.evaluate`, the newest last."""
+        return read_scores(RunPaths(self.path))
 
     def _card(self, name: str) -> FineTuneCard:
         # `super` would look for a class that `slots` has replaced.

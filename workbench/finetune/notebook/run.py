@@ -11,9 +11,11 @@ from workbench.finetune.notebook.result import FineTuneResult
 from workbench.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
+    from workbench.client.submission import Submission
     from workbench.finetune.answers.conversation import Conversation
     from workbench.finetune.answers.predictions import Answers
     from workbench.finetune.answers.questions import RowLike
+    from workbench.finetune.benchmarks.scores import Scores
     from workbench.finetune.export.folder import Export
     from workbench.finetune.export.push import Pushed
     from workbench.jobs.job import Job
@@ -98,6 +100,64 @@ class FineTuneRun(Run):
 
         return chat(self, before=before, beside=beside, system=system)
 
+    def evaluate(
+        self,
+        tasks: Sequence[str],
+        *,
+        limit: int | None = None,
+        num_fewshot: int | None = None,
+        include_path: str | Path | None = None,
+        batch_size: int = 8,
+        apply_chat_template: bool = False,
+        before: bool = True,
+        cluster: Submission | None = None,
+        pods: int | None = None,
+        progress: bool = True,
+    ) -> Scores:
+        """Benchmark the model with lm-eval on the pods, before and after training. Blocks.
+
+        The evaluation is a run of its own, so a failure leaves this run as it is. Every rank holds
+        the whole model and answers a share of the rows. The figures are added to the run directory,
+        for `history` and `compare`. The pods need lm-eval: `PodSpec(pip=["lm-eval"])`.
+
+        Args:
+            tasks: Names of lm-eval's tasks and groups, such as `hellaswag`. The pods read the rows
+                of a published task from the hub.
+            limit: Number of rows per task. Default: all rows.
+            num_fewshot: Number of solved rows before each question. Default: as the task says.
+            include_path: Folder with YAML files of your own tasks and their data, sent to the pods.
+                Paths in the files start at the folder.
+            batch_size: Rows per forward pass of a rank.
+            apply_chat_template: Whether questions are asked as turns in the chat template.
+            before: Whether the base model is evaluated too.
+            cluster: The cluster to evaluate on. Default: the cluster of the run.
+            pods: Number of pods. Default: all.
+            progress: Whether to show the progress line.
+
+        Returns:
+            The figures, which show as a table.
+
+        Raises:
+            ConfigError: A name or an option is not possible; nothing has started.
+            RunError: The run left no model, or the cluster of the run is closed.
+            RunFailed: The evaluation failed; the message has the reason.
+        """
+        from workbench.finetune.benchmarks.evaluate import evaluate
+
+        return evaluate(
+            self.paths,
+            tasks,
+            limit=limit,
+            num_fewshot=num_fewshot,
+            include_path=None if include_path is None else str(include_path),
+            batch_size=batch_size,
+            apply_chat_template=apply_chat_template,
+            before=before,
+            cluster=cluster,
+            pods=pods,
+            progress=progress,
+        )
+
     def export(
         self,
         folder: str | Path,
@@ -105,6 +165,7 @@ class FineTuneRun(Run):
         dtype: str | None = "bf16",
         merged: bool = True,
         max_shard_size: int | str = "5GB",
+        gguf: str | None = None,
     ) -> Export:
         """Write the model into a folder for transformers, vLLM and TGI. Blocks until the end.
 
@@ -112,23 +173,39 @@ class FineTuneRun(Run):
         and chat template. The model is loaded in the process of `predict`. Adapters merged into
         their base take 4 bytes per parameter.
 
+        With `gguf` the folder has one file for llama.cpp, and a `Modelfile` for Ollama with the
+        prompt of the run. Needs `pip install 'deepspeed-workbench[gguf]'`.
+
         Args:
             folder: The folder to make; it must be new or empty. A failed export leaves nothing
                 there.
             dtype: Number format of the weights: fp32, bf16 or fp16. None keeps the present format.
             merged: Whether adapters are merged into their base. False writes the adapters alone.
             max_shard_size: Maximum size of a file of weights, in bytes or as text such as 5GB.
+            gguf: Number format of a GGUF: f32, f16, bf16 or q8_0. Adapters are merged. None writes
+                the folder for transformers.
 
         Returns:
             The folder with its files, and the lines that start the model elsewhere.
 
         Raises:
-            ConfigError: The folder is not empty, or an option is not possible.
+            ConfigError: The folder is not empty, or an option is not possible. GGUF does not know
+                the model's architecture or tokenizer.
             DiskFull: The disk has no room for the weights.
             RunError: The run left no model, or the process failed; includes its last output.
         """
         from workbench.finetune.export.folder import export
+        from workbench.finetune.export.gguf import check_gguf, export_gguf
 
+        if gguf is not None:
+            check_gguf(
+                self.paths,
+                gguf,
+                dtype=dtype,
+                merged=merged,
+                max_shard_size=max_shard_size,
+            )
+            return export_gguf(self.paths, folder, gguf)
         return export(
             self.paths,
             folder,

@@ -38,3 +38,10 @@ def too_many_parts(config: Json, depth: int = 0) -> str:
         if found:
             return found
     return ""
+
+
+ENCODER_DECODER = (
+    "the model is an encoder-decoder model, and gguf= takes causal models, which llama.cpp and "
+    "Ollama continue. Export without gguf= for transformers and TGI"
+)
+"""Refusal of a GGUF, in the notebook's process and in its child."""

@@ -30,10 +30,10 @@ def files_for(job: FineTune, link: PodStore, root: Path, gpus: int) -> Mapping[s
     model = Path(job.model)
     if model.is_dir():
         resolved["base"] = job.model
-        resolved["job"]["model"] = _sent_model(link, model)
+        resolved["job"]["model"] = sent_model(link, model)
     adapters = job.lora.get("resume_from")
     if adapters:
-        resolved["job"]["lora"]["resume_from"] = _sent_model(link, Path(str(adapters)))
+        resolved["job"]["lora"]["resume_from"] = sent_model(link, Path(str(adapters)))
     resolved["gpus"] = gpus
     return {paths.job.name: json.dumps(resolved)}
 
@@ -45,7 +45,7 @@ def _sent_rows(link: PodStore, path: Path) -> str:
     return link.put(gate.read_bytes(path, path.parent.parent, _MOST_BYTES), ".jsonl")
 
 
-def _sent_model(link: PodStore, folder: Path) -> str:
+def sent_model(link: PodStore, folder: Path) -> str:
     """Return the path of a model's folder on a pod; send the files if the pod cannot see them."""
     if link.sees(folder):
         return str(folder)

@@ -20,6 +20,7 @@ from workbench.base.words import plain
 from workbench.jobs.registry import table_columns
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
+from workbench.rundir.catalog.benchmarks import benchmark_figures
 from workbench.rundir.events import EventTail
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.result import HostSlots, ResultRecord
@@ -107,9 +108,9 @@ def find_all(
 
 
 def stamp_of(paths: RunPaths) -> str:
-    """Return a stamp of a run's four record files: their times and sizes."""
+    """Return a stamp of a run's five record files: their times and sizes."""
     marks = []
-    for path in (paths.info, paths.state, paths.result, paths.label):
+    for path in (paths.info, paths.state, paths.result, paths.label, paths.benchmarks):
         try:
             facts = path.stat()
             marks.append(f"{facts.st_mtime_ns}.{facts.st_size}")
@@ -162,6 +163,7 @@ def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
         facts["message"] = problem
     if not facts.get("hosts"):
         facts["hosts"] = hosts_in(paths.hostfile)
+    facts["metrics"] = {**part(facts, "metrics"), **benchmark_figures(paths)}
     facts |= part(info, "benchmark")
     facts |= asdict(read_label(paths))
     facts["id"] = id_of(paths)

@@ -1,0 +1,47 @@
+"""Figures of lm-eval before and after training, as a table."""
+
+from __future__ import annotations
+
+from workbench.base.table import Grid
+from workbench.base.words import UNKNOWN, count, number
+from workbench.display.kit.doc import Doc, Note, Table
+from workbench.finetune.benchmarks.scores import Score, Scores
+
+_DIRECTIONS = {"greater": "↑ higher is better", "less": "↓ lower is better"}
+
+
+def scores_doc(scores: Scores) -> Doc:
+    note = f"lm-eval {scores.lm_eval}, evaluated by run {scores.run_id}"
+    return Doc(blocks=[Table(scores_grid(scores)), Note(note)])
+
+
+def scores_grid(scores: Scores, _: int | None = None) -> Grid:
+    columns = ("task", "metric", "base", "trained", "difference", "rows", "better")
+    return Grid(
+        columns=columns,
+        rows=[_row(score) for score in scores],
+        right=columns[2:6],
+        whole=("task", "metric"),
+        caption="Benchmarks before and after training",
+    )
+
+
+def _row(score: Score) -> tuple[str, ...]:
+    difference = UNKNOWN
+    if score.difference is not None:
+        sign = "+" if score.difference > 0 else ""
+        difference = f"{sign}{number(score.difference)}"
+    return (
+        score.task,
+        score.metric,
+        _with_error(score.base, score.base_stderr),
+        _with_error(score.trained, score.stderr),
+        difference,
+        count(score.rows),
+        _DIRECTIONS.get(score.better, UNKNOWN),
+    )
+
+
+def _with_error(value: float | None, stderr: float | None) -> str:
+    """Return a figure with its standard error."""
+    return number(value) if stderr is None else f"{number(value)} ± {number(stderr)}"

@@ -1,0 +1,1 @@
+"""Benchmarks of a run's model by lm-eval, on the pods, before and after training."""

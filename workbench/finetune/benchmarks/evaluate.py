@@ -1,0 +1,96 @@
+"""Evaluate a run's model on pods, and keep the figures in the run directory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from workbench.base import entries
+from workbench.base.child import replies
+from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import load_json
+from workbench.client.cluster import Cluster
+from workbench.finetune.answers.server import check_model
+from workbench.finetune.benchmarks.job import REPORT, Evaluation, checked_folder, trained_job
+from workbench.finetune.benchmarks.names import refusal
+from workbench.finetune.benchmarks.scores import Scores, as_evaluation, scores_from
+from workbench.rundir.catalog.benchmarks import add_evaluation
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.status import cluster_of
+
+if TYPE_CHECKING:
+    from workbench.client.submission import Submission
+
+_NAMES_S = 300.0
+
+
+def evaluate(
+    paths: RunPaths,
+    tasks: Sequence[str],
+    *,
+    cluster: Submission | None,
+    pods: int | None,
+    progress: bool,
+    **options: Any,
+) -> Scores:
+    """Evaluate the model of a run; see `FineTuneRun.evaluate`."""
+    job = _checked(paths, tasks, options)
+    chosen = cluster or _own_cluster(paths)
+    run = chosen.submit(job, pods=pods)
+    run.wait(progress=progress).raise_for_status()
+    report = run.paths.root / REPORT
+    raw = load_json(report, within=run.paths.root)
+    scores = Scores(
+        scores=tuple(scores_from(raw, options)),
+        run_id=run.id,
+        lm_eval=str(raw.get("lm_eval")),
+    )
+    try:
+        add_evaluation(paths, as_evaluation(scores))
+    except OSError as error:
+        # The evaluation has the figures in a directory of its own.
+        warnings.warn(
+            f"{paths.benchmarks} cannot be written ({error.strerror}); the figures are in {report}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return scores
+
+
+def _checked(paths: RunPaths, tasks: Sequence[str], options: dict[str, Any]) -> Evaluation:
+    """Return the job; refuse what cannot work before pods are asked."""
+    if isinstance(tasks, str):
+        raise ConfigError(f"tasks is a single name; give a list: [{tasks!r}]")
+    check_model(paths)
+    trained_job(paths)
+    job = Evaluation(run=str(paths.root), tasks=list(tasks), **options)
+    include = None
+    if job.include_path is not None:
+        include = str(checked_folder(job.include_path))
+    # Without lm-eval on this machine the ranks look at the names, before a model is loaded.
+    if find_spec("lm_eval") is not None:
+        _check_names(job.tasks, include)
+    return job
+
+
+def _check_names(tasks: Sequence[str], include: str | None) -> None:
+    request = {"tasks": list(tasks), "include": include}
+    try:
+        [unknown] = replies(entries.TASK_NAMES, request=request, limit_s=_NAMES_S)
+    except ValueError as error:
+        where = f" in {include}" if include else ""
+        raise ConfigError(f"lm-eval cannot read the task files{where}: {error}") from error
+    if unknown:
+        raise ConfigError(refusal(unknown))
+
+
+def _own_cluster(paths: RunPaths) -> Cluster:
+    """Return the cluster of a run. Raise RunError if the cluster is closed."""
+    try:
+        return Cluster.attach(cluster_of(paths))
+    except RunError as error:
+        raise RunError(
+            f"{error}. Or evaluate on another cluster: run.evaluate(…, cluster=cluster)"
+        ) from error

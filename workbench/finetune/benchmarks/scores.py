@@ -1,0 +1,167 @@
+"""`Scores`: figures of lm-eval before and after training, read from run directories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from workbench.base.json_values import Json, number, part, parts, text, whole
+from workbench.base.shown import Shown
+from workbench.base.table import Grid, as_grid, data_frame
+from workbench.base.words import counted
+from workbench.rundir.catalog.benchmarks import evaluations_of
+from workbench.rundir.metrics import Better
+from workbench.rundir.paths import RunPaths
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_STDERR = "_stderr"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """A figure of lm-eval for a task."""
+
+    task: str
+    metric: str
+    """Name in lm-eval, with the filter of the answers if the task has one: `exact_match,strict`."""
+    name: str
+    """Name in `history` and `compare`: task, metric, and the options that change the figure."""
+    base: float | None
+    """Figure before training. None: the base was not evaluated."""
+    trained: float
+    """Figure after training."""
+    base_stderr: float | None
+    """Standard error of the figure before training. None: unknown."""
+    stderr: float | None
+    """Standard error of the figure after training. None: unknown."""
+    better: str
+    """Direction that is better, one of `Better`: greater, less, or empty if unknown."""
+    rows: int | None
+    """Number of rows. None: a group of tasks."""
+
+    @property
+    def difference(self) -> float | None:
+        """The figure after training minus the figure before. None: no figure before."""
+        return None if self.base is None else self.trained - self.base
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores(Shown):
+    """Figures of a run's model by lm-eval. Prints, and shows in a notebook, as a table."""
+
+    scores: tuple[Score, ...]
+    run_id: str
+    """Id of the run that evaluated the model."""
+    lm_eval: str
+    """Version of lm-eval on the pods."""
+
+    def table(self) -> Grid:
+        """Return the table, to print or to show."""
+        return as_grid(self)
+
+    def to_dataframe(self) -> DataFrame:
+        """Return the figures as a pandas DataFrame, a row per task and metric."""
+        names = [field.name for field in fields(Score)]
+        rows = [{**asdict(score), "difference": score.difference} for score in self.scores]
+        return data_frame(rows, [*names, "difference"])
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __iter__(self) -> Iterator[Score]:
+        return iter(self.scores)
+
+    def __repr__(self) -> str:
+        tasks = {score.task for score in self.scores}
+        return f"Scores({counted(len(tasks), 'task')}, lm-eval {self.lm_eval})"
+
+
+def scores_from(raw: Json, options: Mapping[str, object]) -> list[Score]:
+    """Return the figures in the file of an evaluation.
+
+    Args:
+        raw: Results of lm-eval for `trained`, and perhaps for `base`.
+        options: Options that change figures: `limit`, `num_fewshot` and `apply_chat_template`.
+    """
+    trained = part(raw, "trained")
+    base = part(part(raw, "base"), "results")
+    found = []
+    results = part(trained, "results")
+    for task in results:
+        figures = part(results, task)
+        before = part(base, task)
+        directions = part(part(trained, "higher_is_better"), task)
+        rows = whole(part(part(trained, "n-samples"), task).get("effective"))
+        for key in figures:
+            metric, _, kept = key.partition(",")
+            value = number(figures[key])
+            if value is None or metric.endswith(_STDERR) or not kept:
+                continue
+            stderr = f"{metric}{_STDERR},{kept}"
+            title = metric if kept == "none" else f"{metric},{kept}"
+            score = Score(
+                task=task,
+                metric=title,
+                name=", ".join([f"{task} {title}", *_changes(options)]),
+                base=number(before.get(key)),
+                trained=value,
+                base_stderr=number(before.get(stderr)),
+                stderr=number(figures.get(stderr)),
+                better=_better(directions.get(metric)),
+                rows=rows,
+            )
+            found.append(score)
+    return found
+
+
+def read_scores(paths: RunPaths) -> tuple[Scores, ...]:
+    """Return the evaluations in a run directory, the newest last."""
+    return tuple(_scores(each) for each in evaluations_of(paths))
+
+
+def as_evaluation(scores: Scores) -> Mapping[str, Any]:
+    """Return the entry of an evaluation for `rundir/catalog/benchmarks.py`."""
+    return asdict(scores)
+
+
+def _scores(evaluation: Mapping[str, Any]) -> Scores:
+    scores = []
+    for raw in parts(evaluation.get("scores")):
+        score = Score(
+            task=text(raw.get("task")),
+            metric=text(raw.get("metric")),
+            name=text(raw.get("name")),
+            base=number(raw.get("base")),
+            trained=number(raw.get("trained")) or 0.0,
+            base_stderr=number(raw.get("base_stderr")),
+            stderr=number(raw.get("stderr")),
+            better=text(raw.get("better")),
+            rows=whole(raw.get("rows")),
+        )
+        scores.append(score)
+    return Scores(
+        scores=tuple(scores),
+        run_id=text(evaluation.get("run_id")),
+        lm_eval=text(evaluation.get("lm_eval")),
+    )
+
+
+def _changes(options: Mapping[str, object]) -> list[str]:
+    """Return words for options without which a figure would be another."""
+    changes = []
+    if options.get("num_fewshot") is not None:
+        changes.append(f"{options['num_fewshot']}-shot")
+    if options.get("apply_chat_template"):
+        changes.append("as chat")
+    if options.get("limit") is not None:
+        changes.append(f"first {options['limit']} rows")
+    return changes
+
+
+def _better(higher: object) -> str:
+    if higher is None:
+        return Better.NONE.value
+    return Better.GREATER.value if higher else Better.LESS.value

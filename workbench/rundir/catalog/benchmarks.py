@@ -1,0 +1,40 @@
+"""Keep the figures of benchmarks in the directory of the run whose model was evaluated.
+
+The file is a list of evaluations, the newest last. A figure of an evaluation has `name`, `trained`,
+and perhaps `base`; everything else is for the writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from workbench.base.files import gate, read_json
+from workbench.base.json_values import json_text, number, parts, text
+from workbench.rundir.paths import RunPaths
+
+_BEFORE = "before"
+
+
+def evaluations_of(paths: RunPaths) -> list[Mapping[str, Any]]:
+    """Return the evaluations of a run's model, the newest last."""
+    return list(parts(read_json(paths.benchmarks, within=paths.root).get("evaluations")))
+
+
+def add_evaluation(paths: RunPaths, evaluation: Mapping[str, Any]) -> None:
+    """Add an evaluation to a run directory; the file is replaced whole."""
+    every = [*evaluations_of(paths), evaluation]
+    gate.write_text(paths.benchmarks, json_text({"evaluations": every}), within=paths.root)
+
+
+def benchmark_figures(paths: RunPaths) -> dict[str, float]:
+    """Return the last figures of a run's model by name, and of its base by name and `before`."""
+    figures: dict[str, float] = {}
+    for evaluation in evaluations_of(paths):
+        for score in parts(evaluation.get("scores")):
+            name = text(score.get("name"))
+            for key, title in (("trained", name), ("base", f"{name} {_BEFORE}")):
+                value = number(score.get(key))
+                if name and value is not None:
+                    figures[title] = value
+    return figures
