@@ -16,6 +16,7 @@ OWN_ROOMS = {
     # The form of compose/ makes a FineTune.
     "FineTune": ("finetune/", "display/compose/"),
     "Script": ("jobs/script.py",),
+    "Evaluation": ("finetune/benchmarks/",),
     "Function": ("jobs/script.py",),
 }
 """Classes of jobs, with the paths that may name the class in a condition."""

@@ -13,7 +13,17 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, compare, history
+from workbench import (
+    Cluster,
+    ConfigError,
+    FineTune,
+    LocalPods,
+    PodSpec,
+    Run,
+    RunFailed,
+    compare,
+    history,
+)
 from workbench.finetune.notebook.run import FineTuneRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -88,7 +98,9 @@ def include(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("benchmarks")
     spec = PodSpec(cpus=1, env={"HF_DATASETS_CACHE": str(folder / "cache")})
-    with Cluster(LocalPods(), spec, count=2, path=folder / "c", warm=False) as cluster:
+    # Models and task files are sent, as to pods that see no folder of this machine.
+    options = {"count": 2, "path": folder / "c", "warm": False, "shared": False}
+    with Cluster(LocalPods(), spec, **options) as cluster:
         yield cluster
 
 
@@ -169,6 +181,33 @@ def test_the_figures_on_two_pods_are_those_of_lm_eval_itself(
     assert "mine_choice acc" in str(compare([run.path, cluster.runs[-1].path]))
 
 
+def test_adapters_are_evaluated_on_their_base(
+    cluster: Cluster, run: FineTuneRun, include: Path
+) -> None:
+    job = FineTune(
+        model=str(run.paths.model),
+        dataset=run.spec.job.dataset,  # type: ignore[attr-defined]
+        technique="ddp",
+        peft="lora",
+        lora={"target_modules": "all-linear"},
+        max_steps=20,
+        learning_rate=2e-2,
+        eval_steps=None,
+    )
+    tuned = cluster.submit(job)
+    tuned.wait(300, progress=False).raise_for_status()
+    assert isinstance(tuned, FineTuneRun)
+    # Unlike rows for the two ranks, and the second has none.
+    scores = tuned.evaluate(["mine_write"], include_path=include, limit=1, progress=False)
+    [match] = [score for score in scores if score.metric == "exact_match"]
+    assert (match.name, match.rows) == ("mine_write exact_match, limit=1", 1)
+    assert (match.base, match.trained) == (1.0, 1.0)
+    loss = tuned.evaluate(["mine_choice"], include_path=include, progress=False, pods=1)
+    [accuracy] = [score for score in loss if score.metric == "acc"]
+    [before] = [score for score in run.result.benchmarks[-1] if score.metric == "acc"]
+    assert accuracy.base == before.trained
+
+
 def test_a_failed_evaluation_leaves_the_run_as_it_is(
     cluster: Cluster, run: FineTuneRun, tmp_path: Path
 ) -> None:
@@ -185,8 +224,7 @@ def test_what_cannot_be_evaluated_is_refused_before_pods_are_asked(
     cluster: Cluster, run: FineTuneRun, include: Path, tmp_path: Path
 ) -> None:
     runs = len(cluster.runs)
-    near = sentence("finetune.benchmarks.names.refusal.lm-eval-know", "mine_choise")
-    with pytest.raises(ConfigError, match=near) as refused:
+    with pytest.raises(ConfigError, match="does not know the tasks 'mine_choise'") as refused:
         run.evaluate(["mine_choise", "mine_write"], include_path=include)
     assert "nearest: mine_choice" in str(refused.value)
     assert "mine_write" not in str(refused.value)

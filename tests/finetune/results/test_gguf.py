@@ -179,7 +179,7 @@ def test_the_modelfile_writes_the_prompt_of_the_run(
     [
         (
             {"gguf": "q4_k_m"},
-            "llama-quantize FOLDER/model-f16.gguf FOLDER/model-q4_k_m.gguf Q4_K_M",
+            "llama-quantize FOLDER/model-f16.gguf FOLDER/model-q4_k_m.gguf",
         ),
         ({"gguf": "q8"}, "q8_0"),
         ({"gguf": "f16", "dtype": "fp16"}, "dtype='fp16' is no option of a GGUF"),
@@ -210,8 +210,8 @@ def changed(run: Run, folder: Path, file: str, **facts: object) -> Run:
     [
         (
             "config.json",
-            {"model_type": "gpt_neo", "architectures": ["GPTNeoForCausalLM"]},
-            "does not know the architecture 'GPTNeoForCausalLM'",
+            {"model_type": "opt", "architectures": ["OPTForCausalLM"]},
+            "does not know the architecture 'OPTForCausalLM'",
         ),
         ("config.json", {"model_type": "t5", "is_encoder_decoder": True}, "is an encoder-decoder"),
         (

@@ -40,6 +40,7 @@ from workbench.display.kit.plots.static import plot_svg
 from workbench.display.kit.templates import macro, render, styled
 from workbench.display.records.answers import predictions_grid
 from workbench.display.records.result import facts_of_result, profile_doc, result_doc
+from workbench.display.records.scores import scores_doc
 from workbench.display.run.facts import RunFacts
 from workbench.finetune.notebook.result import FineTuneCard
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
@@ -348,8 +349,12 @@ def _of_finetune(card: FineTuneCard) -> Mapping[str, list[Block]]:
     trace: list[Block] = []
     if card.trace:
         trace.append(Table(card.trace))
+    benchmarks: list[Block] = []
+    for scores in card.benchmarks:
+        benchmarks += scores_doc(scores).blocks
     return {
         "Answers": _answers(card),
+        "Benchmarks": benchmarks,
         "FLOPS profile": profile,
         "Trace": trace,
     }

@@ -69,7 +69,7 @@ class Evaluation(Job):
     num_fewshot: Count | None = None
     """Number of solved rows before each question. Default None: as the task says."""
     include_path: PathText | None = None
-    """Folder with task files of one's own, sent to the pods. Paths in the files start there."""
+    """Folder with your own task files, sent to the pods. Paths in the files start there."""
     batch_size: Size = 8
     """Rows per forward pass of a rank."""
     apply_chat_template: bool = False

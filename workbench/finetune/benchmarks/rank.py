@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from importlib import import_module
 from importlib.metadata import version
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from peft import PeftModel
 from transformers import AutoTokenizer
 
 from workbench.agent.rank import collectives as ranks
@@ -113,7 +115,8 @@ def _loaded(which: str, job: FineTune, folder: str) -> model.Loaded:
             options = {"dtype": "auto"}
         loaded = model.load(job.model, (), seed=job.seed, options=options, tokenizer=tokenizer)
         if which == "trained":
-            loaded = adapters.load_with_adapter(folder, loaded)
+            # The files on a pod may be links into the pod's store.
+            loaded = replace(loaded, model=PeftModel.from_pretrained(loaded.model, folder))
     # The encoder gives the tokenizer the chat template of the job.
     Encoder(loaded, job)
     return loaded

@@ -150,15 +150,13 @@ def _scores(evaluation: Mapping[str, Any]) -> Scores:
 
 
 def _changes(options: Mapping[str, object]) -> list[str]:
-    """Return words for options without which a figure would be another."""
-    changes = []
-    if options.get("num_fewshot") is not None:
-        changes.append(f"{options['num_fewshot']}-shot")
-    if options.get("apply_chat_template"):
-        changes.append("as chat")
-    if options.get("limit") is not None:
-        changes.append(f"first {options['limit']} rows")
-    return changes
+    """Return the options without which a figure would be another."""
+    changes = [
+        f"{name}={options[name]}"
+        for name in ("num_fewshot", "limit")
+        if options.get(name) is not None
+    ]
+    return [*changes, "apply_chat_template"] if options.get("apply_chat_template") else changes
 
 
 def _better(higher: object) -> str:

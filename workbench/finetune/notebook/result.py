@@ -78,12 +78,14 @@ class FineTuneResult(RunResult):
         missing = [*card.missing]
         profile = readable("FLOPS profile", lambda: self.profile, missing)
         predictions = readable("answers", lambda: self.predictions, missing)
+        benchmarks = readable("benchmarks", lambda: self.benchmarks, missing)
         common["missing"] = tuple(missing)
         return FineTuneCard(
             **common,
             profile=profile,
             trace=self.trace,
             predictions=predictions,
+            benchmarks=benchmarks or (),
         )
 
 
@@ -94,3 +96,4 @@ class FineTuneCard(Card):
     profile: Profile | None
     trace: Grid | None
     predictions: Predictions | None
+    benchmarks: tuple[Scores, ...]

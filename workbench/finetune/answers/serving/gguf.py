@@ -18,7 +18,9 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from workbench.base.errors import ConfigError, WorkbenchError
+from workbench.base.files import gate
 from workbench.base.files.disk import is_full
+from workbench.base.files.gate import library
 from workbench.base.words import counted
 from workbench.finetune.data.messages import Message
 from workbench.finetune.job.finetune import FineTune
@@ -67,23 +69,18 @@ def answer(request: Mapping[str, Any]) -> dict[str, object]:
     source, file = Path(request["model"]), Path(request["file"])
     _forget_code(source)
     _converter(source, request["gguf"], file).write()
-    modelfile = file.with_name("Modelfile")
-    modelfile.write_text(_modelfile(source, file.name, job), encoding="utf-8")
+    words = _modelfile(source, file.name, job)
+    gate.write_text(file.with_name("Modelfile"), words, mode=0o644)
     return {}
 
 
 def _write_outline(job: FineTune, trained: str, folder: str) -> None:
     """Write the tokenizer and the configuration that an export would have, without weights."""
-    tokenizer = AutoTokenizer.from_pretrained(trained, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(library(trained), trust_remote_code=False)
     if (Path(trained) / "config.json").is_file():
-        config = AutoConfig.from_pretrained(trained, trust_remote_code=False)
-    elif model_kind(job.model) is ModelKind.BUILTIN:
-        shape = {**model_config(job.model), "vocab_size": -(-len(tokenizer) // 8) * 8}
-        config = AutoConfig.for_model(**shape)
-        config.architectures = ["LlamaForCausalLM"]
+        config = AutoConfig.from_pretrained(library(trained), trust_remote_code=False)
     else:
-        place = str(Path(job.model).expanduser())
-        config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+        config = _base_config(job.model, tokens=len(tokenizer))
     if job.chat_template is not None:
         tokenizer.chat_template = job.chat_template
     tokenizer.save_pretrained(folder)
@@ -91,13 +88,23 @@ def _write_outline(job: FineTune, trained: str, folder: str) -> None:
     _forget_code(Path(folder))
 
 
+def _base_config(model: str, *, tokens: int) -> Any:
+    """Return the configuration of the model below a run's adapters."""
+    if model_kind(model) is ModelKind.BUILTIN:
+        shape = {**model_config(model), "vocab_size": -(-tokens // 8) * 8}
+        config = AutoConfig.for_model(**shape)
+        config.architectures = ["LlamaForCausalLM"]
+        return config
+    return AutoConfig.from_pretrained(str(Path(model).expanduser()), trust_remote_code=False)
+
+
 def _forget_code(folder: Path) -> None:
     """Remove the names of Python files from configurations; the converter would run the files."""
     for name in ("config.json", "tokenizer_config.json"):
         path = folder / name
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(gate.read_text(path))
         if content.pop("auto_map", None) is not None:
-            path.write_text(json.dumps(content, indent=2), encoding="utf-8")
+            gate.write_text(path, json.dumps(content, indent=2))
 
 
 def _converter(source: Path, gguf_type: str, file: Path) -> Any:
@@ -180,7 +187,7 @@ def _described(parts: Mapping[str, Any]) -> str:
 def _set_vocabulary(made: Any, set_vocab: Callable[[], None]) -> None:
     """Write the tokenizer, and two facts that a tokenizer's files do not have."""
     set_vocab()
-    tokenizer = AutoTokenizer.from_pretrained(made.dir_model, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(library(made.dir_model), trust_remote_code=False)
     # The end of a turn, if the model ends its answers with another token than its texts.
     ends = [each for each in _ends(made.dir_model) if each != tokenizer.eos_token_id]
     if ends:
@@ -195,7 +202,7 @@ def _ends(folder: Path) -> Sequence[int]:
     path = folder / "generation_config.json"
     if not path.is_file():
         return ()
-    ends = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+    ends = json.loads(gate.read_text(path)).get("eos_token_id")
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
@@ -216,7 +223,7 @@ def _begins(tokenizer: Any, ids: Sequence[int]) -> bool:
 
 def _modelfile(folder: Path, file: str, job: FineTune) -> str:
     """Return Ollama's file beside a GGUF: the prompt of the run as a template of Go."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(library(folder), trust_remote_code=False)
     lines = [f"FROM ./{file}"]
     system = None
     if is_chat(job, tokenizer):
@@ -277,10 +284,8 @@ def _translated(tokenizer: Any) -> tuple[str, str]:
     # The same conversations, put together from the parts.
     long = (system, user, assistant, user, assistant, user)
     whole = start + begin + again + answered + again + answered + again + opening
-    if text(*long, asks=True) != whole or not own.startswith(before):
-        return "", ""
-    own_system = own.removeprefix(before).removesuffix(after) if own else ""
-    if own and before + own_system + after != own:
+    own_system = own.removeprefix(before).removesuffix(after)
+    if text(*long, asks=True) != whole or own not in ("", before + own_system + after):
         return "", ""
     roles = {
         "system": begin.replace(_SYSTEM, "{{ .Content }}"),
