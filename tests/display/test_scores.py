@@ -60,7 +60,7 @@ def test_text_and_page_state_the_same() -> None:
         assert fact in page
     assert "<img" not in page
     assert "\x1b" not in text + page
-    assert list(scores.to_dataframe()["difference"])[0] == -0.125
+    assert scores.to_dataframe().iloc[0]["difference"] == -0.125
 
 
 def test_figures_stand_in_the_run_its_card_and_history(tmp_path: Path) -> None:

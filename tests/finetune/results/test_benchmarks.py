@@ -197,11 +197,12 @@ def test_adapters_are_evaluated_on_their_base(
     tuned = cluster.submit(job)
     tuned.wait(300, progress=False).raise_for_status()
     assert isinstance(tuned, FineTuneRun)
-    # Unlike rows for the two ranks, and the second has none.
-    scores = tuned.evaluate(["mine_write"], include_path=include, limit=1, progress=False)
+    # Two rows for the first rank, and one for the second.
+    scores = tuned.evaluate(["mine_write"], include_path=include, limit=3, progress=False)
     [match] = [score for score in scores if score.metric == "exact_match"]
-    assert (match.name, match.rows) == ("mine_write exact_match, limit=1", 1)
-    assert (match.base, match.trained) == (1.0, 1.0)
+    assert (match.name, match.rows) == ("mine_write exact_match, limit=3", 3)
+    assert match.base == pytest.approx(2 / 3)
+    assert match.trained == pytest.approx(2 / 3)
     loss = tuned.evaluate(["mine_choice"], include_path=include, progress=False, pods=1)
     [accuracy] = [score for score in loss if score.metric == "acc"]
     [before] = [score for score in run.result.benchmarks[-1] if score.metric == "acc"]
@@ -234,6 +235,8 @@ def test_what_cannot_be_evaluated_is_refused_before_pods_are_asked(
         run.evaluate("mine_choice")
     with pytest.raises(ConfigError, match="limit"):
         run.evaluate(["mine_choice"], limit=0)
+    with pytest.raises(ConfigError, match="limit is 1, and lm-eval needs a row for each"):
+        run.evaluate(["mine_choice"], include_path=include, limit=1)
     (tmp_path / "broken.yaml").write_text("task: [")
     with pytest.raises(ConfigError, match="cannot read the task files"):
         run.evaluate(["mine_choice"], include_path=tmp_path)

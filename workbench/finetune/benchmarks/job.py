@@ -89,6 +89,11 @@ class Evaluation(Job):
         return self.replace(run=move(self.run), include_path=move(self.include_path))
 
     def prepare(self, run: NewRun) -> Prepared:
+        if self.limit is not None and self.limit < run.ranks:
+            raise ConfigError(
+                f"limit is {self.limit}, and lm-eval needs a row for each of the {run.ranks} "
+                f"ranks. Give limit={run.ranks} or more, or fewer pods="
+            )
         changes = {"run": str(user_path(self.run).absolute())}
         if self.include_path is not None:
             changes["include_path"] = str(checked_folder(self.include_path))

@@ -38,6 +38,7 @@ from workbench.jobs.registry import job_from_dict
 
 _LIMIT = timedelta(hours=6)
 """Longest wait of a rank for the slowest one."""
+_NO_ROWS = "did not find any docs"
 _RESULTS = ("results", "higher_is_better", "n-samples", "n-shot")
 
 
@@ -125,16 +126,24 @@ def _loaded(which: str, job: FineTune, folder: str) -> model.Loaded:
 def _evaluated(loaded: model.Loaded, job: Evaluation, include: str | None) -> object:
     """Return lm-eval's figures of a model; on rank 0 alone."""
     lm_eval = import_module("lm_eval")
-    results = lm_eval.simple_evaluate(
-        model=_harness_model(loaded, job.batch_size),
-        tasks=list(job.tasks),
-        num_fewshot=job.num_fewshot,
-        limit=job.limit,
-        batch_size=job.batch_size,
-        task_manager=import_module("lm_eval.tasks").TaskManager(include_path=include),
-        apply_chat_template=job.apply_chat_template,
-        log_samples=False,
-    )
+    try:
+        results = lm_eval.simple_evaluate(
+            model=_harness_model(loaded, job.batch_size),
+            tasks=list(job.tasks),
+            num_fewshot=job.num_fewshot,
+            limit=job.limit,
+            batch_size=job.batch_size,
+            task_manager=import_module("lm_eval.tasks").TaskManager(include_path=include),
+            apply_chat_template=job.apply_chat_template,
+            log_samples=False,
+        )
+    except ValueError as error:
+        if _NO_ROWS not in str(error):
+            raise
+        raise ConfigError(
+            f"a task has fewer rows than the {ranks.world_size()} ranks, and lm-eval needs a row "
+            "for each. Evaluate this task with pods=1"
+        ) from error
     if results is None:
         return None
     return json.loads(json.dumps({name: results.get(name) for name in _RESULTS}, default=str))
@@ -171,7 +180,7 @@ def _harness_model(loaded: model.Loaded, batch_size: int) -> Any:
             return [_figures(json.loads(part)) for part in parts]
 
         def barrier(self) -> None:
-            """Wait for no rank: a rank without rows would not come; the gathering waits."""
+            ranks.barrier()
 
         def get_model_info(self) -> Mapping[str, object]:
             return {}
