@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("lm_eval")
-
 from workbench import (
     Cluster,
     ConfigError,
