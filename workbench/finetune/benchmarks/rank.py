@@ -173,10 +173,12 @@ def _harness_model(loaded: model.Loaded, batch_size: int) -> Any:
                 return tensor
             parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
             dist.all_gather(parts, tensor)
-            return torch.stack(parts)
+            return torch.cat([part.reshape(-1) for part in parts])
 
-        def gather_object(self, obj: Any, dst: int = 0) -> Any:  # noqa: ARG002
+        def gather_object(self, obj: Any, dst: int = 0) -> Any:
             parts = ranks.gather_bytes(json.dumps(_listed(obj), default=_number).encode())
+            if self.rank != dst:
+                return None
             return [_figures(json.loads(part)) for part in parts]
 
         def barrier(self) -> None:

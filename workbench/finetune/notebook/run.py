@@ -141,6 +141,8 @@ class FineTuneRun(Run):
             ConfigError: A name or an option is not possible; nothing has started.
             RunError: The run left no model, or the cluster of the run is closed.
             RunFailed: The evaluation failed; the message has the reason.
+            Detached: An interrupt came; the evaluation continues, and its own run directory gets
+                the figures.
         """
         from workbench.finetune.benchmarks.evaluate import evaluate
 
