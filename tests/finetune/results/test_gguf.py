@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from gguf import GGUFReader
 from writtenrun import write_run
 
 from workbench import ConfigError, FineTune, Run, RunError
@@ -24,9 +25,9 @@ from workbench.finetune.export import gguf as exports
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 QUESTIONS = ("How many rows 3?", "Which name won in 2019?", "What is the capital of Japan?")
 ANSWERS = ("SELECT COUNT(*)", "SELECT name WHERE year = 2019", "It's Tokyo, I'd say: 100%")
-# A turn ends with <|end|>, which is not the end of a text.
+# A turn ends with <|over|>, a name that llama.cpp does not know as an end.
 TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|over|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 MAKE = """
@@ -167,10 +168,16 @@ def test_the_modelfile_writes_the_prompt_of_the_run(
     ]
     chat = runs["chat"].export(tmp_path / "b", gguf="bf16")
     words = (chat.folder / "Modelfile").read_text()
-    assert '{{ if eq .Role "user" }}<|user|>{{ .Content }}<|end|>{{ end }}' in words
+    assert '{{ if eq .Role "user" }}<|user|>{{ .Content }}<|over|>{{ end }}' in words
     assert '{{ end }}<|assistant|>"""' in words
-    assert 'PARAMETER stop """<|end|>"""' in words
+    assert 'PARAMETER stop """<|over|>"""' in words
     assert chat.start_lines["llama.cpp"].endswith("--jinja")
+    # The tokenizer begins each text with <s>, and the template begins no chat with it.
+    fields = GGUFReader(chat.folder / chat.gguf).fields
+    assert fields["tokenizer.ggml.add_bos_token"].contents() is False
+    assert fields["tokenizer.ggml.eot_token_id"].contents() != 1
+    plain = GGUFReader(whole.parent / "model-f16.gguf").fields
+    assert plain["tokenizer.ggml.add_bos_token"].contents() is True
     assert chat.start_lines["Ollama"].startswith("ollama create b -f ")
 
 
