@@ -30,6 +30,7 @@ ALLREDUCE = "workbench.agent.probe.allreduce"
 
 KEEPER = "workbench.keeper.keeper"
 MANIFEST = "workbench.rundir.checkpoints"
+STORE = "workbench.rundir.stores.work"
 BOARD = "workbench.client.tensorboard.server"
 
 GUARDIAN = "workbench.pods.guest.guardian"

@@ -25,6 +25,7 @@ from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.status import cluster_status, result_file
+from workbench.rundir.stores.address import store_variables
 
 _ANSWER_S = 30.0  # usually the keeper takes a run in milliseconds
 
@@ -145,10 +146,12 @@ class Submission:
         run_class.before_submit(job, paths, pods=pods, gpus=gpus, memory_gib=memory_gib)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
+            store = job.rules.checkpoints.store
             asked = {
                 **request,
                 "job": resolved(job).to_dict(),
                 "pods": prepared.spec.pods,
+                "environment": store_variables(store) if store else {},
             }
             ask(self._paths.socket, asked, timeout_s=_ANSWER_S)
         # The request may still wait in the keeper's socket: the run may start later.

@@ -56,6 +56,8 @@ class Checkpoints:
     """Whether checkpoints are copied into the run directory; otherwise they stay on their pods."""
     meanwhile: bool = False
     """Whether checkpoints are copied while the job runs, not only at its end."""
+    store: str = ""
+    """Address in an object store that also gets the copied checkpoints. Empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

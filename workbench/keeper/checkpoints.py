@@ -219,14 +219,28 @@ class Returned:
     """Steps of the checkpoints, newest first."""
     notes: Sequence[str] = ()
     """Reasons for checkpoints not copied back."""
+    stored: Sequence[str] = ()
+    """Notes on checkpoints in an object store."""
 
 
 class CheckpointCollector:
-    """Fetch the newest checkpoint while the run continues, as a dead pod takes its disk along."""
+    """Fetch the newest checkpoint while the run continues, as a dead pod takes its disk along.
 
-    def __init__(self, context: RunContext, saved: Callable[[], int]):
+    `came` is called after every copy; steps in `busy()` are not removed here.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        saved: Callable[[], int],
+        *,
+        came: Callable[[], None] = lambda: None,
+        busy: Callable[[], Collection[int]] = lambda: (),
+    ):
         self._context = context
         self._saved = saved
+        self._came = came
+        self._busy = busy
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="checkpoints", daemon=True)
 
@@ -258,7 +272,9 @@ class CheckpointCollector:
     def _carry(self, lost: Collection[str]) -> Returned:
         try:
             if self._brings:
-                return bring_checkpoints_back(self._context, lost)
+                returned = bring_checkpoints_back(self._context, lost, busy=self._busy)
+                self._came()
+                return returned
             return record_on_pods(self._context, lost)
         except Exception as error:  # Thread boundary: the outcome must be written in any case.
             logger.exception("bringing back the checkpoints of %s", self._context.run_id)
@@ -266,7 +282,10 @@ class CheckpointCollector:
 
 
 def bring_checkpoints_back(
-    context: RunContext, lost: Collection[str] = (), most: int | None = None
+    context: RunContext,
+    lost: Collection[str] = (),
+    most: int | None = None,
+    busy: Callable[[], Collection[int]] = lambda: (),
 ) -> Returned:
     """Copy the last complete checkpoints of a run from its pods, and verify every file."""
     checkpoints = list_parts(context, lost)
@@ -275,7 +294,7 @@ def bring_checkpoints_back(
         step: _fetch(checkpoints.steps[step], context.paths, step)
         for step in checkpoints.whole[: most or limit]
     }
-    here = keep_newest(context.paths.checkpoints, limit)
+    here = keep_newest(context.paths.checkpoints, limit, busy())
     notes = [
         f"the checkpoint of step {step} was not copied back: {why}"
         for step, why in problems.items()

@@ -413,7 +413,16 @@ class Keeper:
         run = QueuedRun(id=request.run, path=request.path)
         links = self._fleet.first_live(wanted_pods(job, request.pods, self._spec.count))
         check_launcher_fits(Launcher(job.launcher), [link.pod for link in links])
-        return Runner(run_context(self._fleet, links, run, job, self._redact, self._log))
+        context = run_context(
+            self._fleet,
+            links,
+            run,
+            job,
+            self._redact,
+            self._log,
+            store_environment=request.environment,
+        )
+        return Runner(context)
 
     def _report(self, line: str) -> None:
         if not self._closing.is_set():  # A cancelled launch still reports.

@@ -50,6 +50,8 @@ class Submit(BaseModel):
     path: Path
     job: dict[str, Any]
     pods: int | None = None
+    environment: dict[str, str] = Field(default_factory=dict, repr=False)
+    """Variables of the notebook with the credentials of the job's object store."""
 
 
 class OfRun(BaseModel):

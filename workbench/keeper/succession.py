@@ -23,6 +23,7 @@ from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
 from workbench.rundir.status import ClusterStatus, QueuedRun, is_run_of, read_queue, result_file
+from workbench.rundir.stores.address import secrets_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +42,11 @@ def run_context(
     *,
     inherited: bool = False,
     unstartable: str = "",
+    store_environment: Mapping[str, str] | None = None,
 ) -> RunContext:
     """Create the context of a run and write its hostfile."""
     redact.learn(job.env)
+    redact.learn(secrets_of(store_environment or {}))
     context = RunContext(
         run_id=run.id,
         paths=RunPaths(run.path),
@@ -56,6 +59,7 @@ def run_context(
         spare=fleet.paths.results / f"{run.id}.json",
         inherited=inherited,
         unstartable=unstartable,
+        store_environment=store_environment or {},
     )
     return context.on(links)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,16 +93,18 @@ def newest_good(
     raise ConfigError(f"there is no checkpoint to resume from in {root}: {why}")
 
 
-def keep_newest(folder: Path, most: int = 2) -> list[int]:
-    """Remove all but the `most` newest checkpoints of a folder.
+def keep_newest(folder: Path, most: int = 2, busy: Collection[int] = ()) -> list[int]:
+    """Remove all but the `most` newest checkpoints of a folder, and the steps in `busy`.
 
-    Return the remaining steps, newest first.
+    Return the `most` newest steps, newest first.
     """
     steps = [
         number_in(path.name, "step") for path in gate.folders_in(folder, "step-*", folder.parent)
     ]
     steps.sort(reverse=True)
     for step in steps[most:]:
+        if step in busy:
+            continue
         gate.remove_tree(folder / f"step-{step}", folder.parent)
     return steps[:most]
 

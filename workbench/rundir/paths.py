@@ -222,6 +222,8 @@ class RunPaths:
     """Trained model in the format of `from_pretrained`."""
     checkpoints = _Below("checkpoints")
     """Folder of the last copied checkpoints: step-N/<pod>/rank-R."""
+    resumed = _Below("resumed")
+    """Folder of the job and the checkpoint that were fetched from an object store to resume."""
     arrivals = _Below(".arrivals")
     """Folder for rank 0's files if its pod sees the run directory.
 

@@ -122,6 +122,7 @@ class FineTune(FineTuneOptions, Job):
             most=self.save_total_limit or Checkpoints().most,
             brings=self.brings_checkpoints,
             meanwhile=self.brings_checkpoints and self.save_steps is not None,
+            store=self.checkpoint_store,
         )
         return Rules(
             stop=Stop(by="file"),

@@ -33,6 +33,7 @@ from workbench.finetune.options.choices import (
 )
 from workbench.finetune.options.metrics import METRICS, Metric, check_metrics, metric_text
 from workbench.jobs.launcher import Launcher
+from workbench.rundir.stores.address import check_address, is_address
 
 PROMPTS = ("chat", "plain", "alpaca", "llama2-chat")
 TRACKERS = ("wandb", "mlflow")
@@ -45,6 +46,9 @@ Share = Annotated[int | float, Field(ge=0, lt=1)]
 _PROMPT_FORMS = f"{', '.join(PROMPTS)}, or a template that holds {{instruction}}"
 _Tracker = Annotated[str, Choice(TRACKERS)]
 _Metric = Annotated[Metric, PlainSerializer(metric_text)]
+ON_PODS = "pod"
+BROUGHT = "bring"
+_PLACES = "'pod', 'bring', or the address of a folder in an object store: 's3://bucket/prefix'"
 _METRIC_FORMS = f"a list of {', '.join(METRICS)}, 'path.py:function' and functions"
 
 
@@ -52,6 +56,14 @@ def _prompt(value: str | None) -> str | None:
     if value is not None and value not in PROMPTS and "{instruction}" not in value:
         raise ValueError(value)
     return value
+
+
+def _checkpoints(value: str) -> str:
+    if value in (ON_PODS, BROUGHT):
+        return value
+    if not is_address(value):
+        raise ValueError(value)
+    return check_address(value, "checkpoints")
 
 
 def _checked(options: type[Record]) -> Callable[[object], object]:
@@ -289,16 +301,18 @@ class FineTuneOptions(Record):
 
     Default None: 2.
     """
-    checkpoints: Annotated[str, Choice(["pod", "bring"])] = "pod"
-    """Place of checkpoints: `pod` or `bring`.
+    checkpoints: Annotated[PathText, AfterValidator(_checkpoints), Allowed(_PLACES)] = "pod"
+    """Place of checkpoints: `pod`, `bring`, or a folder in an object store.
 
     `pod` leaves checkpoints on the pods that wrote them. If a run does not succeed, its last
     checkpoint is copied back when the cluster closes. `bring` copies checkpoints to this machine
-    during the run.
+    during the run. An address such as `s3://bucket/prefix` does the same, and uploads the copies
+    below `s3://bucket/prefix/RUN_ID`.
     """
     resume: PathText | None = None
-    """Run directory whose last good checkpoint this run continues.
+    """Run directory whose last good checkpoint this run continues, or its address.
 
+    The address is the run's folder in an object store, such as `s3://bucket/prefix/RUN_ID`.
     The settings must be the same. With another number of ranks, the global batch must be the same,
     and `local-sgd` cannot resume.
     """
@@ -357,7 +371,12 @@ class FineTuneOptions(Record):
 
         A lost pod loses its disk.
         """
-        return self.checkpoints == "bring" or self.restarts > 0
+        return self.checkpoints != ON_PODS or self.restarts > 0
+
+    @property
+    def checkpoint_store(self) -> str:
+        """Address of the folder in an object store for checkpoints. Empty: none."""
+        return self.checkpoints if is_address(self.checkpoints) else ""
 
     def global_batch(self, ranks: int) -> int:
         """Return the number of rows of an optimizer step on `ranks` ranks."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
 from workbench.base.files import gate, is_folder, user_path
 from workbench.finetune.data.sources.dataset import dataset_from
@@ -20,10 +19,12 @@ from workbench.finetune.options.models import model_family, model_kind
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.finetune.submit.metric_inputs import metric_inputs
 from workbench.finetune.submit.origin import origin
-from workbench.finetune.submit.resume import resume_checkpoint, row_order
+from workbench.finetune.submit.resume import before_of, resume_checkpoint, row_order
 from workbench.jobs.job import NewRun, Prepared
 from workbench.rundir.checkpoints import CHECKPOINT
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.stores.address import check_address, is_address
+from workbench.rundir.stores.rights import check_rights
 
 _LEFT_OPEN = ("learning_rate", "precision", "communication")
 
@@ -39,6 +40,9 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
     """Write the inputs; raise ConfigError if the job does not fit the rows, ranks and GPUs."""
     paths = RunPaths(run.root)
     job = with_metric_files(_absolute(job), paths.inputs)
+    if job.checkpoint_store:
+        check_rights(job.checkpoint_store, "checkpoints")
+    before = before_of(job, paths)
     model_kind(job.model)
     deepspeed = resolve(job, gpus=run.gpus, world_size=run.ranks)
     with checked_rows(job) as refusal:
@@ -62,13 +66,14 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
         "deepspeed": deepspeed,
         "json_keys": list(own_keys(own_json)),
         "ranks": run.ranks,
-        "order": ROW_ORDER if job.resume is None else row_order(Path(job.resume)),
+        "order": ROW_ORDER if before is None else row_order(before.root),
         "metric_inputs": metric_inputs(job, data),
     }
-    if job.resume is not None:
+    if before is not None:
         checkpoint = resume_checkpoint(
             job,
             paths,
+            before,
             world_size=run.ranks,
             resolved=resolved,
             ask_pods=run.ask_pods,
@@ -83,7 +88,9 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
 def _absolute(job: FineTune) -> FineTune:
     """Return a job with absolute paths of a checkpoint, of metrics and of a model's folder."""
     changes: dict[str, object] = {}
-    if job.resume is not None:
+    if is_address(job.resume):
+        changes["resume"] = check_address(str(job.resume), "resume")
+    elif job.resume is not None:
         changes["resume"] = str(user_path(job.resume).absolute())
     metrics = [
         moved_metric(metric, lambda path: user_path(path).absolute()) for metric in job.metrics

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, DiskFull, RunError
 from workbench.base.files import gate, read_json, write_json
-from workbench.base.json_values import Json, items, part, whole
+from workbench.base.json_values import Json, items, part, text, whole
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.deepspeed_config import resolve
@@ -20,6 +20,9 @@ from workbench.finetune.techniques.registry import technique_of
 from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint, newest_good, remove_after
 from workbench.rundir.make.prepare import AskPods
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.stores.address import is_address
+from workbench.rundir.stores.checkpoints import INPUTS, fetch_newest, fetch_run
+from workbench.rundir.stores.store import Store
 
 CHANGES_NOTHING = frozenset(
     {
@@ -86,9 +89,39 @@ COMPARED = tuple(
 _BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Before:
+    """Run to resume from."""
+
+    root: Path
+    """Its run directory, or the folder in the new run's directory with its files from a store."""
+    name: str
+    """Directory or address, for messages."""
+    store: str = ""
+    """Address in an object store. Empty: the run directory is on this machine."""
+
+
+def before_of(job: FineTune, paths: RunPaths) -> Before | None:
+    """Return the run to resume from. None: the job begins anew.
+
+    Of a run in an object store, the job and the digests of the rows are fetched.
+    """
+    if job.resume is None:
+        return None
+    if not is_address(job.resume):
+        return Before(root=Path(job.resume), name=job.resume)
+    try:
+        with Store(job.resume) as store:
+            fetch_run(store, paths.resumed)
+    except RunError as error:
+        raise ConfigError(f"resume: {error}") from error
+    return Before(root=paths.resumed, name=job.resume, store=job.resume)
+
+
 def resume_checkpoint(
     job: FineTune,
     paths: RunPaths,
+    before: Before,
     *,
     world_size: int,
     resolved: Mapping[str, Any],
@@ -99,31 +132,63 @@ def resume_checkpoint(
     Raises:
         ConfigError: The checkpoint is of another training, or no checkpoint is good.
     """
-    assert job.resume is not None
-    root = Path(job.resume)
+    root = before.root
     made = read_json(RunPaths(root).job, within=root)
     if not part(made, "job"):
         raise ConfigError(
-            f"resume is {str(root)!r}, not the directory of a FineTune run; give the directory of "
-            "the run to continue"
+            f"resume is {before.name!r}, not the directory of a FineTune run; give the directory "
+            "of the run to continue"
         )
-    held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
-    checkpoint = held or newest_good(root, last_step=job.max_steps)
-    # Older runs did not write their ranks; all their ranks saved the checkpoint.
-    before = whole(made.get("ranks")) or checkpoint.world_size
+    if before.store:
+        # A checkpoint may be large: the settings are compared first.
+        ranks = whole(made.get("ranks")) or world_size
+        _check_same(job, made, paths, before, (world_size, ranks), resolved)
+        checkpoint = _from_store(before, job.max_steps)
+    else:
+        held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
+        checkpoint = held or newest_good(root, last_step=job.max_steps)
+        # Older runs did not write their ranks; all their ranks saved the checkpoint.
+        ranks = whole(made.get("ranks")) or checkpoint.world_size
+        _check_same(job, made, paths, before, (world_size, ranks), resolved)
+    _check_ranks(job, checkpoint, world_size, before.name, part(resolved, "deepspeed"))
+    return replace(checkpoint, notes=[*checkpoint.notes, *_other_length(job, made)])
+
+
+def _from_store(before: Before, last_step: int | None) -> Checkpoint:
+    """Fetch the newest good checkpoint of a run in an object store."""
+    try:
+        with Store(before.store) as store:
+            notes = fetch_newest(store, before.root, last_step=last_step)
+    except DiskFull:
+        raise
+    except RunError as error:
+        raise ConfigError(f"resume: {error}") from error
+    checkpoint = newest_good(before.root, last_step=last_step)
+    return replace(checkpoint, notes=[*notes, *checkpoint.notes])
+
+
+def _check_same(
+    job: FineTune,
+    made: Mapping[str, Any],
+    paths: RunPaths,
+    before: Before,
+    ranks: tuple[int, int],
+    resolved: Mapping[str, Any],
+) -> None:
+    """Raise ConfigError if settings or rows differ. `ranks`: of the new run, and of the earlier."""
     left_open = "communication" in [*resolved["chosen"], *items(made.get("chosen"))]
-    _check_settings(job, made, root, (world_size, before), left_open=left_open)
-    _check_rows(paths, made, root, resolved)
+    _check_settings(job, made, before.name, ranks, left_open=left_open)
+    _check_rows(paths, made, before, resolved)
     # The number of pods decides whether gradients are sent in bf16.
-    free = {**AUTO_BATCHES, "communication_data_type": None} if world_size != before else {}
+    free = {}
+    if ranks[0] != ranks[1]:
+        free = {**AUTO_BATCHES, "communication_data_type": None}
     now, then = ({**part(of, "deepspeed"), **free} for of in (resolved, made))
     if now != then:
         raise ConfigError(
-            f"the DeepSpeed configuration differs from the configuration of {root}; resume with "
-            "the same configuration"
+            f"the DeepSpeed configuration differs from the configuration of {before.name}; resume "
+            "with the same configuration"
         )
-    _check_ranks(job, checkpoint, world_size, root, part(resolved, "deepspeed"))
-    return replace(checkpoint, notes=[*checkpoint.notes, *_other_length(job, made)])
 
 
 def write_resumption(
@@ -208,7 +273,7 @@ def _check_ranks(
     job: FineTune,
     checkpoint: Checkpoint,
     ranks: int,
-    root: Path,
+    root: Path | str,
     config: Json,
 ) -> None:
     if checkpoint.world_size == ranks:
@@ -228,7 +293,7 @@ def _check_ranks(
 def _check_settings(
     job: FineTune,
     made: Mapping[str, Any],
-    root: Path,
+    name: str,
     ranks: tuple[int, int],
     *,
     left_open: bool,
@@ -264,7 +329,7 @@ def _check_settings(
         )
     if different:
         raise ConfigError(
-            f"the job differs from the job of {root}: {'; '.join(different)}; resume with the "
+            f"the job differs from the job of {name}: {'; '.join(different)}; resume with the "
             "same settings"
         )
 
@@ -305,17 +370,24 @@ def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
 def _check_rows(
     paths: RunPaths,
     made: Mapping[str, Any],
-    root: Path,
+    before: Before,
     resolved: Mapping[str, Any],
 ) -> None:
-    train, before = resolved["train"], made.get("train")
+    train, earlier = resolved["train"], made.get("train")
     hubs = [Hub.from_dict(hub) if hub else None for hub in (resolved["hub"], made.get("hub"))]
-    same = hubs[0] == hubs[1] and bool(train) == bool(before)
+    same = hubs[0] == hubs[1] and bool(train) == bool(earlier)
     if same and train:
-        old = RunPaths(root).inputs / str(before)
-        new = paths.inputs / str(train)
-        same = old.is_file() and gate.digest(old, root) == gate.digest(new)
+        digest = _digest_of_rows(before, str(earlier))
+        same = digest == gate.digest(paths.inputs / str(train))
     if not same:
         raise ConfigError(
-            f"the training rows differ from the rows of {root}; resume with the same dataset"
+            f"the training rows differ from the rows of {before.name}; resume with the same dataset"
         )
+
+
+def _digest_of_rows(before: Before, name: str) -> str:
+    """Return the SHA-256 of a file of rows of an earlier run. Empty: unknown."""
+    if before.store:
+        return text(part(read_json(before.root / INPUTS), name).get("sha256"))
+    file = RunPaths(before.root).inputs / name
+    return gate.digest(file, before.root) if file.is_file() else ""

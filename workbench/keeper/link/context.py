@@ -58,6 +58,11 @@ class RunContext:
     """Whether the run was taken over from a dead keeper."""
     unstartable: str = ""
     """Reason why ranks cannot be started here. Empty: ranks can be started."""
+    store_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables of the notebook with the credentials of the job's object store.
+
+    Kept in memory only. Empty: the variables of this process are used.
+    """
     restarted: bool = False
     """Whether the pods were on this machine and the machine was rebooted since."""
 

@@ -32,6 +32,7 @@ from workbench.keeper.run.restart import (
     restart_on,
 )
 from workbench.keeper.run.stage import check_hostfile, fetch_logs, resumed_from
+from workbench.keeper.run.uploads import CheckpointUploader
 from workbench.keeper.run.verdict import fault_of, in_users_files, verdict
 from workbench.keeper.shortage import patiently
 from workbench.rundir.events import Event, EventKind
@@ -60,6 +61,7 @@ class Runner:
         self._journal = self._around.journal(context.paths, context.redact, context.spare)
         self._peaks = MemoryPeaks()
         self._requests = StopRequests()
+        self._uploader = CheckpointUploader(context, self._journal.event)
         self._returned = Returned()
         self._brought = Brought()
         # Pods with nothing of the run left but checkpoints.
@@ -177,6 +179,7 @@ class Runner:
         ) as progress:
             self._returned = collector.finish(self._attempt.ledger.lost)
             fault = self._bring_back(fault, progress)
+        self._store_checkpoints()
         state, message = verdict(
             self.context,
             self._attempt.ledger,
@@ -199,6 +202,12 @@ class Runner:
                 self._cleared = not (self._keeps_checkpoints or self._brought.keeps)
                 self.context.decide(What.CLEARED)
         return state
+
+    def _store_checkpoints(self) -> None:
+        """Wait for the uploads to the object store, if the job has one."""
+        if self._uploader.address:
+            self._journal.hint(f"uploading checkpoints to {self._uploader.address}")
+            self._returned = replace(self._returned, stored=self._uploader.finish())
 
     def _try_until_over(self) -> tuple[CheckpointCollector, RunFault | None]:
         """Make attempts until one is the last. Return its collector, and its fault."""
@@ -224,7 +233,12 @@ class Runner:
         return collector, fault
 
     def _new_collector(self) -> CheckpointCollector:
-        return CheckpointCollector(self.context, lambda: self._attempt.ledger.totals.saved_step)
+        return CheckpointCollector(
+            self.context,
+            lambda: self._attempt.ledger.totals.saved_step,
+            came=self._uploader.offer,
+            busy=lambda: self._uploader.busy,
+        )
 
     def _try(self) -> tuple[CheckpointCollector, RunFault | None]:
         collector = self._new_collector()
@@ -399,7 +413,11 @@ class Runner:
         """Copy remaining files from the pods and update the result. Return notes on files left."""
         # The result must be written before its pods are cleared.
         with self._settling, _readable(self.context.paths):
-            return self._fetch()
+            notes = self._fetch()
+            if self._uploader.is_behind:
+                notes += self._uploader.upload()
+                self._journal.amend("; ".join(notes))
+            return notes
 
     def _fetch(self) -> list[str]:
         if not self._ended:

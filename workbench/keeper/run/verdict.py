@@ -80,6 +80,7 @@ def _notes_on_the_way(
     notes += _notes_on_packages(context)
     notes += ledger.warnings
     notes += returned.notes
+    notes += returned.stored
     if brought.strange:
         names = short_list(brought.strange)
         notes.append(

@@ -1,0 +1,155 @@
+"""Upload the copied checkpoints of a run to an object store, beside the run."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from workbench.base.clock import now_s
+from workbench.base.errors import RunError, WorkbenchError
+from workbench.base.files import gate
+from workbench.base.words import short_list
+from workbench.keeper.link.context import RunContext
+from workbench.keeper.shortage import start_thread
+from workbench.rundir.checkpoints import number_in
+from workbench.rundir.events import Event, EventKind
+from workbench.rundir.stores.checkpoints import put_checkpoint, put_run, trim
+from workbench.rundir.stores.store import Store
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointUploader:
+    """Upload checkpoints in a thread of its own, so that neither run nor copying waits.
+
+    A failure is an event of the run, and never fails the run. The upload is tried again with the
+    next checkpoint, at the end of the run, and by `run.fetch()`.
+    """
+
+    def __init__(self, context: RunContext, report: Callable[[Event], object]) -> None:
+        self._paths = context.paths
+        self._run_id = context.run_id
+        self._environment = context.store_environment
+        self._most = context.spec.job.rules.checkpoints.most
+        self._report = report
+        store = context.spec.job.rules.checkpoints.store
+        self.address = f"{store}/{context.run_id}" if store else ""
+        """Address of the run in the object store. Empty: the run uploads nothing."""
+        self.busy: Collection[int] = ()
+        """Steps of the checkpoint in transfer: its copy here must not be removed now."""
+        self._uploaded: set[int] = set()
+        self._problem = ""
+        self._job_sha256 = ""
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._uploading = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def offer(self) -> None:
+        """Upload the copied checkpoints soon. Return at once."""
+        if not self.address or self._ended.is_set():
+            return
+        self._wake.set()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="uploads", daemon=True)
+            start_thread(self._thread)
+
+    def finish(self) -> list[str]:
+        """Upload the remaining checkpoints, and return notes for the result. Blocks."""
+        if not self.address:
+            return []
+        self._ended.set()
+        self._wake.set()
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join()
+        return self.upload()
+
+    def upload(self) -> list[str]:
+        """Upload the checkpoints that are not in the store, and return notes. Raises nothing."""
+        if not self.address:
+            return []
+        self._upload()
+        missing = self._missing()
+        notes = []
+        if missing:
+            notes.append(
+                f"the checkpoint of step {missing[0]} is not in the object store: {self._problem}; "
+                f"the copy in {self._paths.checkpoints} is whole, and run.fetch() uploads the copy "
+                "while the cluster exists"
+            )
+        here = self._here()
+        uploaded = [step for step in here if step in self._uploaded]
+        if uploaded:
+            steps = short_list(uploaded)
+            are = f"checkpoint of step {steps} is"
+            if uploaded[1:]:
+                are = f"checkpoints of steps {steps} are"
+            notes.append(f"the {are} in {self.address}")
+        return notes
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a copied checkpoint is not in the store."""
+        return bool(self.address) and bool(self._missing())
+
+    def _loop(self) -> None:
+        while True:
+            self._wake.wait()
+            self._wake.clear()
+            if self._ended.is_set():
+                return
+            self._upload()
+
+    def _upload(self) -> None:
+        """Upload the missing checkpoints, the newest first."""
+        with self._uploading, Store(self.address, self._environment) as store:
+            while missing := self._missing():
+                step = missing[0]
+                self.busy = (step,)
+                began_s = time.monotonic()
+                data: dict[str, object] = {"step": step, "address": self.address}
+                try:
+                    # The collector may have removed the copy in the meantime.
+                    if step not in self._here():
+                        continue
+                    self._put_run(store)
+                    data["bytes"] = put_checkpoint(
+                        store, self._paths.checkpoints / f"step-{step}", step
+                    )
+                    self._uploaded.add(step)
+                    trim(store, self._most)
+                except Exception as error:  # Thread boundary: an upload never fails a run.
+                    if not isinstance(error, WorkbenchError):
+                        logger.exception("uploading a checkpoint of %s", self._run_id)
+                    self._problem = str(error)
+                    data["message"] = self._problem
+                    self._tell(EventKind.UPLOAD_FAILED, data)
+                    return
+                finally:
+                    self.busy = ()
+                data["took_s"] = round(time.monotonic() - began_s, 3)
+                self._tell(EventKind.UPLOADED, data)
+
+    def _put_run(self, store: Store) -> None:
+        """Write the record of the run, again after a restart has changed the job."""
+        job = gate.digest(self._paths.job, self._paths.root)
+        if job != self._job_sha256:
+            put_run(store, self._paths, self._run_id)
+            self._job_sha256 = job
+
+    def _tell(self, kind: EventKind, data: dict[str, object]) -> None:
+        try:
+            self._report(Event(time_s=now_s(), rank=None, kind=kind, data=data))
+        except (OSError, RunError) as error:
+            logger.warning("%s", error)
+
+    def _here(self) -> list[int]:
+        """Return the steps of the copied checkpoints, newest first."""
+        folders = gate.folders_in(self._paths.checkpoints, "step-*", self._paths.root)
+        steps = [number_in(folder.name, "step") for folder in folders]
+        return sorted((step for step in steps if step > 0), reverse=True)
+
+    def _missing(self) -> list[int]:
+        return [step for step in self._here() if step not in self._uploaded]

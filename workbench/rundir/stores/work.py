@@ -1,0 +1,251 @@
+"""Carry out operations on an object store, in a child process with fsspec.
+
+Every operation is a request, and has an answer, or a refusal with the store's own words. `store`
+has the side that asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from workbench.base.messages.lines import Pipes
+from workbench.base.messages.server import incoming
+from workbench.base.redact import mask_secrets
+from workbench.base.words import told
+from workbench.rundir.stores.address import PROTOCOLS, protocol_of
+
+Answer = Mapping[str, object]
+PROBE = ".workbench-probe-"
+"""Beginning of the name of the object that tests the rights."""
+_MOST_WORDS = 400
+_CONNECT_S = 10
+_READ_S = 60
+_TRIES = 3
+# Errors of botocore, google-auth and huggingface_hub for missing or invalid credentials, by class.
+_NO_CREDENTIALS = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "TokenRetrievalError",
+    "SSOTokenLoadError",
+    "UnauthorizedSSOTokenError",
+    "DefaultCredentialsError",
+    "RefreshError",
+    "LocalTokenNotFoundError",
+)
+# The same, by the store's own words.
+_INVALID = (
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "InvalidToken",
+    "AWS Access Key Id you provided",
+    "signature we calculated",
+    "Invalid credentials",
+    "Invalid user token",
+)
+_NETWORK = (
+    "EndpointConnectionError",
+    "ConnectTimeoutError",
+    "ReadTimeoutError",
+    "ClientConnectionError",
+    "TransportError",
+)
+
+
+def main() -> None:
+    """Answer requests on standard input until its end, one after the other."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # a library may print
+    for request in incoming(Pipes(0, answers)):
+        operation = request.fields
+        try:
+            request.answer(_OPERATIONS[operation["op"]](operation))
+        # Process boundary: the parent explains the problem.
+        except Exception as error:
+            request.refuse(_words(error), kind=_kind_of(error))
+    # The event loop of fsspec runs in a thread.
+    os._exit(0)
+
+
+def _probe(operation: Mapping[str, Any]) -> Answer:
+    """Write a small object and remove the object again."""
+    address = f"{operation['address']}/{PROBE}{secrets.token_hex(4)}"
+    store = _store(address)
+    store.pipe_file(address, b"workbench")
+    store.rm_file(address)
+    return {}
+
+
+def _list(operation: Mapping[str, Any]) -> Answer:
+    """Answer the objects at an address, directly below, anywhere below (`deep`), or of a glob.
+
+    An answer is `kind` (file, folder or none) and `objects`: bytes by address.
+    """
+    address = operation["address"]
+    store = _store(address)
+    found: dict[str, Any] = {}
+    try:
+        match operation["how"]:
+            case "glob":
+                found = store.glob(address, detail=True)
+            case "deep":
+                found = store.find(address, detail=True)
+            case _:
+                found = {facts["name"]: facts for facts in store.ls(address, detail=True)}
+    except FileNotFoundError:
+        _see_bucket(store, address)
+    scheme, _, at = address.partition("://")
+    objects = {}
+    for name, facts in found.items():
+        # An object whose name ends with a slash marks an empty folder.
+        if facts["type"] == "file" and not name.endswith("/"):
+            objects[f"{scheme}://{name}"] = int(facts["size"])
+        if len(objects) > operation["most"]:
+            raise ValueError(f"more than {operation['most']:,} objects are below {address}")
+    kind = "none"
+    if found:
+        kind = "file" if set(found) == {at} else "folder"
+    return {"kind": kind, "objects": objects}
+
+
+def _see_bucket(store: Any, address: str) -> None:
+    """Raise FileNotFoundError for a missing bucket, but not for an empty folder of a bucket."""
+    scheme, _, rest = address.partition("://")
+    bucket = "/".join(rest.split("/")[: PROTOCOLS[scheme].depth])
+    # A right may be limited to a folder of the bucket.
+    with contextlib.suppress(PermissionError):
+        store.ls(bucket, detail=False)
+
+
+def _get(operation: Mapping[str, Any]) -> Answer:
+    """Copy objects to files. An object of another size is refused before the copy."""
+    found = []
+    for file in operation["files"]:
+        address = file["address"]
+        store = _store(address)
+        expected = file["bytes"]
+        size = store.info(address)["size"]
+        if size != expected:
+            raise ValueError(f"{address} has {size} bytes, and {expected} were expected")
+        store.get_file(address, file["path"])
+        found.append(_facts(Path(file["path"])))
+    return {"files": found}
+
+
+def _read(operation: Mapping[str, Any]) -> Answer:
+    """Answer the text of a small object, or None for a missing or larger object."""
+    address = operation["address"]
+    store = _store(address)
+    try:
+        size = store.info(address)["size"]
+        text = None
+        if size <= operation["most"]:
+            text = store.cat_file(address, start=0, end=operation["most"]).decode(errors="replace")
+    except FileNotFoundError:
+        text = None
+    return {"text": text}
+
+
+def _put(operation: Mapping[str, Any]) -> Answer:
+    """Copy files to objects, in their order, and check the size of every object."""
+    found = []
+    for file in operation["files"]:
+        address = file["address"]
+        facts = _facts(Path(file["path"]))
+        if file["sha256"] not in ("", facts["sha256"]):
+            raise ValueError(f"{file['path']} has changed since it was written")
+        store = _store(address)
+        store.put_file(file["path"], address)
+        size = store.info(address)["size"]
+        if size != facts["bytes"]:
+            raise ValueError(f"{address} has {size} bytes after the upload of {facts['bytes']}")
+        found.append(facts)
+    return {"files": found}
+
+
+def _write(operation: Mapping[str, Any]) -> Answer:
+    address = operation["address"]
+    _store(address).pipe_file(address, operation["text"].encode())
+    return {}
+
+
+def _remove(operation: Mapping[str, Any]) -> Answer:
+    """Remove objects, in their order. A missing object is no error."""
+    for address in operation["addresses"]:
+        try:
+            _store(address).rm_file(address)
+        except FileNotFoundError:
+            continue
+    return {}
+
+
+_OPERATIONS: Mapping[str, Callable[[Mapping[str, Any]], Answer]] = {
+    "probe": _probe,
+    "list": _list,
+    "get": _get,
+    "read": _read,
+    "put": _put,
+    "write": _write,
+    "remove": _remove,
+}
+
+
+def _store(address: str) -> Any:
+    """Open the store of an address, without a cache of listings."""
+    import fsspec
+
+    scheme = protocol_of(address)
+    assert scheme in PROTOCOLS
+    options: dict[str, Any] = {"use_listings_cache": False}
+    if scheme == "s3":
+        limits = {
+            "connect_timeout": _CONNECT_S,
+            "read_timeout": _READ_S,
+            "retries": {"max_attempts": _TRIES, "mode": "standard"},
+        }
+        options["config_kwargs"] = limits
+    return fsspec.filesystem(scheme, **options)
+
+
+def _facts(path: Path) -> dict[str, object]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _kind_of(error: BaseException) -> str:
+    names = {kind.__name__ for each in _chain(error) for kind in type(each).__mro__}
+    words = " ".join(str(each) for each in _chain(error))
+    if isinstance(error, ImportError):
+        return "package"
+    if names.intersection(_NO_CREDENTIALS) or any(part in words for part in _INVALID):
+        return "credentials"
+    if isinstance(error, FileNotFoundError):
+        return "missing"
+    if isinstance(error, PermissionError):
+        return "rights"
+    if isinstance(error, ConnectionError | TimeoutError) or names.intersection(_NETWORK):
+        return "network"
+    return "other"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    at: BaseException | None = error
+    while at is not None:
+        yield at
+        at = at.__cause__ or at.__context__
+
+
+def _words(error: BaseException) -> str:
+    """Return the store's own words, without secrets."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, ImportError | KeyError) or type(error).__name__ not in text:
+        text = f"{type(error).__name__}: {text}"
+    return told(mask_secrets(text), _MOST_WORDS)
