@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, one_of
@@ -19,9 +21,13 @@ from workbench.finetune.options.choices import Precision
 from workbench.finetune.options.models import Family, ModelKind, model_kind
 from workbench.jobs.registry import job_from_dict
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.stores.address import check_address, is_address
+from workbench.rundir.stores.folder import prepare_folder, put_folder
+from workbench.rundir.stores.store import Store
 
 SHARD = "5GB"
 """Maximum size of a file of weights, as the model hub recommends."""
+_CONFIGS = ("config.json", "adapter_config.json")  # make a folder a model
 _DTYPES = (Precision.FP32, Precision.BF16, Precision.FP16)
 _AUTO = {Family.CAUSAL: "AutoModelForCausalLM", Family.ENCODER_DECODER: "AutoModelForSeq2SeqLM"}
 
@@ -30,8 +36,8 @@ _AUTO = {Family.CAUSAL: "AutoModelForCausalLM", Family.ENCODER_DECODER: "AutoMod
 class Export(Shown):
     """A folder with a run's model, and the lines that start the model elsewhere."""
 
-    folder: Path
-    """Absolute path of the folder."""
+    folder: Path | str
+    """Absolute path of the folder, or its address in an object store."""
     files: Mapping[str, int]
     """Bytes per file, by name."""
     dtype: str
@@ -50,10 +56,20 @@ class Export(Shown):
 
     @property
     def start_lines(self) -> Mapping[str, str]:
-        """Lines that start the model, by program. vLLM has no line for encoder-decoder models."""
+        """Lines that start the model, by program. vLLM has no line for encoder-decoder models.
+
+        A model in an object store is copied first.
+        """
+        name = str(self.folder)
+        lines: dict[str, str] = {}
+        if is_address(name):
+            address = name
+            name = address.rpartition("/")[2]
+            get = f"fs.get(path, {name!r}, recursive=True)"
+            lines["fsspec"] = f"import fsspec; fs, path = fsspec.url_to_fs({address!r}); {get}"
         if self.gguf:
-            return gguf_lines(self.folder / self.gguf, chats=self.chats)
-        return start_lines(str(self.folder), self.family, self.base)
+            return {**lines, **gguf_lines(Path(name) / self.gguf, chats=self.chats)}
+        return {**lines, **start_lines(name, self.family, self.base)}
 
     def __repr__(self) -> str:
         return (
@@ -122,8 +138,14 @@ def export(
     merged: bool,
     max_shard_size: int | str,
 ) -> Export:
-    """Write a run's model into a folder; see `Run.export`."""
+    """Write a run's model into a folder or an object store; see `Run.export`."""
     check_export(paths, dtype, merged)
+    if is_address(folder):
+
+        def write(target: Path) -> Export:
+            return export(paths, target, dtype=dtype, merged=merged, max_shard_size=max_shard_size)
+
+        return export_to_store(str(folder), write)
     target = new_folder(folder)
     facts = server_of(paths).export(
         target,
@@ -157,19 +179,55 @@ def sizes_in(folder: Path) -> Mapping[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
 
 
+def export_to_store(address: str, write: Callable[[Path], Export]) -> Export:
+    """Write a model into a temporary folder with `write`, and upload the folder.
+
+    A failed upload leaves the temporary folder, and the error names it.
+    """
+    address = check_address(address, "folder")
+    with Store(address) as store:
+        unfinished = prepare_folder(store)
+        store.close()  # loading the model takes memory and minutes
+        scratch = Path(tempfile.mkdtemp(prefix="workbench-export-"))
+        try:
+            made = write(scratch / "model")
+        except BaseException:
+            shutil.rmtree(scratch)
+            raise
+        try:
+            put_folder(store, scratch / "model", last=_CONFIGS, unfinished=unfinished)
+        except BaseException as error:
+            whole = (
+                f"the exported model is whole in {made.folder}; call export({address!r}) again, "
+                "or upload the folder yourself and remove it"
+            )
+            if isinstance(error, RunError):
+                raise RunError(f"{error}; {whole}") from error
+            error.add_note(whole)
+            raise
+        shutil.rmtree(scratch)
+    return replace(made, folder=address)
+
+
 def merge(paths: RunPaths, path: str | Path) -> Path:
     """Merge a run's adapters into the base, and write a folder for plain `from_pretrained`."""
+    if is_address(path):
+        raise ConfigError(
+            f"merge writes a folder of this machine; call export({path!r}, dtype=None) to merge "
+            "the adapters and upload the model"
+        )
     if (paths.model / "config.json").is_file():
         raise RunError(
             f"the run in {paths.root} trained no adapters: {paths.model} is already a whole model"
         )
-    return export(
+    merged = export(
         paths,
         path,
         dtype=None,
         merged=True,
         max_shard_size=SHARD,
-    ).folder
+    )
+    return Path(merged.folder)
 
 
 def job_of(paths: RunPaths) -> FineTune:

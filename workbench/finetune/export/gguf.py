@@ -20,6 +20,7 @@ from workbench.finetune.export.folder import SHARD, Export, job_of, new_folder, 
 from workbench.finetune.options.limits import ENCODER_DECODER
 from workbench.finetune.options.models import Family, model_family
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.stores.address import is_address
 
 TYPES = ("f32", "f16", "bf16", "q8_0")
 """Number formats that the converter writes."""
@@ -65,6 +66,8 @@ def check_gguf(
 
 def export_gguf(paths: RunPaths, folder: str | Path, gguf: str) -> Export:
     """Write a checked run's model as a GGUF with a Modelfile: the whole folder, or nothing."""
+    if is_address(folder):
+        return export_to_store(str(folder), lambda target: export_gguf(paths, target, gguf))
     target = new_folder(folder)
     beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:

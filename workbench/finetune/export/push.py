@@ -108,26 +108,27 @@ def push(
     api = HfApi(token=token, library_name="deepspeed-workbench")
     name = _repository(api, repo_id, private)
     with tempfile.TemporaryDirectory(prefix="workbench-push-") as folder:
+        model = Path(folder) / "model"
         made = export(
             paths,
-            Path(folder) / "model",
+            model,
             dtype=dtype,
             merged=merged,
             max_shard_size=SHARD,
         )
-        files = _files(made.folder)
+        files = _files(model)
         logger.info(
             "pushing to %s: %s",
             name,
             ", ".join(f"{file} ({size:,} bytes)" for file, size in files.items()),
         )
-        card = _write_card(result, name, made)
+        card = _write_card(result, name, made, model)
         with _explained(api, name):
             message = f"Upload the model of run {paths.root.name}"
             # Without the pattern, loaders would take weights of an earlier push under other names.
             commit = api.upload_folder(
                 repo_id=name,
-                folder_path=made.folder,
+                folder_path=model,
                 commit_message=message,
                 delete_patterns=_WEIGHTS,
             )
@@ -220,7 +221,7 @@ def _explained(api: HfApi, repo_id: str) -> Iterator[None]:
         ) from error
 
 
-def _write_card(result: ResultRecord, repo_id: str, export: Export) -> Path:
+def _write_card(result: ResultRecord, repo_id: str, export: Export, folder: Path) -> Path:
     from huggingface_hub import ModelCardData
 
     job = job_of(RunPaths(result.path))
@@ -243,7 +244,7 @@ def _write_card(result: ResultRecord, repo_id: str, export: Export) -> Path:
         dataset=dataset,
         start_lines=start_lines(repo_id, export.family, export.base),
     )
-    path = export.folder / "README.md"
+    path = folder / "README.md"
     path.write_text(f"---\n{metadata.to_yaml()}\n---\n\n{as_markdown(card)}", encoding="utf-8")
     return path
 

@@ -180,7 +180,8 @@ class FineTuneRun(Run):
 
         Args:
             folder: The folder to make; it must be new or empty. A failed export leaves nothing
-                there.
+                there. An address such as `s3://bucket/models/a` is a folder in an object store; the
+                model is written to this machine first.
             dtype: Number format of the weights: fp32, bf16 or fp16. None keeps the present format.
             merged: Whether adapters are merged into their base. False writes the adapters alone.
             max_shard_size: Maximum size of a file of weights, in bytes or as text such as 5GB.
@@ -194,7 +195,8 @@ class FineTuneRun(Run):
             ConfigError: The folder is not empty, or an option is not possible. GGUF does not know
                 the model's architecture or tokenizer.
             DiskFull: The disk has no room for the weights.
-            RunError: The run left no model, or the process failed; includes its last output.
+            RunError: The run left no model, the process failed, or the object store refused. The
+                error includes the last output, or the folder with the model for another upload.
         """
         from workbench.finetune.export.folder import export
         from workbench.finetune.export.gguf import check_gguf, export_gguf

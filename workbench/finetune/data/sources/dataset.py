@@ -21,6 +21,7 @@ from workbench.finetune.data.sources.files import RowFiles, files_of, is_rows
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.data.sources.read import FORMATS, refuse_other
 from workbench.finetune.data.sql.datasets import NAMES, Mini, Release, is_release
+from workbench.rundir.stores.address import is_address
 
 
 class MixPart(Record):
@@ -149,7 +150,8 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     Args:
         value: A name (`wikisql-mini`, `wikisql`), a path, or an object with `kind` and its options.
             A path is a file of rows, a `.tar.bz2`, or a folder with `train` and optionally `eval`
-            (`dev`, `validation`) in any format and tables.
+            (`dev`, `validation`) in any format and tables. Files and folders may be addresses in an
+            object store, such as `s3://bucket/rows.jsonl`.
 
     Raises:
         ConfigError: The kind, a key or a name is unknown, or a required key or file is missing.
@@ -161,6 +163,10 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     if isinstance(value, str):
         if value in NAMED:
             return dataset_from(NAMED[value])
+        if is_address(value):
+            files = RowFiles(train=value)
+            files.check()
+            return files
         return _from_path(user_path(value), value)
     if not isinstance(value, Mapping):
         raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")

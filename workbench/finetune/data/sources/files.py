@@ -18,9 +18,13 @@ from workbench.finetune.data.opened import check_encoding
 from workbench.finetune.data.rows import Refusal, check_columns
 from workbench.finetune.data.sources.convert import Split, write_files
 from workbench.finetune.data.sources.read import ENDS, is_saved, refuse_other
+from workbench.finetune.data.sources.stored import StoredRows, check_rows_address, stored_rows
+from workbench.rundir.stores.address import is_address
 
 _DEFAULT_SHARE = 0.05
 _EVALUATION = ("eval", "dev", "validation")
+_TABLES = ("tables.jsonl", "train.tables.jsonl", "dev.tables.jsonl")
+_PATHS = ("train", "eval", "tables")
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -61,7 +65,10 @@ class RowFiles(Record):
     kind: ClassVar[str] = "files"
 
     train: Paths
-    """Path of the training rows, a glob, or a list of both."""
+    """Path of the training rows, a glob, or a list of both.
+
+    Every path may be an address in an object store, such as `s3://bucket/rows.jsonl`.
+    """
     eval: Annotated[
         Text | Sequence[Text] | None, Allowed("text (a path or a glob), a list of them, or None")
     ] = None
@@ -110,24 +117,65 @@ class RowFiles(Record):
         return self
 
     def check(self) -> None:
-        for option in ("train", "eval", "tables"):
-            for path in self.paths(option):
-                refuse_other(path, self.encoding)
+        """Raise ConfigError for a missing file or an unsupported format. Asks no object store."""
+        for option in _PATHS:
+            for path in self.given(option):
+                if is_address(path):
+                    check_rows_address(option, path)
+                else:
+                    self._refuse_others(_matching(option, path))
 
-    def paths(self, option: str) -> list[Path]:
+    def given(self, option: str) -> list[str]:
+        """Return the paths of an option as written."""
         match getattr(self, option):
             case None:
                 return []
             case str() as path:
-                return _matching(option, path)
+                return [path]
             case several:
-                files = []
-                for path in several:
-                    files += _matching(option, path)
-                return files
+                return [*several]
+
+    def paths(self, option: str) -> list[Path]:
+        files = []
+        for path in self.given(option):
+            files += _matching(option, path)
+        return files
 
     def write(self, folder: Path, *, refusal: Refusal) -> Written:
-        """Convert the files; return the numbers of rows."""
+        """Convert the files; return the numbers of rows. Rows of an object store are copied."""
+        if not any(is_address(path) for option in _PATHS for path in self.given(option)):
+            return self._write(folder, refusal)
+        with stored_rows(folder) as copies:
+            return self._with_copies(copies)._write(folder, refusal)
+
+    def _with_copies(self, copies: StoredRows) -> Self:
+        """Return the dataset with the copies of its objects in the place of addresses."""
+        given = {option: self.given(option) for option in _PATHS}
+        is_alone = len(given["train"]) == 1 and not given["eval"] and not given["tables"]
+        here: dict[str, list[Path]] = {}
+        for option, paths in given.items():
+            here[option] = []
+            for path in paths:
+                if not is_address(path):
+                    here[option] += _matching(option, path)
+                    continue
+                own = copies.files(option, path, _is_part if is_alone else None)
+                self._refuse_others(own)
+                here[option] += own
+        first = here["train"][0]
+        if is_alone and is_folder(first) and not is_saved(first):
+            found = files_of(first)
+            if found is None:
+                raise ConfigError(f"dataset train: the folder {first} has no train file of rows")
+            return self.replace(train=found.train, eval=found.eval, tables=found.tables)
+        changes = {option: _in_order(files) or None for option, files in here.items()}
+        return self.replace(**changes)
+
+    def _refuse_others(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            refuse_other(path, self.encoding)
+
+    def _write(self, folder: Path, refusal: Refusal) -> Written:
         share = None if self.eval is not None else self.eval_share or _DEFAULT_SHARE
         return write_files(
             folder,
@@ -159,7 +207,7 @@ def files_of(folder: Path) -> RowFiles | None:
     evaluation: list[str] = []
     for name in _EVALUATION:
         evaluation = evaluation or _in_order(_parts(folder, name))
-    tables = [folder / f"{name}.jsonl" for name in ("tables", "train.tables", "dev.tables")]
+    tables = [folder / name for name in _TABLES]
     its_tables = _in_order([path for path in tables if is_there(path)])
     return RowFiles(train=train, eval=evaluation or None, tables=its_tables or None)
 
@@ -170,13 +218,25 @@ def _in_order(paths: Sequence[Path]) -> list[str]:
 
 def _parts(folder: Path, part: str) -> list[Path]:
     """Return files such as `train.jsonl`, a saved `train/`, or `train-00000-of-00002.parquet`."""
-    named = re.compile(rf"{part}(-\d+-of-\d+)?({'|'.join(map(re.escape, ENDS))})?", re.IGNORECASE)
+    named = _named(part)
     by_end: dict[str, list[Path]] = {end: [] for end in (*ENDS, "")}
     for path in folder.iterdir():
         if named.fullmatch(path.name) and is_rows(path):
             by_end[_end_of(path)].append(path)
     # A folder may contain the same rows in two formats, or compressed and uncompressed.
     return next((paths for paths in by_end.values() if paths), [])
+
+
+def _named(part: str) -> re.Pattern[str]:
+    return re.compile(rf"{part}(-\d+-of-\d+)?({'|'.join(map(re.escape, ENDS))})?", re.IGNORECASE)
+
+
+def _is_part(name: str) -> bool:
+    """Return whether `files_of` reads a file of a folder."""
+    return name in _TABLES or any(
+        _named(part).fullmatch(name) and name.lower().endswith(ENDS)
+        for part in ("train", *_EVALUATION)
+    )
 
 
 def _end_of(path: Path) -> str:

@@ -1,0 +1,123 @@
+"""Copy rows from an object store to this machine, where they are read like any other files."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, DiskFull, RunError
+from workbench.base.files.disk import check_room
+from workbench.base.words import short_list
+from workbench.rundir.stores.address import (
+    PROTOCOLS,
+    check_address,
+    has_glob,
+    is_safe_name,
+    local_name,
+)
+from workbench.rundir.stores.store import Copy, Store
+
+_ARCHIVE = ".tar.bz2"
+
+
+def check_rows_address(option: str, text: str) -> str:
+    """Return a checked address of rows. The store is not asked."""
+    what = f"dataset {option}"
+    address = check_address(text, what, globs=True)
+    if address.lower().endswith(_ARCHIVE):
+        raise ConfigError(
+            f"{what} {address!r} is an archive, and archives are read from this machine alone: "
+            "download the archive and give its path"
+        )
+    return address
+
+
+class StoredRows:
+    """Copies of rows in a folder of this machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def files(
+        self, option: str, text: str, is_part: Callable[[str], bool] | None = None
+    ) -> list[Path]:
+        """Copy the objects of an address. Return their copies, or the folder of a saved dataset.
+
+        Args:
+            option: Name of the option, for messages.
+            text: Address of an object, a glob, or a folder.
+            is_part: Whether a name belongs to a folder with a whole dataset. None: a folder must
+                be a saved dataset.
+
+        Raises:
+            ConfigError: The store refuses, or nothing fits the address.
+            DiskFull: The disk has no room for the copies.
+        """
+        address = check_rows_address(option, text)
+        try:
+            with Store(address) as store:
+                return self._files(store, option, is_part)
+        except DiskFull:
+            raise
+        except RunError as error:
+            raise ConfigError(f"dataset {option}: {error}") from error
+
+    def _files(
+        self, store: Store, option: str, is_part: Callable[[str], bool] | None
+    ) -> list[Path]:
+        address = store.address
+        if has_glob(address):
+            found = store.list("glob")
+            if not found.objects:
+                raise ConfigError(f"dataset {option}: no object fits {address}")
+            return self._copied(store, found.objects)
+        found = store.list()
+        if found.kind == "file":
+            return self._copied(store, found.objects)
+        if found.kind == "none":
+            raise ConfigError(f"dataset {option}: there is no object {address}")
+        names = {each.rpartition("/")[2]: size for each, size in found.objects.items()}
+        folder = self._folder / local_name(address)
+        if "state.json" in names:
+            self._copied(store, found.objects)
+            return [folder]
+        wanted = {}
+        for name, size in names.items():
+            if is_part is not None and is_part(name):
+                wanted[f"{address}/{name}"] = size
+        if not wanted:
+            there = short_list(sorted(names)) if names else "only folders"
+            raise ConfigError(
+                f"dataset {option}: {address} is a folder without the rows of a dataset, and has "
+                f"{there}; name an object, or a glob such as '{address}/*.jsonl'"
+            )
+        self._copied(store, wanted)
+        return [folder]
+
+    def _copied(self, store: Store, objects: Mapping[str, int]) -> list[Path]:
+        copies = []
+        for address, size in sorted(objects.items()):
+            name = local_name(address)
+            if not is_safe_name(str(name)):
+                raise ConfigError(f"the object {address!r} has a name that no file can have")
+            copies.append(Copy(path=self._folder / name, address=address, bytes=size))
+        check_room(self._folder, sum(copy.bytes for copy in copies))
+        for copy in copies:
+            copy.path.parent.mkdir(parents=True, exist_ok=True)
+        store.get(copies)
+        return [copy.path for copy in copies]
+
+
+@contextmanager
+def stored_rows(folder: Path) -> Iterator[StoredRows]:
+    """Yield copies below `folder`, removed at the end. Errors name addresses, not copies."""
+    with tempfile.TemporaryDirectory(prefix=".copies-", dir=folder) as copies:
+        try:
+            yield StoredRows(Path(copies))
+        except ConfigError as error:
+            message = str(error)
+            for protocol in PROTOCOLS:
+                message = message.replace(f"{copies}/{protocol}/", f"{protocol}://")
+            raise ConfigError(message) from error
