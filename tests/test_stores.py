@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from poll import until
 
-from tests.fakes.s3server import S3Server, s3_server
+from tests.fakes.s3server import SECRET, S3Server, s3_server
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -18,21 +19,27 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[S3Server]:
-    with s3_server() as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
-        rows = [
-            {"source": f"question {n}", "target": f"answer {n % 7} of {n % 5}"} for n in range(40)
-        ]
-        text = "\n".join(map(json.dumps, rows))
-        server.client().put_object(Bucket="bucket", Key="rows/train.jsonl", Body=text.encode())
+    with s3_server() as server:
+        put_rows(server)
         yield server
 
 
 @pytest.fixture(scope="module")
 def cluster(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with new_cluster(tmp_path_factory.mktemp("c")) as cluster:
+    """A cluster whose keeper was started without the credentials."""
+    with (
+        new_cluster(tmp_path_factory.mktemp("c")) as cluster,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
         yield cluster
+
+
+def put_rows(server: S3Server) -> None:
+    rows = [{"source": f"question {n}", "target": f"answer {n % 7} of {n % 5}"} for n in range(40)]
+    text = "\n".join(map(json.dumps, rows))
+    server.client().put_object(Bucket="bucket", Key="rows/train.jsonl", Body=text.encode())
 
 
 def new_cluster(folder: Path) -> Cluster:
@@ -80,12 +87,70 @@ def test_a_run_continues_from_the_store_after_cluster_and_directory_are_gone(
     assert losses(run) == {step: loss for step, loss in losses(whole).items() if step <= 4}
     shutil.rmtree(tmp_path)
     objects = server.objects("bucket", f"runs/{name}/")
+    assert not any(SECRET.encode() in body for body in objects.values())
     assert {key.split("/")[2] for key in objects} == {"run.json", "job.json", "step-3", "step-4"}
     assert not any("probe" in key for key in server.objects("bucket"))
     with new_cluster(tmp_path / "other") as second:
+        with pytest.raises(
+            ConfigError, match=f"job of s3://bucket/runs/{name}: technique is 'ddp'"
+        ):
+            second.submit(job(resume=f"s3://bucket/runs/{name}", technique="ddp"))
+        with pytest.raises(ConfigError, match=f"name one of its runs: s3://bucket/runs/{name}"):
+            second.submit(job(resume="s3://bucket/runs"))
         again = second.submit(job(resume=f"s3://bucket/runs/{name}"))
         result = again.wait(180, progress=False)
         result.raise_for_status()
     assert "continued from step 4" in result.message
     rest = {step: loss for step, loss in losses(whole).items() if step > 4}
     assert losses(again) == rest
+
+
+def test_a_job_without_rights_is_refused_before_it_starts(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(cluster.path.glob("runs/*"))
+    with pytest.raises(ConfigError, match="checkpoints: s3://nowhere/x cannot be written to"):
+        cluster.submit(job(checkpoints="s3://nowhere/x", save_steps=1))
+    with pytest.raises(ConfigError, match="resume: s3://nowhere/x cannot be read"):
+        cluster.submit(job(resume="s3://nowhere/x"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    with pytest.raises(ConfigError, match="dataset train: s3://bucket/rows cannot be listed"):
+        cluster.submit(job())
+    assert set(cluster.path.glob("runs/*")) == before
+
+
+def test_a_store_that_fails_does_not_fail_the_run(
+    cluster: Cluster, server: S3Server, whole: Run
+) -> None:
+    run = cluster.submit(job(save_steps=1, checkpoints="s3://bucket/lost"))
+    until(lambda: "uploaded" in kinds(run), why=lambda: run.message)
+    server.stop()
+    result = run.wait(180, progress=False)
+    assert result.state is RunState.SUCCEEDED
+    assert losses(run) == losses(whole)
+    assert "upload_failed" in kinds(run)
+    assert f"the checkpoint of step {STEPS} is not in the object store" in result.message
+    assert "run.fetch() uploads the copy" in result.message
+    assert (run.paths.checkpoints / f"step-{STEPS}").is_dir()
+    # The server comes back empty.
+    server.start()
+    server.client().create_bucket(Bucket="bucket")
+    put_rows(server)
+    notes = run.fetch()
+    assert any(f"are in s3://bucket/lost/{run.id}" in note for note in notes), notes
+    keys = server.objects("bucket", f"lost/{run.id}/step-{STEPS}/")
+    assert f"lost/{run.id}/step-{STEPS}/checkpoint.json" in keys
+    assert run.fetch() == []
+    written = [path for path in cluster.path.rglob("*") if path.is_file()]
+    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
+
+
+def test_a_model_is_exported_to_the_store(whole: Run, server: S3Server, tmp_path: Path) -> None:
+    assert isinstance(whole, FineTuneRun)
+    here = whole.export(tmp_path / "model", dtype=None)
+    there = whole.export("s3://bucket/models/a", dtype=None)
+    objects = server.objects("bucket", "models/a/")
+    assert {key.rpartition("/")[2]: len(body) for key, body in objects.items()} == here.files
+    assert there.files == here.files
+    for name in here.files:
+        assert (tmp_path / "model" / name).read_bytes() == objects[f"models/a/{name}"]

@@ -10,7 +10,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 KEY, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY"
@@ -21,7 +21,6 @@ _START_S = 60.0
 class S3Server:
     port: int
     process: subprocess.Popen[bytes] | None = None
-    stopped: list[int] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -72,8 +71,8 @@ class S3Server:
             self.process.wait()
         self.process = None
 
-    def reader(self, bucket: str) -> tuple[str, str]:
-        """Make a user who may only read a bucket, and check rights from now on."""
+    def reader(self) -> tuple[str, str]:
+        """Make a user who may only read, and check rights from now on."""
         iam = self.client("iam")
         iam.create_user(UserName="reader")
         rights = {"Effect": "Allow", "Action": ["s3:Get*", "s3:List*"], "Resource": "*"}
@@ -85,7 +84,9 @@ class S3Server:
 
     def check_rights(self, checks: bool) -> None:
         count = b"0" if checks else b"1000000000"
-        ask = urllib.request.Request(f"{self.url}/moto-api/reset-auth", data=count, method="POST")
+        ask = urllib.request.Request(
+            f"{self.url}/moto-api/reset-auth", count, {"Content-Type": "text/plain"}
+        )
         with urllib.request.urlopen(ask, timeout=30):
             pass
 
