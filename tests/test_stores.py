@@ -12,6 +12,9 @@ from poll import until
 
 from tests.fakes.s3server import SECRET, S3Server, s3_server
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
+from workbench.base.errors import ConfigError
+from workbench.finetune.notebook.run import FineTuneRun
+from workbench.rundir.state import RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 STEPS = 8

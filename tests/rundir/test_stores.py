@@ -227,7 +227,7 @@ def write_run(root: Path, steps: Mapping[int, bytes]) -> RunPaths:
 def upload(store: Store, paths: RunPaths, *steps: int) -> None:
     put_run(store, paths, "run-1")
     for step in steps:
-        put_checkpoint(store, paths.checkpoints / f"step-{step}", step)
+        put_checkpoint(store, paths, step)
 
 
 def manifest_of(server: S3Server, store: Store, step: int) -> dict[str, object]:
@@ -269,7 +269,7 @@ def test_an_upload_is_not_repeated(server: S3Server, store: Store, tmp_path: Pat
     upload(store, paths, 1)
     key = key_of(store, "step-1/pod-0/rank-0/tensors.safetensors")
     put(server, key, b"!")  # a repeated upload would replace the object
-    put_checkpoint(store, paths.checkpoints / "step-1", 1)
+    put_checkpoint(store, paths, 1)
     assert server.objects("bucket", key)[key] == b"!"
 
 
@@ -287,20 +287,19 @@ HOSTILE = {
 
 
 @slow
-@pytest.mark.parametrize("what", HOSTILE)
-def test_a_hostile_manifest_is_left_out(
-    what: str, server: S3Server, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    names, why = HOSTILE[what]
-    key = f"hostile-{list(HOSTILE).index(what)}"
-    with Store(f"s3://bucket/{key}") as store:
-        put(server, f"{key}/step-1/pod-0/rank-0/evil", b"evil")
+def test_a_hostile_manifest_is_left_out(server: S3Server, store: Store, tmp_path: Path) -> None:
+    for step, (names, _) in enumerate(HOSTILE.values(), 1):
+        put(server, key_of(store, f"step-{step}/pod-0/rank-0/evil"), b"evil")
         files = {name: {"bytes": size, "sha256": "0" * 64} for name, size in names.items()}
-        put(server, f"{key}/step-1/checkpoint.json", json.dumps({"step": 1, "files": files}))
-        with pytest.raises(ConfigError) as refused:
-            fetch_newest(store, tmp_path / "target")
-    assert "there is no checkpoint to resume from in s3://bucket/hostile-" in str(refused.value)
-    assert why in str(refused.value)
+        manifest = json.dumps({"step": step, "files": files})
+        put(server, key_of(store, f"step-{step}/checkpoint.json"), manifest)
+    with pytest.raises(ConfigError) as refused:
+        fetch_newest(store, tmp_path / "target")
+    words = str(refused.value)
+    assert f"there is no checkpoint to resume from in {store.address}" in words
+    for step, (what, (_, why)) in enumerate(HOSTILE.items(), 1):
+        _, _, after = words.partition(f"the checkpoint of step {step} was left out: ")
+        assert why in after.partition("; the checkpoint")[0], what
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

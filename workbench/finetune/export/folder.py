@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, one_of
-from workbench.base.files import load_json
+from workbench.base.files import gate, load_json
 from workbench.base.json_values import part
 from workbench.base.shown import Shown
 from workbench.base.words import scaled
@@ -192,7 +191,7 @@ def export_to_store(address: str, write: Callable[[Path], Export]) -> Export:
         try:
             made = write(scratch / "model")
         except BaseException:
-            shutil.rmtree(scratch)
+            gate.remove_tree(scratch)
             raise
         try:
             put_folder(store, scratch / "model", last=_CONFIGS, unfinished=unfinished)
@@ -205,7 +204,7 @@ def export_to_store(address: str, write: Callable[[Path], Export]) -> Export:
                 raise RunError(f"{error}; {whole}") from error
             error.add_note(whole)
             raise
-        shutil.rmtree(scratch)
+        gate.remove_tree(scratch)
     return replace(made, folder=address)
 
 

@@ -293,7 +293,7 @@ def _check_ranks(
 def _check_settings(
     job: FineTune,
     made: Mapping[str, Any],
-    name: str,
+    earlier: str,
     ranks: tuple[int, int],
     *,
     left_open: bool,
@@ -329,7 +329,7 @@ def _check_settings(
         )
     if different:
         raise ConfigError(
-            f"the job differs from the job of {name}: {'; '.join(different)}; resume with the "
+            f"the job differs from the job of {earlier}: {'; '.join(different)}; resume with the "
             "same settings"
         )
 

@@ -115,9 +115,7 @@ class CheckpointUploader:
                     if step not in self._here():
                         continue
                     self._put_run(store)
-                    data["bytes"] = put_checkpoint(
-                        store, self._paths.checkpoints / f"step-{step}", step
-                    )
+                    data["bytes"] = put_checkpoint(store, self._paths, step)
                     self._uploaded.add(step)
                     trim(store, self._most)
                 except Exception as error:  # Thread boundary: an upload never fails a run.

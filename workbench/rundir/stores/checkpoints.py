@@ -89,28 +89,31 @@ _RUN = TypeAdapter(StoredRun)
 
 def put_run(store: Store, paths: RunPaths, run_id: str) -> None:
     """Write a run's record and its job, which a restart may have changed."""
-    inputs = {path.name: _stored(path) for path in gate.files_in(paths.inputs, within=paths.root)}
+    inputs = {}
+    for path in gate.files_in(paths.inputs, within=paths.root):
+        inputs[path.name] = _stored(path, paths.root)
     job = inputs.pop(paths.job.name)
     record = StoredRun(run=run_id, job=job, inputs=inputs)
-    store.put([_copy(store, paths.job, JOB, job)])
+    store.put([_copy(store, paths.job, paths.root, JOB, job)])
     store.write(RUN, _RUN.dump_json(record).decode())
 
 
-def put_checkpoint(store: Store, folder: Path, step: int) -> int:
+def put_checkpoint(store: Store, paths: RunPaths, step: int) -> int:
     """Write a checkpoint of a run directory, the manifest last, and return its bytes.
 
     A checkpoint that is already there completely is not written again.
     """
+    folder = paths.checkpoints / f"step-{step}"
     files = {}
-    for path in gate.files_below(folder, folder.parent.parent):
-        files[path.relative_to(folder).as_posix()] = _stored(path)
+    for path in gate.files_below(folder, paths.root):
+        files[path.relative_to(folder).as_posix()] = _stored(path, paths.root)
     manifest = StoredCheckpoint(step=step, files=files)
     content = _CHECKPOINT.dump_json(manifest).decode()
     name = f"step-{step}"
     if store.read(f"{name}/{MANIFEST}", _MOST_BYTES) != content:
-        copies = [
-            _copy(store, folder / each, f"{name}/{each}", facts) for each, facts in files.items()
-        ]
+        copies = []
+        for each, facts in files.items():
+            copies.append(_copy(store, folder / each, paths.root, f"{name}/{each}", facts))
         store.put(copies)
         store.write(f"{name}/{MANIFEST}", content)
     return manifest.size
@@ -147,7 +150,7 @@ def fetch_run(store: Store, target: Path) -> None:
     paths = RunPaths(target)
     gate.make_folders(paths.inputs, target)
     write_text(paths.job, job)
-    if _stored(paths.job) != record.job:
+    if _stored(paths.job, target) != record.job:
         raise RunError(f"the checksum of {store.at(JOB)} is wrong; resume from another run")
     inputs = {name: {"sha256": file.sha256} for name, file in record.inputs.items()}
     write_json(target / INPUTS, inputs)
@@ -212,7 +215,7 @@ def _fetched(store: Store, manifest: StoredCheckpoint, folder: Path, target: Pat
     for file, facts in manifest.files.items():
         path = folder / file
         gate.make_folders(path.parent, target)
-        copies.append(_copy(store, path, f"{folder.name}/{file}", facts))
+        copies.append(_copy(store, path, target, f"{folder.name}/{file}", facts))
     for copy, digest in zip(copies, store.get(copies), strict=True):
         if digest != copy.sha256:
             return f"the checksum of {copy.path.relative_to(folder)} is wrong"
@@ -269,9 +272,15 @@ def _parsed(adapter: TypeAdapter[_T], text: str, where: str) -> _T:
         raise RunError(f"{where} is not JSON: {error}") from error
 
 
-def _stored(path: Path) -> StoredFile:
-    return StoredFile(bytes=path.stat().st_size, sha256=gate.digest(path))
+def _stored(path: Path, within: Path) -> StoredFile:
+    return StoredFile(bytes=path.lstat().st_size, sha256=gate.digest(path, within))
 
 
-def _copy(store: Store, path: Path, name: str, facts: StoredFile) -> Copy:
-    return Copy(path=path, address=store.at(name), bytes=facts.bytes, sha256=facts.sha256)
+def _copy(store: Store, path: Path, within: Path, name: str, facts: StoredFile) -> Copy:
+    return Copy(
+        path=path,
+        within=within,
+        address=store.at(name),
+        bytes=facts.bytes,
+        sha256=facts.sha256,
+    )

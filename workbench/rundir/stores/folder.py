@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import gate
 from workbench.base.json_values import items, parse_json
 from workbench.base.words import short_list
 from workbench.rundir.stores.address import is_safe_name
@@ -52,16 +53,15 @@ def put_folder(
 
     `unfinished` are names that an interrupted upload left.
     """
-    names = sorted(
-        path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
-    )
+    names = [path.relative_to(folder).as_posix() for path in gate.files_below(folder)]
     names.sort(key=lambda name: name in last)
     store.write(MARK, json.dumps([*names, *unfinished]))
     store.remove([store.at(name) for name in unfinished])
     copies = []
     for name in names:
         path = folder / name
-        copies.append(Copy(path=path, address=store.at(name), bytes=path.stat().st_size))
+        size = path.lstat().st_size
+        copies.append(Copy(path=path, within=folder, address=store.at(name), bytes=size))
     store.put(copies)
     store.remove([store.at(MARK)])
 

@@ -11,9 +11,11 @@ import hashlib
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from workbench.base.files import gate
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import incoming
 from workbench.base.redact import mask_secrets
@@ -135,7 +137,8 @@ def _get(operation: Mapping[str, Any]) -> Answer:
         if size != expected:
             raise ValueError(f"{address} has {size} bytes, and {expected} were expected")
         store.get_file(address, file["path"])
-        found.append(_facts(Path(file["path"])))
+        with _opened(file) as copied:
+            found.append(_facts(copied))
     return {"files": found}
 
 
@@ -158,11 +161,14 @@ def _put(operation: Mapping[str, Any]) -> Answer:
     found = []
     for file in operation["files"]:
         address = file["address"]
-        facts = _facts(Path(file["path"]))
-        if file["sha256"] not in ("", facts["sha256"]):
-            raise ValueError(f"{file['path']} has changed since it was written")
         store = _store(address)
-        store.put_file(file["path"], address)
+        with _opened(file) as read:
+            facts = _facts(read)
+            if file["sha256"] not in ("", facts["sha256"]):
+                raise ValueError(f"{file['path']} has changed since it was written")
+            # The descriptor, and not the name: a pod may have put a link in the place.
+            read.seek(0)
+            store.put_file(f"/dev/fd/{read.fileno()}", address)
         size = store.info(address)["size"]
         if size != facts["bytes"]:
             raise ValueError(f"{address} has {size} bytes after the upload of {facts['bytes']}")
@@ -214,10 +220,13 @@ def _store(address: str) -> Any:
     return fsspec.filesystem(scheme, **options)
 
 
-def _facts(path: Path) -> dict[str, object]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+def _opened(file: Mapping[str, str]) -> BufferedReader:
+    return gate.open_record(Path(file["path"]), Path(file["within"]))
+
+
+def _facts(file: BufferedReader) -> dict[str, object]:
+    digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": os.fstat(file.fileno()).st_size, "sha256": digest}
 
 
 def _kind_of(error: BaseException) -> str:

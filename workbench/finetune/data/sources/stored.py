@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, DiskFull, RunError
+from workbench.base.files import gate
 from workbench.base.files.disk import check_room
 from workbench.base.words import short_list
 from workbench.rundir.stores.address import (
@@ -102,10 +103,11 @@ class StoredRows:
             name = local_name(address)
             if not is_safe_name(str(name)):
                 raise ConfigError(f"the object {address!r} has a name that no file can have")
-            copies.append(Copy(path=self._folder / name, address=address, bytes=size))
+            path = self._folder / name
+            copies.append(Copy(path=path, within=self._folder, address=address, bytes=size))
         check_room(self._folder, sum(copy.bytes for copy in copies))
         for copy in copies:
-            copy.path.parent.mkdir(parents=True, exist_ok=True)
+            gate.make_folders(copy.path.parent, self._folder)
         store.get(copies)
         return [copy.path for copy in copies]
 
