@@ -114,7 +114,7 @@ def test_a_job_without_rights_is_refused_before_it_starts(
     before = set(cluster.path.glob("runs/*"))
     with pytest.raises(ConfigError, match="checkpoints: s3://nowhere/x cannot be written to"):
         cluster.submit(job(checkpoints="s3://nowhere/x", save_steps=1))
-    with pytest.raises(ConfigError, match="resume: s3://nowhere/x cannot be read"):
+    with pytest.raises(ConfigError, match="resume: s3://nowhere/x cannot be listed"):
         cluster.submit(job(resume="s3://nowhere/x"))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(ConfigError, match="dataset train: s3://bucket/rows cannot be listed"):

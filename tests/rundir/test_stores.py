@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.hub import TOKEN, hub
 from tests.fakes.s3server import SECRET, S3Server, s3_server
 from workbench import FineTune
 from workbench.base.errors import ConfigError, RunError
@@ -208,6 +209,36 @@ def test_refused_rows_name_the_address(server: S3Server, tmp_path: Path) -> None
         dataset_from("s3://bucket/data.tar.bz2")
     with pytest.raises(ConfigError, match="the protocol 'https' is not known"):
         dataset_from("https://host/rows.jsonl")
+
+
+@slow
+def test_the_hub_holds_rows_and_checks_the_right_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        server.rows["train.jsonl"] = rows(9).encode()
+        made = prepare(dataset_from("hf://datasets/me/rows@v1/train.jsonl"), tmp_path / "rows")
+        assert made.train_rows + made.eval_rows == 9
+        server.private["me/model"] = True
+        check_rights("hf://me/model/runs", "checkpoints")
+        assert [commit["summary"].split()[0] for commit in server.commits] == ["Upload", "Delete"]
+        assert server.files == {}
+        monkeypatch.setenv("HF_TOKEN", "hf_" + "b2" * 17)
+        with pytest.raises(ConfigError) as refused:
+            check_rights("hf://me/model/runs", "checkpoints")
+    assert "HF_TOKEN, or `hf auth login`" in str(refused.value)
+    assert "b2b2" not in str(refused.value)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gcsfs").mkdir()
+    (tmp_path / "gcsfs" / "__init__.py").write_text("raise ImportError('no gcsfs here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"pip install 'deepspeed-workbench\[gs\]'"):
+        check_rights("gs://bucket/x", "checkpoints")
 
 
 def write_run(root: Path, steps: Mapping[int, bytes]) -> RunPaths:
