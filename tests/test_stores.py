@@ -13,6 +13,7 @@ from poll import until
 from tests.fakes.s3server import SECRET, S3Server, s3_server
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError
+from workbench.finetune.answers.server import close_all
 from workbench.finetune.notebook.run import FineTuneRun
 from workbench.rundir.state import RunState
 
@@ -150,8 +151,11 @@ def test_a_store_that_fails_does_not_fail_the_run(
 
 def test_a_model_is_exported_to_the_store(whole: Run, server: S3Server, tmp_path: Path) -> None:
     assert isinstance(whole, FineTuneRun)
-    here = whole.export(tmp_path / "model", dtype=None)
-    there = whole.export("s3://bucket/models/a", dtype=None)
+    try:
+        here = whole.export(tmp_path / "model", dtype=None)
+        there = whole.export("s3://bucket/models/a", dtype=None)
+    finally:
+        close_all()
     objects = server.objects("bucket", "models/a/")
     assert {key.rpartition("/")[2]: len(body) for key, body in objects.items()} == here.files
     assert there.files == here.files

@@ -17,6 +17,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.export.folder import Export, export_to_store
 from workbench.finetune.options.models import Family
+from workbench.finetune.submit.prepare import check_early
 from workbench.rundir.checkpoints import newest_good, write_manifest
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import check_address, store_variables
@@ -186,6 +187,17 @@ def test_rows_of_every_form_equal_local_rows(server: S3Server, tmp_path: Path) -
     assert (several.train_rows, several.eval_rows) == (33, 3)
     mix = {"kind": "mix", "parts": [{"dataset": "s3://bucket/forms/rows.jsonl"}]}
     assert prepare(dataset_from(mix), tmp_path / "mix").train_rows == 19
+
+
+@slow
+def test_early_checks_ask_the_store_and_copy_nothing(server: S3Server) -> None:
+    put(server, "early/rows.jsonl", rows(9))
+    job = FineTune(dataset="s3://bucket/early/rows.jsonl", checkpoints="s3://bucket/early-runs")
+    check_early(job, gpus=0)
+    with pytest.raises(ConfigError, match="there is no object s3://bucket/early/no.jsonl"):
+        check_early(job.replace(dataset="s3://bucket/early/no.jsonl"), gpus=0)
+    with pytest.raises(ConfigError, match="checkpoints: s3://nowhere/x cannot be written to"):
+        check_early(job.replace(checkpoints="s3://nowhere/x"), gpus=0)
 
 
 @slow

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 
 from workbench.base.files import gate, is_folder, user_path
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.data.sources.dataset import prepare as prepare_rows
+from workbench.finetune.data.sources.files import RowFiles
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.not_done import own_keys
 from workbench.finetune.job.checked_rows import checked_rows
@@ -30,10 +32,27 @@ _LEFT_OPEN = ("learning_rate", "precision", "communication")
 
 
 def check_early(job: FineTune, *, gpus: int) -> None:
-    """Raise ConfigError for what is quick to find: options, model and dataset. Reads no rows."""
+    """Raise ConfigError for what is quick to find: options, model and dataset. Reads no rows.
+
+    Rows and rights in an object store are checked once for all jobs of this process.
+    """
     check_at_submit(job, gpus=gpus)
-    dataset_from(job.dataset)
+    dataset = dataset_from(job.dataset)
+    if isinstance(dataset, RowFiles):
+        _look(dataset.model_dump_json())
     model_kind(job.model)
+    if job.checkpoint_store:
+        _check_rights(job.checkpoint_store)
+
+
+@lru_cache(maxsize=64)
+def _look(files: str) -> None:
+    RowFiles.model_validate_json(files).look()
+
+
+@lru_cache(maxsize=64)
+def _check_rights(address: str) -> None:
+    check_rights(address, "checkpoints")
 
 
 def prepare(job: FineTune, run: NewRun) -> Prepared:

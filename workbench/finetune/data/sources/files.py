@@ -18,7 +18,12 @@ from workbench.finetune.data.opened import check_encoding
 from workbench.finetune.data.rows import Refusal, check_columns
 from workbench.finetune.data.sources.convert import Split, write_files
 from workbench.finetune.data.sources.read import ENDS, is_saved, refuse_other
-from workbench.finetune.data.sources.stored import StoredRows, check_rows_address, stored_rows
+from workbench.finetune.data.sources.stored import (
+    StoredRows,
+    check_rows_address,
+    check_stored_rows,
+    stored_rows,
+)
 from workbench.rundir.stores.address import is_address
 
 _DEFAULT_SHARE = 0.05
@@ -148,10 +153,23 @@ class RowFiles(Record):
         with stored_rows(folder) as copies:
             return self._with_copies(copies)._write(folder, refusal)
 
+    def look(self) -> None:
+        """Raise ConfigError if an object store refuses, or lacks a file. Copies nothing."""
+        is_part = _is_part if self._is_alone else None
+        for option in _PATHS:
+            for path in self.given(option):
+                if is_address(path):
+                    check_stored_rows(option, path, is_part)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether a single path is given. The folder of the path may be a whole dataset."""
+        return len(self.given("train")) == 1 and not self.given("eval") and not self.given("tables")
+
     def _with_copies(self, copies: StoredRows) -> Self:
         """Return the dataset with the copies of its objects in the place of addresses."""
         given = {option: self.given(option) for option in _PATHS}
-        is_alone = len(given["train"]) == 1 and not given["eval"] and not given["tables"]
+        is_alone = self._is_alone
         here: dict[str, list[Path]] = {}
         for option, paths in given.items():
             here[option] = []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from workbench.base.errors import ConfigError, DiskFull, RunError
 from workbench.base.files import gate
@@ -20,6 +22,7 @@ from workbench.rundir.stores.address import (
 )
 from workbench.rundir.stores.store import Copy, Store
 
+_T = TypeVar("_T")
 _ARCHIVE = ".tar.bz2"
 
 
@@ -35,67 +38,48 @@ def check_rows_address(option: str, text: str) -> str:
     return address
 
 
+IsPart = Callable[[str], bool] | None
+"""Whether a name belongs to a folder with a whole dataset. None: the folder must be saved whole."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    objects: Mapping[str, int]
+    """Bytes of the objects with the rows, by address."""
+    is_folder: bool = False
+    """Whether the objects together are a dataset."""
+
+
+def check_stored_rows(option: str, text: str, is_part: IsPart) -> None:
+    """Raise ConfigError if the store refuses, or if nothing fits an address. Copies nothing."""
+    _with_store(option, text, lambda store: _find(store, option, is_part))
+
+
 class StoredRows:
     """Copies of rows in a folder of this machine."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def files(
-        self, option: str, text: str, is_part: Callable[[str], bool] | None = None
-    ) -> list[Path]:
-        """Copy the objects of an address. Return their copies, or the folder of a saved dataset.
+    def files(self, option: str, text: str, is_part: IsPart = None) -> list[Path]:
+        """Copy the objects of an address. Return their copies, or the folder of a dataset.
 
         Args:
             option: Name of the option, for messages.
             text: Address of an object, a glob, or a folder.
-            is_part: Whether a name belongs to a folder with a whole dataset. None: a folder must
-                be a saved dataset.
+            is_part: Which files of a folder belong to a dataset.
 
         Raises:
             ConfigError: The store refuses, or nothing fits the address.
             DiskFull: The disk has no room for the copies.
         """
-        address = check_rows_address(option, text)
-        try:
-            with Store(address) as store:
-                return self._files(store, option, is_part)
-        except DiskFull:
-            raise
-        except RunError as error:
-            raise ConfigError(f"dataset {option}: {error}") from error
 
-    def _files(
-        self, store: Store, option: str, is_part: Callable[[str], bool] | None
-    ) -> list[Path]:
-        address = store.address
-        if has_glob(address):
-            found = store.list("glob")
-            if not found.objects:
-                raise ConfigError(f"dataset {option}: no object fits {address}")
-            return self._copied(store, found.objects)
-        found = store.list()
-        if found.kind == "file":
-            return self._copied(store, found.objects)
-        if found.kind == "none":
-            raise ConfigError(f"dataset {option}: there is no object {address}")
-        names = {each.rpartition("/")[2]: size for each, size in found.objects.items()}
-        folder = self._folder / local_name(address)
-        if "state.json" in names:
-            self._copied(store, found.objects)
-            return [folder]
-        wanted = {}
-        for name, size in names.items():
-            if is_part is not None and is_part(name):
-                wanted[f"{address}/{name}"] = size
-        if not wanted:
-            there = short_list(sorted(names)) if names else "only folders"
-            raise ConfigError(
-                f"dataset {option}: {address} is a folder without the rows of a dataset, and has "
-                f"{there}; name an object, or a glob such as '{address}/*.jsonl'"
-            )
-        self._copied(store, wanted)
-        return [folder]
+        def copied(store: Store) -> list[Path]:
+            found = _find(store, option, is_part)
+            files = self._copied(store, found.objects)
+            return [self._folder / local_name(store.address)] if found.is_folder else files
+
+        return _with_store(option, text, copied)
 
     def _copied(self, store: Store, objects: Mapping[str, int]) -> list[Path]:
         copies = []
@@ -110,6 +94,46 @@ class StoredRows:
             gate.make_folders(copy.path.parent, self._folder)
         store.get(copies)
         return [copy.path for copy in copies]
+
+
+def _with_store(option: str, text: str, do: Callable[[Store], _T]) -> _T:
+    """Open the store of an address for a function. Raise ConfigError for the store's refusals."""
+    try:
+        with Store(check_rows_address(option, text)) as store:
+            return do(store)
+    except DiskFull:
+        raise
+    except RunError as error:
+        raise ConfigError(f"dataset {option}: {error}") from error
+
+
+def _find(store: Store, option: str, is_part: IsPart) -> _Found:
+    """Find the objects of an address."""
+    address = store.address
+    if has_glob(address):
+        found = store.list("glob")
+        if not found.objects:
+            raise ConfigError(f"dataset {option}: no object fits {address}")
+        return _Found(objects=found.objects)
+    found = store.list()
+    if found.kind == "file":
+        return _Found(objects=found.objects)
+    if found.kind == "none":
+        raise ConfigError(f"dataset {option}: there is no object {address}")
+    names = {each.rpartition("/")[2]: size for each, size in found.objects.items()}
+    if "state.json" in names:  # `save_to_disk` of `datasets` wrote the folder
+        return _Found(objects=found.objects, is_folder=True)
+    wanted = {}
+    for name, size in names.items():
+        if is_part is not None and is_part(name):
+            wanted[f"{address}/{name}"] = size
+    if not wanted:
+        there = short_list(sorted(names)) if names else "only folders"
+        raise ConfigError(
+            f"dataset {option}: {address} is a folder without the rows of a dataset, and has "
+            f"{there}; name an object, or a glob such as '{address}/*.jsonl'"
+        )
+    return _Found(objects=wanted, is_folder=True)
 
 
 @contextmanager
