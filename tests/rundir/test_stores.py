@@ -194,7 +194,7 @@ def test_early_checks_ask_the_store_and_copy_nothing(server: S3Server) -> None:
     put(server, "early/rows.jsonl", rows(9))
     job = FineTune(dataset="s3://bucket/early/rows.jsonl", checkpoints="s3://bucket/early-runs")
     check_early(job, gpus=0)
-    with pytest.raises(ConfigError, match="there is no object s3://bucket/early/no.jsonl"):
+    with pytest.raises(ConfigError, match="there is no object s3://bucket/early/no"):
         check_early(job.replace(dataset="s3://bucket/early/no.jsonl"), gpus=0)
     with pytest.raises(ConfigError, match="checkpoints: s3://nowhere/x cannot be written to"):
         check_early(job.replace(checkpoints="s3://nowhere/x"), gpus=0)

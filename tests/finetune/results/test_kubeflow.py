@@ -582,6 +582,12 @@ def test_what_lies_on_this_machine_is_refused(tmp_path: Path) -> None:
         ConfigError, match=sentence("finetune.handover._check.run-went-checkpoint", "/old")
     ):
         resumed.manifest("trainjob", image=IMAGE)
+    stored = {**spec, "job": {**spec["job"], "checkpoints": "s3://bucket/runs"}}
+    write_json(resumed.paths.spec, stored)
+    with pytest.raises(
+        ConfigError, match="checkpoints go to s3://bucket/runs, and only the keeper"
+    ):
+        resumed.manifest("trainjob", image=IMAGE)
 
 
 def test_it_shows_itself(tmp_path: Path) -> None:

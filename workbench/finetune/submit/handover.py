@@ -60,6 +60,12 @@ def _check(job: FineTune, request: HandoverRequest, config: Json) -> None:
             "no cluster can read; hand over a run without resume (with save_steps, the run "
             "resumes by itself on the cluster)"
         )
+    if job.checkpoint_store:
+        raise ConfigError(
+            f"checkpoints go to {job.checkpoint_store}, and only the keeper of a cluster uploads "
+            "checkpoints; hand over a run with checkpoints 'pod', whose checkpoints stay on the "
+            "volume of the results"
+        )
     if job.device_map:
         raise ConfigError(
             "device_map spreads a model over the GPUs of a single process, and a manifest gives "

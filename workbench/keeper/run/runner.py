@@ -207,7 +207,8 @@ class Runner:
         """Wait for the uploads to the object store, if the job has one."""
         if self._uploader.address:
             self._journal.hint(f"uploading checkpoints to {self._uploader.address}")
-            self._returned = replace(self._returned, stored=self._uploader.finish())
+            notes = self._uploader.finish(self._requests.cancel.is_set)
+            self._returned = replace(self._returned, stored=notes)
 
     def _try_until_over(self) -> tuple[CheckpointCollector, RunFault | None]:
         """Make attempts until one is the last. Return its collector, and its fault."""

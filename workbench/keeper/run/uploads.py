@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
@@ -19,6 +19,9 @@ from workbench.rundir.stores.checkpoints import put_checkpoint, put_run, trim
 from workbench.rundir.stores.store import Store
 
 logger = logging.getLogger(__name__)
+_LOOK_S = 0.2
+# A cancelled run ends in seconds.
+_CANCELLED_S = 10.0
 
 
 class CheckpointUploader:
@@ -46,41 +49,62 @@ class CheckpointUploader:
         self._ended = threading.Event()
         self._uploading = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._store: Store | None = None
+        self._abandoned = False
 
     def offer(self) -> None:
         """Upload the copied checkpoints soon. Return at once."""
-        if not self.address or self._ended.is_set():
+        if not self.address:
             return
         self._wake.set()
         if self._thread is None:
             self._thread = threading.Thread(target=self._loop, name="uploads", daemon=True)
             start_thread(self._thread)
 
-    def finish(self) -> list[str]:
-        """Upload the remaining checkpoints, and return notes for the result. Blocks."""
+    def finish(self, is_cancelled: Callable[[], bool]) -> list[str]:
+        """Upload the remaining checkpoints, and return notes for the result. Raises nothing.
+
+        Blocks until the last upload has ended or failed. Of a cancelled run, an upload is
+        abandoned after some seconds.
+        """
         if not self.address:
             return []
-        self._ended.set()
-        self._wake.set()
-        if self._thread is not None and self._thread.is_alive():
-            self._thread.join()
-        return self.upload()
+        cancelled_s: float | None = None
+        try:
+            self._ended.set()
+            self.offer()
+            while self._thread is not None and self._thread.is_alive():
+                self._thread.join(_LOOK_S)
+                if is_cancelled():
+                    cancelled_s = cancelled_s or time.monotonic()
+                    if time.monotonic() > cancelled_s + _CANCELLED_S:
+                        self._abandon()
+        except RuntimeError as error:  # no thread could start
+            self._problem = str(error)
+        return self._notes()
 
     def upload(self) -> list[str]:
         """Upload the checkpoints that are not in the store, and return notes. Raises nothing."""
-        if not self.address:
-            return []
+        self._abandoned = False
         self._upload()
-        missing = self._missing()
-        notes = []
-        if missing:
-            notes.append(
-                f"the checkpoint of step {missing[0]} is not in the object store: {self._problem}; "
-                f"the copy in {self._paths.checkpoints} is whole, and run.fetch() uploads the copy "
-                "while the cluster exists"
-            )
+        return self._notes()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a copied checkpoint is not in the store."""
+        return bool(self.address) and bool(self._missing())
+
+    def _notes(self) -> list[str]:
         here = self._here()
         uploaded = [step for step in here if step in self._uploaded]
+        notes = []
+        if here and here[0] not in self._uploaded:
+            why = self._problem or "the run was cancelled"
+            notes.append(
+                f"the checkpoint of step {here[0]} is not in the object store: {why}; the copy in "
+                f"{self._paths.checkpoints} is whole, and run.fetch() uploads the copy while the "
+                "cluster exists"
+            )
         if uploaded:
             steps = short_list(uploaded)
             are = f"checkpoint of step {steps} is"
@@ -89,46 +113,51 @@ class CheckpointUploader:
             notes.append(f"the {are} in {self.address}")
         return notes
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether a copied checkpoint is not in the store."""
-        return bool(self.address) and bool(self._missing())
-
     def _loop(self) -> None:
         while True:
             self._wake.wait()
             self._wake.clear()
-            if self._ended.is_set():
-                return
+            is_last = self._ended.is_set()
             self._upload()
+            if is_last:
+                return
+
+    def _abandon(self) -> None:
+        self._abandoned = True
+        store = self._store
+        if store is not None:
+            store.abandon()
 
     def _upload(self) -> None:
-        """Upload the missing checkpoints, the newest first."""
+        """Upload the missing checkpoints, the newest first. Raises nothing."""
         with self._uploading, Store(self.address, self._environment) as store:
-            while missing := self._missing():
-                step = missing[0]
-                self.busy = (step,)
-                began_s = time.monotonic()
-                data: dict[str, object] = {"step": step, "address": self.address}
+            self._store = store
+            while (missing := self._missing()) and not self._abandoned:
+                self.busy = (missing[0],)
                 try:
                     # The collector may have removed the copy in the meantime.
-                    if step not in self._here():
-                        continue
-                    self._put_run(store)
-                    data["bytes"] = put_checkpoint(store, self._paths, step)
-                    self._uploaded.add(step)
-                    trim(store, self._most)
+                    if missing[0] in self._here():
+                        self._upload_step(store, missing[0])
                 except Exception as error:  # Thread boundary: an upload never fails a run.
                     if not isinstance(error, WorkbenchError):
                         logger.exception("uploading a checkpoint of %s", self._run_id)
                     self._problem = str(error)
-                    data["message"] = self._problem
-                    self._tell(EventKind.UPLOAD_FAILED, data)
-                    return
+                    failed = {"step": missing[0], "message": self._problem, "address": self.address}
+                    self._tell(EventKind.UPLOAD_FAILED, failed)
+                    break
                 finally:
                     self.busy = ()
-                data["took_s"] = round(time.monotonic() - began_s, 3)
-                self._tell(EventKind.UPLOADED, data)
+            self._store = None
+
+    def _upload_step(self, store: Store, step: int) -> None:
+        began_s = time.monotonic()
+        self._put_run(store)
+        size = put_checkpoint(store, self._paths, step)
+        self._uploaded.add(step)
+        took_s = round(time.monotonic() - began_s, 3)
+        data = {"step": step, "bytes": size, "took_s": took_s, "address": self.address}
+        self._tell(EventKind.UPLOADED, data)
+        trim(store, self._most)
 
     def _put_run(self, store: Store) -> None:
         """Write the record of the run, again after a restart has changed the job."""
@@ -137,7 +166,7 @@ class CheckpointUploader:
             put_run(store, self._paths, self._run_id)
             self._job_sha256 = job
 
-    def _tell(self, kind: EventKind, data: dict[str, object]) -> None:
+    def _tell(self, kind: EventKind, data: Mapping[str, object]) -> None:
         try:
             self._report(Event(time_s=now_s(), rank=None, kind=kind, data=data))
         except (OSError, RunError) as error:
@@ -145,7 +174,11 @@ class CheckpointUploader:
 
     def _here(self) -> list[int]:
         """Return the steps of the copied checkpoints, newest first."""
-        folders = gate.folders_in(self._paths.checkpoints, "step-*", self._paths.root)
+        try:
+            folders = gate.folders_in(self._paths.checkpoints, "step-*", self._paths.root)
+        except OSError as error:  # the run directory is gone
+            logger.warning("%s", error)
+            return []
         steps = [number_in(folder.name, "step") for folder in folders]
         return sorted((step for step in steps if step > 0), reverse=True)
 

@@ -78,6 +78,12 @@ class Store:
         self._process = None
         self._client = None
 
+    def abandon(self) -> None:
+        """End the child from another thread. An operation in progress fails."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def at(self, name: str) -> str:
         return f"{self.address}/{name}"
 
