@@ -16,8 +16,6 @@ from workbench.base.redact import mask_secrets
 class Protocol:
     package: str
     """Package that fsspec needs for the protocol."""
-    extra: str
-    """Extra of this package with `package`. Empty: the package is always installed."""
     credentials: str
     """Sources of credentials, for messages."""
     variables: tuple[str, ...]
@@ -29,7 +27,6 @@ class Protocol:
 PROTOCOLS: Mapping[str, Protocol] = {
     "s3": Protocol(
         package="s3fs",
-        extra="s3",
         credentials=(
             "AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; AWS_ENDPOINT_URL_S3 "
             "names a store other than Amazon's"
@@ -38,13 +35,11 @@ PROTOCOLS: Mapping[str, Protocol] = {
     ),
     "gs": Protocol(
         package="gcsfs",
-        extra="gs",
         credentials="GOOGLE_APPLICATION_CREDENTIALS, or `gcloud auth application-default login`",
         variables=("GOOGLE_", "GCSFS_", "FSSPEC_G", "STORAGE_EMULATOR_HOST"),
     ),
     "hf": Protocol(
         package="huggingface_hub",
-        extra="",
         credentials="HF_TOKEN, or `hf auth login`",
         variables=("HF_", "HUGGING_FACE_HUB_TOKEN"),
         depth=2,

@@ -175,8 +175,8 @@ def _explained(address: str, kind: str, words: str) -> str:
     bucket = "/".join(address.partition("://")[2].split("/")[:depth])
     what = "repository" if scheme == "hf" else "bucket"
     if kind == "package":
-        extra = f"'deepspeed-workbench[{protocol.extra}]'" if protocol.extra else protocol.package
-        return f"the package {protocol.package} is missing here; run: pip install {extra} ({words})"
+        package = protocol.package
+        return f"the package {package} is missing here; run: pip install {package} ({words})"
     remedy = {
         "credentials": f"there are no valid credentials here; set {protocol.credentials}",
         "rights": (
