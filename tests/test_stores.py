@@ -142,8 +142,9 @@ def test_a_store_that_fails_does_not_fail_the_run(
     put_rows(server)
     notes = run.fetch()
     assert any(f"are in s3://bucket/lost/{run.id}" in note for note in notes), notes
-    keys = server.objects("bucket", f"lost/{run.id}/step-{STEPS}/")
+    keys = server.objects("bucket", f"lost/{run.id}/")
     assert f"lost/{run.id}/step-{STEPS}/checkpoint.json" in keys
+    assert f"lost/{run.id}/run.json" in keys
     assert run.fetch() == []
     written = [path for path in cluster.path.rglob("*") if path.is_file()]
     assert not [path for path in written if SECRET.encode() in path.read_bytes()]

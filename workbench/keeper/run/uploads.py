@@ -86,6 +86,9 @@ class CheckpointUploader:
     def upload(self) -> list[str]:
         """Upload the checkpoints that are not in the store, and return notes. Raises nothing."""
         self._abandoned = False
+        # Ask the store for everything again: its content may have changed.
+        self._uploaded.clear()
+        self._job_sha256 = ""
         self._upload()
         return self._notes()
 
