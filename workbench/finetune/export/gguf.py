@@ -16,7 +16,14 @@ from workbench.base.errors import ConfigError, DiskFull, RunError, one_of
 from workbench.base.files import load_json
 from workbench.base.json_values import part
 from workbench.finetune.answers.server import check_model, server_of
-from workbench.finetune.export.folder import SHARD, Export, job_of, new_folder, sizes_in
+from workbench.finetune.export.folder import (
+    SHARD,
+    Export,
+    export_to_store,
+    job_of,
+    new_folder,
+    sizes_in,
+)
 from workbench.finetune.options.limits import ENCODER_DECODER
 from workbench.finetune.options.models import Family, model_family
 from workbench.rundir.paths import RunPaths
