@@ -190,6 +190,8 @@ def test_a_run_goes_on_from_the_last_checkpoint_as_if_it_had_not_been_killed(
     before = whole.result
     assert (result.steps, result.resumed_step, result.eval_loss) == (STEPS, first, before.eval_loss)
     assert before.resumed_step is None
+    started = next(e for e in run.events() if e.kind == "start")
+    assert started.data["tokens_kept"], "the pods have the tokens of the runs before"
     assert result.first_eval_loss == before.first_eval_loss
     assert result.message == f"every rank is done; the run continued from step {first}"
 

@@ -35,6 +35,8 @@ def files_for(job: FineTune, link: PodStore, root: Path, gpus: int) -> Mapping[s
     if adapters:
         resolved["job"]["lora"]["resume_from"] = sent_model(link, Path(str(adapters)))
     resolved["gpus"] = gpus
+    # Beside the store, for all runs of the cluster.
+    resolved["token_files"] = str(link.store.parent / "tokens")
     return {paths.job.name: json.dumps(resolved)}
 
 

@@ -17,8 +17,10 @@ from workbench.base.errors import ConfigError
 from workbench.base.process import pod_name
 from workbench.base.versions import installed_versions
 from workbench.finetune.data.judged import Answer, share, write_answers
+from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training import rows as data
-from workbench.finetune.data.training.rows import Rows
+from workbench.finetune.data.training.rows import Rows, content_digest
+from workbench.finetune.data.training.token_cache import kept_rows
 from workbench.finetune.data.training.tokens import TokenRows, packed, shared_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import adapters, generate, pipeline
@@ -161,17 +163,13 @@ def _trainer(
     technique = work.technique
     technique.wrap(loaded.model, job, gpus=work.gpus, parts=parts_to_shard)
     clock = StepMeter(causal=encoder.causal, period=technique.sync_steps(job))
-    # Rows as tokens. A packed row has several texts.
-    texts = shared_rows(rows.train, encoder.rows)
-    if job.packing:
-        texts = packed(texts, job.max_source_length + job.max_target_length)
-    train = TokenRows(texts, work.rank_folder)
+    train = _tokens(work, encoder, rows.train, packs=job.packing)
     count = len(train)
     if job.packing:
         count = sum(row["position_ids"].count(0) for row in train)
     evaluation: Sequence[object] = []
     if evaluates(job):
-        evaluation = TokenRows(shared_rows(rows.eval, encoder.rows), work.rank_folder)
+        evaluation = _tokens(work, encoder, rows.eval)
     coefficient = balance_coefficient(loaded.model, job.router_aux_loss_coef)
     parts = TrainerParts(
         clock=clock,
@@ -203,6 +201,23 @@ def _trainer(
     )
     _add_callbacks(work, trainer, samples=work.global_batch * count / len(train))
     return trainer
+
+
+def _tokens(
+    work: Assignment, encoder: Encoder, examples: Sequence[Example], *, packs: bool = False
+) -> TokenRows:
+    """Return rows as tokens, made by an earlier run if possible."""
+    most = work.job.max_source_length + work.job.max_target_length
+
+    def parts() -> dict[str, object]:
+        given = encoder.depends_on(work.rank_folder)
+        return {**given, "rows": content_digest(examples), "packed": most if packs else None}
+
+    def make() -> TokenRows:
+        texts = shared_rows(examples, encoder.rows)
+        return TokenRows(packed(texts, most) if packs else texts, work.rank_folder)
+
+    return kept_rows(work.token_files, parts, make)
 
 
 def _add_callbacks(work: Assignment, trainer: FineTuner, *, samples: float) -> None:
@@ -283,6 +298,7 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
         train_rows=len(rows.train),
         eval_rows=len(rows.eval),
         not_read=list(work.not_read if rows.empty_answers is None else rows.not_read),
+        tokens_kept=trainer.train_dataset.kept,
         empty_answers=work.empty_answers if rows.empty_answers is None else rows.empty_answers,
         technique=str(job.technique),
         precision=str(job.precision),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from array import array
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, overload
 import torch
 
 from workbench.base.errors import ConfigError
+from workbench.base.package import file_digest
 from workbench.finetune.data.lines import Fields
 from workbench.finetune.data.messages import tools_of, turns_of
 from workbench.finetune.data.rows import Example
@@ -62,11 +64,21 @@ def aligned(
     return (logits[:, :-1], labels[:, 1:]) if causal else (logits, labels)
 
 
+def content_digest(examples: Sequence[Example]) -> str:
+    """Return the SHA-256 of the rows: of their file, or of the rows of a hub dataset."""
+    if isinstance(examples, _Lines):
+        return file_digest(examples.path)
+    digest = hashlib.sha256()
+    for example in examples:
+        digest.update(f"{example.to_json()}\n".encode())
+    return digest.hexdigest()
+
+
 class _Lines(Sequence[Example]):
     """Rows of a JSON lines file, read on access."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         try:
             self._file = path.open("rb")
         except FileNotFoundError as error:
@@ -95,7 +107,7 @@ class _Lines(Sequence[Example]):
             line = os.pread(self._file.fileno(), size, begin)
             return _example(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
-            what = f"{self._path} line {number + 1}: {error!r}"
+            what = f"{self.path} line {number + 1}: {error!r}"
             raise ConfigError(f"{what}; a line is an object of source, target") from error
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import struct
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import torch
 
@@ -18,29 +21,84 @@ from workbench.finetune.data.training.rows import Row
 _AT_ONCE = 2048  # examples that a rank tokenizes between two exchanges
 _COLUMNS = ("input_ids", "labels", "position_ids")
 _BYTES = array("i").itemsize
+_PIECE = 1 << 20
+
+FORMAT = "tokens-1"
+"""Version of the file's form: a header, the rows' integers, and the sizes of the columns."""
+_COUNTS = struct.Struct("<QQQ")  # integers, sizes, columns of a row
+_HEADER_BYTES = len(FORMAT) + hashlib.sha256().digest_size + _COUNTS.size
 
 
 class TokenRows(Sequence[Row]):
-    """Rows in an unnamed file that is deleted with the process.
-
-    A row needs some 20 bytes of memory.
-    """
+    """Rows in a file. A row needs some 20 bytes of memory."""
 
     def __init__(self, rows: Iterable[Row], folder: Path) -> None:
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # as long as the rows
-        self._starts = array("q", [0])
-        self._sizes = array("i")
-        self._width = 0
+        """Write rows to an unnamed file that is deleted with the process."""
+        self.kept = False
+        """Whether an earlier run made the rows."""
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # as long as the rows
+        file.write(bytes(_HEADER_BYTES))
+        digest = hashlib.sha256()
+        integers = 0
+        sizes = array("i")
+        width = 0
         for row in rows:
             columns = [row[name] for name in _COLUMNS if name in row]
-            self._width = len(columns)
+            width = len(columns)
             content = array("i")
             for column in columns:
                 content.extend(column)
-                self._sizes.append(len(column))
-            self._file.write(content)
-            self._starts.append(self._starts[-1] + len(content))
-        self._file.flush()
+                sizes.append(len(column))
+            file.write(content)
+            digest.update(content)
+            integers += len(content)
+        file.write(sizes)
+        digest.update(sizes)
+        counts = _COUNTS.pack(integers, len(sizes), width)
+        digest.update(counts)
+        file.seek(0)
+        file.write(FORMAT.encode() + digest.digest() + counts)
+        file.flush()
+        self._use(file, sizes, width)
+
+    @classmethod
+    def read(cls, path: Path) -> TokenRows | None:
+        """Open a file that `copy_to` wrote; return None for a missing or damaged file."""
+        try:
+            file = path.open("rb")
+        except OSError:
+            return None
+        try:
+            sizes, width = _checked(file)
+        except (OSError, EOFError, ValueError, struct.error):
+            file.close()
+            return None
+        rows = cls.__new__(cls)
+        rows.kept = True
+        rows._use(file, sizes, width)
+        return rows
+
+    def copy_to(self, path: Path) -> None:
+        """Copy the file to a path as a whole or not at all."""
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as copy:
+            try:
+                begin = 0
+                while piece := os.pread(self._file.fileno(), _PIECE, begin):
+                    copy.write(piece)
+                    begin += len(piece)
+                copy.flush()
+                Path(copy.name).replace(path)
+            except OSError:
+                Path(copy.name).unlink(missing_ok=True)
+                raise
+
+    def _use(self, file: IO[bytes], sizes: array[int], width: int) -> None:
+        self._file = file
+        self._sizes = sizes
+        self._width = width
+        self._starts = array("q", [0])
+        for first in range(0, len(sizes), width or 1):
+            self._starts.append(self._starts[-1] + sum(sizes[first : first + width]))
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -48,7 +106,8 @@ class TokenRows(Sequence[Row]):
     def __getitem__(self, number: int) -> Row:  # type: ignore[override]  # slices are not used
         first = self._starts[number]
         length = self._starts[number + 1] - first
-        written = os.pread(self._file.fileno(), length * _BYTES, first * _BYTES)
+        begin = _HEADER_BYTES + first * _BYTES
+        written = os.pread(self._file.fileno(), length * _BYTES, begin)
         content = array("i", written)
         sizes = self._sizes[number * self._width : (number + 1) * self._width]
         row = {}
@@ -60,10 +119,37 @@ class TokenRows(Sequence[Row]):
         return row
 
     @property
+    def bytes(self) -> int:
+        """Size of the file."""
+        return os.fstat(self._file.fileno()).st_size
+
+    @property
     def lengths(self) -> torch.Tensor:
         """Numbers of input tokens and learned tokens, shape [rows, 2]."""
         sizes = torch.frombuffer(self._sizes, dtype=torch.int32)
         return sizes.view(len(self), self._width)[:, :2]
+
+
+def _checked(file: IO[bytes]) -> tuple[array[int], int]:
+    """Return the sizes of the columns, and the columns of a row; raise ValueError for damage."""
+    header = file.read(_HEADER_BYTES)
+    counts = header[-_COUNTS.size :]
+    integers, count, width = _COUNTS.unpack(counts)
+    if os.fstat(file.fileno()).st_size != _HEADER_BYTES + (integers + count) * _BYTES:
+        raise ValueError("the file has another size than its header states")
+    digest = hashlib.sha256()
+    left = integers * _BYTES
+    while left:
+        piece = file.read(min(_PIECE, left))
+        digest.update(piece)
+        left -= len(piece)
+    sizes = array("i")
+    sizes.fromfile(file, count)
+    digest.update(sizes)
+    digest.update(counts)
+    if header != FORMAT.encode() + digest.digest() + counts:
+        raise ValueError("the content is not the written content")
+    return sizes, width
 
 
 def shared_rows(

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import date
 from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from workbench.base.errors import ConfigError
+from workbench.base.package import file_digest
 from workbench.finetune.data.messages import Message, answer_of, asked
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
@@ -18,6 +23,16 @@ from workbench.finetune.options.choices import LossOn
 from workbench.finetune.options.models import Family
 from workbench.finetune.options.prompts import fill, source_text
 from workbench.finetune.recipe.order import IGNORED, pad
+
+OPTIONS = (
+    "chat_template",
+    "loss_on",
+    "max_source_length",
+    "max_target_length",
+    "prompt",
+    "system",
+)
+"""Options of the job that change the tokens of a row."""
 
 
 class Encoder:
@@ -81,6 +96,25 @@ class Encoder:
             # A model cannot continue an empty text.
             rows.append({"input_ids": prompt + opening or [self.tokenizer.eos_token_id]})
         return rows
+
+    def depends_on(self, folder: Path) -> dict[str, object]:
+        """Return everything that the tokens of a row depend on, besides the row.
+
+        `folder` is any folder, for the files of the tokenizer.
+        """
+        parts: dict[str, object] = {name: getattr(self.job, name) for name in OPTIONS}
+        parts["causal"] = self.causal
+        with TemporaryDirectory(dir=folder) as saved:
+            self.tokenizer.save_pretrained(saved)
+            for path in sorted(Path(saved).rglob("*")):
+                if path.is_file():
+                    parts[path.relative_to(saved).as_posix()] = file_digest(path)
+        # Templates such as Llama 3's write the day into every prompt.
+        if "strftime_now" in str(self.tokenizer.chat_template):
+            parts["day"] = date.today().isoformat()
+        for package in ("transformers", "tokenizers"):
+            parts[package] = version(package)
+        return parts
 
     def texts(self, tokens: Sequence[Any]) -> list[str]:
         """Return the model's texts from its tokens."""

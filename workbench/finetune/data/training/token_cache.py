@@ -1,0 +1,84 @@
+"""Files of tokenized rows, kept on a pod for its later runs.
+
+A file's name is a digest of everything that the tokens depend on, so no file is ever outdated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from workbench.agent.rank import collectives as ranks
+from workbench.base.child import HOME
+from workbench.finetune.data.training.tokens import FORMAT, TokenRows
+
+MOST_BYTES = 20 << 30
+"""Largest size of a pod's token files together."""
+_SHARE = 4  # the files take at most a quarter of the free disk
+
+
+def token_key(parts: Mapping[str, object]) -> str:
+    """Return the name of the token file with these parts."""
+    # A pod has the package under a name with the digest of its content.
+    code = {"format": FORMAT, "package": Path(HOME).name, "order": sys.byteorder}
+    text = json.dumps({**code, **parts}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def kept_rows(
+    folder: Path | None,
+    parts: Callable[[], Mapping[str, object]],
+    make: Callable[[], TokenRows],
+) -> TokenRows:
+    """Return tokenized rows, from the pod's files if every pod has a file. Collective.
+
+    Args:
+        folder: Folder of the pod's token files; None makes the rows without looking.
+        parts: Everything that the tokens depend on. Only rank 0 calls this function.
+        make: Function that makes the rows on all ranks together.
+    """
+    if folder is None:
+        return make()
+    own = token_key(parts()).encode() if ranks.rank() == 0 else None
+    path = folder / ranks.broadcast_bytes(own).decode()
+    found = TokenRows.read(path)
+    # Ranks make rows together, so all ranks must make rows if a pod has no file.
+    if ranks.sums([float(found is not None)])[0] == ranks.world_size():
+        assert found is not None
+        # The oldest file is removed first.
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return found
+    rows = make()
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        # The run does not need the file: a full disk or another user's folder must not end the run.
+        with contextlib.suppress(OSError):
+            _keep(rows, path)
+    return rows
+
+
+def _keep(rows: TokenRows, path: Path) -> None:
+    folder = path.parent
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = []
+    for other in folder.iterdir():
+        # Pods that share the folder may remove the same file.
+        with contextlib.suppress(FileNotFoundError):
+            seen = other.stat()
+            files.append((seen.st_mtime, seen.st_size, other))
+    used = sum(size for _, size, _ in files)
+    most = min(MOST_BYTES, used + shutil.disk_usage(folder).free // _SHARE)
+    if rows.bytes > most:
+        return
+    for _, size, other in sorted(files):
+        if used + rows.bytes <= most:
+            break
+        other.unlink(missing_ok=True)
+        used -= size
+    rows.copy_to(path)
