@@ -315,8 +315,7 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
         ),
         (
             {"limit": 0},
-            sentence("base.record._refusal.must", "limit is 0")
-            + sentence("finetune.kinds.whole-number-more-2"),
+            "limit is 0; it must be a number of rows, at least 1, or a share such as '10%'",
         ),
         (
             {"columns": {"sorce": "a"}},

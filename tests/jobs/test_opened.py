@@ -14,7 +14,6 @@ from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data import opened
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
-from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.data.sources.read import read_rows
 
 ROWS = [{"source": f"Größe {n} – €", "target": f"„{n}“"} for n in range(60)]
@@ -196,37 +195,3 @@ def test_lines_under_another_name_are_read_where_they_are_named_as_files(
             match=sentence("finetune.dataset._from_path.name-dataset-file"),
         ):
             prepared(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        (
-            "answers.text",
-            "'answers' is one column that holds others; columns within a column are not read",
-        ),
-        ("Q: {question}", "columns takes names and no templates"),
-        ("answer.text", "is not known"),
-    ],
-)
-def test_a_column_within_a_column_and_a_template_are_refused(
-    tmp_path: Path, column: str, message: str
-) -> None:
-    row = {"question": "Where?", "answers": {"text": ["There."], "answer_start": [0]}}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    with pytest.raises(
-        ConfigError, match=rf"rows\.jsonl, line 1: the column for 'answer'.*{message}"
-    ):
-        prepared(tmp_path / "rows.jsonl", columns={"question": "question", "answer": column})
-
-
-def test_a_limit_is_a_number_of_rows_and_no_share(tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text(TABLE)
-    with pytest.raises(
-        ConfigError, match=sentence("finetune.files._rows_not_share.dataset-limit-number", "10%")
-    ):
-        prepared(tmp_path / "rows.csv", limit="10%")
-    with pytest.raises(
-        ConfigError, match=sentence("finetune.files._rows_not_share.dataset-limit-number", "10%")
-    ):
-        Hub(name="me/rows", limit="10%")  # type: ignore[arg-type]

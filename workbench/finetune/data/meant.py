@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.words import counted, plain
+from workbench.finetune.data.columns import outer_columns
 from workbench.finetune.data.messages import unread_in_turns
 from workbench.finetune.data.rows import Example, columns_read, has_answer
 
@@ -66,7 +67,7 @@ class RowTally:
             return
         names = tuple(data)
         if names != self._last_names:
-            meant = {*self._ignore, *columns.values()}
+            meant = {*self._ignore, *_all_columns(columns.values(), data)}
             self._telling = [
                 name for name in names if str(name).casefold() in TELLING and name not in meant
             ]
@@ -76,7 +77,11 @@ class RowTally:
                 continue
             fields: Iterable[str] = data
             if columns:
-                fields = {field for field, column in columns.items() if column in data}
+                fields = [
+                    field
+                    for field, named in columns.items()
+                    if _all_columns([named], data) <= data.keys()
+                ]
             problem = _problem(name.casefold(), data[name], fields)
             if problem:
                 raise ConfigError(
@@ -84,9 +89,12 @@ class RowTally:
                     f"purpose, add 'ignore': [{name!r}] to the dataset's options"
                 )
 
-    def take(self, data: object, columns: Mapping[str, str], row: Example) -> None:
-        """Count a row, and record the columns that the row's form reads."""
-        assert isinstance(data, Mapping)
+    def take(self, data: object, columns: Mapping[str, str], fields: object, row: Example) -> None:
+        """Count a row, and record the columns that the row's form reads.
+
+        `fields` are the row's fields, read from the columns in `columns`.
+        """
+        assert isinstance(data, Mapping) and isinstance(fields, Mapping)
         self.rows += 1
         self.empty_answers += row.asks and not row.messages and not row.target
         # The form of a row depends on its columns, on the empty columns, and on whether the row is
@@ -95,13 +103,10 @@ class RowTally:
         if shape == self._last_shape and not row.messages:
             return
         self._last_shape = shape
-        renamed = data
-        if columns:
-            renamed = {field: data.get(column) for field, column in columns.items()}
-        for field in columns_read(renamed):
-            self._read.add(columns.get(field, "") if columns else field)
+        for field in columns_read(fields):
+            self._read |= _all_columns([columns.get(field, field) if columns else field], data)
         self._add(data)
-        self._add(unread_in_turns(renamed))
+        self._add(unread_in_turns(fields))
 
     def _add(self, names: Iterable[str]) -> None:
         for name in names:
@@ -146,6 +151,11 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
     train.check_ignored(evaluation)
     empty = train.empty_answers + evaluation.empty_answers
     return Written(*counts, not_read=train.not_read(evaluation), empty_answers=empty)
+
+
+def _all_columns(named: Iterable[str], data: Mapping[str, object]) -> set[str]:
+    """Return the columns of a row that names, paths and templates read."""
+    return {column for each in named for column in outer_columns(each, data)}
 
 
 def _says_nothing(value: object) -> bool:

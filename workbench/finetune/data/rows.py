@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import Json
+from workbench.finetune.data.columns import value_of
 from workbench.finetune.data.lines import Fields
 from workbench.finetune.data.messages import (
     CHAT,
@@ -144,25 +145,12 @@ def has_answer(columns: Iterable[str]) -> bool:
 
 
 def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str, object]:
-    """Return a row's fields, read from the columns in `columns`."""
+    """Return a row's fields, read as the names, paths and templates in `columns` state."""
     row = Fields(data, where)
-    for field, column in columns.items():
-        if column not in row.data:
-            outer = column.partition(".")[0]
-            if isinstance(row.data.get(outer), Mapping | list | tuple):
-                raise ConfigError(
-                    f"{where}: the column for {field!r} is {column!r}, and "
-                    f"{outer!r} is one column that holds others; columns within a "
-                    f"column are not read. Write {column!r} as a column of its own"
-                )
-            if "{" in column:
-                raise ConfigError(
-                    f"{where}: the column for {field!r} is {column!r}; columns "
-                    "takes names and no templates. Write the text as a column "
-                    "of its own, or give the job's prompt as a template"
-                )
-            raise one_of(f"{where}: the column for {field!r},", column, row.data)
-    return {field: row.data[column] for field, column in columns.items()}
+    fields = {}
+    for field, named in columns.items():
+        fields[field] = value_of(row.data, named, f"{where}: the column for {field!r},")
+    return fields
 
 
 def check_columns(columns: Mapping[str, str]) -> Mapping[str, str]:

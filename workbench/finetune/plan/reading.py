@@ -91,7 +91,9 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
     ):
         folder = Path(scratch)
         if isinstance(dataset, Hub):
-            dataset = dataset.replace(limit=min(dataset.limit or _HUB_ROWS, _HUB_ROWS))
+            # The hub's rows are not counted for a preview, so a share is not cut.
+            limit = dataset.limit if isinstance(dataset.limit, int) else _HUB_ROWS
+            dataset = dataset.replace(limit=min(limit, _HUB_ROWS))
             written = dataset.write(folder, refusal=refusal)
         else:
             made = prepare(dataset, folder, refusal=refusal)

@@ -18,6 +18,7 @@ from workbench.base.words import counted
 from workbench.finetune.data.lines import read_lines
 from workbench.finetune.data.meant import TELLING, RowTally, Written, written
 from workbench.finetune.data.rows import Example, Refusal, any_row, renamed, row_from
+from workbench.finetune.data.shares import first_rows
 from workbench.finetune.data.sources.read import read_rows
 from workbench.finetune.data.tasks import TASK, Table
 
@@ -28,6 +29,8 @@ class Split:
     """Share of rows for evaluation; None if evaluation rows have a separate source."""
     limit: int | None = None
     """Largest number of training rows."""
+    part: str | None = None
+    """Share of the source's rows to use at all, from the first, such as `10%`; None for all."""
     seed: int = 0
 
     @property
@@ -122,7 +125,12 @@ def write_files(
     learned = RowTally(ignore)
     judged = RowTally(ignore)
     own = lines(evaluation, judged) if evaluation else None
-    counts = write_parts(folder, lines(train, learned), own, split or Split(), name)
+    rows = lines(train, learned)
+    if split is not None and split.part is not None:
+        # Rows outside the share are counted, and neither checked nor kept.
+        count = sum(1 for path in train for _ in read_rows(path, columns or {}, encoding=encoding))
+        rows = islice(rows, first_rows(count, split.part))
+    counts = write_parts(folder, rows, own, split or Split(), name)
     kept = tables if kept is None else kept
     if kept:
         write_lines(folder / "tables.jsonl", table_lines(kept))
@@ -146,7 +154,7 @@ def read_row(
     why = refusal(row)
     if why:
         raise ConfigError(f"{where} {why}")
-    tally.take(data, columns, row)
+    tally.take(data, columns, fields, row)
     return row
 
 

@@ -13,9 +13,11 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Record, Text
+from workbench.finetune.data.columns import possible_columns
 from workbench.finetune.data.meant import Written
 from workbench.finetune.data.opened import check_encoding
 from workbench.finetune.data.rows import Refusal, check_columns
+from workbench.finetune.data.shares import is_share
 from workbench.finetune.data.sources.convert import Split, write_files
 from workbench.finetune.data.sources.read import ENDS, is_saved, refuse_other
 from workbench.finetune.data.sources.stored import (
@@ -33,18 +35,19 @@ _PATHS = ("train", "eval", "tables")
 _GLOB = re.compile(r"[*?\[]")
 
 
-def _rows_not_share(value: object) -> object:
-    if isinstance(value, str) and value.strip().endswith("%"):
-        raise ConfigError(
-            f"dataset limit is {value!r}; give a number of rows, as in 1000. A hub dataset has "
-            f"shares of a split: train_split='train[:{value.strip()}]'"
-        )
+def _limit(value: object) -> object:
+    if isinstance(value, str) and not is_share(value):
+        raise ValueError(value)
     return value
 
 
 Paths = Annotated[Text | Sequence[Text], Allowed("text (a path or a glob), or a list of them")]
 Share = Annotated[float, Field(gt=0, lt=1)]
-Limit = Annotated[int, BeforeValidator(_rows_not_share), Field(ge=1)]
+Limit = Annotated[
+    Annotated[int, Field(ge=1)] | str,
+    BeforeValidator(_limit),
+    Allowed("a number of rows, at least 1, or a share such as '10%'"),
+]
 Ignored = Annotated[Sequence[Text], AfterValidator(tuple), Allowed("a list of names of columns")]
 Columns = Annotated[
     Mapping[str, Text],
@@ -56,7 +59,7 @@ Columns = Annotated[
 def check_ignored(ignore: Sequence[str], columns: Mapping[str, str]) -> None:
     """Raise ConfigError for a column in both `ignore` and `columns`."""
     for name in ignore:
-        if name in columns.values():
+        if any(name in possible_columns(named) for named in columns.values()):
             raise ConfigError(
                 f"dataset ignore leaves out {name!r}, and columns reads {name!r}: drop the name "
                 "from ignore or from columns"
@@ -86,7 +89,10 @@ class RowFiles(Record):
     seed: Count = 0
     """Seed of the choice of evaluation rows. The same seed holds out the same rows."""
     limit: Limit | None = None
-    """Largest number of training rows, counted from the first. Default None: all."""
+    """Largest number of training rows, counted from the first, or a share of the rows: `"10%"`.
+
+    A share is cut before rows are held out for evaluation. Default None: all.
+    """
     tables: Annotated[Text | Sequence[Text] | None, Allowed("a path, a list of paths or None")] = (
         None
     )
@@ -97,7 +103,8 @@ class RowFiles(Record):
     columns: Columns = Field(default_factory=dict)
     """Column of each field of a row, as in `{"source": "article", "target": "highlights"}`.
 
-    Default none: column names of a known form.
+    A path reads within a column: `translation.en`. A template joins columns: `Translate {text} to
+    {lang}`. Default none: column names of a known form.
     """
     ignore: Ignored = ()
     """Columns to leave out on purpose, as in `["label"]`.
@@ -194,7 +201,12 @@ class RowFiles(Record):
             refuse_other(path, self.encoding)
 
     def _write(self, folder: Path, refusal: Refusal) -> Written:
-        share = None if self.eval is not None else self.eval_share or _DEFAULT_SHARE
+        split = Split(
+            share=None if self.eval is not None else self.eval_share or _DEFAULT_SHARE,
+            limit=None if isinstance(self.limit, str) else self.limit,
+            part=self.limit if isinstance(self.limit, str) else None,
+            seed=self.seed,
+        )
         return write_files(
             folder,
             train=self.paths("train"),
@@ -203,7 +215,7 @@ class RowFiles(Record):
             columns=self.columns,
             ignore=self.ignore,
             encoding=self.encoding,
-            split=Split(share=share, limit=self.limit, seed=self.seed),
+            split=split,
             refusal=refusal,
         )
 

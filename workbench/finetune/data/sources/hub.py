@@ -14,6 +14,7 @@ from workbench.base.files import is_folder
 from workbench.base.record import Count, Record, Text
 from workbench.finetune.data.meant import RowTally, Written, written
 from workbench.finetune.data.rows import Example, Refusal, any_row
+from workbench.finetune.data.shares import first_rows
 from workbench.finetune.data.sources.convert import Split, read_row, write_parts
 from workbench.finetune.data.sources.files import Columns, Ignored, Limit, Share, check_ignored
 from workbench.finetune.data.sources.read import child_rows
@@ -52,9 +53,16 @@ class Hub(Record):
     seed: Count = 0
     """Seed of the choice of evaluation rows. The same seed holds out the same rows."""
     limit: Limit | None = None
-    """Largest number of training rows, counted from the first. Default None: all."""
+    """Largest number of training rows, counted from the first, or a share of the rows: `"10%"`.
+
+    A share is cut before rows are held out for evaluation. Default None: all.
+    """
     columns: Columns = Field(default_factory=dict)
-    """Column of each field of a row, as in `{"source": "article", "target": "highlights"}`."""
+    """Column of each field of a row, as in `{"source": "article", "target": "highlights"}`.
+
+    A path reads within a column: `translation.en`. A template joins columns: `Translate {text} to
+    {lang}`.
+    """
     ignore: Ignored = ()
     """Columns to leave out on purpose, as in `["label"]`.
 
@@ -68,7 +76,13 @@ class Hub(Record):
 
     @property
     def split(self) -> Split:
-        return Split(share=self.eval_share, limit=self.limit, seed=self.seed)
+        # A share of the rows is cut where the rows are counted.
+        limit = None if isinstance(self.limit, str) else self.limit
+        return Split(share=self.eval_share, limit=limit, seed=self.seed)
+
+    def most_of(self, rows: int) -> int | None:
+        """Return the number of rows needed of a training split with `rows` rows; None for all."""
+        return first_rows(rows, self.limit) if isinstance(self.limit, str) else self.split.most
 
     @property
     def splits(self) -> list[str]:
@@ -128,13 +142,15 @@ class Hub(Record):
         learned = RowTally(self.ignore)
         judged = RowTally(self.ignore)
 
-        def lines(split: str, tally: RowTally) -> Iterator[str]:
-            rows = child_rows({"hub": options, "split": split}, f"the hub dataset {self.name}")
+        def lines(split: str, tally: RowTally, **more: str) -> Iterator[str]:
+            request = {"hub": options, "split": split, **more}
+            rows = child_rows(request, f"the hub dataset {self.name}")
             for number, row in enumerate(rows):
                 example = self.row(row, split, number, refusal=refusal, tally=tally)
                 yield example.to_json()
 
-        train = lines(self.train_split, learned)
+        share = {"share": self.limit} if isinstance(self.limit, str) else {}
+        train = lines(self.train_split, learned, **share)
         evaluation = lines(self.eval_split, judged) if self.eval_share is None else None
         counts = write_parts(folder, train, evaluation, self.split, self.name)
         return written(counts, learned, judged, self.name)

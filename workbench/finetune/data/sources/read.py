@@ -15,6 +15,7 @@ from workbench.base.child import replies
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder
 from workbench.base.json_values import parse_json
+from workbench.finetune.data.columns import possible_columns
 from workbench.finetune.data.lines import MAX_LINE_BYTES, NOT_UTF8, no_constant, read_lines
 from workbench.finetune.data.opened import PACKED, open_rows
 from workbench.finetune.data.rows import NESTED
@@ -114,7 +115,10 @@ def read_rows(
             if format_of(path) == ".json":
                 yield from _json_rows(file, path, encoding)
             else:
-                yield from _csv_rows(file, path, {columns.get(field, field) for field in NESTED})
+                nested = {columns.get(field, field) for field in NESTED}
+                for named in columns.values():
+                    nested |= possible_columns(named) - {named}
+                yield from _csv_rows(file, path, nested)
     except OSError as error:
         raise ConfigError(
             f"the dataset file {path} cannot be read: {error.strerror or error}"

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -131,7 +131,7 @@ def _from_hub(hub: Hub) -> Rows:
 
     learned = RowTally(hub.ignore)
     judged = RowTally(hub.ignore)
-    train = _split_of(hub, hub.train_split, learned, hub.split.most)
+    train = _split_of(hub, hub.train_split, learned, hub.most_of)
     if hub.eval_share is None:
         evaluation = _split_of(hub, hub.eval_split, judged)
     else:
@@ -153,7 +153,12 @@ def _from_hub(hub: Hub) -> Rows:
     )
 
 
-def _split_of(hub: Hub, split: str, tally: RowTally, most: int | None = None) -> list[Example]:
+def _split_of(
+    hub: Hub,
+    split: str,
+    tally: RowTally,
+    most_of: Callable[[int], int | None] = lambda _: None,
+) -> list[Example]:
     try:
         loaded = open_hub(hub.to_dict(), split)
     except ValueError as error:  # the message of `datasets` lists the splits
@@ -161,6 +166,7 @@ def _split_of(hub: Hub, split: str, tally: RowTally, most: int | None = None) ->
             f"the hub dataset {hub.name} cannot be read: {error}; eval_share=0.05 needs no split "
             "beside the training split"
         ) from error
+    most = most_of(len(loaded))
     if most is not None:
         loaded = loaded.select(range(min(most, len(loaded))))
     return [hub.row(raw, split, number, tally=tally) for number, raw in enumerate(loaded)]

@@ -13,6 +13,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from workbench.finetune.data.columns import outer_columns
+from workbench.finetune.data.shares import first_rows
+
 _BATCH = 256  # rows in memory at once
 _BUFFER_BYTES = 1 << 20
 _CONNECT_S = 3.0
@@ -63,6 +66,9 @@ def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
         saved = load_from_disk(request["saved"])
         yield saved.column_names
         yield from saved.select_columns(_wanted(columns, saved.column_names, telling))
+    elif "share" in request:
+        loaded = open_hub(request["hub"], request["split"])
+        yield from loaded.select(range(first_rows(len(loaded), request["share"])))
     elif "split" in request:
         # `datasets` cannot stream a part of a split.
         yield from open_hub(
@@ -108,9 +114,10 @@ def _parquet(path: str, columns: Sequence[str], telling: Sequence[str]) -> Itera
 
 def _wanted(columns: Sequence[str], names: Sequence[str], telling: Sequence[str]) -> list[str]:
     """Return the wanted and telling columns; return all columns if a wanted column is missing."""
-    if not columns or not {*columns} <= {*names}:
+    wanted = {outer for named in columns for outer in outer_columns(named, names)}
+    if not columns or not wanted <= {*names}:
         return list(names)  # the caller reports the missing column
-    return [name for name in names if name in columns or name.casefold() in telling]
+    return [name for name in names if name in wanted or name.casefold() in telling]
 
 
 def _line(row: Any) -> str:
