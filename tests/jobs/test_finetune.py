@@ -255,7 +255,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ),
         ({"max_seq_length": 512}, sentence("finetune.instead.use-max-source-length-what-2")),
         ({"lora_r": 8}, sentence("finetune.instead.adapters-chosen-peft")),
-        ({"revision": "v2"}, sentence("finetune.instead.model-revision-hubs")),
+        ({"revision": "v2"}, "use model_revision"),
         (
             {"neftune_noise_alpha": 5},
             sentence("finetune.training.option_hint.training", "neftune_noise_alpha"),

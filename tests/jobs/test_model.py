@@ -50,10 +50,8 @@ def test_a_revision_after_a_hub_id_is_refused_with_how_to_get_it(
     with pytest.raises(ConfigError) as refused:
         model_kind("google/flan-t5-small@refs/pr/3")
     assert str(refused.value) == (
-        "model 'google/flan-t5-small@refs/pr/3' names a revision, and the option takes "
-        "no revision: the hub's newest is used. Give 'google/flan-t5-small', or "
-        "download the revision and give the folder, as in "
-        "huggingface_hub.snapshot_download('google/flan-t5-small', revision='refs/pr/3')"
+        "model 'google/flan-t5-small@refs/pr/3' names a revision, which is an option of its own: "
+        "give model='google/flan-t5-small' and model_revision='refs/pr/3'"
     )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine@v2").mkdir()

@@ -13,7 +13,7 @@ from workbench.display.compose.fields import FIELDS, INNER, FormField, in_labels
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.models import model_kind
+from workbench.finetune.options.models import check_model
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.launcher import Launcher
 from workbench.pods.backends import backend_from_dict
@@ -147,7 +147,7 @@ class Composition(Mapping[str, Any]):
             if refusal:
                 raise ConfigError(refusal)
         job = self.make_job()
-        model_kind(job.model)
+        check_model(job.model, job.model_revision)
         dataset_from(job.dataset)
         resolve(job, gpus=cluster.pods.gpus, world_size=self.ranks)
         check_launcher(Launcher(job.launcher))

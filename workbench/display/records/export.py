@@ -43,6 +43,7 @@ def model_card_doc(card: ModelCard) -> Doc:
     peft = "" if result.peft in ("", "none") else f", {job.peft}"
     learned = [
         ("base model", card.base),
+        ("revision of the base", card.job.model_revision or ""),
         ("dataset", card.dataset),
         ("trained", f"{result.technique}{peft}"),
         ("parameters", count(result.parameters)),

@@ -109,6 +109,7 @@ def on_base(job: _Options) -> _Options:
     base = job.model if named else text(config.get("base_model_name_or_path"))
     return job.replace(
         model=base,
+        model_revision=_revision_of(job, base, config),
         seed=_seed_of(job, base, config),
         lora={**made, "resume_from": str(folder)},
     )
@@ -133,6 +134,19 @@ def _seed_of(job: FineTuneOptions, base: str, config: Json) -> int:
             f"and the job's seed is {job.seed}; drop it"
         )
     return int(seed)
+
+
+def _revision_of(job: FineTuneOptions, base: str, config: Json) -> str | None:
+    made = text(config.get("revision"))
+    of_base = base == text(config.get("base_model_name_or_path"))
+    if not made or not of_base or base in (TINY_T5, TINY_LLAMA) or is_there(user_path(base)):
+        return job.model_revision
+    if job.model_revision not in (None, made):
+        raise ConfigError(
+            f"the adapters are of {base!r} at revision {made!r}, and model_revision is "
+            f"{job.model_revision!r}; drop it"
+        )
+    return made
 
 
 def _learning_rate(job: FineTuneOptions, family: Callable[[str], Family | None]) -> float:

@@ -44,6 +44,8 @@ class Export(Shown):
     family: Family
     base: str = ""
     """Base model of the adapters. Empty: the folder holds a whole model."""
+    revision: str | None = None
+    """Revision of the base on the hub. None: the newest."""
     gguf: str = ""
     """Name of the GGUF file. Empty: the folder holds a model for transformers."""
     chats: bool = False
@@ -68,7 +70,7 @@ class Export(Shown):
             lines["fsspec"] = f"import fsspec; fs, path = fsspec.url_to_fs({address!r}); {get}"
         if self.gguf:
             return {**lines, **gguf_lines(Path(name) / self.gguf, chats=self.chats)}
-        return {**lines, **start_lines(name, self.family, self.base)}
+        return {**lines, **start_lines(name, self.family, self.base, self.revision)}
 
     def __repr__(self) -> str:
         return (
@@ -77,8 +79,10 @@ class Export(Shown):
         )
 
 
-def start_lines(model: str, family: Family, base: str = "") -> Mapping[str, str]:
-    """Return the lines that start a model, by program.
+def start_lines(
+    model: str, family: Family, base: str = "", revision: str | None = None
+) -> Mapping[str, str]:
+    """Return the lines that start a model, by program. `revision` is that of the base.
 
     Example:
         >>> start_lines("me/model", Family.CAUSAL)["vLLM"]
@@ -87,6 +91,8 @@ def start_lines(model: str, family: Family, base: str = "") -> Mapping[str, str]
     auto = _AUTO[family]
     at = shlex.quote(model)
     base_at = shlex.quote(base)
+    if base and revision:
+        base_at += f" --revision {shlex.quote(revision)}"
     model_line = f"{auto}.from_pretrained({model!r})"
     tokenizer_line = f"AutoTokenizer.from_pretrained({model!r})"
     lines = {"transformers": f"{model_line}, {tokenizer_line}"}
@@ -158,6 +164,7 @@ def export(
         dtype=str(facts["dtype"]),
         family=Family(str(facts["family"])),
         base="" if merged or not has_adapters(paths) else job_of(paths).model,
+        revision=job_of(paths).model_revision,
     )
 
 

@@ -129,7 +129,8 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
     differs: list[str] = []
     files |= _there(paths, paths.deepspeed)
     fetched = _add_rows(files, differs, paths, resolved)
-    _add_tokenizer(files, differs, paths, str(options.get("model", "")))
+    revision = text(options.get("model_revision"))
+    _add_tokenizer(files, differs, paths, str(options.get("model", "")), revision)
     lines = [
         *_install(result),
         *fetched,
@@ -367,12 +368,14 @@ def _add_tokenizer(
     differs: list[str],
     paths: RunPaths,
     model: str,
+    revision: str,
 ) -> None:
     if model != TINY_T5:
         where = "the model hub"
         if Path(model).is_absolute():
             where = "a folder of that machine: copy it to every host"
-        differs.append(f"the model {model} is loaded from {where}; its newest revision is taken")
+        which = f"revision {revision}" if revision else "its newest revision"
+        differs.append(f"the model {model} is loaded from {where}; {which} is taken")
         return
     kept = _there(
         paths, *(paths.model / name for name in ("tokenizer.json", "tokenizer_config.json"))

@@ -80,7 +80,11 @@ class _Child:
     """Process that renders chat templates. The first turns start the process."""
 
     def __init__(self, job: FineTuneOptions) -> None:
-        self._model = {"model": job.model, "chat_template": job.chat_template}
+        self._model = {
+            "model": job.model,
+            "revision": job.model_revision,
+            "chat_template": job.chat_template,
+        }
         self._process: subprocess.Popen[bytes] | None = None
         self._client: rpc.Client | None = None
         self._is_silent = False

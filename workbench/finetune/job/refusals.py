@@ -18,8 +18,10 @@ from workbench.finetune.options.choices import (
 from workbench.finetune.options.evaluation import check_evaluation
 from workbench.finetune.options.models import (
     TINY_LLAMA,
+    TINY_T5,
     Family,
     check_address,
+    check_model,
     family_by_name,
     has_chat_template,
     model_family,
@@ -42,6 +44,8 @@ _SCHEDULE_NEEDS = {
 def check_together(job: FineTuneOptions) -> None:
     """Raise ConfigError for contradicting options. Opens no file."""
     check_address(job.model)
+    if job.model_revision is not None and job.model in (TINY_T5, TINY_LLAMA):
+        check_model(job.model, job.model_revision)
     _check_technique(job)
     _check_peft(job)
     _check_optimizer(job)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from workbench.finetune.job.finetune import FineTune
 
 _LONGEST_MODEL = 40  # letters of a model's name in the panel
+_LONGEST_REVISION = 16
 
 
 class FineTuneViews(JobViews["FineTune"]):
@@ -38,7 +39,10 @@ class FineTuneViews(JobViews["FineTune"]):
     def panel_facts(self, start: Mapping[str, object]) -> Sequence[tuple[str, str]]:
         """Return model, technique and chosen options; `start` is the report of rank 0."""
         job = self.job
-        model = f"{middle_cut(job.model, _LONGEST_MODEL)}{_size(start)}"
+        model = middle_cut(job.model, _LONGEST_MODEL)
+        if job.model_revision is not None:
+            model += f" at {middle_cut(job.model_revision, _LONGEST_REVISION)}"
+        model += _size(start)
         adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
         # The ranks decide: GPUs without the chosen format use another.
         precision = text(start.get("precision")) or job.number_format

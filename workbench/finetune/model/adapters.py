@@ -140,7 +140,7 @@ def counts(model: torch.nn.Module) -> tuple[int, int]:
     return trained, everything
 
 
-def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
+def save(model: Any, folder: Path, *, base: str, seed: int, revision: str | None = None) -> None:
     """Save only the adapters; every rank must call the function, and rank 0 writes."""
     from peft import get_peft_model_state_dict
     from safetensors.torch import save_file
@@ -168,8 +168,9 @@ def save(model: Any, folder: Path, *, base: str, seed: int) -> None:
     shown = copy(config)
     shown.base_model_name_or_path = base
     shown.inference_mode = True
+    # Revision of the base model's weights.
+    shown.revision = revision
     if base in (TINY_T5, TINY_LLAMA):
-        # Revision of the base model's weights.
         shown.revision = f"seed-{seed}"
     shown.save_pretrained(str(folder))
 

@@ -51,6 +51,7 @@ def load(
     examples: Sequence[Example],
     *,
     seed: int,
+    revision: str | None = None,
     options: Mapping[str, Any] | None = None,
     wording: str = "",
     chat_template: str | None = None,
@@ -67,15 +68,17 @@ def load(
             tokenizer = tiny.tokenizer_for_all(name, examples, wording, chat_template)
         return _built_in(name, tokenizer, seed, options)
     place = str(Path(name).expanduser())
-    tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    # The default of transformers is the branch `main`; a folder has no revision.
+    source: dict[str, Any] = {"trust_remote_code": False, "revision": revision or "main"}
+    tokenizer = AutoTokenizer.from_pretrained(place, **source)
     # Llama 2 has no padding token. Attention masks and labels exclude padding anyway.
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(place, **source)
     if weights:
         options, placed = pipeline.placed_options(options or {}, lambda: _without_weights(config))
         with_format = {"dtype": torch.float32, **options}
-        model = _auto(config).from_pretrained(place, trust_remote_code=False, **with_format)
+        model = _auto(config).from_pretrained(place, **source, **with_format)
         model = pipeline.hooked(model, placed)
     else:
         model = _without_weights(config)
@@ -120,12 +123,11 @@ def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
     return replace(loaded, model=model)
 
 
-def own_format(name: str) -> str | None:
+def own_format(name: str, revision: str | None = None) -> str | None:
     """Return the half format in which a pretrained model was saved, `bf16` or `fp16`; else None."""
     if model_kind(name) is ModelKind.BUILTIN:
         return None
-    place = str(Path(name).expanduser())
-    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    config = _config(str(Path(name).expanduser()), revision)
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     return names.get(config.dtype)
 
@@ -135,10 +137,14 @@ def parameter_count(model: torch.nn.Module) -> int:
     return sum(int(getattr(p, "ds_numel", p.numel())) for p in model.parameters())
 
 
-def weight_bytes(place: str) -> int:
+def weight_bytes(place: str, revision: str | None = None) -> int:
     """Count the bytes of a model's weights in FP32, from its configuration alone."""
-    config = AutoConfig.from_pretrained(place, trust_remote_code=False)
+    config = _config(place, revision)
     return 4 * parameter_count(_without_weights(config))
+
+
+def _config(place: str, revision: str | None) -> Any:
+    return AutoConfig.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
 
 
 def _without_weights(config: Any) -> Any:

@@ -38,6 +38,7 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
         job.model,
         examples,
         seed=job.seed,
+        revision=job.model_revision,
         wording=words,
         chat_template=template,
         weights=False,

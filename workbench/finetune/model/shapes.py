@@ -82,7 +82,7 @@ KNOWN: Mapping[str, Mapping[str, object]] = {
 }
 
 
-def model_config(model: str) -> Mapping[str, object]:
+def model_config(model: str, revision: str | None = None) -> Mapping[str, object]:
     """Return the shape of the model that a job names.
 
     Example:
@@ -99,7 +99,7 @@ def model_config(model: str) -> Mapping[str, object]:
         short = short.removesuffix(ending)
     if short in KNOWN and (kind is ModelKind.BUILTIN or model == short or "/" in model):
         return KNOWN[short]
-    cached = _cached(model)
+    cached = _cached(model, revision)
     if cached:
         return _read(cached)
     raise ConfigError(
@@ -125,11 +125,14 @@ def _read(path: Path) -> Mapping[str, object]:
     raise ConfigError(f"{path} names no model_type; give a folder made by save_pretrained")
 
 
-def _cached(model: str) -> Path | None:
+def _cached(model: str, revision: str | None) -> Path | None:
     # The hub's own layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    configs = sorted(
-        (cache / f"models--{model.replace('/', '--')}" / "snapshots").glob("*/config.json")
-    )
+    folder = cache / f"models--{model.replace('/', '--')}"
+    commit = "*"
+    if revision is not None:
+        named = folder / "refs" / revision
+        commit = named.read_text(encoding="ascii").strip() if named.is_file() else revision
+    configs = sorted((folder / "snapshots").glob(f"{commit}/config.json"))
     return configs[-1] if configs else None

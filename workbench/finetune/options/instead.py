@@ -81,10 +81,7 @@ ELSEWHERE = _by_name(
     {
         "a model's own Python code is never run; "
         "take a model that transformers has itself": "trust_remote_code",
-        "a model has no revision, the hub's newest is taken; download the one that you want "
-        "with huggingface_hub.snapshot_download(…, revision=…), and give its folder as model": (
-            "revision model_revision"
-        ),
+        "use model_revision": "revision",
         "adapters are chosen by peft='lora', with lora={'r': "
         "…, 'alpha': …, 'dropout': …, 'target_modules': […]}": (
             "lora_alpha lora_bias lora_config lora_dropout lora_r lora_rank "

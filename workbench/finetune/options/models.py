@@ -112,16 +112,25 @@ def model_kind(model: str) -> ModelKind:
     at = _AT_REVISION.fullmatch(model)
     if at:
         raise ConfigError(
-            f"model {shortened(model)} names a revision, and the option takes no revision: the "
-            f"hub's newest is used. Give {at['id']!r}, or download the revision and give the "
-            "folder, as in "
-            f"huggingface_hub.snapshot_download({at['id']!r}, revision={at['revision']!r})"
+            f"model {shortened(model)} names a revision, which is an option of its own: give "
+            f"model={at['id']!r} and model_revision={at['revision']!r}"
         )
     raise ConfigError(
         f"model {shortened(model)} is neither a folder on this machine nor a hub id; "
         f"allowed: '{TINY_T5}', '{TINY_LLAMA}', a folder made by save_pretrained, or a hub id, as "
         "in 't5-small' or 'google/flan-t5-small'"
     )
+
+
+def check_model(model: str, revision: str | None) -> None:
+    """Raise ConfigError for an unknown model, and for a revision of a model outside the hub."""
+    kind = model_kind(model)
+    if revision is not None and kind is not ModelKind.HUB:
+        where = "built in" if kind is ModelKind.BUILTIN else "a folder"
+        raise ConfigError(
+            f"model_revision is {shortened(revision)}, and model {shortened(model)} is {where}; "
+            "only a model of the hub has revisions. Drop model_revision"
+        )
 
 
 def has_chat_template(model: str) -> bool | None:

@@ -94,6 +94,8 @@ class FineTuneOptions(Record):
 
     Built-in models need no hub and no folder.
     """
+    model_revision: Text | None = None
+    """Branch, tag or commit of a hub model. Default None: the newest commit of `main`."""
     dataset: Annotated[
         PathText | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")
     ] = "wikisql-mini"

@@ -173,7 +173,7 @@ def _least(
                 planned,
                 pods=pods,
                 gpus=gpus,
-                model=model_config(job.model),
+                model=model_config(job.model, job.model_revision),
             )
         except ConfigError:  # this technique does not support the job
             continue

@@ -146,7 +146,7 @@ def _settings(
     """Return the settings of a job by technique, and the rows of refused techniques."""
     settings: dict[str, Setting] = {}
     refused: dict[str, PlanRow] = {}
-    config = model_config(job.model)
+    config = model_config(job.model, job.model_revision)
     for name in techniques:
         try:
             settings[name] = setting_of(
@@ -163,7 +163,7 @@ def _settings(
 def decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, Request]:
     """Return the job with its open options chosen, its setting and its tracing request."""
     job = choose(job, gpus=gpus)
-    config = model_config(job.model)
+    config = model_config(job.model, job.model_revision)
     setting = setting_of(job, pods=pods, gpus=gpus, model=config)
     return job, setting, request_of(job, config, [setting.arithmetic], gpus=gpus, lengths=None)
 
@@ -208,7 +208,7 @@ def traced(
     gpus: int,
     lengths: tuple[int, int] | None,
 ) -> Trace:
-    config = model_config(job.model)
+    config = model_config(job.model, job.model_revision)
     request = request_of(job, config, arithmetic, gpus=gpus, lengths=lengths)
     return trace_step(request)
 

@@ -118,7 +118,7 @@ def prediction_of(
 def _others(job: FineTune, setting: Setting, *, pods: int, gpus: int) -> dict[str, Any]:
     """Return the settings of other techniques with the same ranks and the same traced step."""
     others = dict[str, Any]()
-    config = model_config(job.model)
+    config = model_config(job.model, job.model_revision)
     for technique in (each.name for each in TECHNIQUES):
         with contextlib.suppress(ConfigError):
             other = setting_of(

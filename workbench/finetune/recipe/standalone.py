@@ -322,9 +322,10 @@ def load_model(recipe: Mapping[str, Any], folder: Path) -> tuple[Any, Any]:
     name = job["model"]
     attention = job.get("attn_implementation")
     if name != "tiny-t5":
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        revision = job.get("model_revision") or "main"
+        tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
         model = AutoModelForSeq2SeqLM.from_pretrained(
-            name, dtype=torch.float32, attn_implementation=attention
+            name, revision=revision, dtype=torch.float32, attn_implementation=attention
         )
         return model, tokenizer
     tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")

@@ -17,7 +17,7 @@ from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune, moved_metric
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.choices import ROW_ORDER
-from workbench.finetune.options.models import model_family, model_kind
+from workbench.finetune.options.models import check_model, model_family
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.finetune.submit.metric_inputs import metric_inputs
 from workbench.finetune.submit.origin import origin
@@ -40,7 +40,7 @@ def check_early(job: FineTune, *, gpus: int) -> None:
     dataset = dataset_from(job.dataset)
     if isinstance(dataset, RowFiles):
         _look(dataset.model_dump_json())
-    model_kind(job.model)
+    check_model(job.model, job.model_revision)
     if job.checkpoint_store:
         _check_rights(job.checkpoint_store)
 
@@ -62,7 +62,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
     if job.checkpoint_store:
         check_rights(job.checkpoint_store, "checkpoints")
     before = before_of(job, paths)
-    model_kind(job.model)
+    check_model(job.model, job.model_revision)
     deepspeed = resolve(job, gpus=run.gpus, world_size=run.ranks)
     with checked_rows(job) as refusal:
         data = prepare_rows(dataset_from(job.dataset), paths.inputs, refusal=refusal)

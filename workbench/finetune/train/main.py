@@ -143,6 +143,7 @@ def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
         job.model,
         rows.train,
         seed=job.seed,
+        revision=job.model_revision,
         options=options,
         wording=wording(job.prompt, system=job.system),
         chat_template=job.chat_template,
@@ -324,7 +325,13 @@ def _train(trainer: FineTuner) -> int:
 def _save(work: Assignment, loaded: model.Loaded) -> None:
     folder = work.out / "model"
     if work.job.peft != Peft.NONE:
-        adapters.save(loaded.model, folder, base=work.base, seed=work.job.seed)
+        adapters.save(
+            loaded.model,
+            folder,
+            base=work.base,
+            seed=work.job.seed,
+            revision=work.job.model_revision,
+        )
     else:
         # Only a model that was read may have names of an older format. transformers would compile
         # 900 patterns to find none for a built-in model.

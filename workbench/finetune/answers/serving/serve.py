@@ -90,7 +90,7 @@ class Answerer:
             loaded = model.load(library(self._folder), (), seed=0, options=options)
         elif merged:
             loaded = adapters.merged(self._folder, self._initial(tokenizer))
-            dtype = dtype or model.own_format(self._job.model)
+            dtype = dtype or model.own_format(self._job.model, self._job.model_revision)
         else:
             return export_adapters(self._folder, tokenizer, Path(target), dtype)
         # The encoder sets the model's end tokens to the end of a turn in the chat template.
@@ -114,14 +114,21 @@ class Answerer:
 
     def _initial(self, tokenizer: Any) -> model.Loaded:
         options = adapters.load_options(self._job.peft, self._job.number_format)
-        return self._load(self._job.model, tokenizer, options)
+        return self._load(self._job.model, tokenizer, options, self._job.model_revision)
 
-    def _load(self, place: str, tokenizer: Any, options: Mapping[str, object]) -> model.Loaded:
-        options = {**placement(place, _free()), **options}
+    def _load(
+        self,
+        place: str,
+        tokenizer: Any,
+        options: Mapping[str, object],
+        revision: str | None = None,
+    ) -> model.Loaded:
+        options = {**placement(place, _free(), revision), **options}
         loaded = model.load(
             place,
             (),
             seed=self._job.seed,
+            revision=revision,
             options=options,
             tokenizer=tokenizer,
         )
@@ -157,11 +164,11 @@ class Answerer:
         return [texts[n] for n in range(len(examples))]
 
 
-def placement(place: str, free: Sequence[int]) -> dict[str, object]:
+def placement(place: str, free: Sequence[int], revision: str | None = None) -> dict[str, object]:
     """Return the options of `from_pretrained` to spread a model too large for a GPU."""
     if len(free) < 2 or model_kind(place) is ModelKind.BUILTIN:
         return {}
-    if model.weight_bytes(place) <= _FILLED * free[0]:
+    if model.weight_bytes(place, revision) <= _FILLED * free[0]:
         return {}
     return {"device_map": "auto"}
 

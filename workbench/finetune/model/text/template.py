@@ -179,11 +179,11 @@ def _with_text(call: Json) -> Json:
 
 
 @cache
-def _known(model: str, given: str | None) -> Template | None:
+def _known(model: str, revision: str | None, given: str | None) -> Template | None:
     """Return the given template or the model's template; None if this machine has neither."""
-    file = _file(model, "tokenizer_config.json")
+    file = _file(model, revision, "tokenizer_config.json")
     config = json.loads(file.read_text(encoding="utf-8")) if file else {}
-    own = _file(model, "chat_template.jinja")
+    own = _file(model, revision, "chat_template.jinja")
     if given:
         text_of_all = given
     elif own:
@@ -217,11 +217,12 @@ def _known(model: str, given: str | None) -> Template | None:
     return Template(source, render)
 
 
-def _file(model: str, name: str) -> Path | None:
+def _file(model: str, revision: str | None, name: str) -> Path | None:
     try:
         place = cached_file(
             model,
             name,
+            revision=revision,
             local_files_only=True,
             _raise_exceptions_for_missing_entries=False,
         )
@@ -232,7 +233,7 @@ def _file(model: str, name: str) -> Path | None:
 
 
 def _refusal(request: Mapping[str, Any]) -> str:
-    template = _known(request["model"], request["chat_template"])
+    template = _known(request["model"], request["revision"], request["chat_template"])
     try:
         if template is not None:
             template.check(request["turns"], request["tools"])
