@@ -21,9 +21,12 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
+from workbench.finetune.model.adapters import attached
+from workbench.finetune.plan.plan import plan
 
 STEPS = 3
 LORA = {"use_dora": True, "use_rslora": True, "bias": "all", "r": 4}
+WHOLE = {"modules_to_save": ["lm_head", "norm"]}
 HOW = {
     "model": "tiny-llama",
     "peft": "lora",
@@ -43,6 +46,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     for technique in ("zero3", "fsdp"):
         plan.add(technique, 2, technique=technique, lora=LORA, **{**HOW, **TWO})
     plan.add("q", 1, technique="single", lora=LORA, **{**HOW, **ONE, "peft": "qlora"})
+    plan.add("whole", 1, technique="single", lora=WHOLE, **{**HOW, **ONE})
+    for technique in ("zero2", "zero3", "fsdp"):
+        plan.add(f"whole-{technique}", 2, technique=technique, lora=WHOLE, **{**HOW, **TWO})
+    plan.add("whole-q", 1, technique="single", lora=WHOLE, **{**HOW, **ONE, "peft": "qlora"})
+    whole = {**HOW, "model": str(plan.root / "whole" / "out" / "model")}
+    plan.add("whole-more", 1, technique="single", **{**whole, **ONE})
     trained = {**HOW, "model": str(plan.root / "single" / "out" / "model"), "eval_steps": None}
     plan.add("more", 1, technique="single", **{**trained, **ONE})
     for technique in ("zero3", "fsdp"):
@@ -93,6 +102,84 @@ class TestOnRanks:
             "base_model_name_or_path": "tiny-llama",
             "revision": "seed-0",
         }
+
+    @pytest.mark.parametrize("name", ["whole-zero2", "whole-zero3", "whole-fsdp"])
+    def test_modules_that_are_trained_whole_learn_alike_under_every_technique(
+        self, ran: dict[str, Ran], name: str
+    ) -> None:
+        run, single = ran[name], ran["whole"]
+        assert set(run.exit_codes.values()) == {0}, run.stderr()
+        for metric in ("loss", "grad_norm"):
+            assert run.curve(metric) == pytest.approx(single.curve(metric), rel=1e-3), metric
+        head = "base_model.model.lm_head.weight"
+        mine, theirs = saved(run)[head], saved(single)[head]
+        assert torch.allclose(mine, theirs, rtol=1e-2, atol=1e-4)
+
+    def test_modules_that_are_trained_whole_are_saved_merged_and_continued(
+        self, ran: dict[str, Ran], tmp_path: Path
+    ) -> None:
+        run, plain = ran["whole"], ran["single"]
+        assert set(run.exit_codes.values()) == {0}, run.stderr()
+        rows = [Example(source="How many?", target="Three")]
+        weights = saved(run)
+        start = run.data("start")[0]
+        head = weights["base_model.model.lm_head.weight"]
+        assert "base_model.model.model.norm.weight" in weights
+        assert not any("layernorm" in name for name in weights), "peft matches the ends of names"
+        learned = head.numel() + head.shape[1]
+        assert int(str(start["trainable_parameters"])) - learned == sum(
+            value.numel() for name, value in weights.items() if "lora_" in name
+        )
+        assert start["parameters"] != plain.data("start")[0]["parameters"]
+        # The merged model has the trained weights, and the evaluation loss of the run.
+        folder = run.folder / "out" / "model"
+        made = json.loads((run.folder / "job.json").read_text())["job"]
+        answerer = Answerer(str(folder), FineTune(**{**HOW, "lora": made["lora"]}))
+        answerer.export(str(tmp_path / "merged"), dtype=None, merged=True, max_shard_size="1GB")
+        whole = model.load(str(tmp_path / "merged"), rows, seed=0).model
+        assert torch.equal(whole.lm_head.weight, head)
+        more = ran["whole-more"]
+        assert set(more.exit_codes.values()) == {0}, more.stderr()
+        end = more.data("end")[0]
+        assert end["first_eval_loss"] == pytest.approx(run.data("end")[0]["eval_loss"], rel=1e-4)
+        assert not torch.equal(saved(more)["base_model.model.lm_head.weight"], head)
+        assert config_of(more)["modules_to_save"] == ["lm_head", "model.norm"]
+
+    def test_modules_are_trained_whole_beside_weights_of_4_bits(self, ran: dict[str, Ran]) -> None:
+        run = ran["whole-q"]
+        assert set(run.exit_codes.values()) == {0}, run.stderr()
+        assert "base_model.model.lm_head.weight" in saved(run)
+
+
+def saved(run: Ran) -> dict[str, torch.Tensor]:
+    return load_file(run.folder / "out" / "model" / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("base", "names", "message"),
+    [
+        ("tiny-llama", ["lm_hed"], "the module 'lm_hed' is not known: did you mean 'lm_head'"),
+        ("tiny-llama", ["layers.0"], "'model.layers.0', which consists of self_attn, mlp"),
+        ("tiny-llama", ["act_fn"], r"'model\.layers\.0\.mlp\.act_fn', which has no weights"),
+        ("tiny-t5", ["lm_head"], r"'lm_head', whose weight is also .* \(tied embeddings\)"),
+    ],
+)
+def test_modules_that_cannot_be_trained_whole_are_refused(
+    base: str, names: list[str], message: str
+) -> None:
+    job = FineTune(model=base, peft="lora", lora={"modules_to_save": names})
+    loaded = model.load(base, [Example(source="How many?", target="Three")], seed=0)
+    with pytest.raises(ConfigError, match=f"^lora modules_to_save.*{message}"):
+        attached(loaded, job)
+
+
+def test_a_plan_counts_modules_that_are_trained_whole() -> None:
+    rows = []
+    for lora in ({}, {"modules_to_save": ["lm_head"]}):
+        job = FineTune(model="tiny-llama", peft="lora", lora=lora, technique="single")
+        rows.append(plan(job, pods=1))
+    assert rows[1].trained - rows[0].trained == 4096 * 128
+    assert rows[1].parameters - rows[0].parameters == 4096 * 128
 
 
 def adapters(folder: Path, base: str, **config: object) -> Path:

@@ -37,6 +37,7 @@ _LORA = {
     "dropout": "lora_dropout",
     "target_modules": "target_modules",
     "use_rslora": "use_rslora",
+    "modules_to_save": "modules_to_save",
     "use_dora": "use_dora",
     "bias": "bias",
 }
@@ -94,7 +95,9 @@ def on_base(job: _Options) -> _Options:
             "continue to train them, or merge them into their base first (run.merge)"
         )
     config = _adapters(folder)
-    made = {name: config[theirs] for name, theirs in _LORA.items() if theirs in config}
+    made = {
+        name: config[theirs] for name, theirs in _LORA.items() if config.get(theirs) is not None
+    }
     modules = made.get("target_modules")
     if isinstance(modules, list):
         made["target_modules"] = sorted(str(name) for name in modules)

@@ -128,7 +128,13 @@ def check_export(paths: RunPaths, dtype: str | None, merged: bool) -> None:
         raise one_of("dtype", dtype, _DTYPES)
     check_model(paths)
     if not merged and has_adapters(paths):
-        base = job_of(paths).model
+        job = job_of(paths)
+        base = job.model
+        if job.lora.get("modules_to_save"):
+            raise ConfigError(
+                "the adapters have modules_to_save, which vLLM and TGI do not load; export with "
+                f"merged=True (peft loads the adapters in {paths.model})"
+            )
         if model_kind(base) is ModelKind.BUILTIN:
             raise ConfigError(
                 f"adapters of the built-in {base!r} fit no model elsewhere; export with merged=True"

@@ -95,6 +95,8 @@ def _with_adapters(loaded: Loaded, job: FineTune) -> Loaded:
         return replace(
             loaded, model=with_lora(loaded.model, options, checkpointing=job.gradient_checkpointing)
         )
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(
             f"lora target_modules {options.target_modules!r} do not fit {job.model!r}: {error}"

@@ -6,7 +6,7 @@ The trace uses the module too, and must load little.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, one_of
 from workbench.finetune.options.adapters import Lora
 
 
@@ -70,6 +70,7 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
     from peft import LoraConfig, get_peft_model
 
     names = options.target_modules
+    saved = _to_save(model, options.modules_to_save)
     if checkpointing:
         # No part before the first adapter has a gradient: recomputing would cut the graph there.
         model.enable_input_require_grads()
@@ -81,6 +82,54 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
         use_dora=options.use_dora,
         bias=options.bias,
         target_modules=names if isinstance(names, str) else list(names),
+        modules_to_save=saved or None,
         task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
     )
     return get_peft_model(model, config)
+
+
+def _to_save(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Return the full names of the modules to train as a whole.
+
+    peft ignores a name without a module, and takes every module whose name ends in the letters.
+    """
+    modules = {name: module for name, module in model.named_modules() if name}
+    owners: dict[int, set[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), set()).add(name)
+    found: list[str] = []
+    for name in names:
+        matches = [full for full in modules if full == name or full.endswith(f".{name}")]
+        if not matches:
+            ends = dict.fromkeys(full.rpartition(".")[2] for full in modules)
+            raise one_of(
+                "lora modules_to_save: the module", name, [e for e in ends if not e.isdigit()]
+            )
+        for full in matches:
+            _check_whole(full, modules[full], owners)
+        found += matches
+    return list(dict.fromkeys(found))
+
+
+def _check_whole(name: str, module: nn.Module, owners: Mapping[int, set[str]]) -> None:
+    children = [child for child, _ in module.named_children()]
+    if children:
+        raise ConfigError(
+            f"lora modules_to_save names {name!r}, which consists of {', '.join(children)}. Name "
+            "these modules instead"
+        )
+    if not any(True for _ in module.parameters()):
+        raise ConfigError(f"lora modules_to_save names {name!r}, which has no weights. Drop it")
+    for parameter in module.parameters():
+        if not parameter.is_floating_point():
+            raise ConfigError(
+                f"lora modules_to_save names {name!r}, whose weights are in 4 bits and cannot be "
+                "trained as a whole. Use peft 'lora', or drop the name"
+            )
+        others = [owner for owner in owners[id(parameter)] if not owner.startswith(f"{name}.")]
+        if others:
+            raise ConfigError(
+                f"lora modules_to_save names {name!r}, whose weight is also {min(others)!r} (tied "
+                "embeddings); trained apart, a saved model would lose one of both. Drop the name, "
+                "or train all weights with peft='none'"
+            )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import (
@@ -88,6 +88,13 @@ class Lora(Record):
         Allowed(f"{ALL_LINEAR!r} or a list of module names"),
     ] = ALL_LINEAR
     """Names of the modules with an adapter. Default: every linear layer except the output layer."""
+    modules_to_save: Annotated[
+        Sequence[Text], AfterValidator(tuple), Allowed("a list of module names")
+    ] = ()
+    """Names of modules to train as a whole beside the adapters, such as `["lm_head"]`.
+
+    The modules are saved with the adapters, and need the memory of trained weights. Default none.
+    """
     resume_from: PathText | None = None
     """Folder of adapters to continue training.
 
