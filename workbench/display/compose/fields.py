@@ -15,7 +15,8 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
 from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.metrics import METRICS
-from workbench.finetune.options.options import PROMPTS, TRACKERS
+from workbench.finetune.options.options import PROMPTS
+from workbench.finetune.options.trackers import TRACKERS
 from workbench.finetune.techniques.fsdp import FSDP
 from workbench.finetune.techniques.local_sgd import LocalSGD
 from workbench.pods.backends import KINDS, backend_class
@@ -118,7 +119,7 @@ _PROPOSALS: Mapping[str, Sequence[str]] = {
     "dataset": tuple(NAMED),
     "prompt": PROMPTS,
     "metrics": METRICS,
-    "report_to": TRACKERS,
+    "report_to": tuple(TRACKERS),
 }
 INNER: Mapping[str, tuple[type[Record], str, Sequence[str]]] = {
     "lora": (Lora, "peft", (Peft.LORA.value, Peft.QLORA.value)),

@@ -89,8 +89,7 @@ ELSEWHERE = _by_name(
         ),
         "use peft='qlora'": "load_in_4bit bnb_4bit_quant_type quantization_config use_qlora",
         "weights of 8 bits are not offered; peft='qlora' holds them in 4 bits": "load_in_8bit",
-        "peft's modules_to_save is not offered: a run trains adapters alone, "
-        "or with peft='none' all weights; a Script with peft can do both": "modules_to_save",
+        "use peft='lora', with lora={'modules_to_save': […]}": "modules_to_save",
         "use per_device_train_batch_size, the rows of one rank in one forward pass; an "
         "optimizer step takes that times gradient_accumulation_steps times the ranks": (
             "batch_size global_batch_size micro_batch_size "
@@ -160,8 +159,6 @@ LORA = _by_name(
         "use dropout": "lora_dropout",
         "use bias": "lora_bias",
         "use target_modules": "lora_target lora_target_modules modules",
-        "a run trains adapters alone, or with peft='none' "
-        "all weights; a Script with peft can do both": ("modules_to_save"),
         "the family of the model says it": "task_type",
         "it is for running a model, not for training one": "inference_mode",
         "a Script with peft can set it": (
@@ -176,30 +173,19 @@ _ATTENTION = (
     "use 'sdpa', or 'flash_attention_2' where the pods have flash-attn; a Script can load others"
 )
 _TRACKER = (
-    "wandb and mlflow are offered; TensorBoard has the "
-    "metrics anyway, and a Script can use any tracker"
+    "transformers reports to no such tracker; TensorBoard has the metrics anyway, and a Script can "
+    "use any tracker"
 )
 _METHOD = "FineTune learns from given answers; a Script with TRL can do it"
 _VALUES: Mapping[str, Mapping[str, str]] = {
     "report_to": {
         "tensorboard": "TensorBoard has the metrics of every run; leave it out",
         "none": "leave it out: no tracker is the default",
-        "all": "name the trackers: wandb, mlflow",
-        **dict.fromkeys(
-            (
-                "azure_ml",
-                "clearml",
-                "codecarbon",
-                "comet_ml",
-                "dagshub",
-                "dvclive",
-                "flyte",
-                "neptune",
-                "swanlab",
-            ),
-            _TRACKER,
-        ),
-        **dict.fromkeys(("trackio", "aim"), _TRACKER),
+        "all": "name the trackers, as in ['wandb', 'trackio']",
+        "aim": _TRACKER,
+        "codecarbon": "it measures energy and writes files beside the checkpoints of transformers; "
+        "use a Script with a Trainer",
+        "flyte": "it draws in a task of Flyte, and a rank is none; use a Script in a Flyte task",
         "kubeflow": "a handed-over TrainJob reports to Kubeflow by itself; leave it out",
     },
     "attn_implementation": {

@@ -32,11 +32,11 @@ from workbench.finetune.options.choices import (
     Schedule,
 )
 from workbench.finetune.options.metrics import METRICS, Metric, check_metrics, metric_text
+from workbench.finetune.options.trackers import TRACKERS
 from workbench.jobs.launcher import Launcher
 from workbench.rundir.stores.address import check_address, is_address
 
 PROMPTS = ("chat", "plain", "alpaca", "llama2-chat")
-TRACKERS = ("wandb", "mlflow")
 
 Tokens = Annotated[Size, Unit("tokens")]
 Steps = Annotated[Size, Unit("steps")]
@@ -44,7 +44,7 @@ Rows = Annotated[Size, Unit("rows")]
 NotNegative = Annotated[int | float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[int | float, Field(ge=0, lt=1)]
 _PROMPT_FORMS = f"{', '.join(PROMPTS)}, or a template that holds {{instruction}}"
-_Tracker = Annotated[str, Choice(TRACKERS)]
+_Tracker = Annotated[str, Choice([*TRACKERS])]
 _Metric = Annotated[Metric, PlainSerializer(metric_text)]
 ON_PODS = "pod"
 BROUGHT = "bring"
@@ -329,7 +329,11 @@ class FineTuneOptions(Record):
     report_to: Annotated[
         Sequence[_Tracker], AfterValidator(tuple), Allowed(f"a list of {', '.join(TRACKERS)}")
     ] = ()
-    """Trackers that receive the metrics, if installed: `wandb`, `mlflow`."""
+    """Trackers that receive the metrics, by their names in transformers.
+
+    Allowed: `azure_ml`, `clearml`, `comet_ml`, `dagshub`, `dvclive`, `mlflow`, `neptune`,
+    `swanlab`, `trackio`, `wandb`. The pod of rank 0 needs the tracker's package.
+    """
     profile_step: Count = 5
     """Optimizer step of the FLOPS profile; 0 turns the profiler off."""
     trace_steps: Annotated[Count, Unit("steps")] = 0

@@ -24,6 +24,7 @@ from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Precision
 from workbench.finetune.options.sequence import check_ranks
+from workbench.finetune.options.trackers import TRACKERS
 from workbench.finetune.recipe.standalone import prepare, training_options
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.technique import Technique
@@ -200,9 +201,21 @@ def training_arguments(work: Assignment) -> Any:
 def _check_trackers(work: Assignment) -> None:
     # Only rank 0 reports metrics, so only its pod needs the package.
     for name in work.job.report_to if work.rank == 0 else ():
-        if importlib.util.find_spec(name) is None:
+        tracker = TRACKERS[name]
+        missing = [pip for module, pip in tracker.packages.items() if not _is_there(module)]
+        if missing:
             raise ConfigError(
-                f"report_to names '{name}', and the pod of rank 0 has no "
-                f"package of that name; ask for it by PodSpec(pip=[{name!r}]), "
+                f"report_to names '{name}', and the pod of rank 0 has no package "
+                f"{' and no '.join(missing)}; ask for it by PodSpec(pip={missing!r}), "
                 "or drop it: TensorBoard has the metrics anyway"
             )
+        for variable, value in tracker.settings.items():
+            os.environ.setdefault(variable, value)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    # A package around the module is missing.
+    except ModuleNotFoundError:
+        return False
