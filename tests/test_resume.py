@@ -430,3 +430,47 @@ def halt_at(run: Run, rank: Path, step: int) -> None:
         return bool(pids_of(rank)) and any(kept_step >= step for kept_step in kept(run))
 
     until(has_come, why=lambda: run.message)
+
+
+def guardian_of(root: str) -> int:
+    return int(json.loads((Path(root) / "guardian.json").read_text())["pid"])
+
+
+def test_a_pod_that_is_told_to_end_leaves_a_checkpoint_of_its_step_and_the_run_continues(
+    cluster: Cluster, whole: Run
+) -> None:
+    """As a spot instance does, and a drained node: SIGTERM, and the kill some seconds later."""
+    run = submit(cluster, restarts=1)
+    pod = cluster.pods[1]
+    rank = Path(pod.root) / "runs" / run.id / "rank-1"
+
+    def has_begun() -> bool:
+        run_for(rank, 0.02)
+        return len(curve(run)) >= 3
+
+    until(has_begun, why=lambda: run.message)
+    os.kill(guardian_of(pod.root), signal.SIGTERM)
+    until((rank / "leave-asked").exists, why=lambda: run.message)
+    begun = len(curve(run))
+    halt_at(run, rank, 1)
+    (step,) = checkpoints_of(run)
+    assert begun <= step <= begun + 3, "of the step that the notice found, without save_steps"
+    assert kept(run) == [step]
+    notes = [str(e.data["message"]) for e in run.events() if e.kind == "note"]
+    assert f"a pod is ending (SIGTERM): checkpoint after step {step}" in notes
+    # The platform's patience is over.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(guardian_of(pod.root), signal.SIGKILL)
+    result = run.wait(120, progress=False).raise_for_status()
+    (restart,) = result.restarts
+    assert (restart.what, restart.step) == ("pod-1 was lost", step)
+    assert curve(run) == curve(whole) and result.eval_loss == whole.result.eval_loss
+
+
+def test_a_pod_without_a_rank_ends_at_once_when_it_is_told_to(cluster: Cluster) -> None:
+    pod = cluster.pods[0]
+    guardian = guardian_of(pod.root)
+    began = time.monotonic()
+    os.kill(guardian, signal.SIGTERM)
+    until(lambda: not Path(f"/proc/{guardian}").exists(), why=lambda: "the guardian lives")
+    assert time.monotonic() - began < 15

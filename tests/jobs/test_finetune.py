@@ -272,6 +272,8 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
             sentence("finetune.instead.leave-out-tracker", "job report_to 'none'")
             + sentence("base.record._refusal.offered"),
         ),
+        ({"optimizer": "muon"}, "Muon under ZeRO 1 and 2 only"),
+        ({"optimizer": "lion"}, "a Script with DeepSpeed's own optimizer"),
         (
             {"report_to": ["aim"]},
             "transformers reports to no such tracker",

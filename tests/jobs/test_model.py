@@ -50,7 +50,7 @@ def test_a_revision_after_a_hub_id_is_refused_with_how_to_get_it(
     with pytest.raises(ConfigError) as refused:
         model_kind("google/flan-t5-small@refs/pr/3")
     assert str(refused.value) == (
-        "model 'google/flan-t5-small@refs/pr/3' names a revision, which is an option of its own: "
+        "model 'google/flan-t5-small@refs/pr/3' names a revision: "
         "give model='google/flan-t5-small' and model_revision='refs/pr/3'"
     )
     monkeypatch.chdir(tmp_path)

@@ -40,6 +40,7 @@ _LATE_S = 5.0  # a busy processor alone does not delay a tick this much
 _POLL_BYTES = 1 << 20
 _POLL_BYTES_MAX = 8 << 20
 _RUNS_KEPT = 20
+_LEAVING = "leaving"  # file by which the process of the pod announces its end
 _FOLDERS = "workbench.agent.folders"  # imported only in the forks that use it
 
 Reply = dict[str, object]
@@ -73,6 +74,7 @@ class Agent:
         self._table: tuple[float, dict[int, Process]] = (-1.0, {})
         self._end_by: float | None = None
         self._strays = False
+        self._leaves = False
         self.operations: dict[str, Callable[[Message], Reply | Later]] = {
             "hello": self._hello,
             "ping": _ping,
@@ -142,6 +144,7 @@ class Agent:
         self._wait_for_keeper_after_sleep(now)
         if now > self._lease_end:
             self.end(f"no keeper has spoken for {self.lease_s:g} s")
+        self._take_leave()
         self.launcher.hear()
         self._reap()
         self._hear_of_ends()
@@ -165,6 +168,25 @@ class Agent:
                 self.warm.kill("the agent ends")
         elif self._settled and not self._strays:
             self.warm.revive()
+
+    def _take_leave(self) -> None:
+        """Tell all ranks once that the pod is ending. Remove the notice if no rank uses the time.
+
+        Ranks may write a checkpoint until the process of the pod ends them.
+        """
+        notice = self.root / _LEAVING
+        if not notice.exists():
+            return
+        if not self._leaves:
+            self._leaves = True
+            ranks = [rank for run in self._runs.values() for rank in run.ranks.values()]
+            acting = [rank.place.rank for rank in ranks if rank.take_leave()]
+            _log.info("the pod is ending; ranks that were told: %s", acting or "none")
+            if acting:
+                return
+        elif self._live:
+            return
+        notice.unlink(missing_ok=True)
 
     def _wait_for_keeper_after_sleep(self, now: float) -> None:
         """Leave the keeper a third of the lease after the machine has slept, maybe with the keeper.

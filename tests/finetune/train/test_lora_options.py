@@ -159,9 +159,9 @@ def saved(run: Ran) -> dict[str, torch.Tensor]:
     ("base", "names", "message"),
     [
         ("tiny-llama", ["lm_hed"], "the module 'lm_hed' is not known: did you mean 'lm_head'"),
-        ("tiny-llama", ["layers.0"], "'model.layers.0', which consists of self_attn, mlp"),
-        ("tiny-llama", ["act_fn"], r"'model\.layers\.0\.mlp\.act_fn', which has no weights"),
-        ("tiny-t5", ["lm_head"], r"'lm_head', whose weight is also .* \(tied embeddings\)"),
+        ("tiny-llama", ["layers.0"], "'model.layers.0', a module of self_attn, mlp"),
+        ("tiny-llama", ["act_fn"], r"'model\.layers\.0\.mlp\.act_fn', a module without weights"),
+        ("tiny-t5", ["lm_head"], r"'lm_head', and its weight is also .* \(tied embeddings\)"),
     ],
 )
 def test_modules_that_cannot_be_trained_whole_are_refused(

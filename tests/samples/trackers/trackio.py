@@ -13,7 +13,7 @@ _active: list[str] = []
 
 
 class _Config(dict):
-    def update(self, values: dict[str, object], allow_val_change: bool = False) -> None:
+    def update(self, values: dict[str, object], **_: object) -> None:
         _note(params={name: str(value) for name, value in values.items()})
 
 

@@ -14,7 +14,13 @@ from workbench.agent.machine import OomWatch
 from workbench.agent.ranks import stacks
 from workbench.agent.ranks.output import OutputPump, Readable, read_chunks
 from workbench.agent.ranks.rank import Rank
-from workbench.agent.ranks.records import keep_attempt, keep_room, read_attempt
+from workbench.agent.ranks.records import (
+    LEAVE_ASKED,
+    LEAVE_LISTENS,
+    keep_attempt,
+    keep_room,
+    read_attempt,
+)
 from workbench.agent.ranks.request import RunRequest
 from workbench.base.files import open_record
 from workbench.base.files.disk import disk_full, free_bytes
@@ -60,7 +66,7 @@ class PodRun:
                 rank.recover()
                 continue
             rank.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for name in ("error.json", "done.json", "stacks.txt"):
+            for name in ("error.json", "done.json", "stacks.txt", LEAVE_LISTENS, LEAVE_ASKED):
                 (rank.folder / name).unlink(missing_ok=True)
             keep_room(rank.folder)
         if not inherited:

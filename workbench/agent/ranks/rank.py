@@ -12,6 +12,8 @@ from pathlib import Path
 from workbench.agent.machine import family_memory, memory
 from workbench.agent.ranks.output import OutputOrder, OutputStream
 from workbench.agent.ranks.records import (
+    LEAVE_ASKED,
+    LEAVE_LISTENS,
     Failure,
     failure_from,
     only_lost_its_peer,
@@ -112,6 +114,19 @@ class Rank:
             signum = signal.SIGTERM
         self.asked = signum.name
         process.send(signum)
+
+    def take_leave(self) -> bool:
+        """Tell the rank that its pod is ending. Return whether the rank acts on the notice."""
+        if self.process is None or not self.live:
+            return False
+        if (self.folder / LEAVE_LISTENS).exists():
+            with suppress(OSError):
+                (self.folder / LEAVE_ASKED).touch()
+                return True
+        if catches(self.process.pid, signal.SIGTERM):
+            self.process.send(signal.SIGTERM)
+            return True
+        return False
 
     def _left_its_record(self) -> bool:
         """Whether the rank proves success by a record and `done.json` exists."""

@@ -15,6 +15,11 @@ from workbench.base.errors import DiskFull
 from workbench.base.files import open_record, write_bytes, write_json
 from workbench.base.messages.lines import from_line
 
+LEAVE_LISTENS = "leave-listens"
+"""File in the rank's folder: the rank looks for `LEAVE_ASKED` after every step."""
+LEAVE_ASKED = "leave-asked"
+"""File in the rank's folder: the pod is ending, and the rank may write a checkpoint."""
+
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 16 << 10
 _ATTEMPT = "attempt.json"

@@ -98,7 +98,7 @@ def _within(row: Mapping[str, object], path: str, what: str) -> object:
         before += f"{head}."
         if not isinstance(value, Mapping):
             raise ConfigError(
-                f"{what} {before + path!r} is a path into {before[:-1]!r}, which is "
+                f"{what} {before + path!r} is a path into {before[:-1]!r}, and the value there is "
                 f"{short(value)}. Name a column that holds objects, or {before[:-1]!r} itself"
             )
         data = value
@@ -119,7 +119,7 @@ def _filled(row: Mapping[str, object], template: str, what: str) -> str:
             return json.dumps(value)
         if not isinstance(value, str):
             raise ConfigError(
-                f"{what} {template!r} reads {name!r}, which is {short(value)}; it must be text. "
+                f"{what} {template!r} reads {name!r}, and the value {short(value)} is no text. "
                 "Fill the column in this row, or leave the row out"
             )
         return value.strip()

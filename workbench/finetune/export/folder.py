@@ -132,7 +132,7 @@ def check_export(paths: RunPaths, dtype: str | None, merged: bool) -> None:
         base = job.model
         if job.lora.get("modules_to_save"):
             raise ConfigError(
-                "the adapters have modules_to_save, which vLLM and TGI do not load; export with "
+                "vLLM and TGI do not load adapters with modules_to_save; export with "
                 f"merged=True (peft loads the adapters in {paths.model})"
             )
         if model_kind(base) is ModelKind.BUILTIN:

@@ -121,7 +121,8 @@ class FineTune(FineTuneOptions, Job):
         checkpoints = Checkpoints(
             most=self.save_total_limit or Checkpoints().most,
             brings=self.brings_checkpoints,
-            meanwhile=self.brings_checkpoints and self.save_steps is not None,
+            # Without `save_steps`, a pod that is ending has a checkpoint too.
+            meanwhile=self.brings_checkpoints,
             store=self.checkpoint_store,
         )
         return Rules(

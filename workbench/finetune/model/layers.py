@@ -115,21 +115,23 @@ def _check_whole(name: str, module: nn.Module, owners: Mapping[int, set[str]]) -
     children = [child for child, _ in module.named_children()]
     if children:
         raise ConfigError(
-            f"lora modules_to_save names {name!r}, which consists of {', '.join(children)}. Name "
-            "these modules instead"
+            f"lora modules_to_save names {name!r}, a module of {', '.join(children)}. Name "
+            "the inner modules instead"
         )
     if not any(True for _ in module.parameters()):
-        raise ConfigError(f"lora modules_to_save names {name!r}, which has no weights. Drop it")
+        raise ConfigError(
+            f"lora modules_to_save names {name!r}, a module without weights. Drop the name"
+        )
     for parameter in module.parameters():
         if not parameter.is_floating_point():
             raise ConfigError(
-                f"lora modules_to_save names {name!r}, whose weights are in 4 bits and cannot be "
-                "trained as a whole. Use peft 'lora', or drop the name"
+                f"lora modules_to_save names {name!r}, and weights in 4 bits cannot be trained as "
+                "a whole. Use peft 'lora', or drop the name"
             )
         others = [owner for owner in owners[id(parameter)] if not owner.startswith(f"{name}.")]
         if others:
             raise ConfigError(
-                f"lora modules_to_save names {name!r}, whose weight is also {min(others)!r} (tied "
-                "embeddings); trained apart, a saved model would lose one of both. Drop the name, "
-                "or train all weights with peft='none'"
+                f"lora modules_to_save names {name!r}, and its weight is also {min(others)!r} "
+                "(tied embeddings); trained apart, a saved model would lose a weight. Drop the "
+                "name, or train all weights with peft='none'"
             )

@@ -188,6 +188,13 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
         "flyte": "it draws in a task of Flyte, and a rank is none; use a Script in a Flyte task",
         "kubeflow": "a handed-over TrainJob reports to Kubeflow by itself; leave it out",
     },
+    "optimizer": {
+        **dict.fromkeys(
+            ("lion", "muon"),
+            "FineTune trains with AdamW or SGD; a Script with DeepSpeed's own optimizer can use "
+            "Lion or Muon, Muon under ZeRO 1 and 2 only",
+        ),
+    },
     "attn_implementation": {
         **dict.fromkeys(
             ("flash_attention_3", "flash_attention_4", "flex_attention", "xformers"), _ATTENTION

@@ -112,7 +112,7 @@ def model_kind(model: str) -> ModelKind:
     at = _AT_REVISION.fullmatch(model)
     if at:
         raise ConfigError(
-            f"model {shortened(model)} names a revision, which is an option of its own: give "
+            f"model {shortened(model)} names a revision: give "
             f"model={at['id']!r} and model_revision={at['revision']!r}"
         )
     raise ConfigError(

@@ -12,6 +12,7 @@ from transformers import TrainerCallback
 
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.records import memory
+from workbench.agent.ranks.records import LEAVE_ASKED, LEAVE_LISTENS
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError
 from workbench.finetune.train.measure.meter import StepMeter
@@ -197,6 +198,26 @@ class StopFile:
         self.stopped = control.should_training_stop = control.should_save = True
         if ranks.rank() == 0:
             emit("stopped", step=step)
+
+
+class LeaveFile:
+    """File by which the agent announces the end of the pod: all ranks then write a checkpoint."""
+
+    def __init__(self, rank_folder: Path) -> None:
+        self._asked = rank_folder / LEAVE_ASKED
+        self._done = False
+        (rank_folder / LEAVE_LISTENS).touch()
+
+    def is_there(self) -> bool:
+        return not self._done and self._asked.exists()
+
+    def obey(self, control: Any, *, step: int) -> None:
+        """Ask for a checkpoint after this step. All ranks must call it after the same step."""
+        control.should_save = True
+        self._done = self._asked.exists()
+        if ranks.rank() == 0:
+            message = f"a pod is ending (SIGTERM): checkpoint after step {step}"
+            emit("note", message=message)
 
 
 def _finite(what: str, value: float | None, step: int) -> None:

@@ -21,7 +21,7 @@ from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.records import EndedWithAnother
 from workbench.base.errors import RunError
 
-_TOKENS, _STOP, _BALANCE, _BALANCED, _FIRST_LOSS = range(5)
+_TOKENS, _STOP, _LEAVE, _BALANCE, _BALANCED, _FIRST_LOSS = range(6)
 """Indices in the tensor that ranks add up.
 
 Every rank's loss has an index of its own at the end.
@@ -115,13 +115,17 @@ class StepLosses:
         device: torch.device,
         apart: bool,
         asked_to_stop: Callable[[], bool],
+        asked_to_save: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Set up with the losses' device, whether ranks train apart, and the stop request."""
+        """Set up with the losses' device, whether ranks train apart, and the two requests."""
         self.stop = False
         """Whether a rank was asked to stop. All ranks know after the same step."""
+        self.save = False
+        """Whether the pod of a rank is ending. All ranks know after the same step."""
         self._device = device
         self._apart = apart
         self._asked_to_stop = asked_to_stop
+        self._asked_to_save = asked_to_save
         self._ended: EndedStep | None = None
         # Sent to the other ranks, or copied to the host if ranks train apart.
         self._sent: deque[tuple[EndedStep | None, HostCopy]] = deque()
@@ -170,6 +174,7 @@ class StepLosses:
         values = torch.zeros(_FIRST_LOSS + ranks.world_size(), dtype=torch.float64)
         values[_TOKENS] = tokens
         values[_STOP] = self._asked_to_stop()
+        values[_LEAVE] = self._asked_to_save()
         values = values.to(self._device)
         if self._ended is not None:
             values[_FIRST_LOSS + ranks.rank()] = self._ended.loss
@@ -191,6 +196,7 @@ class StepLosses:
             ended, copy = self._sent.popleft()
             values = copy.read()
             self.stop = self.stop or values[_STOP] > 0
+            self.save = self.save or values[_LEAVE] > 0
             if ended is not None:
                 losses = values[_FIRST_LOSS:]
                 _check(losses, ended.step)
@@ -217,8 +223,10 @@ class StepLosses:
         figures = []
         for own in self._own:
             figures += [own.loss, own.balance, own.balanced]
-        stop, *sums = ranks.sums([float(self._asked_to_stop()), *figures])
+        asked = [float(self._asked_to_stop()), float(self._asked_to_save())]
+        stop, save, *sums = ranks.sums([*asked, *figures])
         self.stop = self.stop or stop > 0
+        self.save = self.save or save > 0
         read = []
         for number, own in enumerate(self._own):
             loss, balance, balanced = sums[3 * number : 3 * number + 3]

@@ -38,7 +38,7 @@ from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.train.audit import PackingCheck, TechniqueCheck
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
-from workbench.finetune.train.callbacks import EventCallback, StopFile, emit_memory
+from workbench.finetune.train.callbacks import EventCallback, LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.evaluation import Evaluator, note, other_figures, questions
 from workbench.finetune.train.measure.meter import StepMeter
@@ -175,6 +175,7 @@ def _trainer(
     parts = TrainerParts(
         clock=clock,
         stop=stop,
+        leave=LeaveFile(work.rank_folder),
         best=BestModel(job),
         checkpoints=Checkpoints(
             work.folder,

@@ -60,7 +60,7 @@ from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.technique import Technique
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
-from workbench.finetune.train.callbacks import StopFile, emit_memory
+from workbench.finetune.train.callbacks import LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.evaluation import Evaluator, emit_evaluation, note
 from workbench.finetune.train.losses import EndedStep, HostCopy, ReadStep, StepLosses, StepSums
@@ -82,6 +82,8 @@ class TrainerParts:
 
     clock: StepMeter
     stop: StopFile
+    leave: LeaveFile | None = None
+    """Notice of the pod's end; None for ranks without an agent."""
     best: BestModel
     checkpoints: Checkpoints
     evaluator: Evaluator | None = None
@@ -107,6 +109,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     def __init__(self, *, parts: TrainerParts, args: Any, **options: Any) -> None:
         self.clock = parts.clock
         self.stop = parts.stop
+        self.leave = parts.leave
         self.best = parts.best
         self.checkpoints = parts.checkpoints
         self.evaluator = parts.evaluator
@@ -139,6 +142,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             device=self.args.device,
             apart=self.points.ranks_train_apart,
             asked_to_stop=self.stop.is_there,
+            asked_to_save=self.leave.is_there if self.leave is not None else lambda: False,
         )
 
     @property
@@ -297,7 +301,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         apart = averaging is not None and averaging.apart
         synchronised = averaging is not None and not apart
         ends = control.should_training_stop or control.should_evaluate or control.should_save
-        if stops or synchronised or ends:
+        if stops or synchronised or ends or self._losses.save:
             read += self._losses.meet()
             # Ranks that train apart learn only here of a request to stop.
             stops = self._losses.stop and not control.should_training_stop
@@ -307,6 +311,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             self._log_step(step)
         if stops:
             self.stop.obey(control, step=self.state.global_step)
+        # A pod is ending: save once, with all ranks.
+        if self._losses.save and self.leave is not None:
+            self.leave.obey(control, step=self.state.global_step)
+        self._losses.save = False
         self._tell_how_far(apart=apart and not read)
         # The library evaluates and saves, and has nothing left to log.
         control.should_log = False

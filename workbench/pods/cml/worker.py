@@ -22,7 +22,7 @@ from workbench.pods.guest.process import LocalWorker, session_environment
 ADDRESS = "CDSW_IP_ADDRESS"
 
 _LOOK_S = 1.0
-_END_S = 5.0
+_END_S = 30.0  # the guardian leaves ranks the time for a checkpoint
 _PORTS_TRIED = 5  # another process may take a port between the look and the daemon's start
 
 

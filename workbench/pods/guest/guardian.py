@@ -3,7 +3,8 @@
 The configuration is a JSON line on stdin. The process's stderr is the pod's log. The process reaps
 every process of the pod.
 
-- On SIGTERM, the guardian sends TERM to all processes, KILL after two seconds, and exits.
+- On SIGTERM, the guardian leaves ranks the time for a checkpoint, sends TERM to all processes, KILL
+  after two seconds, and exits.
 - On the end of stdin, the keeper is dead. The guardian exits as above once no session was open for
   the lease. A new keeper may take over: the first process to make the link `heir` decides.
 - If the guardian is killed, the kernel kills the SSH daemon, and the agents end by their own lease.
@@ -36,7 +37,16 @@ from workbench.base.process import (
     process_start_time,
 )
 from workbench.base.versions import installed_versions
-from workbench.pods.guest.pod_main import LATE_S, Stop, has_sessions, reap, start_sshd, stop
+from workbench.pods.guest.pod_main import (
+    LATE_S,
+    LEAVING,
+    Stop,
+    has_sessions,
+    reap,
+    start_sshd,
+    stop,
+    take_leave,
+)
 from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import register
@@ -110,6 +120,10 @@ def main() -> int:
         sshd = _start(config)
         _supervise(sshd, config)
     except Stop:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.set_wakeup_fd(-1)
+        take_leave(Path(config.root))
         return 0
     except _PortInUse:
         return PORT_IN_USE
@@ -128,6 +142,7 @@ def _start(config: WorkerConfig) -> subprocess.Popen[bytes]:
     root.mkdir(mode=0o700, exist_ok=True)  # there already where a pod that ended is brought back
     remove_folder(str(root / "sshd"))
     (root / _HEIR).unlink(missing_ok=True)
+    (root / LEAVING).unlink(missing_ok=True)
     write_json(root / NOTE, {"pid": os.getpid(), "start_time": process_start_time(os.getpid())})
     daemon = Daemon(
         folder=root / "sshd",

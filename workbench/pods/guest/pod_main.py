@@ -3,6 +3,8 @@
 The program travels in a Secret and runs under the image's Python, so only the standard library is
 used. The pod ends on SIGTERM, with its SSH daemon, or when no login was open for the lease. The
 keeper is always logged in.
+
+On SIGTERM the pod's agent has time to let its ranks write a checkpoint, if any rank would.
 """
 
 from __future__ import annotations
@@ -68,6 +70,12 @@ LATE_S = 5.0
 """Delay of a check, in seconds, from which the machine is taken to have slept or been frozen."""
 
 
+LEAVING = "leaving"
+"""Name of the file in the pod's folder that announces the end of the pod to its agent."""
+_LEAVE_S = 25.0
+"""Longest time from SIGTERM to the end of the pod, if ranks need the time for a checkpoint."""
+
+
 class Stop(BaseException):
     """Unwinds from wherever SIGTERM found us."""
 
@@ -85,6 +93,8 @@ def main(argv: list[str] | None = None) -> int:
         daemon = _start(options)
         return _supervise(daemon, options)
     except Stop:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        take_leave(options.root)
         return 0
     except (OSError, RuntimeError) as error:
         return _exit_message(str(error), 1)
@@ -139,6 +149,7 @@ def _start(options: argparse.Namespace) -> subprocess.Popen[bytes]:
     folder = options.root / "sshd"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
+    (options.root / LEAVING).unlink(missing_ok=True)
     # Copies, because the Secret's own files belong to root and a group.
     for name in ("host_key", "authorized_keys"):
         content = (options.secret / name).read_bytes()
@@ -312,6 +323,26 @@ def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> 
         elif looked > deadline:  # what is slept through after the look is seen by the next one
             return _exit_message(f"nobody was logged in for {limit_s:.0f} s; this pod ends", 0)
         time.sleep(_LOOK_S)
+
+
+def take_leave(root: Path) -> None:
+    """Announce the end of the pod to its agent, and wait until the agent removes the file.
+
+    The agent removes the file at once if no rank would use the time.
+    """
+    try:
+        pid = int(json.loads((root / "agent.json").read_text())["pid"])
+        process = Path(f"/proc/{pid}")
+        if not process.exists():
+            return
+        (root / LEAVING).touch()
+    # No agent was started here, or the disk is full.
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    deadline = time.monotonic() + _LEAVE_S
+    while (root / LEAVING).exists() and process.exists() and time.monotonic() < deadline:
+        reap()
+        time.sleep(0.05)
 
 
 def reap() -> dict[int, int]:

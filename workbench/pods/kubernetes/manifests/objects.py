@@ -33,7 +33,8 @@ _ACCOUNT_MOUNT: Manifest = {
     "subPath": "passwd",
     "readOnly": True,
 }
-_GRACE_S = 2
+# From SIGTERM to SIGKILL. Without a rank that writes a checkpoint, a pod ends at once.
+_GRACE_S = 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
