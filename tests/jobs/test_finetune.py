@@ -303,7 +303,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
             {"precision": "bfloat16"},
             sentence("base.record._refusal.offered", "job precision 'bfloat16'", "use 'bf16'"),
         ),
-        ({"technique": "dpo"}, sentence("finetune.instead.finetune-learns-given")),
+        ({"technique": "dpo"}, "use method='dpo'"),
         (
             {"model": "s3://bucket/m"},
             sentence("finetune.models.check_address.model-address-pod", "s3://bucket/m"),

@@ -74,7 +74,7 @@ FORMATS = ["jsonl", "json", "csv", pytest.param("parquet", marks=pytest.mark.slo
         ({"text": "A film.", "video": "a.mp4"}, "the column 'video' holds images, sound or video"),
         (
             {"messages": CHAT, "rejected": "No."},
-            "the column 'rejected' holds answers to avoid.* TRL's DPOTrainer",
+            "the column 'rejected' holds answers to avoid.* method='dpo'",
         ),
         (
             {"prompt": "a", "chosen": "b", "rejected": "c"},
@@ -82,7 +82,7 @@ FORMATS = ["jsonl", "json", "csv", pytest.param("parquet", marks=pytest.mark.slo
         ),
         (
             {"messages": CHAT, "label": False},
-            "the column 'label' is true or false beside an answer.* TRL's KTOTrainer",
+            "the column 'label' is true or false beside an answer.* method='kto'",
         ),
         (
             {"prompt": "a", "completion": "b", "label": True},

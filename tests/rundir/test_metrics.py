@@ -36,7 +36,7 @@ def trained(folder: Path, factor: float = 1.0) -> WrittenRun:
     """Write a run that has ended, and whose events have numbers that the table does not know."""
     run = write_run(folder)
     for step in (1, 2, 3, 4):
-        run.step(step, entropy=factor / step)
+        run.step(step, surprise=factor / step)
         if step % 2 == 0:
             evaluated = {"rougeL": factor * 3 * step / 16}
             run.event("eval", step=step, eval_loss=9.0 - step, metrics=evaluated)
@@ -70,39 +70,39 @@ def test_a_number_without_a_row_is_plotted_compared_and_sorted_by(
     runs: list[WrittenRun], tmp_path: Path
 ) -> None:
     run = Run.load(runs[0].paths.root)
-    text = str(as_bundle(run.plot("entropy"))["text/plain"])
-    assert "entropy: 1 at optimizer step 1, 0.25 at 4" in text
+    text = str(as_bundle(run.plot("surprise"))["text/plain"])
+    assert "surprise: 1 at optimizer step 1, 0.25 at 4" in text
     text = str(as_bundle(run.plot("rougeL"))["text/plain"])
     assert "eval_rougeL: 0.375 at optimizer step 2, 0.75 at 4" in text
 
     written = scalars(runs[0])
-    assert written["train/entropy"][-1] == 0.25 and written["eval/rougeL"] == [0.375, 0.75]
+    assert written["train/surprise"][-1] == 0.25 and written["eval/rougeL"] == [0.375, 0.75]
 
-    assert [row["entropy"] for row in compared(runs)] == ["0.25", "0.5"]
+    assert [row["surprise"] for row in compared(runs)] == ["0.25", "0.5"]
     assert [row["rougeL"] for row in compared(runs)] == ["0.75", "1.5"]
 
-    found = history(tmp_path, sort="-entropy")
+    found = history(tmp_path, sort="-surprise")
     frame = found.to_dataframe()
-    assert list(frame["step.entropy"]) == [0.5, 0.25]
+    assert list(frame["step.surprise"]) == [0.5, 0.25]
     assert list(frame["metric.rougeL"]) == [1.5, 0.75]
-    assert "entropy" in found.table().columns, "the column that sorts the table"
+    assert "surprise" in found.table().columns, "the column that sorts the table"
     assert "rougeL" not in found.table().columns
     for sort in ("rougeL", "eval_rougeL", "metric.rougeL"):
         (first, _) = history(tmp_path, sort=sort)
         assert first.metrics == {"rougeL": 0.75}
-    assert dict(RunFacts(RunView(run.path)).figures)["entropy"] == "0.25"
+    assert dict(RunFacts(RunView(run.path)).figures)["surprise"] == "0.25"
     page = to_html(run_view_doc(RunView(run.path)))
-    assert "entropy over optimizer steps" in page and "eval_rougeL over optimizer steps" in page
-    assert "entropy 0.25" in str(run.result)
+    assert "surprise over optimizer steps" in page and "eval_rougeL over optimizer steps" in page
+    assert "surprise 0.25" in str(run.result)
 
 
 def test_an_unknown_number_is_refused_with_the_numbers_of_the_run(
     runs: list[WrittenRun], tmp_path: Path
 ) -> None:
     run = Run.load(runs[0].paths.root)
-    with pytest.raises(ConfigError, match=r"did you mean 'entropy'\?.*loss.*memory.*eval_rougeL"):
-        run.plot("entropie")
-    with pytest.raises(ConfigError, match=r"did you mean 'step.entropy'\?.*eval_loss"):
+    with pytest.raises(ConfigError, match=r"did you mean 'surprise'\?.*loss.*memory.*eval_rougeL"):
+        run.plot("surprize")
+    with pytest.raises(ConfigError, match=r"did you mean 'step.surprise'\?.*eval_loss"):
         history(tmp_path, sort="step.entropi")
 
 
@@ -112,39 +112,42 @@ def test_a_row_alone_puts_a_metric_into_panel_plots_compare_and_history(
     def write(value: float | None) -> str:
         return "–" if value is None else f"{value:.3f} bits"
 
-    entropy = Metric(
-        name="entropy",
-        title="entropy of the answers",
+    surprise = Metric(
+        name="surprise",
+        title="surprise of the answers",
         unit="bits",
         better=Better.LESS,
-        plot="entropy by step",
+        plot="surprise by step",
         write=write,
     )
     rouge = Metric(name="rougeL", event=EventKind.EVAL, title="ROUGE-L", write=write)
     before = run_view_doc(RunView(runs[0].paths.root))
-    assert "entropy by step" not in to_html(before)
-    monkeypatch.setattr(metrics, "METRICS", (*METRICS, entropy, rouge))
+    assert "surprise by step" not in to_html(before)
+    monkeypatch.setattr(metrics, "METRICS", (*METRICS, surprise, rouge))
 
     view = RunView(runs[0].paths.root)
     facts = dict(RunFacts(view).figures)
-    assert facts["entropy of the answers"] == "0.250 bits"
+    assert facts["surprise of the answers"] == "0.250 bits"
     assert facts["ROUGE-L"] == "0.750 bits" and "rougeL" not in facts
     page = to_html(run_view_doc(view))
-    assert "entropy by step over optimizer steps: bits by" in page
+    assert "surprise by step over optimizer steps: bits by" in page
     assert "ROUGE-L over optimizer steps: ROUGE-L by" in page
     text = str(as_bundle(Run.load(view.paths.root).plot("rougeL"))["text/plain"])
     assert "ROUGE-L: 0.375 at optimizer step 2, 0.75 at 4" in text
 
-    assert [row["entropy of the answers"] for row in compared(runs)] == ["0.250 bits", "0.500 bits"]
+    assert [row["surprise of the answers"] for row in compared(runs)] == [
+        "0.250 bits",
+        "0.500 bits",
+    ]
     assert [row["ROUGE-L"] for row in compared(runs)] == ["0.750 bits", "1.500 bits"]
-    grid = history(tmp_path, sort="entropy").table()
-    assert {"entropy of the answers", "ROUGE-L"} < {*grid.columns}
+    grid = history(tmp_path, sort="surprise").table()
+    assert {"surprise of the answers", "ROUGE-L"} < {*grid.columns}
     assert [row[list(grid.columns).index("ROUGE-L")] for row in grid.rows] == [
         "0.750 bits",
         "1.500 bits",
     ]
     assert scalars(runs[0])["eval/rougeL"] == [0.375, 0.75]
-    assert less_is_better("entropy") and not less_is_better("rougeL")
+    assert less_is_better("surprise") and not less_is_better("rougeL")
 
 
 def test_a_name_of_steps_and_evaluations_is_two_lines_and_two_columns(tmp_path: Path) -> None:
@@ -168,9 +171,9 @@ def test_a_name_of_steps_and_evaluations_is_two_lines_and_two_columns(tmp_path: 
 
 
 def test_last_values_are_finite_and_few(written: WrittenRun) -> None:
-    written.step(1, entropy=1.0)
-    written.step(2, entropy=math.nan)
-    assert "entropy" not in RunTotals.of(read_events(written.paths.events)).step_figures
+    written.step(1, surprise=1.0)
+    written.step(2, surprise=math.nan)
+    assert "surprise" not in RunTotals.of(read_events(written.paths.events)).step_figures
     names = {f"n{n}": 1.0 for n in range(1000)}
     totals = RunTotals.of([Event(time_s=0.0, rank=0, kind="step", data={"step": 1, **names})])
     assert len(totals.step_figures) == len(totals.curve_names) == 50
@@ -181,10 +184,10 @@ def test_last_values_are_finite_and_few(written: WrittenRun) -> None:
 def test_a_result_without_figures_of_steps_opens(runs: list[WrittenRun]) -> None:
     path = runs[0].paths.result
     raw = json.loads(path.read_text())
-    assert raw.pop("step_figures")["entropy"] == 0.25
+    assert raw.pop("step_figures")["surprise"] == 0.25
     path.write_text(json.dumps(raw))
     assert record_of(runs[0].paths).step_figures == {}
-    assert [row["entropy"] for row in compared(runs)] == ["–", "0.5"]
+    assert [row["surprise"] for row in compared(runs)] == ["–", "0.5"]
 
 
 def test_names_and_directions_of_the_table() -> None:

@@ -89,6 +89,19 @@ class JobViews(Generic[J]):
         """
         return [("job", self.word)]
 
+    @property
+    def panel_metrics(self) -> Sequence[str]:
+        """Names of the metrics that the job is about, the most important first.
+
+        The panel draws them after the loss, the first two unfolded.
+        """
+        return ()
+
+    @property
+    def loss_unit(self) -> str:
+        """Unit of the loss for the axis of a plot; empty if unknown."""
+        return self.job.traits.loss_unit
+
     @classmethod
     def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
         """Return the job's cells in tables of runs and benchmarks, from the job's JSON form.

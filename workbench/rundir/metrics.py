@@ -110,6 +110,103 @@ METRICS: tuple[Metric, ...] = (
         plot="samples per second",
         in_tables=False,
     ),
+    # Figures of preferences and rewards, which a job that is about them shows in its panel.
+    Metric(
+        name="rewards/margins",
+        title="reward margin",
+        unit="chosen minus rejected reward",
+        better=Better.GREATER,
+        in_panel=False,
+    ),
+    Metric(
+        name="rewards/accuracies",
+        title="pairs with the chosen answer ahead",
+        unit="share of pairs",
+        better=Better.GREATER,
+        in_panel=False,
+    ),
+    Metric(
+        name="rewards/chosen",
+        title="reward of chosen answers",
+        unit="reward",
+        better=Better.GREATER,
+        in_panel=False,
+    ),
+    Metric(
+        name="rewards/rejected",
+        title="reward of rejected answers",
+        unit="reward",
+        better=Better.LESS,
+        in_panel=False,
+    ),
+    Metric(
+        name="kl",
+        title="divergence from the reference",
+        unit="nats",
+        in_panel=False,
+    ),
+    Metric(
+        name="reward",
+        title="reward",
+        better=Better.GREATER,
+        in_panel=False,
+    ),
+    Metric(
+        name="reward_std",
+        title="standard deviation of rewards",
+        unit="reward",
+        in_panel=False,
+    ),
+    Metric(
+        name="mean_reward",
+        title="mean score",
+        unit="score",
+        in_panel=False,
+    ),
+    Metric(
+        name="margin",
+        title="margin",
+        better=Better.GREATER,
+        in_panel=False,
+    ),
+    Metric(
+        name="accuracy",
+        title="accuracy",
+        better=Better.GREATER,
+        in_panel=False,
+    ),
+    Metric(
+        name="completions/mean_length",
+        title="mean length of answers",
+        unit="tokens",
+        in_panel=False,
+    ),
+    Metric(
+        name="completions/clipped_ratio",
+        title="answers cut at the limit",
+        unit="share of answers",
+        better=Better.LESS,
+        in_panel=False,
+    ),
+    Metric(
+        name="entropy",
+        title="entropy",
+        unit="nats",
+        in_panel=False,
+    ),
+    Metric(
+        name="nll_loss",
+        title="loss of chosen answers",
+        unit="nats per token",
+        better=Better.LESS,
+        in_panel=False,
+    ),
+    Metric(
+        name="log_odds_ratio",
+        title="log odds ratio",
+        better=Better.GREATER,
+        in_panel=False,
+    ),
 )
 """Rows of the known metrics, in the order of the panel."""
 

@@ -30,6 +30,8 @@ def rows_doc(preview: RowPreview) -> Doc:
         ("rows with an empty answer", count(preview.empty_answers) + first),
         ("columns not read", not_read),
     ]
+    for remark, number in preview.remarks.items():
+        pairs.append((f"rows with {remark}", count(number)))
     marked = [(str(number), Marked(tuple(row))) for number, row in enumerate(preview.rows, 1)]
     rows = Grid(
         columns=("row", "as the model reads it; what it learns is marked"),

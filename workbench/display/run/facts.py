@@ -21,6 +21,7 @@ from workbench.base.words import (
 )
 from workbench.display.failure import fault_card
 from workbench.display.kit.downloads import run_links
+from workbench.display.kit.plots.runs import plot_title
 from workbench.rundir import metrics
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.events import EventKind
@@ -32,6 +33,7 @@ _NAMED_PODS = 8
 _ENDED_WHEN_ASKED = (RunState.STOPPED, RunState.CANCELLED)
 _MOST_OWN = 12  # figures of steps without a row in the table of metrics
 _NAMED_COLUMNS = 20
+_OPEN = 2  # plots of a job's own metrics
 
 
 class RunFacts:
@@ -68,6 +70,10 @@ class RunFacts:
         self.stop_grace_s = job.rules.stop.grace_s if job else None
         """Seconds from the request to stop until ranks are killed. None: the ranks end after a
         step, without a kill."""
+        self.panel_metrics = job.views.panel_metrics if job else ()
+        """Names of the metrics that the job is about."""
+        self.open_plots = [plain(plot_title(name)) for name in self.panel_metrics[:_OPEN]]
+        """Titles of the plots that are unfolded although they are not the first."""
         self.has_only_log = job is not None and not job.traits.events
         """Whether the ranks send no state events, so that the log is the only news of the run."""
 

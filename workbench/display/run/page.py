@@ -157,7 +157,8 @@ class RunPage:
             title = plain(plot_title(name))
             points = [len(curves[each]) for each in curves_of(name) if each in curves]
             svg = ""
-            if self._is_whole or not drawn or self._folds.get(title):
+            is_open = not drawn or self._folds.get(title, title in self.facts.open_plots)
+            if self._is_whole or is_open:
                 draw = partial(self._draw_curve, name)
                 svg = self._plot(name, points, draw)
             drawn.append((title, svg))
@@ -167,6 +168,8 @@ class RunPage:
         """Return the names of the plots with points: known metrics, then the run's own figures."""
         curves = self._view.curves
         names = plot_names()
+        # The job's own metrics follow the loss.
+        names[1:1] = [name for name in self.facts.panel_metrics if name not in names]
         in_plots = {curve for name in names for curve in curves_of(name)}
         # A plot of a step's figure has the same figure of the evaluations.
         own = sorted(set(curves) - in_plots)

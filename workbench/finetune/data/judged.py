@@ -124,9 +124,11 @@ def read_answers(path: Path, tables: Path | None = None) -> list[Answer]:
                     by_id[table.id] = table
         answers = []
         for row, table_id in zip(rows, ids, strict=True):
+            # A score, and an answer that rewards judge, have nothing to compare with.
+            expected = row.get("expected")
             answer = judge(
                 _source(row),
-                row.words("expected", row.get("expected")),
+                None if expected is None else row.words("expected", expected),
                 row.words("predicted", row.get("predicted")),
                 table=by_id.get(table_id or ""),
                 table_id=table_id,

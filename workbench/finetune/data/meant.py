@@ -6,6 +6,7 @@ Other unread columns are reported once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
 from workbench.finetune.data.messages import unread_in_turns
-from workbench.finetune.data.rows import Example, columns_read, has_answer
+from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
+from workbench.finetune.data.rows import Example, has_answer
 
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _REJECTED = "rejected"
@@ -33,6 +35,8 @@ class Written(NamedTuple):
     """Columns not read by any row's form, in order of first appearance."""
     empty_answers: int = 0
     """Number of training and evaluation rows with an empty answer."""
+    remarks: Mapping[str, int] = {}
+    """Numbers of rows by what is odd about the rows."""
 
 
 def check_media(data: Mapping[str, object], where: str) -> None:
@@ -50,9 +54,12 @@ def check_media(data: Mapping[str, object], where: str) -> None:
 class RowTally:
     """Counter of the rows of a stream, with all columns and all columns read."""
 
-    def __init__(self, ignore: Sequence[str] = ()) -> None:
+    def __init__(self, ignore: Sequence[str] = (), reader: RowReader = ANSWER_ROWS) -> None:
+        self.reader = reader
+        """Reader of the rows for the method of the job."""
         self.rows = 0
         self.empty_answers = 0
+        self.remarks: Counter[str] = Counter()
         self._ignore = frozenset(ignore)
         self._there: dict[str, None] = {}
         self._read: set[str] = set()
@@ -68,9 +75,11 @@ class RowTally:
         names = tuple(data)
         if names != self._last_names:
             meant = {*self._ignore, *_all_columns(columns.values(), data)}
-            self._telling = [
-                name for name in names if str(name).casefold() in TELLING and name not in meant
-            ]
+            self._telling = []
+            for name in names:
+                folded = str(name).casefold()
+                if folded in TELLING - self.reader.reads and name not in meant:
+                    self._telling.append(name)
             self._last_names = names
         for name in self._telling:
             if _says_nothing(data[name]):
@@ -96,14 +105,18 @@ class RowTally:
         """
         assert isinstance(data, Mapping) and isinstance(fields, Mapping)
         self.rows += 1
-        self.empty_answers += row.asks and not row.messages and not row.target
+        if self.reader.has_answers:
+            self.empty_answers += row.asks and not row.messages and not row.target
+        remark = self.reader.remark(row)
+        if remark:
+            self.remarks[remark] += 1
         # The form of a row depends on its columns, on the empty columns, and on whether the row is
         # a chat.
         shape = (tuple(data), [value is None for value in data.values()], bool(row.messages))
         if shape == self._last_shape and not row.messages:
             return
         self._last_shape = shape
-        for field in columns_read(fields):
+        for field in self.reader.columns(fields):
             self._read |= _all_columns([columns.get(field, field) if columns else field], data)
         self._add(data)
         self._add(unread_in_turns(fields))
@@ -139,6 +152,12 @@ class RowTally:
                 "answer, so a model would learn to answer nothing. Fill the answers, leave the "
                 "rows out, or name the column of the answers with columns={…}"
             )
+        for remark, count in self.remarks.items():
+            if 2 * count >= self.rows:
+                raise ConfigError(
+                    f"{what}: {count} of {counted(self.rows, 'row')} have {remark}. Leave these "
+                    "rows out"
+                )
 
 
 def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name: str) -> Written:
@@ -150,7 +169,12 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
     evaluation.check_answers(f"the rows to evaluate on with {name}")
     train.check_ignored(evaluation)
     empty = train.empty_answers + evaluation.empty_answers
-    return Written(*counts, not_read=train.not_read(evaluation), empty_answers=empty)
+    return Written(
+        *counts,
+        not_read=train.not_read(evaluation),
+        empty_answers=empty,
+        remarks=dict(train.remarks + evaluation.remarks),
+    )
 
 
 def _all_columns(named: Iterable[str], data: Mapping[str, object]) -> set[str]:
@@ -173,15 +197,15 @@ def _problem(name: str, value: object, fields: Iterable[str]) -> str:
         )
     if name == _REJECTED:
         return (
-            "holds answers to avoid, and FineTune would not read the column. Use a Script with "
-            "TRL's DPOTrainer for preferences"
+            "holds answers to avoid, and method 'sft' does not read the column. Use method='dpo' "
+            "to learn preferences"
         )
     is_verdict = isinstance(value, bool)
     if isinstance(value, str):
         is_verdict = value.strip().casefold() in ("true", "false")
     if is_verdict and has_answer(fields):
         return (
-            "is true or false beside an answer, and FineTune would learn answers marked false "
-            "too. Use a Script with TRL's KTOTrainer, or keep only the rows marked true"
+            "is true or false beside an answer, and method 'sft' would learn answers marked false "
+            "too. Use method='kto', or keep only the rows marked true"
         )
     return ""

@@ -110,6 +110,50 @@ def completed_turns(row: Fields) -> tuple[Message, ...]:
     return _ordered(row, "prompt", [*prompt, *completion])
 
 
+def exchanges(row: Fields, keys: Sequence[str]) -> list[tuple[Message, ...]]:
+    """Return the turns of a row up to the answer in each of `keys`, which hold lists of turns.
+
+    `prompt` has the turns before the answers. Without `prompt`, all answers begin with these turns.
+    """
+    answers = [_listed(row, key) for key in keys]
+    if row.data.get("prompt") is not None:
+        prompt = _listed(row, "prompt")
+    else:
+        shared = 0
+        shortest = min(map(len, answers))
+        while shared < shortest - 1 and all(
+            turns[shared][1] == answers[0][shared][1] for turns in answers
+        ):
+            shared += 1
+        prompt = answers[0][:shared]
+        answers = [turns[shared:] for turns in answers]
+    for _, turn in prompt:
+        if turn["role"] == "assistant":
+            turn["weight"] = 0
+    made = []
+    for key, turns in zip(keys, answers, strict=True):
+        if len(turns) != 1 or turns[0][1]["role"] != "assistant":
+            roles = ", ".join(turn["role"] for _, turn in turns) or "none"
+            row.fail(
+                key,
+                f"has these turns after the prompt: {roles}; it must have one, of the assistant",
+            )
+        made.append(_ordered(row, "prompt", [*prompt, turns[0]]))
+    return made
+
+
+def asking_turns(row: Fields, key: str) -> tuple[Message, ...]:
+    """Return the turns of a list that ends with a question, for an answer to come."""
+    turns = _listed(row, key)
+    for _, turn in turns:
+        if turn["role"] == "assistant":
+            turn["weight"] = 0
+    made = _ordered(row, key, turns)
+    if made[-1]["role"] == "assistant":
+        row.fail(key, "ends with a turn of the assistant; it must end with the question")
+    return made
+
+
 def tools_of(row: Fields) -> tuple[Json, ...]:
     """Return the schemas of functions that the assistant may call, from a list or its JSON text."""
     listed = _parsed(row, TOOLS)

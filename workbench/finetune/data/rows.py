@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,11 @@ NESTED = (*TASK.nested, *CHAT_KEYS)
 """Keys with objects or lists as values; a CSV table contains their JSON text."""
 _ALONE = "text"
 _KEYS = [key for form in _EVERY for key in (form.asks, form.answers, form.given) if key]
-_FIELDS = dict.fromkeys([*_KEYS, _ALONE, CHAT, TOOLS, *TASK.fields])
+BESIDE = "beside"
+"""Key of the parts of a prepared row that only the job's method reads."""
+PAIR = ("chosen", "rejected")
+"""Columns of two answers to a prompt, the better answer first."""
+_FIELDS = dict.fromkeys([*_KEYS, _ALONE, CHAT, TOOLS, *TASK.fields, *PAIR, "label"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +76,8 @@ class Example:
 
     opening: str = ""
     """Beginning of the answer, if the model only continues a text."""
+    beside: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    """Parts of the row that only the job's method reads, such as a rejected answer."""
 
     @property
     def asks(self) -> bool:
@@ -87,6 +94,8 @@ class Example:
             row[CHAT] = self.messages
         if self.tools:
             row[TOOLS] = self.tools
+        if self.beside:
+            row[BESIDE] = self.beside
         return json.dumps(row, ensure_ascii=False)
 
 
@@ -109,6 +118,23 @@ def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None
         asked = TASK.read(row, tables)
         return Example(source=asked.question, target=asked.answer, table_id=asked.table_id)
     return _written(row)
+
+
+def prepared_row(raw: Mapping[str, object]) -> Example:
+    """Return a row from the JSON that `Example.to_json` wrote."""
+    fields = Fields(raw, "")
+    turns = turns_of(fields)
+    table_id = raw.get("table_id")
+    beside = raw.get(BESIDE)
+    return Example(
+        source=str(raw["source"]),
+        target=str(raw["target"]),
+        input=str(raw.get("input") or ""),
+        table_id=None if table_id is None else str(table_id),
+        messages=turns,
+        tools=tools_of(fields) if turns else (),
+        beside=beside if isinstance(beside, Mapping) else {},
+    )
 
 
 def columns_read(data: Mapping[str, object]) -> Sequence[str]:
@@ -158,7 +184,8 @@ def check_columns(columns: Mapping[str, str]) -> Mapping[str, str]:
     for field in columns:
         if field not in _FIELDS:
             raise one_of("dataset columns: the field", field, _FIELDS)
-    if columns and _form_of(columns) is None and not {_ALONE, CHAT} & columns.keys():
+    whole = {_ALONE, CHAT, "prompt", *PAIR}
+    if columns and _form_of(columns) is None and not whole & columns.keys():
         raise ConfigError(
             f"dataset columns name {_listed(columns)}, which make no row; {_nearest(columns)}"
         )

@@ -16,6 +16,7 @@ from workbench.base.shown import Shown
 from workbench.base.words import scaled
 from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import Precision
 from workbench.finetune.options.models import Family, ModelKind, model_kind
 from workbench.jobs.registry import job_from_dict
@@ -50,6 +51,8 @@ class Export(Shown):
     """Name of the GGUF file. Empty: the folder holds a model for transformers."""
     chats: bool = False
     """Whether the model answers turns in its chat template."""
+    scores: bool = False
+    """Whether the model scores texts, instead of answering."""
 
     @property
     def size(self) -> int:
@@ -70,7 +73,10 @@ class Export(Shown):
             lines["fsspec"] = f"import fsspec; fs, path = fsspec.url_to_fs({address!r}); {get}"
         if self.gguf:
             return {**lines, **gguf_lines(Path(name) / self.gguf, chats=self.chats)}
-        return {**lines, **start_lines(name, self.family, self.base, self.revision)}
+        return {
+            **lines,
+            **start_lines(name, self.family, self.base, self.revision, scores=self.scores),
+        }
 
     def __repr__(self) -> str:
         return (
@@ -80,7 +86,7 @@ class Export(Shown):
 
 
 def start_lines(
-    model: str, family: Family, base: str = "", revision: str | None = None
+    model: str, family: Family, base: str = "", revision: str | None = None, *, scores: bool = False
 ) -> Mapping[str, str]:
     """Return the lines that start a model, by program. `revision` is that of the base.
 
@@ -88,7 +94,7 @@ def start_lines(
         >>> start_lines("me/model", Family.CAUSAL)["vLLM"]
         'vllm serve me/model'
     """
-    auto = _AUTO[family]
+    auto = "AutoModelForSequenceClassification" if scores else _AUTO[family]
     at = shlex.quote(model)
     base_at = shlex.quote(base)
     if base and revision:
@@ -96,6 +102,8 @@ def start_lines(
     model_line = f"{auto}.from_pretrained({model!r})"
     tokenizer_line = f"AutoTokenizer.from_pretrained({model!r})"
     lines = {"transformers": f"{model_line}, {tokenizer_line}"}
+    if scores:
+        return lines
     if family is Family.CAUSAL:
         lora = f"vllm serve {base_at} --enable-lora --lora-modules adapters={at}"
         lines["vLLM"] = lora if base else f"vllm serve {at}"
@@ -171,6 +179,7 @@ def export(
         family=Family(str(facts["family"])),
         base="" if merged or not has_adapters(paths) else job_of(paths).model,
         revision=job_of(paths).model_revision,
+        scores=method_of(job_of(paths).method).scores,
     )
 
 

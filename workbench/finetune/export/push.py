@@ -138,7 +138,9 @@ def push(
             commit=commit.oid,
             files={**files, card.name: card.stat().st_size},
             dtype=made.dtype,
-            start_lines=start_lines(name, made.family, made.base, made.revision),
+            start_lines=start_lines(
+                name, made.family, made.base, made.revision, scores=made.scores
+            ),
         )
 
 
@@ -242,7 +244,9 @@ def _write_card(result: ResultRecord, repo_id: str, export: Export, folder: Path
         dtype=export.dtype,
         base=base,
         dataset=dataset,
-        start_lines=start_lines(repo_id, export.family, export.base, export.revision),
+        start_lines=start_lines(
+            repo_id, export.family, export.base, export.revision, scores=export.scores
+        ),
     )
     path = folder / "README.md"
     path.write_text(f"---\n{metadata.to_yaml()}\n---\n\n{as_markdown(card)}", encoding="utf-8")

@@ -24,6 +24,7 @@ from workbench.base.files import open_record, read_bytes, read_json
 from workbench.base.json_values import items, part, parts, text, whole
 from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
+from workbench.finetune.methods.registry import repeats
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.options.choices import ROW_ORDER, Peft
 from workbench.finetune.options.metrics import carried_metrics
@@ -155,6 +156,7 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
         causal = "llama" in str(job.get("model", "")).lower()
     parts = {
         "a causal model": causal,
+        f"method {job.get('method')!r}": not repeats(job.get("method", "sft")),
         f"technique {job.get('technique')!r}": not has_recipe(job.get("technique")),
         f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
         f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw")
@@ -201,6 +203,11 @@ def _with_workbench(
         [text(metric) for metric in items(job.get("metrics"))], sent
     )
     files |= metrics
+    if job.get("rewards"):
+        named = [text(reward) for reward in items(job.get("rewards"))]
+        judging = parts(resolved.get("rewards"))
+        job["rewards"], rewards = carried_metrics(named, judging, stem="reward")
+        files |= rewards
     files["spec.json"] = json.dumps({**spec, "job": job}, indent=1).encode()
     if Path(str(job.get("model", ""))).is_absolute():
         differs.append(

@@ -18,6 +18,7 @@ from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.refusals import check_together
 from workbench.finetune.job.verbs import verbs
 from workbench.finetune.job.views import FineTuneViews
+from workbench.finetune.methods.registry import METHOD_NAMES, method_of
 from workbench.finetune.options.instead import value_hint
 from workbench.finetune.options.metrics import Metric, function_name, metric_function, own_metrics
 from workbench.finetune.options.options import FineTuneOptions
@@ -102,6 +103,8 @@ class FineTune(FineTuneOptions, Job):
         loss_unit="nats per token",
     )
 
+    method: Annotated[str, Choice(METHOD_NAMES)] = "sft"
+    """One of `METHOD_NAMES`: what the model learns from a row. All but `sft` need TRL."""
     technique: Annotated[str, Choice(TECHNIQUE_NAMES)] = "zero1"
     """One of `TECHNIQUE_NAMES`. If left open, the stage in `deepspeed` decides."""
 
@@ -117,7 +120,8 @@ class FineTune(FineTuneOptions, Job):
 
     @property
     def rules(self) -> Rules:
-        functions = [function_name(metric) for metric in self.metrics if callable(metric)]
+        own = [*self.metrics, *self.rewards]
+        functions = [function_name(metric) for metric in own if callable(metric)]
         checkpoints = Checkpoints(
             most=self.save_total_limit or Checkpoints().most,
             brings=self.brings_checkpoints,
@@ -147,6 +151,7 @@ class FineTune(FineTuneOptions, Job):
             model=move(self.model),
             resume=move(self.resume),
             metrics=[moved_metric(metric, move) for metric in self.metrics],
+            rewards=[moved_metric(reward, move) for reward in self.rewards],
         )
 
     def chosen(self, *, gpus: int, ranks: int | None, apart: bool, looks: bool = True) -> Self:
@@ -222,7 +227,9 @@ class FineTune(FineTuneOptions, Job):
             accumulation, micro = each
             return abs(accumulation * micro * groups - rows), accumulation
 
-        accumulation, micro = min(counts, key=distance)
+        method = method_of(self.method)
+        fitting = [each for each in counts if method.batch_fits(self, *each, ranks)]
+        accumulation, micro = min(fitting or counts, key=distance)
         own = self.deepspeed
         if isinstance(own, Mapping):
             own = {**own, **AUTO_BATCHES}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example, Refusal
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import (
     Attention,
     LossOn,
@@ -47,6 +48,7 @@ def check_together(job: FineTuneOptions) -> None:
     if job.model_revision is not None and job.model in (TINY_T5, TINY_LLAMA):
         check_model(job.model, job.model_revision)
     _check_technique(job)
+    method_of(job.method).refuse(job)
     _check_peft(job)
     _check_optimizer(job)
     _check_schedule(job)
@@ -92,6 +94,9 @@ def check_family(job: FineTuneOptions, family: Family | None) -> None:
         )
     if family is not Family.ENCODER_DECODER:
         return
+    method = method_of(job.method)
+    if method.uses_trl:
+        raise ConfigError(method.refusal_of_family(job.model))
     others = {
         "prompt": job.prompt not in (None, "plain"),
         "chat_template": job.chat_template is not None,

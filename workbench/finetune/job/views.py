@@ -11,6 +11,7 @@ from workbench.base.json_values import Json, number, text, whole
 from workbench.base.words import middle_cut, scaled
 from workbench.base.words import number as number_text
 from workbench.finetune.job.verbs import verbs
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import LossOn, Peft, Sampling
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.jobs.views import Forecast, JobViews
@@ -50,10 +51,21 @@ class FineTuneViews(JobViews["FineTune"]):
             ("model", model),
             ("technique", f"{job.technique}{adapters} {precision}"),
         ]
+        if method_of(job.method).uses_trl:
+            given = [f"{name} {value}" for name, value in job.method_options.items()]
+            facts.insert(1, ("method", ", ".join([job.method, *given])))
         chosen = ", ".join(_chosen(start))
         if chosen:
             facts.append(("chosen for it", chosen))
         return facts
+
+    @property
+    def panel_metrics(self) -> Sequence[str]:
+        return method_of(self.job.method).metrics
+
+    @property
+    def loss_unit(self) -> str:
+        return "" if method_of(self.job.method).uses_trl else super().loss_unit
 
     @classmethod
     def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:

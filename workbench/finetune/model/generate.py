@@ -46,14 +46,79 @@ def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list
         return []
     judged = []
     for number, row in enumerate(examples):
+        # A row that rewards judge has no answer to compare with.
+        expected = encoder.target(row) if row.target or not row.beside else None
         answer = judge(
             row.source,
-            encoder.target(row),
+            expected,
             everyone[number],
             table_id=row.table_id,
             input=row.input,
         )
         judged.append(answer)
+    return judged
+
+
+def scores(
+    model: Any,
+    encoder: Encoder,
+    examples: Sequence[Example],
+    *,
+    device: torch.device,
+    at_once: int | None = None,
+    share: tuple[int, int] = (0, 1),
+) -> dict[int, float]:
+    """Score questions with their answers, or one rank's share."""
+    rank, world_size = share
+    size = at_once or encoder.job.per_device_eval_batch_size
+    order = list(range(len(examples)))
+    mine = order[rank::world_size]
+    rows = {
+        number: encoder.rows([examples[number]], number + 1)[-1] for number in mine or order[:1]
+    }
+    found: dict[int, float] = {}
+    model.eval()
+    # As for answers, every rank makes the same number of forward passes.
+    for begin in range(0, -(-len(order) // world_size), size):
+        numbers = mine[begin : begin + size]
+        batch = encoder.collator([rows[number] for number in numbers or list(rows)[:1]])
+        inputs = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
+        with torch.no_grad():
+            values = model(**inputs).logits[:, 0].float().tolist()
+        found.update(zip(numbers, values, strict=False))
+    return found
+
+
+def predict_scores(
+    trainer: Any,
+    encoder: Encoder,
+    examples: Sequence[Example],
+    others: Sequence[Example],
+) -> list[Answer]:
+    """Score the answers of rows, and other answers to the same rows, and compare the scores.
+
+    Every rank must call this function, and rank 0 gets all answers.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+    share = (ranks.rank(), ranks.world_size())
+    both = []
+    with ranks.alike(collective=trainer.forward_is_collective):
+        for rows in (examples, others):
+            both.append(scores(model, encoder, rows, device=trainer.args.device, share=share))
+    parts = ranks.gather_bytes(json.dumps(both).encode())
+    found: list[dict[int, float]] = [{}, {}]
+    for part in parts:
+        for place, values in enumerate(json.loads(part)):
+            found[place].update({int(number): value for number, value in values.items()})
+    if ranks.rank() != 0:
+        return []
+    judged = []
+    for number, row in enumerate(examples):
+        chosen = found[0][number]
+        rejected = found[1][number]
+        said = f"chosen {chosen:.4f}, rejected {rejected:.4f}, margin {chosen - rejected:.4f}"
+        # The texts differ always: an exact match means nothing.
+        judged.append(Answer(source=row.source, expected=None, predicted=said, input=row.input))
     return judged
 
 

@@ -83,7 +83,7 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
         bias=options.bias,
         target_modules=names if isinstance(names, str) else list(names),
         modules_to_save=saved or None,
-        task_type="SEQ_2_SEQ_LM" if model.config.is_encoder_decoder else "CAUSAL_LM",
+        task_type=_task_type(model),
     )
     return get_peft_model(model, config)
 
@@ -135,3 +135,10 @@ def _check_whole(name: str, module: nn.Module, owners: Mapping[int, set[str]]) -
                 "(tied embeddings); trained apart, a saved model would lose a weight. Drop the "
                 "name, or train all weights with peft='none'"
             )
+
+
+def _task_type(model: Any) -> str:
+    if model.config.is_encoder_decoder:
+        return "SEQ_2_SEQ_LM"
+    # peft also trains and saves the new output of a model that scores texts.
+    return "CAUSAL_LM" if model.can_generate() else "SEQ_CLS"

@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 
 from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
@@ -57,16 +63,17 @@ def load(
     chat_template: str | None = None,
     weights: bool = True,
     tokenizer: Any = None,
+    scores: bool = False,
 ) -> Loaded:
     """Load the model of a job, or only its outline; all ranks must call and get the same weights.
 
     A built-in model learns its `tokenizer` from the examples, unless the caller passes an earlier
-    one.
+    one. A model that `scores` texts has one output in place of the words.
     """
     if model_kind(name) is ModelKind.BUILTIN:
         if tokenizer is None:
             tokenizer = tiny.tokenizer_for_all(name, examples, wording, chat_template)
-        return _built_in(name, tokenizer, seed, options)
+        return _built_in(name, tokenizer, seed, options, scores=scores)
     place = str(Path(name).expanduser())
     # The default of transformers is the branch `main`; a folder has no revision.
     source: dict[str, Any] = {"trust_remote_code": False, "revision": revision or "main"}
@@ -75,13 +82,22 @@ def load(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     config = AutoConfig.from_pretrained(place, **source)
+    if scores:
+        config.num_labels = 1
+        config.pad_token_id = tokenizer.pad_token_id
+        # A model without such an output yet begins with random weights there.
+        torch.manual_seed(seed)
     if weights:
-        options, placed = pipeline.placed_options(options or {}, lambda: _without_weights(config))
+        options, placed = pipeline.placed_options(
+            options or {}, lambda: _without_weights(config, scores)
+        )
         with_format = {"dtype": torch.float32, **options}
-        model = _auto(config).from_pretrained(place, **source, **with_format)
+        if scores:
+            with_format["config"] = config
+        model = _auto(config, scores).from_pretrained(place, **source, **with_format)
         model = pipeline.hooked(model, placed)
     else:
-        model = _without_weights(config)
+        model = _without_weights(config, scores)
     return Loaded(model=model, tokenizer=tokenizer, family=_family(config))
 
 
@@ -147,13 +163,22 @@ def _config(place: str, revision: str | None) -> Any:
     return AutoConfig.from_pretrained(place, revision=revision or "main", trust_remote_code=False)
 
 
-def _without_weights(config: Any) -> Any:
+def _without_weights(config: Any, scores: bool = False) -> Any:
     with torch.device("meta"):
-        return _auto(config).from_config(config, dtype=torch.float32, trust_remote_code=False)
+        return _auto(config, scores).from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
 
 
-def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] | None) -> Loaded:
-    model = tiny.make(name, tokenizer, seed)
+def _built_in(
+    name: str,
+    tokenizer: Any,
+    seed: int,
+    options: Mapping[str, Any] | None,
+    *,
+    scores: bool,
+) -> Loaded:
+    model = tiny.make(name, tokenizer, seed, scores=scores)
     options = dict(options or {})
     attention = options.pop("attn_implementation", None)
     if attention:
@@ -176,7 +201,9 @@ def _built_in(name: str, tokenizer: Any, seed: int, options: Mapping[str, Any] |
     )
 
 
-def _auto(config: Any) -> Any:
+def _auto(config: Any, scores: bool = False) -> Any:
+    if scores:
+        return AutoModelForSequenceClassification
     return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
 
 

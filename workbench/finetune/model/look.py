@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import load as load_rows
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.method import Method
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.model.load import load
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.template import limit_time
@@ -30,7 +32,7 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     """Return the lengths of some rows, and the first rows as pieces of text."""
     job = job_from_dict(request["job"])
     assert isinstance(job, FineTune)
-    examples = load_rows(request["train"], None, None).train
+    examples = load_rows(request["train"], None, None, method_of(job.method).rows).train
     chosen = [examples[number] for number in request["numbers"]]
     words = wording(job.prompt, system=job.system)
     template = job.chat_template
@@ -48,7 +50,9 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     whole = Encoder(loaded, counted.replace(max_source_length=_UNCUT, max_target_length=_UNCUT))
     lengths = [_lengths(example, whole, cut) for example in chosen]
     as_learned = Encoder(loaded, job)
-    shown = [_pieces(as_learned, example) for example in chosen[: request["shown"]]]
+    shown = []
+    for example in chosen[: request["shown"]]:
+        shown.append(_shown(method_of(job.method), as_learned, example))
     return {"lengths": lengths, "shown": shown}
 
 
@@ -64,6 +68,9 @@ def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:
 
 def _sizes(encoder: Encoder, example: Example) -> tuple[int, int]:
     """Count the source tokens and the learned tokens."""
+    if not example.target and not example.messages:
+        # A prompt alone: its answers are written in training.
+        return len(encoder.questions([example])[0]["input_ids"]), 0
     rows = encoder.rows([example])
     learned = 0
     read = 0
@@ -74,6 +81,32 @@ def _sizes(encoder: Encoder, example: Example) -> tuple[int, int]:
     if encoder.causal:
         read -= learned
     return read, learned
+
+
+def _shown(method: Method, encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
+    """Return the text of a row as the method reads it, and what it learns from beside."""
+    if not method.uses_trl:
+        return _pieces(encoder, example)
+    if not method.rows.has_answers:
+        ids = encoder.questions([example])[0]["input_ids"]
+        shown = [(_text(encoder, ids), False)]
+    else:
+        shown = _pieces(encoder, example)
+    return [*shown, *_beside(method, encoder, example)]
+
+
+def _beside(method: Method, encoder: Encoder, example: Example) -> Iterator[tuple[str, bool]]:
+    for name, row in method.rows.others(example).items():
+        pieces = _pieces(encoder, row)
+        yield f"\n{name}: ", False
+        yield from [piece for piece in pieces if piece[1]]
+    for name, value in method.rows.remaining(example).items():
+        yield f"\n{name}: {value}", False
+
+
+def _text(encoder: Encoder, ids: Sequence[int]) -> str:
+    whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    return str(encoder.tokenizer.decode(ids, **whole))
 
 
 def _pieces(encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
@@ -89,12 +122,7 @@ def _pieces(encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
             if not pieces or pieces[-1][1] != learned:
                 pieces.append(([], learned))
             pieces[-1][0].append(token)
-    whole = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
-    shown = []
-    for ids, learned in pieces:
-        text = encoder.tokenizer.decode(ids, **whole)
-        shown.append((str(text), learned))
-    return shown
+    return [(_text(encoder, ids), learned) for ids, learned in pieces]
 
 
 def main() -> None:

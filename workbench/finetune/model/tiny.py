@@ -6,11 +6,18 @@ The models need no model hub, and train in seconds on a CPU core.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+from transformers.integrations import deepspeed
 
 from workbench.agent.rank.collectives import broadcast_bytes, rank
 from workbench.finetune.data.rows import Example
@@ -24,7 +31,7 @@ from workbench.finetune.recipe.tiny_t5 import tiny_t5
 _TOKENIZER_ROWS = 4000
 
 
-def make(name: str, tokenizer: Any, seed: int) -> Any:
+def make(name: str, tokenizer: Any, seed: int, *, scores: bool = False) -> Any:
     if name != TINY_LLAMA:
         return tiny_t5(model_config(name), tokens=len(tokenizer), seed=seed)
     torch.manual_seed(seed)
@@ -38,7 +45,25 @@ def make(name: str, tokenizer: Any, seed: int) -> Any:
         "eos_token_id": 1,
         "bos_token_id": 2,
     }
+    if scores:
+        with _whole():
+            config = AutoConfig.for_model(**shape, **own, num_labels=1)
+            return LlamaForSequenceClassification(config)
     return LlamaForCausalLM(AutoConfig.for_model(**shape, **own))
+
+
+@contextmanager
+def _whole() -> Iterator[None]:
+    """Make a model whose inner model transformers would otherwise cut at once under ZeRO-3.
+
+    Its initial weights would be those of empty tensors. DeepSpeed cuts the whole model later.
+    """
+    held = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = held
 
 
 def tokenizer_for_all(

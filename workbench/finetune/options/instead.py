@@ -176,7 +176,8 @@ _TRACKER = (
     "transformers reports to no such tracker; TensorBoard has the metrics anyway, and a Script can "
     "use any tracker"
 )
-_METHOD = "FineTune learns from given answers; a Script with TRL can do it"
+_METHOD = "it is a method: use method='{}', and choose how ranks share the work as technique"
+_SCRIPT = "FineTune has no such method; a Script with TRL can do it"
 _VALUES: Mapping[str, Mapping[str, str]] = {
     "report_to": {
         "tensorboard": "TensorBoard has the metrics of every run; leave it out",
@@ -215,9 +216,14 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
         }
     ),
     "technique": {
-        **dict.fromkeys(("dpo", "grpo", "kto", "orpo", "ppo", "rloo"), _METHOD),
-        "sft": "every technique does it; choose how ranks share the work",
+        **{name: _METHOD.format(name) for name in ("sft", "dpo", "grpo", "kto", "orpo", "reward")},
+        **dict.fromkeys(("ppo", "rloo"), _SCRIPT),
         "deepspeed": "name the ZeRO stage: zero1, zero2 or zero3",
+    },
+    "method": {
+        **dict.fromkeys(("ppo", "rloo", "cpo", "online_dpo", "gkd"), _SCRIPT),
+        "lora": "adapters are peft='lora', with any method",
+        "rm": "use 'reward'",
     },
 }
 

@@ -55,6 +55,34 @@ def check_metrics(metrics: Sequence[Metric]) -> tuple[Metric, ...]:
     return tuple(metrics)
 
 
+def check_rewards(rewards: Sequence[Metric]) -> tuple[Metric, ...]:
+    """Raise ConfigError for an invalid reward: neither `path.py:function` nor a function."""
+    for reward in rewards:
+        if not isinstance(reward, str):
+            _check_takes_completions(reward)
+            continue
+        path, function = metric_function(reward)
+        if not (path.endswith(".py") and function.isidentifier()):
+            raise one_of("job rewards", reward, ["path.py:function", "a function"])
+    return tuple(rewards)
+
+
+def _check_takes_completions(reward: Callable[..., object]) -> None:
+    try:
+        parameters = inspect.signature(reward).parameters.values()
+    except ValueError:  # a builtin without a signature
+        return
+    takes = any(
+        each.name == "completions" or each.kind is inspect.Parameter.VAR_KEYWORD
+        for each in parameters
+    )
+    if not takes:
+        raise ConfigError(
+            f"job rewards: {function_name(reward)} must take the argument `completions`; the "
+            "other columns of the rows are passed by name"
+        )
+
+
 def _check_takes_two(metric: Callable[..., object]) -> None:
     try:
         inspect.signature(metric).bind([], [])
@@ -68,7 +96,7 @@ def _check_takes_two(metric: Callable[..., object]) -> None:
 
 
 def carried_metrics(
-    metrics: Sequence[str], sent: Sequence[Json], folder: str = ""
+    metrics: Sequence[str], sent: Sequence[Json], folder: str = "", stem: str = "metric"
 ) -> tuple[list[str], dict[str, bytes]]:
     """Return a job's metrics with custom metrics renamed to files of `folder`, and the files.
 
@@ -83,9 +111,9 @@ def carried_metrics(
         return list(metrics), {}
     files = {}
     for number, each in enumerate(sent, 1):
-        files[f"metric-{number}.py"] = text(each.get("source")).encode()
+        files[f"{stem}-{number}.py"] = text(each.get("source")).encode()
     named = {}
     for metric, number in own.items():
         function = text(sent[number].get("function"))
-        named[metric] = f"{folder}metric-{number + 1}.py:{function}"
+        named[metric] = f"{folder}{stem}-{number + 1}.py:{function}"
     return [named.get(metric, metric) for metric in metrics], files

@@ -31,7 +31,13 @@ from workbench.finetune.options.choices import (
     Sampling,
     Schedule,
 )
-from workbench.finetune.options.metrics import METRICS, Metric, check_metrics, metric_text
+from workbench.finetune.options.metrics import (
+    METRICS,
+    Metric,
+    check_metrics,
+    check_rewards,
+    metric_text,
+)
 from workbench.finetune.options.trackers import TRACKERS
 from workbench.jobs.launcher import Launcher
 from workbench.rundir.stores.address import check_address, is_address
@@ -80,6 +86,7 @@ class FineTuneOptions(Record):
 
     sections: ClassVar[Mapping[str, str]] = {
         "model": "Model and data",
+        "method": "Method",
         "technique": "Technique",
         "epochs": "Training",
         "eval_strategy": "Evaluation",
@@ -100,6 +107,23 @@ class FineTuneOptions(Record):
         PathText | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")
     ] = "wikisql-mini"
     """Name (`wikisql-mini`), path, or object with `kind` and the options of that kind."""
+    method: str = "sft"
+    """Name of a method. `FineTune` knows the registry of methods and checks the name."""
+    method_options: Mapping[str, object] = Field(default_factory=dict)
+    """Options of the method by TRL's names, such as `{"beta": 0.2}` for `dpo`.
+
+    See docs/methods.md. Default: TRL's values.
+    """
+    rewards: Annotated[
+        Sequence[_Metric],
+        AfterValidator(check_rewards),
+        Allowed("a list of 'path.py:function' and functions"),
+    ] = ()
+    """Functions that judge answers for method `grpo`, of the notebook or `path.py:function`.
+
+    A function returns a number for each of the `completions`, and may take further columns of the
+    rows by name. The rewards of several functions are added.
+    """
     technique: str = "zero1"
     """Name of a technique. `FineTune` knows the registry of techniques and checks the name."""
     peft: Annotated[str, Choice(Peft)] = "none"

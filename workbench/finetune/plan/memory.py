@@ -10,6 +10,7 @@ techniques add their own shares (`finetune/techniques`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,10 +39,17 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
         logits_row=0.0,
         gradients=trace.trained,
     )
+    sequences = math.ceil(rows * setting.sequences)
     pairs = []
     for moment in (*trace.moments[setting.arithmetic], passed):
-        pairs.append(_at(setting, trace, moment, rows))
+        pairs.append(_at(setting, trace, moment, sequences))
     pairs.append(technique_of(setting.technique).update(setting, trace))
+    if setting.cache_bytes:
+        # Answers are written before the forward pass, beside the weights.
+        device, host = technique_of(setting.technique).kept(setting, trace)
+        pairs.append((device.plus(Memory(activations=setting.cache_bytes)), host))
+    reference = _reference(setting, trace)
+    pairs = [(device.plus(reference), host) for device, host in pairs]
     # Without a GPU all parts share the pod's memory, so the peak is the highest sum.
     if not setting.gpu:
         both = _highest([device.plus(host) for device, host in pairs])
@@ -54,6 +62,18 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
     )
 
 
+def _reference(setting: Setting, trace: Trace) -> Memory:
+    """Return the weights of the frozen reference, sharded like the weights in training."""
+    weights = setting.reference_bytes * (trace.parameters - _adapters(trace))
+    spreads = technique_of(setting.technique).spreads
+    shards = setting.shards if "trained" in spreads else 1
+    return Memory(parameters=weights / shards)
+
+
+def _adapters(trace: Trace) -> int:
+    return trace.trained if trace.trained < trace.parameters else 0
+
+
 def _highest(memories: Sequence[Memory]) -> Memory:
     return max(memories, key=lambda memory: memory.total)
 
@@ -63,6 +83,9 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
     device, host = technique.kept(setting, trace)
     logits = max(0.0, moment.logits + rows * moment.logits_row)
     held = moment.held(rows)
+    if not setting.whole_logits:
+        held = max(0.0, held - logits)
+        logits = 0.0
     if setting.packed:  # a layer's weights are unpacked one matrix at a time
         held += trace.largest_packed * setting.compute_bytes
     gradients, communication = technique.backward(setting, trace, moment)
@@ -84,6 +107,7 @@ def host_of(
     """Return the need per stage (`loading`, `training`, `saving`). `gpu_bytes` None: unknown."""
     technique = technique_of(setting.technique)
     device, host = technique.kept(setting, trace)
+    device = device.plus(_reference(setting, trace))
     held = host if setting.gpu else device.plus(host)
     start = Memory(overhead=need.host.overhead)
     read = trace.parameters

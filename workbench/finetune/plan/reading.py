@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.registry import method_of
 
 _SAMPLE = 400  # rows used to count tokens
 _HUB_ROWS = 2000  # rows fetched from a hub dataset
@@ -59,6 +60,8 @@ class RowPreview(Shown):
     """Columns unused by the form of every row."""
     empty_answers: int = 0
     """Rows whose answer is empty."""
+    remarks: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of rows by what is odd about the rows."""
     is_all: bool = True
     """Whether all rows were counted. Only the first rows of a hub dataset are counted."""
 
@@ -84,6 +87,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
     if not isinstance(job, FineTune):
         raise ConfigError(f"preview shows the rows of a FineTune; a {type(job).__name__} has none")
     job = on_base(job)
+    reader = method_of(job.method).rows
     dataset = dataset_from(job.dataset)
     with (
         tempfile.TemporaryDirectory(prefix="workbench-rows-") as scratch,
@@ -94,14 +98,15 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
             # The hub's rows are not counted for a preview, so a share is not cut.
             limit = dataset.limit if isinstance(dataset.limit, int) else _HUB_ROWS
             dataset = dataset.replace(limit=min(limit, _HUB_ROWS))
-            written = dataset.write(folder, refusal=refusal)
+            written = dataset.write(folder, refusal=refusal, reader=reader)
         else:
-            made = prepare(dataset, folder, refusal=refusal)
+            made = prepare(dataset, folder, refusal=refusal, reader=reader)
             written = Written(
                 made.train_rows,
                 made.eval_rows,
                 made.not_read,
                 made.empty_answers or 0,
+                made.remarks,
             )
         train = set(_digests(folder / "train.jsonl"))
         overlap = sum(digest in train for digest in _digests(folder / "eval.jsonl"))
@@ -119,6 +124,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         overlap=overlap,
         not_read=written.not_read,
         empty_answers=written.empty_answers,
+        remarks=written.remarks,
         is_all=not isinstance(dataset, Hub),
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
 from workbench.finetune.options.sequence import check_ranks
@@ -60,7 +61,7 @@ def setting_of(
         accumulates=job.gradient_accumulation_steps > 1,
         reduce_bytes=2 if job.communication == Communication.BF16 else 4,
     )
-    return technique.setting(plain, job, config)
+    return technique.setting(method_of(job.method).setting(plain, job, model), job, config)
 
 
 def setting_from(data: Mapping[str, Any]) -> Setting:
@@ -85,7 +86,7 @@ def request_of(
     gpus: int,
     lengths: tuple[int, int] | None,
 ) -> dict[str, object]:
-    source, target = lengths or (job.max_source_length, job.max_target_length)
+    source, target = lengths or method_of(job.method).learns_at_once(job)
     shape = dict(config)
     for name in ("dtype", "torch_dtype"):
         shape.pop(name, None)

@@ -42,7 +42,7 @@ _WARMUP = 0.1
 
 # transformers 5.2x has a new name for this option, and warns of the old name.
 _RENAMED = "activation_checkpointing" in Seq2SeqTrainingArguments.__dataclass_fields__
-_CHECKPOINTING = "activation_checkpointing" if _RENAMED else "gradient_checkpointing"
+CHECKPOINTING = "activation_checkpointing" if _RENAMED else "gradient_checkpointing"
 
 # Options of a job that are the Trainer's, with the same name. Jobs of earlier versions lack some,
 # and used the Trainer's defaults.
@@ -270,7 +270,7 @@ def training_options(
         warmup = _WARMUP
     checkpointing = {}
     if job["gradient_checkpointing"] and not job.get("checkpoint_layers"):
-        checkpointing[_CHECKPOINTING] = True
+        checkpointing[CHECKPOINTING] = True
     return {
         **{name: job[name] for name in _SAME if name in job},
         "num_train_epochs": job["epochs"],

@@ -40,8 +40,11 @@ def handed_over(job: FineTune, request: HandoverRequest) -> Handover:
     sent = parts(part(shipped, "metric_inputs").get("metrics"))
     named = [metric_text(metric) for metric in job.metrics]
     asked["metrics"], metrics = carried_metrics(named, sent, request.folder)
+    judging = parts(shipped.get("rewards"))
+    named = [metric_text(reward) for reward in job.rewards]
+    asked["rewards"], rewards = carried_metrics(named, judging, request.folder, "reward")
     if not request.folder:
-        inputs.update(metrics)
+        inputs.update({**metrics, **rewards})
     if shipped.get("deepspeed") is not None:
         asked["deepspeed"] = shipped["deepspeed"] if job.deepspeed is not None else _shipped(job)
     return Handover(

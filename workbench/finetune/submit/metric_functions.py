@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from workbench.base import entries
 from workbench.base.files import write_bytes
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.metrics import function_name, metric_text
+from workbench.finetune.options.metrics import Metric, function_name, metric_text
 from workbench.jobs.script import Function
 from workbench.rundir.make.function import cloudpickle_files, pickled_function
 
@@ -26,17 +26,18 @@ from {module} import load as _load
 
 
 def with_metric_files(job: FineTune, folder: Path) -> FineTune:
-    """Return the job with each metric function written to a file in `folder`."""
-    if not any(map(callable, job.metrics)):
+    """Return the job with each function of its metrics and rewards written to a file."""
+    if not any(map(callable, (*job.metrics, *job.rewards))):
         return job
-    named = [
-        metric if isinstance(metric, str) else _metric_file(metric, folder, number)
-        for number, metric in enumerate(job.metrics)
-    ]
-    return job.replace(metrics=named)
+    named: list[Metric] = []
+    for number, metric in enumerate((*job.metrics, *job.rewards)):
+        is_text = isinstance(metric, str)
+        named.append(metric if is_text else _metric_file(metric, folder, number))
+    count = len(job.metrics)
+    return job.replace(metrics=named[:count], rewards=named[count:])
 
 
-def _metric_file(function: Callable[..., object], folder: Path, number: int) -> str:
+def _metric_file(function: Any, folder: Path, number: int) -> str:
     pickled, facts = pickled_function(Function(function))
     brought = {name: content.decode() for name, content in cloudpickle_files().items()}
     name = function_name(function)

@@ -35,34 +35,46 @@ def metric_inputs(job: FineTune, data: Prepared) -> Mapping[str, object]:
     return inputs if evaluates(job) else {}
 
 
+def reward_inputs(job: FineTune) -> list[Mapping[str, str]]:
+    """Return the functions that judge answers, for the ranks."""
+    return [_function(str(reward), "reward") for reward in job.rewards]
+
+
 def _metric(metric: str) -> Mapping[str, str]:
+    sent = _function(metric, "metric")
+    defined = dict(_defined(ast.parse(sent["source"])))
+    match defined[sent["function"]]:
+        case ast.FunctionDef(args=args) if not _takes_two(args):
+            raise ConfigError(
+                f"metric: {sent['function']} in {sent['path']} must take two lists, predictions "
+                "and references"
+            )
+    return sent
+
+
+def _function(metric: str, what: str) -> Mapping[str, str]:
     name, function = metric_function(metric)
     path = user_path(name)
     try:
         if path.stat().st_size > _LARGEST:
             raise ConfigError(
-                f"metric: {path} is larger than 1 MiB; name a file with the function alone"
+                f"{what}: {path} is larger than 1 MiB; name a file with the function alone"
             )
         source = read_given(path)
         tree = ast.parse(source)
     except OSError as error:
         raise ConfigError(
-            f"metric: {path} cannot be read: {error.strerror}; paths count from {Path.cwd()}"
+            f"{what}: {path} cannot be read: {error.strerror}; paths count from {Path.cwd()}"
         ) from error
     except SyntaxError as error:
         raise ConfigError(
-            f"metric: {path} line {error.lineno} is not Python: {error.msg}"
+            f"{what}: {path} line {error.lineno} is not Python: {error.msg}"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"metric: {path} is not a Python file: {error}") from error
+        raise ConfigError(f"{what}: {path} is not a Python file: {error}") from error
     defined = dict(_defined(tree))
     if function not in defined:
-        raise one_of(f"metric: in {path} the function", function, defined)
-    match defined[function]:
-        case ast.FunctionDef(args=args) if not _takes_two(args):
-            raise ConfigError(
-                f"metric: {function} in {path} must take two lists, predictions and references"
-            )
+        raise one_of(f"{what}: in {path} the function", function, defined)
     return {"path": str(path), "function": function, "source": source}
 
 

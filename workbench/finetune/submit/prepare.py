@@ -16,12 +16,14 @@ from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune, moved_metric
 from workbench.finetune.job.refusals import check_at_submit
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.models import check_model, model_family
 from workbench.finetune.submit.metric_functions import with_metric_files
-from workbench.finetune.submit.metric_inputs import metric_inputs
+from workbench.finetune.submit.metric_inputs import metric_inputs, reward_inputs
 from workbench.finetune.submit.origin import origin
 from workbench.finetune.submit.resume import before_of, resume_checkpoint, row_order
+from workbench.finetune.submit.rewards import try_rewards
 from workbench.jobs.job import NewRun, Prepared
 from workbench.rundir.checkpoints import CHECKPOINT
 from workbench.rundir.paths import RunPaths
@@ -58,14 +60,19 @@ def _check_rights(address: str) -> None:
 def prepare(job: FineTune, run: NewRun) -> Prepared:
     """Write the inputs; raise ConfigError if the job does not fit the rows, ranks and GPUs."""
     paths = RunPaths(run.root)
+    asked = job
     job = with_metric_files(_absolute(job), paths.inputs)
     if job.checkpoint_store:
         check_rights(job.checkpoint_store, "checkpoints")
     before = before_of(job, paths)
     check_model(job.model, job.model_revision)
+    method = method_of(job.method)
+    method.refuse_ranks(job, run.ranks)
     deepspeed = resolve(job, gpus=run.gpus, world_size=run.ranks)
     with checked_rows(job) as refusal:
-        data = prepare_rows(dataset_from(job.dataset), paths.inputs, refusal=refusal)
+        dataset = dataset_from(job.dataset)
+        data = prepare_rows(dataset, paths.inputs, refusal=refusal, reader=method.rows)
+    try_rewards(asked.rewards, data.train)
     chosen = []
     for name in _LEFT_OPEN:
         was_open = getattr(run.asked, name, "") is None
@@ -87,6 +94,8 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
         "ranks": run.ranks,
         "order": ROW_ORDER if before is None else row_order(before.root),
         "metric_inputs": metric_inputs(job, data),
+        "remarks": data.remarks,
+        "rewards": reward_inputs(job),
     }
     if before is not None:
         checkpoint = resume_checkpoint(
@@ -116,6 +125,11 @@ def _absolute(job: FineTune) -> FineTune:
     ]
     if metrics != [*job.metrics]:
         changes["metrics"] = metrics
+    rewards = [
+        moved_metric(reward, lambda path: user_path(path).absolute()) for reward in job.rewards
+    ]
+    if rewards != [*job.rewards]:
+        changes["rewards"] = rewards
     folder = user_path(job.model)
     if is_folder(folder):
         changes["model"] = str(folder.absolute())

@@ -15,6 +15,7 @@ from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Precision, Sampling, Schedule
+from workbench.finetune.options.metrics import metric_function, metric_text
 from workbench.finetune.options.models import has_chat_template
 from workbench.finetune.techniques.registry import technique_of
 from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint, newest_good, remove_after
@@ -73,12 +74,14 @@ COMPARED_APART = frozenset(
         "communication",
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
+        "rewards",
     }
 )
 """Options that are compared by their effect.
 
 Compared are training rows, the resolved DeepSpeed configuration, the number format of sent
-gradients, and the global batch.
+gradients, the global batch, and the names of the reward functions. Each run writes the functions
+of a notebook to files of its own.
 """
 
 COMPARED = tuple(
@@ -313,6 +316,9 @@ def _check_settings(
     for name in same:
         if now[name] != then[name]:
             different.append(f"{name} is {now[name]!r} and was {then[name]!r}")
+    names = _reward_names(job), _reward_names(before)
+    if names[0] != names[1]:
+        different.append(f"rewards is {names[0]!r} and was {names[1]!r}")
     sent = _sent(job), _sent(before)
     if sent[0] != sent[1] and not (left_open and ranks[0] != ranks[1]):
         different.append(f"communication is {sent[0]!r} and was {sent[1]!r}")
@@ -332,6 +338,10 @@ def _check_settings(
             f"the job differs from the job of {earlier}: {'; '.join(different)}; resume with the "
             "same settings"
         )
+
+
+def _reward_names(job: FineTune) -> list[str]:
+    return [metric_function(metric_text(reward))[1] for reward in job.rewards]
 
 
 def _sent(job: FineTune) -> str:

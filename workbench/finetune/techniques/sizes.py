@@ -227,6 +227,14 @@ class Setting:
     """Bytes of a gradient in messages to other ranks."""
     sync_steps: int = 1
     """Steps between two synchronisations of local SGD."""
+    sequences: float = 1.0
+    """Sequences that the model reads for a row: 2 for a pair of answers."""
+    reference_bytes: int = 0
+    """Bytes of a weight of a frozen reference model; 0 without such a model."""
+    whole_logits: bool = True
+    """Whether the scores of all words exist for all tokens at once."""
+    cache_bytes: float = 0.0
+    """Bytes of the keys and values of all answers that a rank writes at once."""
 
 
 class Network(Protocol):

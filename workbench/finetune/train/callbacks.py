@@ -158,8 +158,10 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]  # transformers publ
             "samples_per_s": rate,
             "train_samples_per_s": round(noted.samples_per_s, 3),
         }
-        if "aux_loss" in logs:
-            figures["aux_loss"] = logs["aux_loss"]
+        # The load-balancing loss, and the figures of TRL's trainers.
+        for name, value in logs.items():
+            if name not in figures and isinstance(value, int | float) and math.isfinite(value):
+                figures[name] = value
         if step in self.profiled:
             figures["profiled"] = True
         emit_event(

@@ -40,7 +40,7 @@ from workbench.rundir.events import emit
 from workbench.rundir.metrics import perplexity
 
 _MOST_NAMES = 50
-Function = Callable[[list[str], list[str]], object]
+Function = Callable[..., Any]
 
 
 def note(message: str) -> None:
@@ -98,8 +98,7 @@ class Evaluator:
         self._own: list[tuple[str, Function]] = []
         if ranks.rank() == 0:
             for number, metric in enumerate(parts(sent.get("metrics"))):
-                name = text(metric.get("function"))
-                self._own.append((name, _function(metric, number)))
+                self._own.append(imported(metric, number, "metric"))
         self._complained: set[str] = set()
 
     def measure(self, trainer: Any) -> dict[str, float]:
@@ -147,13 +146,19 @@ class Evaluator:
         if self.counts_right:
             figures["accuracy"] = accuracy
         if self._questions:
-            answers = generate.predict(trainer, self._encoder, self._questions)
-            if answers:
-                figures |= self._of_answers(answers, trainer.state.global_step)
-        # All ranks get the figures of rank 0.
-        own = json.dumps(figures).encode() if ranks.rank() == 0 else None
-        sent = json.loads(ranks.broadcast_bytes(own))
-        return {name: float(value) for name, value in sent.items()}
+            figures |= self._answered(trainer)
+        return _of_first_rank(figures)
+
+    def answer_figures(self, trainer: Any) -> dict[str, float]:
+        """Return the figures of answers alone, the same on every rank.
+
+        Every rank must call the method.
+        """
+        return _of_first_rank(self._answered(trainer)) if self._questions else {}
+
+    def _answered(self, trainer: Any) -> dict[str, float]:
+        answers = generate.predict(trainer, self._encoder, self._questions)
+        return self._of_answers(answers, trainer.state.global_step) if answers else {}
 
     def _of_answers(self, answers: Sequence[Answer], step: int) -> dict[str, float]:
         texts = [a.predicted for a in answers]
@@ -198,11 +203,25 @@ class Evaluator:
             return {}
 
 
-def _function(sent: Mapping[str, object], number: int = 0) -> Function:
+def _of_first_rank(figures: Mapping[str, float]) -> dict[str, float]:
+    own = json.dumps(figures).encode() if ranks.rank() == 0 else None
+    sent = json.loads(ranks.broadcast_bytes(own))
+    return {name: float(value) for name, value in sent.items()}
+
+
+def imported(sent: Mapping[str, object], number: int, what: str) -> tuple[str, Function]:
+    """Import a function of the user, and return its name and the function.
+
+    `what` is a metric or a reward, for messages.
+    """
+    return text(sent.get("function")), _function(sent, number, what)
+
+
+def _function(sent: Mapping[str, object], number: int = 0, what: str = "metric") -> Function:
     source = text(sent.get("source"))
     path = text(sent.get("path"))
     name = text(sent.get("function"))
-    module = ModuleType(f"workbench_metric_{number}")
+    module = ModuleType(f"workbench_{what}_{number}")
     module.__file__ = path
     # Tracebacks show the file's lines, although the file is not on this pod.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
@@ -214,10 +233,10 @@ def _function(sent: Mapping[str, object], number: int = 0) -> Function:
         function = getattr(module, name)
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"metric {path}:{name} cannot be imported on rank 0's pod: {_raised(error)}"
+            f"{what} {path}:{name} cannot be imported on rank 0's pod: {_raised(error)}"
         ) from error
     if not callable(function):
-        raise ConfigError(f"metric {path}:{name} is not a function")
+        raise ConfigError(f"{what} {path}:{name} is not a function")
     metric: Function = function
     return metric
 

@@ -23,6 +23,8 @@ from workbench.finetune.data.training.rows import Rows, content_digest
 from workbench.finetune.data.training.token_cache import kept_rows
 from workbench.finetune.data.training.tokens import TokenRows, packed, shared_rows
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.registry import method_of
+from workbench.finetune.methods.rows import with_rejected
 from workbench.finetune.model import adapters, generate, pipeline
 from workbench.finetune.model import load as model
 from workbench.finetune.model.layers import balance_coefficient, recompute
@@ -50,6 +52,7 @@ from workbench.finetune.train.measure.profile import (
 )
 from workbench.finetune.train.settings import Assignment, prepare_process, training_arguments
 from workbench.finetune.train.trainer import FineTuner, TrainerParts
+from workbench.finetune.train.with_trl import trl_trainer
 from workbench.rundir.events import emit
 
 
@@ -69,6 +72,9 @@ def _run(work: Assignment) -> None:
     # The packages come last, so that they shadow none of the pod's packages.
     sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))
     phase("joining the other ranks")
+    if work.method.uses_trl:
+        # A pod without TRL fails at once.
+        work.method.on_pods()
     prepare_process(work)
     arguments = training_arguments(work)
     work.out.mkdir(parents=True, exist_ok=True)
@@ -77,6 +83,7 @@ def _run(work: Assignment) -> None:
     phase("loading model")
     loaded = _base(work.job, rows, work.gpus)
     loaded = model.placed(loaded, work.job, gpus=work.gpus)
+    reference = _reference(work, rows, loaded)
     loaded = adapters.attached(loaded, work.job)
     if work.job.device_map:
         note(f"device_map: {pipeline.described(loaded.model)}")
@@ -85,7 +92,7 @@ def _run(work: Assignment) -> None:
     size = work.job.sequence_parallel
     sequence = SequenceParallel(loaded.model, size) if size > 1 else None
     stop = StopFile(work.stop)
-    trainer = _trainer(work, arguments, loaded, encoder, rows, stop, sequence)
+    trainer = _trainer(work, arguments, loaded, encoder, rows, stop, (reference, sequence))
     trainer.write_model = lambda: _save(work, loaded)
     used = {
         "pod": pod_name(),
@@ -116,7 +123,7 @@ def _run(work: Assignment) -> None:
 def load_rows(work: Assignment) -> Rows:
     """Load the rows. A refusal explains why the hub was not asked when the run was submitted."""
     try:
-        return data.load(work.train, work.evaluation, work.hub)
+        return data.load(work.train, work.evaluation, work.hub, work.method.rows)
     except ConfigError as error:
         if not work.unasked:
             raise
@@ -127,7 +134,19 @@ def load_rows(work: Assignment) -> Rows:
         raise ConfigError(f"{error}. {late}") from error
 
 
-def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
+def _reference(work: Assignment, rows: Rows, loaded: model.Loaded) -> Any:
+    """Return a second, frozen model, as the model is before the training; None if not needed."""
+    if not work.method.needs_reference(work.job):
+        return None
+    second = _base(work.job, rows, work.gpus, tokenizer=loaded.tokenizer)
+    for parameter in second.model.parameters():
+        parameter.requires_grad_(False)
+    second = model.placed(second, work.job, gpus=work.gpus)
+    work.technique.wrap(second.model, work.job, gpus=work.gpus, parts=parts_to_shard)
+    return second.model
+
+
+def _base(job: FineTune, rows: Rows, gpus: int, *, tokenizer: Any = None) -> model.Loaded:
     sharded = technique_of(job.technique).gathers_packed
     packing = adapters.load_options(job.peft, job.number_format, sharded=sharded)
     options = {**model.load_options(job, gpus=gpus), **packing}
@@ -135,7 +154,6 @@ def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
         options["attn_implementation"] = job.attn_implementation
     # Adapters belong to the tokens of their training; a tokenizer learned from new rows would
     # differ.
-    tokenizer = None
     trained = job.lora.get("resume_from")
     if trained and model_kind(job.model) is ModelKind.BUILTIN:
         tokenizer = AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False)
@@ -148,6 +166,7 @@ def _base(job: FineTune, rows: Rows, gpus: int) -> model.Loaded:
         wording=wording(job.prompt, system=job.system),
         chat_template=job.chat_template,
         tokenizer=tokenizer,
+        scores=method_of(job.method).scores,
     )
 
 
@@ -158,21 +177,27 @@ def _trainer(
     encoder: Encoder,
     rows: Rows,
     stop: StopFile,
-    sequence: SequenceParallel | None,
-) -> FineTuner:
+    beside: tuple[Any, SequenceParallel | None],
+) -> Any:
+    """Return the trainer; `beside` are the reference model and the groups of ranks, if any."""
+    reference, sequence = beside
+    parts = _parts(work, encoder, stop)
+    parts.sequence = sequence
+    if work.method.uses_trl:
+        trainer = trl_trainer(work, parts, arguments, loaded, encoder, rows, reference)
+        # After TRL's changes to the model, and before the optimizer is made.
+        work.technique.wrap(loaded.model, work.job, gpus=work.gpus, parts=parts_to_shard)
+        _add_callbacks(work, trainer, samples=work.global_batch)
+        return trainer
+    work.technique.wrap(loaded.model, work.job, gpus=work.gpus, parts=parts_to_shard)
+    return _own_trainer(work, parts, arguments, loaded, encoder, rows)
+
+
+def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
     job = work.job
     technique = work.technique
-    technique.wrap(loaded.model, job, gpus=work.gpus, parts=parts_to_shard)
     clock = StepMeter(causal=encoder.causal, period=technique.sync_steps(job))
-    train = _tokens(work, encoder, rows.train, packs=job.packing)
-    count = len(train)
-    if job.packing:
-        count = sum(row["position_ids"].count(0) for row in train)
-    evaluation: Sequence[object] = []
-    if evaluates(job):
-        evaluation = _tokens(work, encoder, rows.eval)
-    coefficient = balance_coefficient(loaded.model, job.router_aux_loss_coef)
-    parts = TrainerParts(
+    return TrainerParts(
         clock=clock,
         stop=stop,
         leave=LeaveFile(work.rank_folder),
@@ -183,15 +208,37 @@ def _trainer(
             resumes=job.resume is not None,
             most=job.save_total_limit,
         ),
-        evaluator=Evaluator(job, encoder, rows.eval, work.metric_inputs),
         technique=technique,
         points=technique.points(job),
         sends_bf16=job.communication == Communication.BF16,
         causal=encoder.causal,
         order=work.order,
-        balance=LoadBalance(coefficient) if coefficient is not None else None,
-        sequence=sequence,
     )
+
+
+def _own_trainer(
+    work: Assignment,
+    parts: TrainerParts,
+    arguments: Any,
+    loaded: model.Loaded,
+    encoder: Encoder,
+    rows: Rows,
+) -> FineTuner:
+    """Return the trainer of the package, which learns answers token by token."""
+    job = work.job
+    train = _tokens(work, encoder, rows.train, packs=job.packing)
+    count = len(train)
+    if job.packing:
+        count = sum(row["position_ids"].count(0) for row in train)
+    evaluation: Sequence[object] = []
+    if evaluates(job):
+        evaluation = _tokens(work, encoder, rows.eval)
+    coefficient = balance_coefficient(loaded.model, job.router_aux_loss_coef)
+    parts.evaluator = Evaluator(job, encoder, rows.eval, work.metric_inputs)
+    parts.balance = LoadBalance(coefficient) if coefficient is not None else None
+    collator: Any = encoder.collator
+    if parts.sequence is not None:
+        collator = parts.sequence.cutting(collator)
     trainer = FineTuner(
         parts=parts,
         train_dataset=train,
@@ -199,7 +246,7 @@ def _trainer(
         model=loaded.model,
         args=arguments,
         processing_class=loaded.tokenizer,
-        data_collator=sequence.cutting(encoder.collator) if sequence else encoder.collator,
+        data_collator=collator,
     )
     _add_callbacks(work, trainer, samples=work.global_batch * count / len(train))
     return trainer
@@ -222,7 +269,7 @@ def _tokens(
     return kept_rows(work.token_files, parts, make)
 
 
-def _add_callbacks(work: Assignment, trainer: FineTuner, *, samples: float) -> None:
+def _add_callbacks(work: Assignment, trainer: Any, *, samples: float) -> None:
     """Add the callbacks of a trainer in calling order; a step has `samples` samples."""
     job = work.job
     last = _steps(work, len(trainer.train_dataset))
@@ -278,14 +325,17 @@ def _add_callbacks(work: Assignment, trainer: FineTuner, *, samples: float) -> N
 
 
 def _steps(work: Assignment, rows: int) -> int:
-    per_epoch = -(-rows // work.global_batch)
+    per_epoch = -(-rows // work.method.rows_of_step(work.job, work.world_size))
     return work.job.max_steps or max(1, -int(-work.job.epochs * per_epoch // 1))
 
 
-def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
+def _start(work: Assignment, trainer: Any, rows: Rows) -> None:
     if work.rank != 0:
         return
     job = work.job
+    remarks = work.remarks if rows.empty_answers is None else rows.remarks
+    for remark, count in remarks.items():
+        note(f"{count} of {len(rows.train) + len(rows.eval)} rows have {remark}")
     trainable, parameters = adapters.counts(trainer.model)
     emit(
         "start",
@@ -312,7 +362,7 @@ def _start(work: Assignment, trainer: FineTuner, rows: Rows) -> None:
     )
 
 
-def _train(trainer: FineTuner) -> int:
+def _train(trainer: Any) -> int:
     """Train, and return the step of the saved model. Steps that can fail come after saving."""
     trainer.args.eval_on_start = bool(trainer.eval_dataset)
     trainer.clock.resume()
@@ -320,7 +370,7 @@ def _train(trainer: FineTuner) -> int:
     trainer.clock.pause()
     trainer.save_trained()
     trainer.evaluate()
-    return trainer.use_best()
+    return int(trainer.use_best())
 
 
 def _save(work: Assignment, loaded: model.Loaded) -> None:
@@ -341,13 +391,17 @@ def _save(work: Assignment, loaded: model.Loaded) -> None:
         loaded.tokenizer.save_pretrained(folder)
 
 
-def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows) -> list[Answer]:
+def _predict(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> list[Answer]:
     examples = questions(rows.eval, work.job.predict_rows)
     if not examples:
         return []
     phase("predicting")
     try:
-        predictions = generate.predict(trainer, encoder, examples)
+        if work.method.scores:
+            others = [with_rejected(row) for row in examples]
+            predictions = generate.predict_scores(trainer, encoder, examples, others)
+        else:
+            predictions = generate.predict(trainer, encoder, examples)
         if work.rank == 0:
             write_answers(work.out / "predictions.jsonl", predictions)
     except (ranks.FailedAlike, OSError) as error:
@@ -364,7 +418,7 @@ def _predict(work: Assignment, trainer: FineTuner, encoder: Encoder, rows: Rows)
 
 def _end(
     work: Assignment,
-    trainer: FineTuner,
+    trainer: Any,
     step: int,
     predictions: Sequence[Answer],
     rates: Mapping[str, object],

@@ -22,10 +22,12 @@ from workbench.agent.ranks import stacks
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.method import Method
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import Precision
 from workbench.finetune.options.sequence import check_ranks
 from workbench.finetune.options.trackers import TRACKERS
-from workbench.finetune.recipe.standalone import prepare, training_options
+from workbench.finetune.recipe.standalone import CHECKPOINTING, prepare, training_options
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.technique import Technique
 from workbench.jobs.registry import job_from_dict
@@ -71,6 +73,10 @@ class Assignment:
     """Rows of the files with an empty answer."""
     unasked: str = ""
     """Reason why the columns of a hub dataset were not checked at submission; empty if checked."""
+    remarks: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of rows of the files by what is odd about the rows."""
+    rewards: tuple[Mapping[str, object], ...] = ()
+    """Functions of the user that judge answers."""
 
     @classmethod
     def read(cls) -> Assignment:
@@ -117,6 +123,8 @@ class Assignment:
             not_read=tuple(raw.get("not_read") or ()),
             empty_answers=int(raw.get("empty_answers") or 0),
             unasked=str(raw.get("unasked") or ""),
+            remarks=raw.get("remarks") or {},
+            rewards=tuple(raw.get("rewards") or ()),
         )
 
     @property
@@ -131,6 +139,10 @@ class Assignment:
     @property
     def technique(self) -> Technique:
         return technique_of(self.job.technique)
+
+    @property
+    def method(self) -> Method:
+        return method_of(self.job.method)
 
     @property
     def global_batch(self) -> int:
@@ -178,7 +190,19 @@ def prepare_process(work: Assignment) -> None:
 def training_arguments(work: Assignment) -> Any:
     """Translate the job into the Trainer's options, and open the process group of the ranks."""
     options = training_options(work.job.to_dict(), work.deepspeed, gpus=bool(work.gpus))
-    arguments = Seq2SeqTrainingArguments(
+    made: Any = Seq2SeqTrainingArguments
+    if work.method.uses_trl:
+        module = work.method.on_pods()
+        made = module.Arguments
+        # TRL recomputes activations unless told otherwise.
+        options = {CHECKPOINTING: False, "gradient_checkpointing": False, **options}
+        # Evaluations read rows in order, and the trainer's hooks know the order of training rows.
+        options |= {
+            "train_sampling_strategy": "sequential",
+            **module.UNCUT,
+            **work.method.arguments(work.job),
+        }
+    arguments = made(
         output_dir=str(work.folder / "trainer"),
         run_name=work.folder.name,
         # Only rank 0 reports, as with the project's own metrics. If KUBEFLOW_TRAINER_SERVER_URL is

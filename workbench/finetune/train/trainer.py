@@ -69,7 +69,14 @@ from workbench.finetune.train.measure.profile import StepProfiler
 from workbench.rundir.events import emit
 
 _SAID_EVERY_S = 1.0
-_NO_FIGURES = ("runtime", "samples_per_second", "steps_per_second", "epoch")
+_NO_FIGURES = (
+    "runtime",
+    "samples_per_second",
+    "steps_per_second",
+    "model_preparation_time",
+    "num_tokens",
+    "epoch",
+)
 """Entries of the library's evaluations other than figures of the model."""
 
 # A trainer class of a library follows the mixin in the list of bases.
@@ -256,7 +263,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
     ) -> Any:
         """Run a forward and a backward pass. The loss stays on the device until a later step."""
         profiler = self._profiler_now()
-        self.clock.see(inputs, profiled=profiler is not None)
+        self.clock.see(self.counted_inputs(inputs), profiled=profiler is not None)
         stopwatch = Stopwatch(self.args.device).begin()
         profiling: AbstractContextManager[None] = nullcontext()
         if profiler is not None:
@@ -265,6 +272,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             loss = super().training_step(model, inputs, *args, **options)
         self.clock.computed(stopwatch.end())
         return loss
+
+    def counted_inputs(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a micro-batch with the mask of the tokens that the model reads."""
+        return inputs
 
     def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
         if "position_ids" in inputs:

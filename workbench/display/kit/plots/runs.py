@@ -116,6 +116,6 @@ def _plot(label: str, y: str, lines: Sequence[tuple[str, RunView, str, Look]]) -
 
 def _loss_unit(views: Sequence[RunView]) -> str:
     """Name the unit of a loss, if the jobs of all runs name the same unit."""
-    units = {view.spec.job.traits.loss_unit if view.spec else "" for view in views}
+    units = {view.spec.job.views.loss_unit if view.spec else "" for view in views}
     unit = units.pop() if len(units) == 1 else ""
     return f"loss, {unit}" if unit else "loss"

@@ -18,13 +18,14 @@ from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from workbench.base import entries
-from workbench.base.errors import DiskFull
+from workbench.base.errors import DiskFull, RunError
 from workbench.base.files.gate import library, read_bytes
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import Request, incoming
 from workbench.finetune.answers.serving.export import DTYPES, export_adapters, export_model
 from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
@@ -66,6 +67,7 @@ class Answerer:
     ) -> dict[str, object]:
         """Answer questions. The answer to a single question is also streamed to `on_text`."""
         began = time.monotonic()
+        self._check_answers()
         loaded = self._model(which)
         load_s = time.monotonic() - began
         texts = self._batched(loaded, [_example(question) for question in questions], on_text)
@@ -74,6 +76,18 @@ class Answerer:
             "load_s": load_s,
             "answer_s": time.monotonic() - began - load_s,
         }
+
+    def _check_answers(self) -> None:
+        if self._scores:
+            raise RunError(
+                f"method {self._job.method!r} trained a model that scores texts and writes no "
+                "answers; run.export(folder) makes a folder for "
+                "AutoModelForSequenceClassification, whose one output is the score"
+            )
+
+    @property
+    def _scores(self) -> bool:
+        return method_of(self._job.method).scores
 
     def export(
         self,
@@ -87,7 +101,9 @@ class Answerer:
         tokenizer = AutoTokenizer.from_pretrained(library(self._folder), trust_remote_code=False)
         if self._job.peft == Peft.NONE:
             options = {"dtype": DTYPES[dtype] if dtype else "auto"}
-            loaded = model.load(library(self._folder), (), seed=0, options=options)
+            loaded = model.load(
+                library(self._folder), (), seed=0, options=options, scores=self._scores
+            )
         elif merged:
             loaded = adapters.merged(self._folder, self._initial(tokenizer))
             dtype = dtype or model.own_format(self._job.model, self._job.model_revision)
@@ -131,6 +147,7 @@ class Answerer:
             revision=revision,
             options=options,
             tokenizer=tokenizer,
+            scores=self._scores,
         )
         if "device_map" not in options:
             loaded.model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -17,7 +17,8 @@ from workbench.base.errors import ConfigError
 from workbench.base.words import counted
 from workbench.finetune.data.lines import read_lines
 from workbench.finetune.data.meant import TELLING, RowTally, Written, written
-from workbench.finetune.data.rows import Example, Refusal, any_row, renamed, row_from
+from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
+from workbench.finetune.data.rows import Example, Refusal, any_row, renamed
 from workbench.finetune.data.shares import first_rows
 from workbench.finetune.data.sources.read import read_rows
 from workbench.finetune.data.tasks import TASK, Table
@@ -85,7 +86,7 @@ def read_tables(
         yield TASK.table(data, where)
 
 
-def write_files(
+def write_files(  # noqa: PLR0913
     folder: Path,
     *,
     train: Sequence[Path],
@@ -97,6 +98,7 @@ def write_files(
     encoding: str | None = None,
     split: Split | None = None,
     refusal: Refusal = any_row,
+    reader: RowReader = ANSWER_ROWS,
 ) -> Written:
     # Keep only headers: the rows of the release's tables need hundreds of megabytes.
     headers: dict[str, Table] = {}
@@ -104,11 +106,12 @@ def write_files(
         for table in read_tables(path, encoding=encoding):
             headers[table.id] = TASK.without_rows(table)
     telling = TELLING.difference(ignore)
+    wanted = columns or {}
 
     def lines(paths: Sequence[Path], tally: RowTally) -> Iterator[str]:
         for path in paths:
             is_empty = True
-            for where, data in read_rows(path, columns or {}, telling=telling, encoding=encoding):
+            for where, data in read_rows(path, wanted, telling=telling, encoding=encoding):
                 row = read_row(data, where, columns, headers or None, refusal=refusal, tally=tally)
                 yield row.to_json()
                 is_empty = False
@@ -122,8 +125,8 @@ def write_files(
 
     # Write the rows, then the tables on which predictions are run.
     name = ", ".join(str(path) for path in train[:3])
-    learned = RowTally(ignore)
-    judged = RowTally(ignore)
+    learned = RowTally(ignore, reader)
+    judged = RowTally(ignore, reader)
     own = lines(evaluation, judged) if evaluation else None
     rows = lines(train, learned)
     if split is not None and split.part is not None:
@@ -150,7 +153,7 @@ def read_row(
     columns = columns or {}
     tally.check(data, columns, where)
     fields = renamed(data, columns, where) if columns else data
-    row = row_from(fields, where, tables)
+    row = tally.reader.read(fields, where, tables)
     why = refusal(row)
     if why:
         raise ConfigError(f"{where} {why}")

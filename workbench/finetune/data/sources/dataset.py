@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, get_args
 
@@ -15,6 +16,7 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import gate, is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Positive, Record, Text, nested, read_kind
 from workbench.finetune.data.meant import Written
+from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal, any_row
 from workbench.finetune.data.sources.convert import mix_files
 from workbench.finetune.data.sources.files import RowFiles, files_of, is_rows
@@ -71,14 +73,14 @@ class Mix(Record):
         for part in self.parts:
             dataset_from(part.dataset)
 
-    def write(self, folder: Path, *, refusal: Refusal) -> Written:
+    def write(self, folder: Path, *, refusal: Refusal, reader: RowReader = ANSWER_ROWS) -> Written:
         """Write every part and mix the rows; return the numbers of rows."""
         # Write every part into a folder of its own.
         folders = [folder / f"part-{number}" for number in range(len(self.parts))]
         made = []
         for part, its in zip(self.parts, folders, strict=True):
             its.mkdir()
-            made.append(dataset_from(part.dataset).write(its, refusal=refusal))
+            made.append(dataset_from(part.dataset).write(its, refusal=refusal, reader=reader))
         # Take as many training rows as the weights allow without repeating a row.
         trained = [each.train for each in made]
         weights = [part.weight or trained[number] for number, part in enumerate(self.parts)]
@@ -99,7 +101,10 @@ class Mix(Record):
                     shutil.copyfileobj(read, to)
         not_read = dict.fromkeys(name for each in made for name in each.not_read)
         empty_answers = sum(each.empty_answers for each in made)
-        return Written(mixed, held_out, [*not_read], empty_answers)
+        remarks: Counter[str] = Counter()
+        for each in made:
+            remarks.update(each.remarks)
+        return Written(mixed, held_out, [*not_read], empty_answers, dict(remarks))
 
 
 Dataset = Mini | RowFiles | Release | Hub | Mix
@@ -137,6 +142,8 @@ class Prepared:
     """
     empty_answers: int | None = None
     """Number of rows with an empty answer; None for a hub dataset, whose rows are unknown here."""
+    remarks: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of rows by what is odd about the rows; empty for a hub dataset."""
     unasked: str = ""
     """Reason why the hub was not asked for its columns; the pods then check them.
 
@@ -180,13 +187,19 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     return dataset
 
 
-def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row) -> Prepared:
+def prepare(
+    dataset: Dataset,
+    folder: str | Path,
+    *,
+    refusal: Refusal = any_row,
+    reader: RowReader = ANSWER_ROWS,
+) -> Prepared:
     """Write a dataset's files to a folder and check every line.
 
     An error leaves the folder unchanged.
     """
     if isinstance(dataset, Hub):
-        first = dataset.check_rows(refusal=refusal)
+        first = dataset.check_rows(refusal=refusal, reader=reader)
         hub = dataset.model_dump()
         return Prepared(
             train=None,
@@ -202,7 +215,7 @@ def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row)
     gate.make_folders(folder, folder.parent)
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
         made = Path(scratch)
-        rows = dataset.write(made, refusal=refusal)
+        rows = dataset.write(made, refusal=refusal, reader=reader)
         gate.remove(folder / "tables.jsonl")
         for name in ("tables.jsonl", "eval.jsonl", "train.jsonl"):
             if (made / name).exists():
@@ -217,6 +230,7 @@ def prepare(dataset: Dataset, folder: str | Path, *, refusal: Refusal = any_row)
         hub=None,
         not_read=rows.not_read,
         empty_answers=rows.empty_answers,
+        remarks=rows.remarks,
     )
 
 

@@ -16,6 +16,7 @@ from workbench.base.record import Allowed, Count, Record, Text
 from workbench.finetune.data.columns import possible_columns
 from workbench.finetune.data.meant import Written
 from workbench.finetune.data.opened import check_encoding
+from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal, check_columns
 from workbench.finetune.data.shares import is_share
 from workbench.finetune.data.sources.convert import Split, write_files
@@ -153,12 +154,12 @@ class RowFiles(Record):
             files += _matching(option, path)
         return files
 
-    def write(self, folder: Path, *, refusal: Refusal) -> Written:
+    def write(self, folder: Path, *, refusal: Refusal, reader: RowReader = ANSWER_ROWS) -> Written:
         """Convert the files; return the numbers of rows. Rows of an object store are copied."""
         if not any(is_address(path) for option in _PATHS for path in self.given(option)):
-            return self._write(folder, refusal)
+            return self._write(folder, refusal, reader)
         with stored_rows(folder) as copies:
-            return self._with_copies(copies)._write(folder, refusal)
+            return self._with_copies(copies)._write(folder, refusal, reader)
 
     def look(self) -> None:
         """Raise ConfigError if an object store refuses, or lacks a file. Copies nothing."""
@@ -200,7 +201,7 @@ class RowFiles(Record):
         for path in paths:
             refuse_other(path, self.encoding)
 
-    def _write(self, folder: Path, refusal: Refusal) -> Written:
+    def _write(self, folder: Path, refusal: Refusal, reader: RowReader) -> Written:
         split = Split(
             share=None if self.eval is not None else self.eval_share or _DEFAULT_SHARE,
             limit=None if isinstance(self.limit, str) else self.limit,
@@ -217,6 +218,7 @@ class RowFiles(Record):
             encoding=self.encoding,
             split=split,
             refusal=refusal,
+            reader=reader,
         )
 
 

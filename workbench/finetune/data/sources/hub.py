@@ -13,6 +13,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder
 from workbench.base.record import Count, Record, Text
 from workbench.finetune.data.meant import RowTally, Written, written
+from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Example, Refusal, any_row
 from workbench.finetune.data.shares import first_rows
 from workbench.finetune.data.sources.convert import Split, read_row, write_parts
@@ -91,7 +92,7 @@ class Hub(Record):
             return [self.train_split]
         return [self.train_split, self.eval_split]
 
-    def check_rows(self, *, refusal: Refusal) -> FirstRows:
+    def check_rows(self, *, refusal: Refusal, reader: RowReader = ANSWER_ROWS) -> FirstRows:
         """Raise ConfigError for unknown splits and columns.
 
         Without access to the hub, the pods check them.
@@ -109,7 +110,7 @@ class Hub(Record):
             return FirstRows(unasked=str(error))
         rows: Any
         rows, names = answers
-        tally = RowTally(self.ignore)
+        tally = RowTally(self.ignore, reader)
         for split in first:
             self.check_split(split, names)
             self.row(rows[split], split, 0, refusal=refusal, tally=tally)
@@ -136,11 +137,11 @@ class Hub(Record):
         where = f"{self.name}, split {split}, row {number}"
         return read_row(data, where, self.columns, refusal=refusal, tally=tally)
 
-    def write(self, folder: Path, *, refusal: Refusal) -> Written:
+    def write(self, folder: Path, *, refusal: Refusal, reader: RowReader = ANSWER_ROWS) -> Written:
         """Read the rows on this machine; return the numbers of rows."""
         options: Mapping[str, object] = self.to_dict()
-        learned = RowTally(self.ignore)
-        judged = RowTally(self.ignore)
+        learned = RowTally(self.ignore, reader)
+        judged = RowTally(self.ignore, reader)
 
         def lines(split: str, tally: RowTally, **more: str) -> Iterator[str]:
             request = {"hub": options, "split": split, **more}

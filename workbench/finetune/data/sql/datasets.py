@@ -13,6 +13,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, user_path
 from workbench.base.record import Count, Record, Size, Text
 from workbench.finetune.data.meant import Written
+from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal
 from workbench.finetune.data.sources.convert import write_files, write_lines
 from workbench.finetune.data.sql.archive import unpack
@@ -48,8 +49,15 @@ class Mini(Record):
         return self
 
     # `refusal` is unused: every row has a question.
-    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002
+    def write(
+        self,
+        folder: Path,
+        *,
+        refusal: Refusal,  # noqa: ARG002
+        reader: RowReader = ANSWER_ROWS,
+    ) -> Written:
         """Write the files of the dataset and return the numbers of rows."""
+        reader.check_named("wikisql-mini")
         rows = mini_rows(self.seed, self.train_rows + self.eval_rows)
         # Evaluation first, so that the number of training rows does not change the evaluation rows.
         evaluated = write_lines(
@@ -76,8 +84,15 @@ class Release(Record):
             )
 
     # `refusal` is unused: every row has a question.
-    def write(self, folder: Path, *, refusal: Refusal) -> Written:  # noqa: ARG002
+    def write(
+        self,
+        folder: Path,
+        *,
+        refusal: Refusal,  # noqa: ARG002
+        reader: RowReader = ANSWER_ROWS,
+    ) -> Written:
         """Unpack and convert the archive; return the numbers of rows."""
+        reader.check_named("wikisql")
         archive = user_path(self.path)
         names = ("train.jsonl", "train.tables.jsonl", "dev.jsonl", "dev.tables.jsonl")
         files = unpack(archive, folder / "unpacked", names)

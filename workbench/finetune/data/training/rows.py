@@ -7,7 +7,7 @@ import json
 import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -16,9 +16,8 @@ import torch
 
 from workbench.base.errors import ConfigError
 from workbench.base.package import file_digest
-from workbench.finetune.data.lines import Fields
-from workbench.finetune.data.messages import tools_of, turns_of
-from workbench.finetune.data.rows import Example
+from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
+from workbench.finetune.data.rows import Example, prepared_row
 from workbench.finetune.data.training.stream import open_hub
 
 if TYPE_CHECKING:
@@ -39,14 +38,21 @@ class Rows:
     """Columns of a hub dataset not read by any row's form."""
     empty_answers: int | None = None
     """Number of rows of a hub dataset with an empty answer; None for files, already counted."""
+    remarks: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of rows of a hub dataset by what is odd about the rows."""
 
 
-def load(train: str | None, evaluation: str | None, hub: Mapping[str, object] | None) -> Rows:
+def load(
+    train: str | None,
+    evaluation: str | None,
+    hub: Mapping[str, object] | None,
+    reader: RowReader = ANSWER_ROWS,
+) -> Rows:
     if hub is not None:
         # Imported here because the module imports all other kinds of dataset, and few jobs need it.
         from workbench.finetune.data.sources.hub import Hub
 
-        rows = _from_hub(Hub.from_dict(hub))
+        rows = _from_hub(Hub.from_dict(hub), reader)
     elif train is not None:
         rows = Rows(train=_Lines(Path(train)), eval=_Lines(Path(evaluation)) if evaluation else [])
     else:
@@ -105,32 +111,18 @@ class _Lines(Sequence[Example]):
         size = self._ends[number] - begin
         try:
             line = os.pread(self._file.fileno(), size, begin)
-            return _example(json.loads(line))
+            return prepared_row(json.loads(line))
         except (ValueError, KeyError, TypeError) as error:
             what = f"{self.path} line {number + 1}: {error!r}"
             raise ConfigError(f"{what}; a line is an object of source, target") from error
 
 
-def _example(raw: Mapping[str, object]) -> Example:
-    fields = Fields(raw, "")
-    turns = turns_of(fields)
-    table_id = raw.get("table_id")
-    return Example(
-        source=str(raw["source"]),
-        target=str(raw["target"]),
-        input=str(raw.get("input") or ""),
-        table_id=None if table_id is None else str(table_id),
-        messages=turns,
-        tools=tools_of(fields) if turns else (),
-    )
-
-
-def _from_hub(hub: Hub) -> Rows:
+def _from_hub(hub: Hub, reader: RowReader) -> Rows:
     """Load the rows of a hub dataset with `datasets`; version 4 and later run no dataset code."""
     from workbench.finetune.data.meant import RowTally, written
 
-    learned = RowTally(hub.ignore)
-    judged = RowTally(hub.ignore)
+    learned = RowTally(hub.ignore, reader)
+    judged = RowTally(hub.ignore, reader)
     train = _split_of(hub, hub.train_split, learned, hub.most_of)
     if hub.eval_share is None:
         evaluation = _split_of(hub, hub.eval_split, judged)
@@ -150,6 +142,7 @@ def _from_hub(hub: Hub) -> Rows:
         eval=evaluation,
         not_read=made.not_read,
         empty_answers=made.empty_answers,
+        remarks=made.remarks,
     )
 
 

@@ -322,7 +322,9 @@ def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
     chat = Chat(tokenizer)
     # The options are saved with the model, so that other users of the folder stop at the turn's
     # end.
-    options = loaded.model.generation_config
+    options = getattr(loaded.model, "generation_config", None)
+    if options is None:  # the model scores texts
+        return chat
     before = options.eos_token_id
     if not isinstance(before, list):
         before = [before]

@@ -72,7 +72,8 @@ def shard_model(model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) ->
     fully_shard(model, reshard_after_forward=False, **how)
     if gpus:
         _scales_to_gpu(model)
-    register_fsdp_forward_method(model, "generate")
+    if model.can_generate():
+        register_fsdp_forward_method(model, "generate")
     _prefetch(layers, options.prefetch)
 
 

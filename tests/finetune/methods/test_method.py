@@ -1,0 +1,135 @@
+"""A method is a class that is checked when it is made; a job is refused with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workbench import FineTune, plan
+from workbench.base.errors import ConfigError
+from workbench.finetune.export.recipe import repeats
+from workbench.finetune.methods.method import Method
+from workbench.finetune.methods.registry import METHOD_NAMES, METHODS, method_of
+from workbench.rundir.metrics import known
+
+REWARDS = {"rewards": ["reward.py:shared"]}
+
+
+def job(method: str, **options: Any) -> FineTune:
+    given = REWARDS if method == "grpo" else {}
+    return FineTune(**{"model": "tiny-llama", "method": method, **given, **options})
+
+
+def test_a_method_without_a_member_fails_when_its_class_is_made() -> None:
+    with pytest.raises(TypeError, match="method Half has no metrics, options, row_words, rows, tr"):
+
+        class Half(Method):
+            name = "half"
+
+
+def test_every_metric_of_a_method_has_a_row_with_a_title() -> None:
+    assert METHOD_NAMES == ("sft", "dpo", "kto", "orpo", "reward", "grpo")
+    for method in METHODS:
+        assert method.description.endswith(".")
+        for name in method.metrics:
+            row = known(name)
+            assert row is not None and row.title, name
+            assert not row.in_panel, "only the jobs that are about it show it"
+    assert job("dpo").views.panel_metrics[0] == "rewards/margins"
+    assert job("sft").views.panel_metrics == ()
+    assert job("sft").views.loss_unit and not job("dpo").views.loss_unit
+
+
+@pytest.mark.parametrize("method", METHOD_NAMES)
+def test_a_job_returns_from_its_json_form(method: str) -> None:
+    made = job(method)
+    assert FineTune.from_dict(made.to_dict()) == made
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"method": "dpo", "model": "tiny-t5"}, "use a causal model such as 'tiny-llama'"),
+    ({"method": "dpo", "method_options": {"betta": 1}}, "did you mean 'beta'?"),
+    ({"method": "dpo", "method_options": {"loss_type": "best"}}, "loss_type"),
+    ({"method": "dpo", "method_options": {"loss_type": "exo_pair"}}, "label_smoothing above 0"),
+    ({"method": "sft", "method_options": {"beta": 1}}, "'beta' is not known"),
+    ({"method": "dpo", "technique": "local-sgd"}, "use 'ddp' or a ZeRO stage"),
+    ({"method": "orpo", "packing": True}, "drop packing"),
+    ({"method": "kto", "loss_on": "all"}, "drop loss_on"),
+    ({"method": "kto", "per_device_train_batch_size": 1}, "use 2 or more"),
+    ({"method": "dpo", "metrics": ["perplexity"]}, "drop 'perplexity'"),
+    ({"method": "reward", "metrics": ["rouge"]}, "drop metrics"),
+    ({"method": "grpo", "metrics": ["rouge"]}, "drop metrics"),
+    ({"method": "dpo", "sequence_parallel": 2}, "drop sequence_parallel"),
+    ({"method": "dpo", "label_smoothing_factor": 0.1}, "drop label_smoothing_factor"),
+    ({"method": "dpo", "torch_compile": True}, "drop torch_compile"),
+    ({"method": "dpo", "rewards": ["r.py:f"]}, "drop rewards"),
+    ({"method": "grpo", "rewards": []}, r"give rewards=\[function\]"),
+    ({"method": "grpo", "rewards": ["r.txt"]}, "job rewards 'r.txt'"),
+    ({"method": "grpo", "rewards": [lambda answers: [0]]}, "must take the argument `completions`"),
+    ({"method": "ppo"}, "a Script with TRL can do it"),
+    ({"technique": "dpo"}, "use method='dpo'"),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), REFUSED)
+def test_a_job_without_meaning_is_refused_with_a_remedy(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        job(options.pop("method", "sft"), **options)
+
+
+def test_the_answers_of_a_step_must_be_whole_groups() -> None:
+    grpo = method_of("grpo")
+    made = job("grpo", per_device_train_batch_size=6, method_options={"num_generations": 4})
+    grpo.refuse_ranks(made, 2)
+    assert grpo.rows_of_step(made, 2) == 3
+    with pytest.raises(ConfigError, match="step has 6 answers on 1 ranks"):
+        grpo.refuse_ranks(made, 1)
+    with pytest.raises(ConfigError, match="an evaluation"):
+        grpo.refuse_ranks(made.replace(per_device_eval_batch_size=3), 2)
+
+
+def test_a_run_on_fewer_ranks_keeps_whole_groups_and_kto_its_pairs_of_rows() -> None:
+    options = {"num_generations": 4}
+    made = job("grpo", per_device_train_batch_size=4, method_options=options).on_ranks(3, 2)
+    assert made.global_batch(3) % 4 == 0
+    assert job("kto", per_device_train_batch_size=2).on_ranks(2, 1).per_device_train_batch_size == 2
+    sft = job("sft", per_device_train_batch_size=2).on_ranks(2, 1)
+    assert sft.per_device_train_batch_size == 1
+
+
+def test_a_pod_without_trl_is_told_the_line_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError("No module named 'trl'")
+
+    monkeypatch.setattr("workbench.finetune.methods.method.importlib.import_module", missing)
+    with pytest.raises(ConfigError, match=r'PodSpec\(pip=\["trl>=1.16"\]\)'):
+        method_of("dpo").on_pods()
+
+
+def test_only_sft_is_repeated_without_the_project() -> None:
+    assert [name for name in METHOD_NAMES if repeats(name)] == ["sft"]
+
+
+def test_a_plan_counts_pairs_the_reference_and_the_answers_to_write() -> None:
+    def host(method: str, **options: Any) -> dict[str, float]:
+        rows = plan(job(method, **options), pods=2, memory_gib=8).rows
+        return {row.technique: row.host.parameters for row in rows if row.host}
+
+    def activations(method: str, **options: Any) -> float:
+        rows = plan(job(method, **options), pods=1, techniques=["single"], memory_gib=8).rows
+        assert rows[0].host is not None
+        return rows[0].host.activations
+
+    weights = host("sft")["ddp"]
+    assert host("dpo")["ddp"] == pytest.approx(2 * weights)
+    # Under ZeRO-3 the reference is sharded as well, and with adapters there is no second model.
+    assert host("dpo")["zero3"] < 0.75 * host("dpo")["ddp"]
+    lora = {"peft": "lora"}
+    assert host("dpo", **lora)["ddp"] == pytest.approx(host("sft", **lora)["ddp"])
+    assert "local-sgd" not in host("dpo")
+    assert activations("orpo") == pytest.approx(2 * activations("sft"), rel=0.05)
+    many = {"gradient_accumulation_steps": 64}
+    assert activations("grpo", **many) > 2 * activations("grpo")

@@ -1,0 +1,53 @@
+"""`RowReader`: how a row of a dataset is read. Each method of training has a reader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from workbench.finetune.data.rows import Example, columns_read, row_from
+from workbench.finetune.data.tasks import Table
+
+
+class RowReader:
+    """Read rows of questions and answers, chats, and plain text."""
+
+    reads: ClassVar[frozenset[str]] = frozenset()
+    """Lower-case names of columns that are read, although other methods refuse the columns."""
+    has_answers: ClassVar[bool] = True
+    """Whether the model learns the answer in the row."""
+
+    def columns(self, data: Mapping[str, object]) -> Sequence[str]:
+        """Return the columns that the form of a row reads."""
+        return columns_read(data)
+
+    def read(self, data: object, where: str, tables: Mapping[str, Table] | None = None) -> Example:
+        """Convert a row to the trainer's form.
+
+        Raises:
+            ConfigError: The row has no known form; the message names place and column.
+        """
+        return row_from(data, where, tables)
+
+    def remark(self, row: Example) -> str:
+        """Return what is odd about a row that can be learned from; empty for most rows."""
+        del row
+        return ""
+
+    def others(self, row: Example) -> Mapping[str, Example]:
+        """Return the same row with another answer, by the name of the answer, for a preview."""
+        del row
+        return {}
+
+    def remaining(self, row: Example) -> Mapping[str, object]:
+        """Return what else is read of a row, by name, for a preview."""
+        del row
+        return {}
+
+    def check_named(self, name: str) -> None:
+        """Raise ConfigError if the rows of a named dataset of questions are of no use."""
+        del name
+
+
+ANSWER_ROWS = RowReader()
+"""Reader of rows to learn answers from."""

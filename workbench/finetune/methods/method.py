@@ -1,0 +1,252 @@
+"""Base class `Method`: the interface for rows, options, checks, the trainer and the planner.
+
+A method is one file in this folder and a line in `registry`. TRL and torch are imported by the
+modules of `on_pods`, which a method names by `trainer`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from workbench.base.errors import ConfigError
+from workbench.base.record import Record
+from workbench.finetune.data.reading import RowReader
+from workbench.finetune.options.choices import LossOn, Peft
+from workbench.finetune.options.models import Family, family_by_name
+from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.sizes import FP32, Setting
+
+PACKAGE = "trl"
+LEAST = "1.16"
+"""Oldest version of TRL whose trainers the methods extend."""
+_INSTALL = f"pip install '{PACKAGE}>={LEAST}'"
+# Options of FineTune that describe the loss of answers alone.
+_ANSWER_LOSS = ("packing", "label_smoothing_factor", "router_aux_loss_coef")
+
+
+class Method(ABC):
+    """What a model learns from a row.
+
+    A subclass without a required member fails when the class is created.
+    """
+
+    # Identity.
+    name: ClassVar[str]
+    """Name of the method in a job: `FineTune(method=…)`."""
+    row_words: ClassVar[str]
+    """Columns of a row, in words for messages."""
+    rows: ClassVar[RowReader]
+    """Reader of the rows."""
+    options: ClassVar[type[Record]]
+    """Options of the method alone: `FineTune(method_options=…)`."""
+    metrics: ClassVar[Sequence[str]]
+    """Metrics that the method is about, the most important first. The panel draws them."""
+    trainer: ClassVar[str]
+    """Module in `on_pods` with the trainer; empty for the trainer of the package itself."""
+
+    # What the method needs.
+    scores: ClassVar[bool] = False
+    """Whether the model returns a score of a text instead of an answer."""
+    uses_rewards: ClassVar[bool] = False
+    """Whether functions of the user judge answers: `FineTune(rewards=…)`."""
+    has_reference: ClassVar[bool] = False
+    """Whether the loss compares the model with a reference: the model before the training."""
+    sequences: ClassVar[int] = 1
+    """Sequences that the model reads for a row."""
+    whole_logits: ClassVar[bool] = False
+    """Whether the loss has the scores of all words for all tokens at once. TRL mostly computes the
+    scores in pieces."""
+    recipe: ClassVar[bool] = False
+    """Whether a run can be repeated with the files of a recipe, without this project."""
+
+    def __init_subclass__(cls, *, shared: bool = False, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if shared:
+            return
+        missing = [name for name in Method.__annotations__ if not hasattr(cls, name)]
+        if missing:
+            raise TypeError(f"method {cls.__name__} has no {', '.join(sorted(missing))}")
+
+    @property
+    def description(self) -> str:
+        """Effect of the method, in one sentence."""
+        return (type(self).__doc__ or "").partition("\n")[0]
+
+    @property
+    def uses_trl(self) -> bool:
+        return bool(self.trainer)
+
+    def options_of(self, job: FineTuneOptions) -> Any:
+        """Return the method's own options of a job."""
+        return self.options.from_dict(job.method_options)
+
+    def needs_reference(self, job: FineTuneOptions) -> bool:
+        """Return whether a second, frozen model is in memory during the training.
+
+        With adapters, the base model without its adapters is the reference.
+        """
+        del job
+        return False
+
+    def learns_at_once(self, job: FineTuneOptions) -> tuple[int, int]:
+        """Return the largest numbers of tokens of a prompt and of an answer."""
+        return job.max_source_length, job.max_target_length
+
+    def rows_of_step(self, job: FineTuneOptions, ranks: int) -> int:
+        """Return the number of rows of the dataset in an optimizer step."""
+        return job.global_batch(ranks)
+
+    # Checks of a job, before anything starts.
+
+    def refuse(self, job: FineTuneOptions) -> None:
+        """Refuse options that contradict the method.
+
+        Raises:
+            ConfigError: An option has no use or cannot work; the message names an alternative.
+        """
+        self.options_of(job)
+        if job.rewards and not self.uses_rewards:
+            raise ConfigError(
+                f"rewards judge the answers of method 'grpo', and method is '{self.name}'; "
+                "drop rewards, or use method='grpo'"
+            )
+        if not self.uses_trl:
+            return
+        self._refuse_answer_loss(job)
+        technique = technique_of(job.technique)
+        if technique.apart:
+            raise ConfigError(
+                f"technique '{job.technique}' lets ranks train apart, and the trainer of method "
+                f"'{self.name}' exchanges figures in every step; use 'ddp' or a ZeRO stage"
+            )
+        if job.sequence_parallel > 1:
+            raise ConfigError(
+                f"sequence_parallel cuts the rows of method 'sft', and method is '{self.name}'; "
+                "drop sequence_parallel"
+            )
+        if job.device_map:
+            raise ConfigError(
+                f"device_map spreads one model over GPUs, and method '{self.name}' does not "
+                "support the spread; use technique 'fsdp' or 'zero3' without device_map"
+            )
+        if job.torch_compile:
+            raise ConfigError(
+                f"torch_compile is for method 'sft', and method is '{self.name}'; "
+                "drop torch_compile"
+            )
+        if job.peft == Peft.QLORA and technique.spreads and "trained" in technique.spreads:
+            raise ConfigError(
+                f"peft 'qlora' with method '{self.name}' is not offered under technique "
+                f"'{job.technique}'; use 'lora', or 'ddp'"
+            )
+        if family_by_name(job.model) is Family.ENCODER_DECODER:
+            raise ConfigError(self.refusal_of_family(job.model))
+
+    def refusal_of_family(self, model: str) -> str:
+        """Return the message for an encoder-decoder model."""
+        return (
+            f"method '{self.name}' trains causal models, and {model!r} is an encoder-decoder "
+            "model; use a causal model such as 'tiny-llama', or method='sft'"
+        )
+
+    def refuse_ranks(self, job: FineTuneOptions, ranks: int) -> None:
+        """Refuse a number of ranks with which the batches of the method do not come out even."""
+        del job, ranks
+
+    def batch_fits(
+        self, job: FineTuneOptions, accumulation: int, micro_batch: int, ranks: int
+    ) -> bool:
+        """Return whether a run may continue with such batches on another number of ranks."""
+        del job, accumulation, micro_batch, ranks
+        return True
+
+    def _refuse_answer_loss(self, job: FineTuneOptions) -> None:
+        fields = type(job).model_fields
+        for name in _ANSWER_LOSS:
+            if getattr(job, name) not in (fields[name].default, 0, None):
+                raise ConfigError(
+                    f"{name} belongs to the loss of method 'sft', and method is '{self.name}'; "
+                    f"drop {name}"
+                )
+        if job.loss_on != LossOn.ANSWER:
+            raise ConfigError(
+                f"loss_on is {job.loss_on!r}, and method '{self.name}' learns from answers alone; "
+                "drop loss_on"
+            )
+        if job.metrics and not self.rows.has_answers:
+            raise ConfigError(
+                f"metrics compare answers with the rows' answers, and method '{self.name}' has "
+                "rewards in their place; drop metrics"
+            )
+        for metric in job.metrics:
+            if metric in ("accuracy", "perplexity"):
+                raise ConfigError(
+                    f"the metric {metric!r} belongs to the loss of method 'sft', and method is "
+                    f"'{self.name}', whose evaluations report {', '.join(self.metrics)}; drop "
+                    f"{metric!r}"
+                )
+            if self.scores:
+                raise ConfigError(
+                    f"metrics judge answers, and method '{self.name}' trains a model that scores "
+                    f"texts; drop metrics: evaluations report {', '.join(self.metrics)}"
+                )
+        if self.scores and job.metric_rows is not None:
+            raise ConfigError(
+                f"metric_rows counts answers, and method '{self.name}' has none; drop metric_rows"
+            )
+
+    # Memory, for the planner.
+
+    def setting(self, plain: Setting, job: FineTuneOptions, model: Mapping[str, object]) -> Setting:
+        """Return the numbers of a job under the method.
+
+        Args:
+            plain: The numbers of a job that learns answers.
+            job: The job.
+            model: Configuration of the model; empty if unknown.
+        """
+        del model
+        if not self.uses_trl:
+            return plain
+        reference = FP32 if self.needs_reference(job) else 0
+        return replace(
+            plain,
+            sequences=float(self.sequences),
+            reference_bytes=reference,
+            whole_logits=self.whole_logits,
+        )
+
+    # Training, on the ranks.
+
+    def on_pods(self) -> Any:
+        """Import the module of the trainer.
+
+        Raises:
+            ConfigError: The pod has no TRL, or an older version.
+        """
+        # TRL would print a warning for each rank: docs/methods.md names the method.
+        os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+        try:
+            return importlib.import_module(f"workbench.finetune.methods.on_pods.{self.trainer}")
+        except ImportError as error:
+            raise ConfigError(
+                f"method '{self.name}' needs TRL {LEAST} or later, and this pod cannot import its "
+                f'trainer ({error}). Ask for it by PodSpec(pip=["trl>={LEAST}"]), or use an image '
+                f"with {_INSTALL}"
+            ) from error
+
+    def arguments(self, job: FineTuneOptions) -> Mapping[str, Any]:
+        """Return the options of TRL's trainer besides the options of every training."""
+        return dict(self.options_of(job).to_dict())
+
+
+class NoOptions(Record):
+    """Options of a method that has none."""
+
+    label: ClassVar[str] = "method_options"

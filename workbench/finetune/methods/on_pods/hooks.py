@@ -1,0 +1,97 @@
+"""What every trainer of TRL needs between the workbench's mixin and TRL's own class.
+
+The class of a trainer has the bases `Hooks` of a method, the mixin, and `Base` of the method.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+Figures = dict[str, list[float]]
+
+
+class TrlHooks:
+    """Rows that are tokens already, figures of the right step, and no telemetry."""
+
+    _kept_step: int
+
+    def __init__(self, *, lengths: torch.Tensor, sampling: str, **options: Any) -> None:
+        """Set up with the numbers of tokens of the rows, rows x 2, and the job's order of rows."""
+        self._lengths = lengths
+        self._sampling = sampling
+        # TRL's figures of the steps that are not logged yet, by step.
+        self._of_steps: dict[int, Figures] = {}
+        self.answer_figures: Callable[[Any], Mapping[str, float]] | None = None
+        """Figures of the job's metrics of answers; None without such metrics."""
+        super().__init__(**options)
+
+    def _send_telemetry(self) -> None:
+        """Send nothing: TRL would report model and hardware to the model hub."""
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        return dataset
+
+    def row_lengths(self) -> torch.Tensor:
+        return self._lengths
+
+    def get_train_dataloader(self) -> Any:
+        # transformers would order the rows of evaluations in the same way, and knows no lengths.
+        args = self.args  # type: ignore[attr-defined]
+        in_order = args.train_sampling_strategy
+        args.train_sampling_strategy = self._sampling
+        try:
+            return super().get_train_dataloader()  # type: ignore[misc]
+        finally:
+            args.train_sampling_strategy = in_order
+
+    # Losses are read one step late: TRL's figures wait until then.
+
+    def _keep(self, loss: torch.Tensor, grad_norm: Any, *, due: bool) -> None:
+        before = self._kept_step
+        super()._keep(loss, grad_norm, due=due)  # type: ignore[misc]
+        if self._kept_step != before and due:
+            self._of_steps[self._kept_step] = self._exchange(defaultdict(list))
+
+    def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
+        figures = None
+        if "loss" in logs:
+            figures = self._of_steps.pop(self.state.global_step, None)  # type: ignore[attr-defined]
+        if figures is None:
+            super().log(logs, *args, **options)  # type: ignore[misc]
+            return
+        later = self._exchange(figures)
+        try:
+            super().log(logs, *args, **options)  # type: ignore[misc]
+        finally:
+            self._exchange(later)
+
+    def _exchange(self, figures: Figures) -> Figures:
+        """Replace TRL's figures of training, and return them."""
+        held: Figures = self._metrics["train"]  # type: ignore[attr-defined]
+        self._metrics["train"] = figures  # type: ignore[attr-defined]
+        return held
+
+    def _measure(self, *args: Any, **options: Any) -> dict[str, float]:
+        figures: dict[str, float] = super()._measure(*args, **options)  # type: ignore[misc]
+        if self.answer_figures is not None:
+            figures |= self.answer_figures(self)
+        return figures
+
+
+class ReferenceHooks(TrlHooks):
+    """Reference of a preference: the model before the training."""
+
+    def __init__(self, *, keeps_adapters: bool, **options: Any) -> None:
+        """Set up. `keeps_adapters`: the reference has the adapters that the training begins with.
+
+        Otherwise, new adapters change nothing yet, and the reference is the base without adapters.
+        """
+        super().__init__(**options)
+        model = self.model  # type: ignore[attr-defined]
+        if not keeps_adapters and "ref" in getattr(model, "peft_config", {}):
+            # TRL has copied the adapters for its reference.
+            model.delete_adapter("ref")

@@ -1,0 +1,36 @@
+"""List of all methods, in the order of the docs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workbench.base.errors import one_of
+from workbench.finetune.methods.dpo import DPO
+from workbench.finetune.methods.grpo import GRPO
+from workbench.finetune.methods.kto import KTO
+from workbench.finetune.methods.method import Method
+from workbench.finetune.methods.orpo import ORPO
+from workbench.finetune.methods.reward import Reward
+from workbench.finetune.methods.sft import SFT
+
+METHODS: Sequence[Method] = (SFT(), DPO(), KTO(), ORPO(), Reward(), GRPO())
+_BY_NAME = {method.name: method for method in METHODS}
+METHOD_NAMES = tuple(_BY_NAME)
+"""Names of all methods: the values of the option `method`."""
+
+
+def method_of(name: str) -> Method:
+    """Return the method with the given name.
+
+    Raises:
+        ConfigError: No method has the name.
+    """
+    if name not in _BY_NAME:
+        raise one_of("method", name, list(_BY_NAME))
+    return _BY_NAME[name]
+
+
+def repeats(name: object) -> bool:
+    """Return whether a run of the method can be repeated without the project."""
+    method = _BY_NAME.get(str(name))
+    return method is not None and method.recipe

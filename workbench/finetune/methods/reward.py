@@ -1,0 +1,33 @@
+"""Reward models: score texts so that chosen answers score higher than rejected ones."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from workbench.finetune.methods.method import Method
+from workbench.finetune.methods.preference import MethodOptions
+from workbench.finetune.methods.rows import PairRows
+
+
+class RewardOptions(MethodOptions):
+    """Options of method `reward`."""
+
+    center_rewards_coefficient: Annotated[int | float, Field(gt=0, allow_inf_nan=False)] | None = (
+        None
+    )
+    """Weight of a loss that keeps the mean score near 0. Default None: no such loss."""
+
+
+class Reward(Method):
+    """Reward model: the model scores a text, and chosen answers score higher than rejected ones."""
+
+    name = "reward"
+    row_words = "prompt, chosen, rejected"
+    rows = PairRows()
+    options = RewardOptions
+    metrics = ("accuracy", "margin", "mean_reward")
+    trainer = "reward"
+    scores = True
+    sequences = 2

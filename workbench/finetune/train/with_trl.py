@@ -1,0 +1,86 @@
+"""Make the trainer of a method of TRL: its rows, its reference model and its class."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from workbench.finetune.data.rows import Example
+from workbench.finetune.data.training.rows import Rows
+from workbench.finetune.data.training.tokens import shared_rows
+from workbench.finetune.methods.method import Method
+from workbench.finetune.model.load import Loaded
+from workbench.finetune.model.text.encode import Encoder
+from workbench.finetune.options.evaluation import evaluates
+from workbench.finetune.train.evaluation import Evaluator, imported
+from workbench.finetune.train.settings import Assignment
+from workbench.finetune.train.trainer import TrainerParts, WorkbenchTrainerMixin
+
+
+def trl_trainer(
+    work: Assignment,
+    parts: TrainerParts,
+    arguments: Any,
+    loaded: Loaded,
+    encoder: Encoder,
+    rows: Rows,
+    reference: Any,
+) -> Any:
+    """Return the trainer of the job's method; `reference` is the frozen model, or None."""
+    # TRL 1.16 uses an old name of transformers 5; every rank would warn.
+    warnings.filterwarnings(
+        "ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning
+    )
+    job = work.job
+    method = work.method
+    module = method.on_pods()
+    options: dict[str, Any] = {}
+    if reference is not None:
+        options["ref_model"] = reference
+    if method.uses_rewards:
+        rewards = [imported(sent, number, "reward") for number, sent in enumerate(work.rewards)]
+        options |= module.options_of(job, encoder, rewards)
+    elif method.has_reference:
+        options["keeps_adapters"] = bool(job.lora.get("resume_from"))
+    # The rows stay readable after the folder is gone: their files are mapped into memory.
+    with tempfile.TemporaryDirectory(prefix="rows-", dir=work.rank_folder) as scratch:
+        folder = Path(scratch)
+        train, lengths = _tokens(method, encoder, rows.train, folder, "train")
+        evaluation = None
+        if evaluates(job) and rows.eval:
+            evaluation, _ = _tokens(method, encoder, rows.eval, folder, "eval")
+        trainer = trainer_class(method)(
+            parts=parts,
+            lengths=lengths,
+            sampling=job.train_sampling_strategy,
+            train_dataset=train,
+            eval_dataset=evaluation,
+            model=loaded.model,
+            args=arguments,
+            processing_class=loaded.tokenizer,
+            **options,
+        )
+    if job.metrics and evaluates(job):
+        evaluator = Evaluator(job, encoder, rows.eval, work.metric_inputs)
+        trainer.answer_figures = evaluator.answer_figures
+    return trainer
+
+
+def trainer_class(method: Method) -> type[Any]:
+    """Return the class of a method's trainer: its hooks, the mixin, and TRL's trainer."""
+    module = method.on_pods()
+    name = f"{type(method).__name__}Trainer"
+    return type(name, (module.Hooks, WorkbenchTrainerMixin, module.Base), {})
+
+
+def _tokens(
+    method: Method, encoder: Encoder, examples: Sequence[Example], folder: Path, name: str
+) -> tuple[Any, Any]:
+    from workbench.finetune.methods.on_pods.rows import written
+
+    make = partial(method.on_pods().token_rows, encoder)
+    return written(shared_rows(examples, make), folder, name)
