@@ -102,6 +102,8 @@ def job_of(root: Path, name: str) -> FineTune:
         "profile_step": 0,
         "predict_rows": 0,
         "eval_strategy": "no",
+        # The planner counts the scores of every token.
+        **({} if model == "t5" else {"loss_on": "all"}),
         **more,
     }
     plain = FineTune(**options)  # type: ignore[arg-type]

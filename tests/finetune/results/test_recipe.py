@@ -82,6 +82,7 @@ def test_a_recipe_carries_all_that_it_takes(tmp_path: Path) -> None:
     recipe = recipe_of(result)
     assert set(recipe.files) == {
         "train.py",
+        "lean_loss.py",
         "order.py",
         "tiny_t5.py",
         "job.json",

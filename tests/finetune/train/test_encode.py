@@ -16,13 +16,14 @@ from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.answers.serving.serve import placement
 from workbench.finetune.data.rows import Example
-from workbench.finetune.data.training.rows import Row, aligned
+from workbench.finetune.data.training.rows import Row
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.models import Family
 from workbench.finetune.options.prompts import wording
+from workbench.finetune.recipe.lean_loss import shifted
 from workbench.finetune.recipe.order import IGNORED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -138,19 +139,16 @@ def test_what_is_too_long_is_cut_within_its_form_and_a_cut_answer_does_not_end(
 
 
 @pytest.mark.slow
-def test_the_loss_of_aligned_logits_is_the_model_s_own(llama: model.Loaded) -> None:
+def test_the_loss_of_shifted_labels_is_the_model_s_own(llama: model.Loaded) -> None:
     made = encoder(llama)
     batch = made.collator(made.rows(EXAMPLES))
     with torch.no_grad():
         theirs = llama.model(**batch).loss
-        logits, labels = aligned(
-            llama.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits,
-            batch["labels"],
-            True,
-        )
+        logits = llama.model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+    labels = shifted(batch["labels"], True)
     ours = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
     assert ours.item() == pytest.approx(theirs.item(), rel=1e-5)
-    assert aligned(logits, labels, False) == (logits, labels)
+    assert torch.equal(shifted(batch["labels"], False), batch["labels"])
 
 
 @pytest.mark.slow

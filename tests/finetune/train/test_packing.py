@@ -17,9 +17,10 @@ from forkedruns import LENGTH, Plan
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.training.rows import Row, aligned
+from workbench.finetune.data.training.rows import Row
 from workbench.finetune.data.training.tokens import packed
 from workbench.finetune.model import tiny
+from workbench.finetune.recipe.lean_loss import shifted
 from workbench.finetune.recipe.order import IGNORED, pad
 from workbench.finetune.train.audit import PackingCheck
 
@@ -47,7 +48,8 @@ def token_losses(model: Any, batch: dict[str, torch.Tensor]) -> list[float]:
     labels = batch.pop("labels")
     if "position_ids" in batch:
         del batch["attention_mask"]
-    logits, targets = aligned(model(**batch).logits, labels, True)
+    logits = model(**batch).logits
+    targets = shifted(labels, True)
     losses = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), reduction="none"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,8 @@ from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.instead import OTHERWISE
 from workbench.finetune.options.training import ALLOWED
-from workbench.finetune.recipe.standalone import token_loss, training_options
+from workbench.finetune.recipe.lean_loss import LeanLoss
+from workbench.finetune.recipe.standalone import training_options
 
 OPTIONS = {
     "lr_scheduler_type": "cosine",
@@ -182,12 +184,15 @@ def test_the_smoothed_loss_is_that_of_transformers() -> None:
     from transformers.trainer_pt_utils import LabelSmoother
 
     torch.manual_seed(0)
-    logits, labels = torch.randn(2, 5, 11), torch.randint(0, 11, (2, 5))
+    layer = torch.nn.Linear(4, 11)
+    hidden, labels = torch.randn(2, 5, 4), torch.randint(0, 11, (2, 5))
     labels[0, 3:] = -100
-    theirs = LabelSmoother(epsilon=0.2)({"logits": logits}, labels)
-    assert token_loss({"logits": logits}, labels, 8, smoothing=0.2) == pytest.approx(
-        float(theirs), rel=1e-6
-    )
+    theirs = LabelSmoother(epsilon=0.2)({"logits": layer(hidden)}, labels)
+    lean = LeanLoss(SimpleNamespace(get_output_embeddings=lambda: layer), causal=False)
+    lean.fits = True
+    with lean.of(labels, torch.device("cpu"), smoothing=0.2):
+        outputs = {"logits": layer(hidden)}
+    assert float(lean.total(outputs, labels)) / 8 == pytest.approx(float(theirs), rel=1e-6)
 
 
 def test_a_rank_gives_its_time_limit_to_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:

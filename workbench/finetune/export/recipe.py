@@ -44,8 +44,10 @@ _MOST_SCRIPT = 20 << 20
 _VERSION = re.compile(
     r"(\d+!)?\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-zA-Z0-9]+([._-][a-zA-Z0-9]+)*)?"
 )
-_IMPORTED = ("order", "tiny_t5")
+_IMPORTED = ("lean_loss", "order", "tiny_t5")
 """Files of the project imported by the script of a card."""
+_IN_PACKAGE = b"from workbench.finetune.recipe."
+"""Start of their imports. In a card all files are in the same folder."""
 _PINNED = ("torch", "deepspeed", "transformers", "accelerate")
 
 
@@ -164,6 +166,8 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
         "going on from a checkpoint": bool(job.get("resume")),
         "the best model": bool(job.get("load_best_model_at_end")),
         "recomputed layers by name": bool(job.get("checkpoint_layers")),
+        "activations kept by recomputed layers": bool(job.get("checkpoint_policy")),
+        "Liger's kernels": bool(part(job, "training").get("use_liger_kernel")),
         "layers spread by device_map": bool(job.get("device_map")),
         "an early stop": job.get("early_stopping_patience") is not None,
     }
@@ -308,14 +312,10 @@ _DIFFERS = (
 def _program() -> dict[str, bytes]:
     """Return the script and the files imported by the script, all for the same folder."""
     program = Path(HOME, *entries.RECIPE.split(".")).with_suffix(".py")
-    script = program.read_bytes()
-    files: dict[str, bytes] = {}
+    files = {"train.py": program.read_bytes()}
     for name in _IMPORTED:
-        script = script.replace(
-            f"from workbench.finetune.recipe.{name} import".encode(), f"from {name} import".encode()
-        )
         files[f"{name}.py"] = program.with_name(f"{name}.py").read_bytes()
-    return {"train.py": script, **files}
+    return {name: content.replace(_IN_PACKAGE, b"from ") for name, content in files.items()}
 
 
 def _common(result: ResultRecord, paths: RunPaths) -> dict[str, bytes]:

@@ -63,6 +63,7 @@ def check_together(job: FineTuneOptions) -> None:
             "activation_checkpointing_kwargs are for "
             "transformers' own layers: drop checkpoint_layers"
         )
+    _check_policy(job)
     _check_device_map(job)
     if (
         job.packing
@@ -86,6 +87,11 @@ def check_family(job: FineTuneOptions, family: Family | None) -> None:
         raise ConfigError(
             f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the "
             "T5 family overflow in it, for their activations leave its range; use 'bf16'"
+        )
+    if job.training.get("use_liger_kernel") and family is Family.ENCODER_DECODER:
+        raise ConfigError(
+            f"training 'use_liger_kernel': Liger has no kernels for the family of {job.model!r}. "
+            "Drop it"
         )
     if job.router_aux_loss_coef and (family is Family.ENCODER_DECODER or job.model == TINY_LLAMA):
         raise ConfigError(
@@ -169,6 +175,11 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
         )
     if gpus:
         return
+    if job.training.get("use_liger_kernel"):
+        raise ConfigError(
+            "training 'use_liger_kernel' needs GPUs: Liger's kernels are written in Triton. Drop "
+            "it on CPUs, where the loss is computed in pieces anyway"
+        )
     if job.attn_implementation == Attention.FLASH_ATTENTION_2:
         raise ConfigError("attn_implementation 'flash_attention_2' needs GPUs; use 'sdpa' on CPUs")
     if job.precision == Precision.TF32:
@@ -208,6 +219,26 @@ def _check_technique(job: FineTuneOptions) -> None:
     technique = technique_of(job.technique)
     technique.refuse(job)
     check_sequence(job, alone=technique.alone, apart=technique.apart)
+
+
+def _check_policy(job: FineTuneOptions) -> None:
+    if job.checkpoint_policy is None:
+        return
+    if not job.gradient_checkpointing:
+        raise ConfigError(
+            "checkpoint_policy chooses what recomputed layers keep. "
+            "Give gradient_checkpointing=True too"
+        )
+    if "activation_checkpointing_kwargs" in job.training:
+        raise ConfigError(
+            "activation_checkpointing_kwargs are for transformers' own way of recomputing. Drop "
+            "checkpoint_policy"
+        )
+    if job.torch_compile:
+        raise ConfigError(
+            "checkpoint_policy chooses operations one by one, and torch_compile fuses them. Drop "
+            "one of them"
+        )
 
 
 def _check_device_map(job: FineTuneOptions) -> None:

@@ -219,6 +219,7 @@ class Method(ABC):
             plain,
             sequences=float(self.sequences),
             reference_bytes=reference,
+            in_pieces=False,
             whole_logits=self.whole_logits,
         )
 

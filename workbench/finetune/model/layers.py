@@ -5,31 +5,83 @@ The trace uses the module too, and must load little.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.finetune.options.adapters import Lora
+from workbench.finetune.options.options import FineTuneOptions
 
 
-def recompute(model: nn.Module, names: Sequence[str]) -> None:
-    """Make layers of the given classes recompute their activations in the backward pass."""
+def recompute(model: Any, names: Sequence[str], policy: str | None = None) -> None:
+    """Make layers of the given classes recompute their activations in the backward pass.
+
+    Without names and with a policy, the layers are the model's transformer layers.
+    """
+    if policy is not None and not names:
+        there = {type(module).__name__ for module in model.modules()}
+        names = sorted(there & set(model._no_split_modules or ()))
+        if not names:
+            raise ConfigError(
+                f"a {type(model).__name__} does not name its transformer layers. Name them by "
+                "checkpoint_layers, or drop checkpoint_policy"
+            )
     # Replace only the layers' forward: weights keep their names, and hooks that gather a layer's
     # weights run as before.
     for layer in named_layers(model, names, "checkpoint_layers") if names else ():
-        layer.forward = partial(_forward, layer, layer.forward)
+        layer.forward = partial(_forward, layer, layer.forward, policy)
 
 
-def _forward(layer: nn.Module, forward: Any, *args: Any, **options: Any) -> Any:
+def _forward(layer: nn.Module, forward: Any, policy: str | None, *args: Any, **options: Any) -> Any:
     if not (layer.training and torch.is_grad_enabled()):
         return forward(*args, **options)
+    if policy is not None:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, list(_matmuls()))
     return checkpoint(forward, *args, use_reentrant=False, **options)
+
+
+@cache
+def _matmuls() -> Sequence[Any]:
+    """Return the operations whose outputs `CheckpointPolicy.MATMULS` keeps.
+
+    The scores of unfused attention are a `bmm`. They are as large as they are cheap to recompute.
+    """
+    aten = torch.ops.aten
+    names = (
+        "mm",
+        "addmm",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+    return [getattr(aten, name).default for name in names]
+
+
+def check_liger(model: Any, job: FineTuneOptions) -> None:
+    """Raise ConfigError if Liger's kernels were asked for and cannot be used."""
+    if not job.training.get("use_liger_kernel"):
+        return
+    if importlib.util.find_spec("liger_kernel") is None:
+        raise ConfigError(
+            "training 'use_liger_kernel' needs the package liger-kernel on the pods. Ask for it by "
+            "PodSpec(pip=['liger-kernel'])"
+        )
+    # transformers would leave an unknown family as it is, without a word.
+    kernels: Any = importlib.import_module("liger_kernel.transformers.monkey_patch")
+    family = model.config.model_type
+    if family not in kernels.MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ConfigError(
+            f"training 'use_liger_kernel': Liger has no kernels for a {family!r}. Drop it"
+        )
 
 
 def named_layers(model: nn.Module, names: Sequence[str], option: str) -> list[nn.Module]:

@@ -35,6 +35,13 @@ class LossOn(StrEnum):
     ALL = "all"
 
 
+class CheckpointPolicy(StrEnum):
+    """Activations that recomputed layers keep."""
+
+    MATMULS = "matmuls"
+    """Outputs of linear layers and of fused attention. All other activations are recomputed."""
+
+
 class EvalStrategy(StrEnum):
     """Time of evaluations, besides before the first step and after the last."""
 

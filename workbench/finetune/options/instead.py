@@ -38,9 +38,8 @@ OTHERWISE = _by_name(
             "dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor"
         ),
         "the loss is the mean over all tokens of the global "
-        "batch, the same for any number of ranks; leave it out": (
-            "average_tokens_across_devices liger_kernel_config use_liger_kernel"
-        ),
+        "batch, the same for any number of ranks; leave it out": ("average_tokens_across_devices"),
+        "use_liger_kernel takes all kernels of Liger but its losses": "liger_kernel_config",
         "the panel shows progress": "disable_tqdm",
         "the process group is gloo on CPUs and NCCL on GPUs": "ddp_backend",
         "tokens are counted anyway; see useful_tokens_per_s of the result": (

@@ -22,6 +22,7 @@ from workbench.base.record import (
 from workbench.finetune.options.adapters import Fsdp, GpuMemory, LocalSgd, Lora
 from workbench.finetune.options.choices import (
     Attention,
+    CheckpointPolicy,
     Communication,
     EvalStrategy,
     LossOn,
@@ -240,6 +241,11 @@ class FineTuneOptions(Record):
     """Class names of the layers that `gradient_checkpointing` recomputes.
 
     For example the `layers` of `fsdp`. Default: every transformer layer.
+    """
+    checkpoint_policy: Annotated[str, Choice(CheckpointPolicy)] | None = None
+    """One of `CheckpointPolicy`: the activations that recomputed layers keep.
+
+    Default None: only the inputs of the layers.
     """
     attn_implementation: Annotated[str, Choice(Attention)] | None = None
     """One of `Attention`. Default None: transformers' choice for the model, mostly `sdpa`."""

@@ -22,6 +22,7 @@ ALLOWED = frozenset(
         "torch_compile_backend",
         "torch_compile_mode",
         "torch_empty_cache_steps",
+        "use_liger_kernel",
     )
 )
 """TrainingArguments passed on unchanged."""

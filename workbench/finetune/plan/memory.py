@@ -81,8 +81,9 @@ def _highest(memories: Sequence[Memory]) -> Memory:
 def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memory, Memory]:
     technique = technique_of(setting.technique)
     device, host = technique.kept(setting, trace)
-    logits = max(0.0, moment.logits + rows * moment.logits_row)
-    held = moment.held(rows)
+    pieces = trace.piece_rows if setting.in_pieces else None
+    logits = moment.scored(rows, pieces)
+    held = moment.held(rows, pieces)
     if not setting.whole_logits:
         held = max(0.0, held - logits)
         logits = 0.0

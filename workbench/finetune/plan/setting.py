@@ -106,6 +106,8 @@ def request_of(
     }
     if job.checkpoint_layers:
         request["checkpoint_layers"] = list(job.checkpoint_layers)
+    if job.checkpoint_policy:
+        request["checkpoint_policy"] = job.checkpoint_policy
     request["lora"] = lora
     request["gpu"] = gpus > 0
     if job.router_aux_loss_coef is not None:

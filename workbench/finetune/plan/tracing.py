@@ -25,14 +25,15 @@ Answer = Mapping[str, Any]
 """Answer of the tracing process as JSON.
 
 `points` maps an arithmetic to its moments, `sizes` lists the parameters, and `failed` holds
-the error of every arithmetic without points. `part` is the same for layers spread over GPUs.
+the error of every arithmetic without points. `piece_rows` is the number of rows that are scored at
+once, None for all. `part` is the same for layers spread over GPUs.
 """
 
 # A configuration or template of another person may ask for any amount of memory.
 _MEMORY_BYTES = 16 << 30
 _LIMIT_S = 300.0
 # Format of the cached files. A new number makes the older files be ignored.
-_FORM = 2
+_FORM = 3
 
 
 def cached_trace(request: Request) -> Trace | None:
@@ -80,6 +81,7 @@ def trace_of(answers: Sequence[Answer]) -> Trace:
         moments=moments,
         layers=[_parameters(layer) for layer in sizes["layers"]],
         rest=_parameters(sizes["rest"]),
+        piece_rows=first.get("piece_rows"),
         part=part,
         gpus=first.get("gpus", 1),
         unplaced=first.get("unplaced", ""),

@@ -2,11 +2,11 @@
 
 Run cards include this script.
 
-The script's folder has `order.py`, `tiny_t5.py`, `job.json`, `train.jsonl`, perhaps `eval.jsonl`,
-and for the built-in model `tokenizer/`. `deepspeed` or `torchrun` starts the script once per rank.
-Rows, their order, batches, initial weights, loss, optimizer and schedule are the same as in the
-run. The reason: the project's own trainer calls the functions of this file. The trained model is
-written to `model/`.
+The script's folder has `order.py`, `lean_loss.py`, `tiny_t5.py`, `job.json`, `train.jsonl`,
+perhaps `eval.jsonl`, and for the built-in model `tokenizer/`. `deepspeed` or `torchrun` starts the
+script once per rank. Rows, their order, batches, initial weights, loss, optimizer and schedule are
+the same as in the run. The reason: the project's own trainer calls the functions of this file. The
+trained model is written to `model/`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from transformers import (
     Trainer,
 )
 
+from workbench.finetune.recipe.lean_loss import LeanLoss
 from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler, eval_batches, pad
 from workbench.finetune.recipe.tiny_t5 import tiny_t5
 
@@ -73,31 +74,6 @@ _OPTIM = {
     "paged-adamw": "paged_adamw_32bit",
     "paged-adamw-8bit": "paged_adamw_8bit",
 }
-
-
-def token_loss(
-    outputs: Any,
-    labels: torch.Tensor,
-    num_items_in_batch: Any = None,
-    *,
-    smoothing: float = 0.0,
-) -> Any:
-    """Sum the cross entropy and divide it by the tokens of the whole global batch.
-
-    T5's own loss ignores the number of tokens in other micro-batches.
-    """
-    # The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over
-    # ranks.
-    logits = outputs["logits"].float()
-    total = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1),
-        labels.flatten(),
-        reduction="sum",
-        label_smoothing=smoothing,
-    )
-    if num_items_in_batch is None:
-        return total
-    return total / num_items_in_batch
 
 
 def use_no_cache(model: Any) -> None:
@@ -164,30 +140,33 @@ def evaluation_sums(
     model: Any,
     batches: Iterable[tuple[Sequence[Mapping[str, Sequence[int]]], bool]],
     *,
-    align: Callable[[Any, Any], tuple[Any, Any]] = lambda logits, labels: (logits, labels),
     counts_right: bool = False,
 ) -> list[float]:
     """Return the loss, the tokens and the correctly predicted tokens of the rank's rows, summed.
 
-    `batches` come from `eval_batches`. `align` pairs logits with their labels.
+    `batches` come from `eval_batches`.
     """
+    lean = trainer.lean
+    device = trainer.args.device
     total = 0.0
     tokens = 0
     right = 0
     with torch.no_grad():
         for rows, counts in batches:
-            batch = send_to_device(trainer.data_collator(rows), trainer.args.device)
+            batch = trainer.data_collator(rows)
             labels = batch.pop("labels")
-            logits, targets = align(model(**batch)["logits"], labels)
-            loss = token_loss({"logits": logits}, targets)
+            batch = send_to_device(batch, device)
+            with lean.of(labels, device, counts_right=counts_right):
+                outputs = model(**batch)
+            loss = lean.total(outputs, labels.to(device), counts_right=counts_right)
             # A rank without rows repeats a row, so that every rank makes the same number of forward
             # passes.
             if not counts:
                 continue
             total += float(loss.item())
-            tokens += int((targets != IGNORED).sum().item())
+            tokens += int(lean.targets(labels).ne(IGNORED).sum())
             if counts_right:
-                right += int((logits.argmax(-1) == targets).sum().item())
+                right += int(lean.right)
     return [total, float(tokens), float(right)]
 
 
@@ -205,15 +184,55 @@ def _sum_in_bf16(whole: torch.Tensor) -> Any:
     return sent.then(lambda done: whole.copy_(done.value()[0]).div_(dist.get_world_size()))
 
 
-class Repetition(Trainer):  # type: ignore[misc]  # transformers publishes no types
+class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no types
+    """The Hugging Face Trainer with the loss of a token: the mean over the global batch.
+
+    T5's own loss ignores the number of tokens in other micro-batches.
+    """
+
+    causal = False
+    """Whether labels are learned from the scores of the token before them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(compute_loss_func=self.token_loss, **options)
+        self.lean = LeanLoss(self.model, causal=self.shifts)
+        self._labels: torch.Tensor | None = None
+
+    @property
+    def shifts(self) -> bool:
+        """Whether a label belongs to the scores of the token before."""
+        return self.causal
+
+    def training_step(self, model: Any, inputs: Mapping[str, Any], *rest: Any, **more: Any) -> Any:
+        # Labels on the host: their positions are known without waiting for a GPU.
+        self._labels = inputs["labels"]
+        return super().training_step(model, inputs, *rest, **more)
+
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **options: Any) -> Any:
+        labels = inputs["labels"] if self._labels is None else self._labels
+        self._labels = None
+        smoothing = self.args.label_smoothing_factor
+        with self.lean.of(labels, self.args.device, smoothing=smoothing):
+            return super().compute_loss(model, inputs, *args, **options)
+
+    def token_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
+        """Return the share of a micro-batch in the loss of the global batch."""
+        # The Trainer multiplies by the number of ranks afterwards, because DeepSpeed averages over
+        # ranks.
+        total = self.lean.total(outputs, labels, smoothing=self.args.label_smoothing_factor)
+        if num_items_in_batch is None:
+            return total
+        return total / num_items_in_batch
+
+
+class Repetition(TokenTrainer):
     """The Hugging Face Trainer with the run's order of rows, loss, decay and evaluation loss."""
 
     order = 2
     """Version of the order of rows."""
 
-    def __init__(self, *, args: Any, **options: Any) -> None:
-        smoothed = partial(token_loss, smoothing=args.label_smoothing_factor)
-        super().__init__(args=args, compute_loss_func=smoothed, **options)
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         use_no_cache(self.model)
         self.eval_losses: dict[int, float] = {}
 
@@ -269,7 +288,8 @@ def training_options(
     if warmup is None:
         warmup = _WARMUP
     checkpointing = {}
-    if job["gradient_checkpointing"] and not job.get("checkpoint_layers"):
+    chosen = job.get("checkpoint_layers") or job.get("checkpoint_policy")
+    if job["gradient_checkpointing"] and not chosen:
         checkpointing[CHECKPOINTING] = True
     return {
         **{name: job[name] for name in _SAME if name in job},

@@ -38,6 +38,7 @@ CHANGES_NOTHING = frozenset(
         "max_memory",
         "gradient_checkpointing",
         "checkpoint_layers",
+        "checkpoint_policy",
         # Measurements and reports besides the training.
         "logging_steps",
         "report_to",

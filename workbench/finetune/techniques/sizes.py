@@ -78,8 +78,15 @@ class Moment(NamedTuple):
     gradients: float
     """Elements of the gradients that exist at the moment."""
 
-    def held(self, rows: int) -> float:
-        return max(0.0, self.base + rows * self.row)
+    def held(self, rows: int, piece_rows: float | None = None) -> float:
+        """Return the bytes of some rows, of which `piece_rows` have scores at a time."""
+        of_scores = self.scored(rows, piece_rows) - self.logits
+        return max(0.0, self.base + rows * (self.row - self.logits_row) + of_scores)
+
+    def scored(self, rows: int, piece_rows: float | None = None) -> float:
+        """Return the bytes of the tensors over the vocabulary."""
+        at_once = rows if piece_rows is None else min(rows, piece_rows)
+        return max(0.0, self.logits + at_once * self.logits_row)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +119,8 @@ class Trace:
     layers: Sequence[Parameters]
     rest: Parameters
     """Parameters outside of all layers: embeddings, the output layer, last norms."""
+    piece_rows: float | None = None
+    """Rows whose scores are computed at once. None: all rows."""
     part: Trace | None = None
     """Part on the fullest GPU, for a model whose layers are spread over several GPUs; else None."""
     gpus: int = 1
@@ -231,6 +240,8 @@ class Setting:
     """Sequences that the model reads for a row: 2 for a pair of answers."""
     reference_bytes: int = 0
     """Bytes of a weight of a frozen reference model; 0 without such a model."""
+    in_pieces: bool = True
+    """Whether the trainer scores a piece of the tokens at a time, where the model allows it."""
     whole_logits: bool = True
     """Whether the scores of all words exist for all tokens at once."""
     cache_bytes: float = 0.0

@@ -13,7 +13,6 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from itertools import islice, pairwise
 from numbers import Real
 from types import ModuleType
@@ -29,7 +28,6 @@ from workbench.base.json_values import parts, text
 from workbench.finetune.data.judged import Answer, judge, share
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.tasks import TASK, Table
-from workbench.finetune.data.training.rows import aligned
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate
 from workbench.finetune.model.text.encode import Encoder
@@ -129,7 +127,6 @@ class Evaluator:
                 trainer,
                 model,
                 counted(batches, steps, "evaluating"),
-                align=partial(aligned, causal=trainer.shifts),
                 counts_right=self.counts_right,
             )
         model.train()

@@ -27,7 +27,7 @@ from workbench.finetune.methods.registry import method_of
 from workbench.finetune.methods.rows import with_rejected
 from workbench.finetune.model import adapters, generate, pipeline
 from workbench.finetune.model import load as model
-from workbench.finetune.model.layers import balance_coefficient, recompute
+from workbench.finetune.model.layers import balance_coefficient, check_liger, recompute
 from workbench.finetune.model.saving import save_model
 from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.model.sharding import parts_to_shard
@@ -87,13 +87,19 @@ def _run(work: Assignment) -> None:
     loaded = adapters.attached(loaded, work.job)
     if work.job.device_map:
         note(f"device_map: {pipeline.described(loaded.model)}")
-    recompute(loaded.model, work.job.checkpoint_layers)
+    recompute(loaded.model, work.job.checkpoint_layers, work.job.checkpoint_policy)
+    check_liger(loaded.model, work.job)
     encoder = Encoder(loaded, work.job)
     size = work.job.sequence_parallel
     sequence = SequenceParallel(loaded.model, size) if size > 1 else None
     stop = StopFile(work.stop)
     trainer = _trainer(work, arguments, loaded, encoder, rows, stop, (reference, sequence))
     trainer.write_model = lambda: _save(work, loaded)
+    if not work.method.uses_trl and not trainer.lean.fits:
+        note(
+            f"the loss needs the scores of all tokens at once, because a {work.base} changes the "
+            "scores of its output layer, or this could not be found out; `plan` counts the scores"
+        )
     used = {
         "pod": pod_name(),
         "threads": torch.get_num_threads(),

@@ -210,6 +210,8 @@ def training_arguments(work: Assignment) -> Any:
         report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
         # Ranks that train apart take the mean over their own tokens.
         average_tokens_across_devices=not work.technique.apart,
+        # The loss of the workbench needs the scores of the output layer, and saves more memory.
+        liger_kernel_config={"fused_linear_cross_entropy": False, "cross_entropy": False},
         **work.technique.training_options(options),
     )
     # Otherwise the Trainer splits batches over all visible GPUs.

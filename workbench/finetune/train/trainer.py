@@ -41,16 +41,15 @@ from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import phase
 from workbench.base.errors import RunError
 from workbench.base.words import number
-from workbench.finetune.data.training.rows import aligned
 from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.evaluation import LOSS
 from workbench.finetune.recipe.order import IGNORED
 from workbench.finetune.recipe.standalone import (
+    TokenTrainer,
     leave_norms_out_of_decay,
     row_lengths,
     send_in_bf16,
-    token_loss,
     train_batches,
     use_no_cache,
 )
@@ -246,7 +245,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             return batches, None
         labels = [batch["labels"] for batch in batches if "labels" in batch]
         if self.shifts:
-            # Only labels with logits before them count, as in `aligned`.
+            # Only labels with a token before them count, as in `lean_loss.shifted`.
             labels = [each[..., 1:] for each in labels]
         own_tokens = sum(int(each.ne(IGNORED).sum()) for each in labels)
         tokens = self._losses.count(own_tokens)
@@ -528,24 +527,18 @@ def _in_bf16(prepare: Callable[..., Any], model: Any, **options: Any) -> Any:
     return send_in_bf16(prepare(model, **options))
 
 
-class FineTuner(WorkbenchTrainerMixin, Trainer):  # type: ignore[misc]  # transformers publishes no types
+class FineTuner(WorkbenchTrainerMixin, TokenTrainer):
     """Fine-tune on texts, with the loss of a token.
 
     The recipe of a run card computes the same loss.
     """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(compute_loss_func=self.token_loss, **options)
 
     def row_lengths(self) -> torch.Tensor:
         lengths: torch.Tensor = self.train_dataset.lengths
         return lengths
 
     def token_loss(self, outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
-        """Return the share of a micro-batch in the loss of the global batch."""
-        logits, targets = aligned(outputs["logits"], labels, self.shifts)
-        smoothing = self.args.label_smoothing_factor
-        loss = token_loss({"logits": logits}, targets, num_items_in_batch, smoothing=smoothing)
+        loss = super().token_loss(outputs, labels, num_items_in_batch)
         if self.balance is not None:
-            loss = loss + self.balance.part(outputs, targets, num_items_in_batch)
+            loss = loss + self.balance.part(outputs, self.lean.targets(labels), num_items_in_batch)
         return loss

@@ -12,8 +12,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-import torch
-
 from workbench.base.errors import ConfigError
 from workbench.base.package import file_digest
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
@@ -62,12 +60,6 @@ def load(
     if not rows.train:
         raise ConfigError(f"no row to train on in {train or hub}")
     return rows
-
-
-def aligned(
-    logits: torch.Tensor, labels: torch.Tensor, causal: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return (logits[:, :-1], labels[:, 1:]) if causal else (logits, labels)
 
 
 def content_digest(examples: Sequence[Example]) -> str:

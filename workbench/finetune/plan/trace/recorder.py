@@ -22,6 +22,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.moments: dict[str, list[Moment]] = {}
         """Moments by place, a moment after every operation."""
         self.gradients = 0
+        self.piece_rows: float | None = None
+        """Rows that the trainer scores at once; None for all. The step here scores all."""
         self._vocabulary = vocabulary
         self._rows = rows
         self._held = [0, 0, 0, 0]  # the first four numbers of a `Moment`
@@ -143,9 +145,16 @@ def front(points: Sequence[Moment]) -> list[Moment]:
     """
     kept: list[Moment] = []
     for point in sorted(points, key=lambda p: (-p.row, -p.base, -p.gradients)):
-        if not any(
-            k.base >= point.base and k.row >= point.row and k.gradients >= point.gradients
-            for k in kept
-        ):
+        if not any(_covers(other, point) for other in kept):
             kept.append(point)
     return kept
+
+
+def _covers(one: Moment, other: Moment) -> bool:
+    """Return whether a moment holds at least as much, however few rows are scored at once."""
+    return (
+        one.base >= other.base
+        and one.row >= other.row
+        and one.row - one.logits_row >= other.row - other.logits_row
+        and one.gradients >= other.gradients
+    )

@@ -12,19 +12,24 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedModel,
+)
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.training.rows import aligned
 from workbench.finetune.model.layers import balance_coefficient, recompute, with_lora
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.plan.trace.recorder import Recorder, front, layer_stacks, watch_layers
+from workbench.finetune.recipe.lean_loss import LeanLoss, piece_tokens
 from workbench.finetune.techniques.sizes import Moment
 
 _PRIMES = (10007, 10009, 10037, 10039, 10061)
@@ -109,7 +114,12 @@ def _answer(runs: _Runs, depth: int, sizes: Mapping[str, Any]) -> dict[str, Any]
         highest = front(_extrapolated(recorders, depth))
         points[name] = [list(moment) for moment in highest]
     layers = [layer for stack in sizes["stacks"] for layer in stack]
-    return {"points": points, "sizes": {"layers": layers, "rest": sizes["rest"]}}
+    first = next(iter(next(iter(runs.values())).values()))
+    return {
+        "points": points,
+        "sizes": {"layers": layers, "rest": sizes["rest"]},
+        "piece_rows": first.piece_rows,
+    }
 
 
 def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) -> dict[str, Any]:
@@ -189,13 +199,19 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
     with torch.device("meta"):
         model = family.from_config(shallow)
     model.train()
-    if request.get("checkpointing") and not request.get("checkpoint_layers"):
+    # As in the Trainer: a layer that is recomputed would find the keys of its forward pass.
+    for module in model.modules():
+        if isinstance(module, PreTrainedModel):
+            module.config.use_cache = False
+    layers = request.get("checkpoint_layers") or ()
+    policy = request.get("checkpoint_policy")
+    if request.get("checkpointing") and not (layers or policy):
         model.gradient_checkpointing_enable()
     if request.get("lora") is not None:
         with torch.device("meta"):
             checkpointing = bool(request.get("checkpointing"))
             model = with_lora(model, Lora.from_dict(request["lora"]), checkpointing=checkpointing)
-    recompute(model, request.get("checkpoint_layers") or ())
+    recompute(model, layers, policy)
     return model
 
 
@@ -244,11 +260,17 @@ def _step(
     others = dtype if dtype is not None and request.get("lora") is not None else trained
     balances = bool(balance_coefficient(model, request.get("router_aux_loss_coef")))
     recorder = Recorder(vocabulary=config.vocab_size, rows=rows)
+    # The planner knows how many of the rows are scored at once.
+    lean = LeanLoss(model, causal=causal)
+    lean.in_pieces = False
     with FakeTensorMode(), ExitStack() as watched:
         _pretend(model, trained=trained, others=others)
         watch_layers(model, recorder)
         watched.enter_context(recorder)
         labels = torch.zeros(rows, length if causal else request["target"], dtype=torch.long)
+        recorder.piece_rows = _piece_rows(
+            lean, config.vocab_size, labels, gpu=bool(request.get("gpu"))
+        )
         batch: dict[str, Any] = {
             "input_ids": torch.zeros(rows, length, dtype=torch.long),
             "attention_mask": torch.ones(rows, length, dtype=torch.long),
@@ -257,7 +279,7 @@ def _step(
             batch["decoder_input_ids"] = torch.zeros_like(labels)
         if balances:
             batch["output_router_logits"] = True
-        loss = _loss(model, batch, labels, recorder, dtype if autocast else None)
+        loss = _loss(model, batch, labels, recorder, dtype if autocast else None, lean=lean)
         # In the Trainer, too, only the graph holds the batch and the logits at this point.
         del batch
         loss.backward()  # type: ignore[no-untyped-call]
@@ -281,21 +303,37 @@ def _loss(
     labels: torch.Tensor,
     recorder: Recorder,
     autocast: torch.dtype | None,
+    *,
+    lean: LeanLoss,
 ) -> torch.Tensor:
     """Compute the loss as train/trainer.py does. An import of the Trainer takes two seconds."""
-    outputs = _forward(model, batch, autocast)
+    positions = torch.arange(labels.numel()).view(labels.shape)
+    if "decoder_input_ids" not in batch:
+        positions = positions[:, :-1]
+    positions = positions.flatten()
+    # All positions are learned. With other models the scores are whole.
+    with (
+        lean.at(positions, torch.zeros_like(positions), labels.shape)
+        if lean.fits
+        else nullcontext()
+    ):
+        outputs = _forward(model, batch, autocast)
+    del positions
     recorder.place = "loss"
-    causal = "decoder_input_ids" not in batch
-    logits, labels = aligned(outputs["logits"].float(), labels, causal=causal)
-    loss: torch.Tensor = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1),
-        labels.flatten(),
-        reduction="sum",
-    )
-    loss = loss / 7
+    loss = lean.total(outputs, labels) / 7
     if "output_router_logits" in batch:
         loss = loss + outputs["aux_loss"]
     return loss
+
+
+def _piece_rows(
+    lean: LeanLoss, vocabulary: int, labels: torch.Tensor, *, gpu: bool
+) -> float | None:
+    """Return the rows whose scores fit into a piece; None if all scores are made at once."""
+    if not (lean.fits and lean.plain):
+        return None
+    learned = labels.shape[1] - int(lean.causal)
+    return piece_tokens(vocabulary, "cuda" if gpu else "cpu") / learned
 
 
 def _extrapolated(runs: Mapping[int, Recorder], depth: int) -> list[Moment]:
