@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -412,7 +413,10 @@ def test_an_interrupted_export_can_be_repeated(server: S3Server) -> None:
 
 
 @slow
-def test_a_failed_upload_leaves_the_model_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_upload_leaves_the_model_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with s3_server() as own:
         for name, value in own.environment.items():
             monkeypatch.setenv(name, value)
@@ -427,4 +431,5 @@ def test_a_failed_upload_leaves_the_model_here(monkeypatch: pytest.MonkeyPatch) 
     words = str(failed.value)
     assert "call export('s3://bucket/models/d') again" in words
     folder = Path(words.partition("is whole in ")[2].partition(";")[0])
+    assert folder.is_relative_to(tmp_path)
     assert (folder / "config.json").read_text() == "config.json"
