@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.wheels import wheel
+from workbench.agent.folders import remove_environments
 from workbench.agent.packages import environment
 from workbench.agent.packages.installs import Installs, is_made
 from workbench.agent.ranks.request import RunRequest, rank_environment
@@ -63,6 +64,16 @@ def test_a_failure_leaves_no_environment_and_is_told_once(tmp_path: Path) -> Non
     assert not folder.exists()
     request = {"lines": ["wb_absent"]}
     assert installs.ask("r1", folder, log, request, begin=False) == {"state": "none", "line": ""}
+
+
+def test_environments_are_removed_and_other_content_of_the_store_stays(tmp_path: Path) -> None:
+    (tmp_path / "environment-1" / "lib").mkdir(parents=True)
+    (tmp_path / "environment-1" / "lib" / "x.py").touch()
+    (tmp_path / "environment-1.lock").touch()
+    (tmp_path / "packages-1").mkdir()
+    assert remove_environments(tmp_path) == {}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["environment-1.lock", "packages-1"]
+    assert remove_environments(tmp_path / "absent") == {}
 
 
 @pytest.mark.parametrize(

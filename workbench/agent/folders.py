@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.files import write_text
+from workbench.base.files.folders import remove_folder
 
 _CACHES = frozenset(("__pycache__", ".git", ".cache", ".ipynb_checkpoints"))
 _PIECE = 1 << 20
@@ -54,6 +55,14 @@ def stage(folder: Path, files: Mapping[str, str], archive: str) -> dict[str, obj
 
         with zipfile.ZipFile(archive) as packed:
             packed.extractall(folder / "script")
+    return {}
+
+
+def remove_environments(store: Path) -> dict[str, object]:
+    """Remove the environments of jobs on this pod, and of pods that share the folder."""
+    for folder in store.glob("environment-*"):
+        if folder.is_dir():
+            remove_folder(str(folder))
     return {}
 
 

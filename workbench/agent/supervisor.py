@@ -82,6 +82,8 @@ class Agent:
             "stamp": stamp,
             "stage": self._stage,
             "environment": self._environment,
+            "has_environments": self._has_environments,
+            "remove_environments": self._remove_environments,
             "list_outputs": self._list_outputs,
             "prepare": self._prepare,
             "prepared": self._prepared,
@@ -235,6 +237,14 @@ class Agent:
         folder = Path(str(message.get("folder")))
         log = self._folder(message) / "packages.log"
         return self._installs.ask(run, folder, log, request, begin=message.get("stop") is not True)
+
+    def _has_environments(self, _message: Message) -> Reply:
+        found = (self.root.parent / "store").glob("environment-*")
+        return {"environments": any(found)}
+
+    def _remove_environments(self, _message: Message) -> Later:
+        self._installs.stop_all()
+        return self._begin("remove_environments", self.root.parent / "store")
 
     def _list_outputs(self, message: Message) -> Later:
         folder = self._folder(message)

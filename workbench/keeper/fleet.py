@@ -15,7 +15,7 @@ from workbench.base.package import package_zip
 from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.files import Stock
 from workbench.keeper.link.shared import folders_to_probe, shared_words
-from workbench.keeper.shortage import in_threads
+from workbench.keeper.shortage import in_threads, start_thread
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.place import Place
@@ -27,6 +27,8 @@ from workbench.rundir.spec import ClusterSpec
 logger = logging.getLogger(__name__)
 _LOOK_S = 3.0
 _AT_ONCE = 32
+_REMOVAL_S = 900.0
+_REMOVAL_SHOWN_S = 5
 
 
 class Fleet:
@@ -314,6 +316,27 @@ class Fleet:
             except Exception:  # Thread boundary.
                 logger.exception("looking after the pods")
 
+    def remove_environments(self, say: Callable[[str], None]) -> None:
+        """Remove the environments of jobs on all pods, and report the time. Raises nothing.
+
+        The many files of an environment take longer than a place waits for the end of a pod.
+        """
+        ended = threading.Event()
+
+        def report() -> None:
+            seconds = 0
+            while not ended.wait(_REMOVAL_SHOWN_S):
+                seconds += _REMOVAL_SHOWN_S
+                say(f"removing the environments of scripts, {seconds} s so far")
+
+        thread = threading.Thread(target=report, name="removal", daemon=True)
+        start_thread(thread)
+        try:
+            self._everywhere(_remove_environments)
+        finally:
+            ended.set()
+            thread.join()
+
     def take_down(self) -> None:
         """Stop the agents and the pods, and delete the key. Takes about 20 s at most."""
         self._everywhere(_shut_down)
@@ -341,6 +364,15 @@ def _try_open(link: AgentLink) -> bool:
         logger.warning("%s does not answer: %s", link.pod.name, error)
         return False
     return True
+
+
+def _remove_environments(link: AgentLink) -> None:
+    try:
+        # A pod that does not answer costs no more time than its end does.
+        if link.call("has_environments").get("environments") is True:
+            link.work("remove_environments", _REMOVAL_S)
+    except WorkbenchError as error:
+        logger.warning("the environments on %s: %s", link.pod.name, error)
 
 
 def _shut_down(link: AgentLink) -> None:
