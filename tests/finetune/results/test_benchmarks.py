@@ -226,7 +226,7 @@ def test_what_cannot_be_evaluated_is_refused_before_pods_are_asked(
     with pytest.raises(ConfigError, match="does not know the tasks 'mine_choise'") as refused:
         run.evaluate(["mine_choise", "mine_write"], include_path=include)
     assert "nearest: mine_choice" in str(refused.value)
-    assert "mine_write" not in str(refused.value)
+    assert "'mine_write'" not in str(refused.value)
     with pytest.raises(ConfigError, match="is no folder on this machine"):
         run.evaluate(["mine_choice"], include_path=tmp_path / "absent")
     with pytest.raises(ConfigError, match="tasks is a single name"):
