@@ -34,9 +34,9 @@ $(READY): requirements.lock requirements.txt notebooks/requirements.txt pyprojec
 	@echo "Installing Python packages into .venv (a minute or two, once) …"
 	@sed -n '/^pip==/,/[^\\]$$/p' requirements.lock > .venv/pip.txt # Python 3.11's own looks through an index twice as long
 	@$(PIP) --require-hashes -r .venv/pip.txt
+	@$(PIP) --no-deps --require-hashes -r notebooks/requirements.txt
 	@$(PIP) --no-deps --require-hashes -r requirements.lock
 	@$(PIP) -c requirements.txt torch
-	@$(PIP) --no-deps --require-hashes -r notebooks/requirements.txt
 	@$(PIP) --no-deps -e .
 	@touch $@
 
