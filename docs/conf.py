@@ -25,7 +25,7 @@ extensions = ["myst_nb", "sphinx_copybutton", "options"]
 exclude_patterns = ["_build", "_ext", "walkthroughs/runs", "**/.ipynb_checkpoints"]
 
 myst_enable_extensions = ["colon_fence"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
 nb_execution_mode = "off"  # the notebooks are run by the tests
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would be loaded from another server
 

@@ -164,7 +164,7 @@ def test_adapters_are_written_merged_or_alone(runs: tuple[Run, Run], tmp_path: P
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(whole: Run, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    with pytest.raises(ConfigError, match=sentence("finetune.folder.export.already-name-new")):
+    with pytest.raises(ConfigError, match=sentence("finetune.folder.new_folder.already-name-new")):
         whole.export(tmp_path / "full")
     with pytest.raises(
         ConfigError,

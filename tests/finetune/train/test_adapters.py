@@ -246,7 +246,7 @@ def test_the_model_s_process_answers_with_the_adapter_and_merges_it(
     assert list(server_of(paths).answer(questions, before=True).texts) != list(after)
     merged = merge(paths, tmp_path / "out" / "merged")
     assert (merged / "model.safetensors").is_file()
-    with pytest.raises(ConfigError, match=sentence("finetune.folder.export.already-name-new")):
+    with pytest.raises(ConfigError, match=sentence("finetune.folder.new_folder.already-name-new")):
         merge(paths, merged)
     (tmp_path / "plain").mkdir()
     plain = RunPaths(tmp_path / "plain")
