@@ -23,7 +23,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 60.0
 pytest.register_assert_rewrite("forkedruns")  # its assertions tell values, as a test's do
 # `make test` runs the others, and the quickstart in a browser; `make test-all` these too.
-LONG_NOTEBOOKS = tuple(f"{number:02d}_" for number in range(10) if number != 1)
+LONG_NOTEBOOKS = tuple(f"{number:02d}_" for number in range(12) if number != 1)
 
 # A shell that starts this in the background has it ignore interrupts, and
 # every child with it: tests that interrupt a program would find it deaf.

@@ -84,7 +84,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(cluster: Cluster, script: Path, *args: str) -> Run:
-    run = cluster.submit(Script(script, args=args, stall_timeout_s=300))
+    # The header of TRL's scripts names packages that the pods have, and others without use here.
+    run = cluster.submit(Script(script, args=args, requirements=[], stall_timeout_s=300))
     run.wait(500, progress=False).raise_for_status()
     return run
 

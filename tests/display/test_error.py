@@ -48,7 +48,10 @@ def test_an_error_is_one_block_with_the_cells_own_lines(cell: Cell) -> None:
     whole = cell("%tb")
     assert "Traceback (most recent call last)" in whole
     assert "workbench/base/record/record.py" in whole
-    assert "Allowed: model, dataset, method, method_options, rewards, technique" in whole
+    assert (
+        "Allowed: model, model_revision, dataset, method, method_options, rewards, technique"
+        in whole
+    )
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_an_unknown_number_is_refused_with_the_numbers_of_the_run(
     with pytest.raises(ConfigError, match=r"did you mean 'surprise'\?.*loss.*memory.*eval_rougeL"):
         run.plot("surprize")
     with pytest.raises(ConfigError, match=r"did you mean 'step.surprise'\?.*eval_loss"):
-        history(tmp_path, sort="step.entropi")
+        history(tmp_path, sort="step.surprize")
 
 
 def test_a_row_alone_puts_a_metric_into_panel_plots_compare_and_history(

@@ -18,7 +18,7 @@ from workbench.rundir.spec import ClusterSpec, RunSpec
 # Written out on purpose: a new option fails this test
 # until its author has put it into one of the lists.
 SAME = """
-    router_aux_loss_coef method method_options
+    router_aux_loss_coef method method_options model_revision
     model technique peft lora fsdp local_sgd precision learning_rate lr_scheduler_type warmup_steps
     warmup_ratio optimizer weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
     label_smoothing_factor attn_implementation torch_compile training max_source_length

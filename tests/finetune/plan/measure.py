@@ -22,6 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "finetune" / "train")]
 
 import torch  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
@@ -47,6 +48,8 @@ class Held(TorchDispatchMode):
             return NotImplemented  # it asks again with the parts that really are here
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
+            if isinstance(leaf, FakeTensor):
+                continue  # it has no memory
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta":
                 self.see(leaf.untyped_storage())
         return out

@@ -119,7 +119,7 @@ def test_the_card_holds_everything(tmp_path: Path) -> None:
         "1970-01-01 00:00:10 UTC",
         '"kind": "finetune"',
         ".venv/bin/python train.py",
-        "Repetition(Trainer)",
+        "Repetition(TokenTrainer)",
     ):
         assert fact in text, fact
     assert "<svg" in written.read_text()

@@ -136,7 +136,7 @@ LIGER = {"training": {"use_liger_kernel": True}}
         (POLICY, "Give gradient_checkpointing=True too"),
         (
             {**POLICY, "gradient_checkpointing": True, "torch_compile": True},
-            "torch_compile fuses them. Drop one of them",
+            "Drop an option",
         ),
         (
             {

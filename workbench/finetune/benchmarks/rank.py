@@ -59,7 +59,7 @@ def _run(folder: Path) -> None:
     sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))
     if find_spec("lm_eval") is None:
         raise ConfigError(
-            "lm-eval is missing on this pod. Start the cluster with PodSpec(pip=['lm-eval']), "
+            "lm-eval is missing on the pod. Start the cluster with PodSpec(pip=['lm-eval']), "
             "or add lm-eval to the image"
         )
     asked = json.loads((folder / "job.json").read_text(encoding="utf-8"))

@@ -236,8 +236,8 @@ def _check_policy(job: FineTuneOptions) -> None:
         )
     if job.torch_compile:
         raise ConfigError(
-            "checkpoint_policy chooses operations one by one, and torch_compile fuses them. Drop "
-            "one of them"
+            "checkpoint_policy chooses single operations, and torch_compile fuses operations. "
+            "Drop an option"
         )
 
 

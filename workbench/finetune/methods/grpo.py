@@ -91,7 +91,7 @@ class GRPO(Method):
         if not job.rewards:
             raise ConfigError(
                 "method 'grpo' learns from rewards, and rewards is empty; give rewards=[function], "
-                "where function(completions, **columns) returns a number for each completion"
+                "where function(completions, **columns) returns a number per completion"
             )
 
     def refuse_ranks(self, job: FineTuneOptions, ranks: int) -> None:

@@ -32,7 +32,7 @@ def check_sequence(job: FineTuneOptions, *, alone: bool, apart: bool) -> None:
     }
     for name, is_set in others.items():
         if is_set:
-            raise ConfigError(f"sequence_parallel works without {name}; drop one of them")
+            raise ConfigError(f"sequence_parallel works without {name}; drop {name}")
     if job.attn_implementation not in (None, Attention.SDPA, Attention.FLASH_ATTENTION_2):
         raise ConfigError(
             f"sequence_parallel needs attn_implementation 'sdpa' or 'flash_attention_2', not "

@@ -181,8 +181,8 @@ class LeanLoss:
         # Layers may be spread over GPUs.
         place = self._layer.weight.device
         total = self._total(forward, labelled.to(place), targets.to(place)).to(hidden.device)
-        # In the shape of scores, for models that read their last scores.
-        return total.expand(1, 1, self._layer.weight.shape[0])
+        # In the shape of scores, for models that read their last scores. FSDP wants no view.
+        return total.expand(1, 1, self._layer.weight.shape[0]).clone()
 
     def _total(self, forward: Any, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         layer = self._layer

@@ -39,6 +39,7 @@ CHANGES_NOTHING = frozenset(
         "gradient_checkpointing",
         "checkpoint_layers",
         "checkpoint_policy",
+        "sequence_parallel",
         # Measurements and reports besides the training.
         "logging_steps",
         "report_to",

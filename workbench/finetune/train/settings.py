@@ -210,10 +210,12 @@ def training_arguments(work: Assignment) -> Any:
         report_to=list(work.job.report_to) if work.rank == 0 and work.job.report_to else "none",
         # Ranks that train apart take the mean over their own tokens.
         average_tokens_across_devices=not work.technique.apart,
-        # The loss of the workbench needs the scores of the output layer, and saves more memory.
-        liger_kernel_config={"fused_linear_cross_entropy": False, "cross_entropy": False},
         **work.technique.training_options(options),
     )
+    if arguments.use_liger_kernel:
+        # The loss stays that of the workbench.
+        losses = ("fused_linear_cross_entropy", "cross_entropy")
+        arguments.liger_kernel_config = dict.fromkeys(losses, False)
     # Otherwise the Trainer splits batches over all visible GPUs.
     arguments._n_gpu = min(1, arguments.n_gpu)
     half = work.job.precision == Precision.BF16

@@ -101,7 +101,7 @@ def header_in(content: str, name: str) -> Requirements | None:
     if not blocks:
         return None
     if len(blocks) > 1:
-        raise ConfigError(f"{name} has {len(blocks)} blocks '# /// script'. Leave one of them")
+        raise ConfigError(f"{name} has {len(blocks)} blocks '# /// script'. Keep a single block")
     lines = []
     for line in blocks[0]["content"].splitlines(keepends=True):
         lines.append(line[2:] if line.startswith("# ") else line[1:])

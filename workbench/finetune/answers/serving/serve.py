@@ -82,7 +82,7 @@ class Answerer:
             raise RunError(
                 f"method {self._job.method!r} trained a model that scores texts and writes no "
                 "answers; run.export(folder) makes a folder for "
-                "AutoModelForSequenceClassification, whose one output is the score"
+                "AutoModelForSequenceClassification with the score as the output"
             )
 
     @property
