@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from tests.support.sentences import sentence  # noqa: E402
 from workbench.base.errors import ConfigError  # noqa: E402  # torch first: without it there is nothing to test
 from workbench.finetune.data.training.rows import Rows, load  # noqa: E402
+from workbench.finetune.methods.registry import method_of  # noqa: E402
 from workbench.finetune.options.choices import ROW_ORDER  # noqa: E402
 from workbench.finetune.recipe.order import GlobalBatchSampler, eval_batches, pad  # noqa: E402
 
@@ -344,7 +345,8 @@ def test_a_late_refusal_says_that_the_look_at_the_hub_was_given_up(
     hub = {"name": str(folder), "eval_share": 0.25}
 
     def refusal(unasked: str) -> str:
-        work = SimpleNamespace(train=None, evaluation=None, hub=hub, unasked=unasked)
+        method = method_of("sft")
+        work = SimpleNamespace(train=None, evaluation=None, hub=hub, unasked=unasked, method=method)
         with pytest.raises(
             ConfigError,
             match=sentence("finetune.rows._written.known-form-row", "row 0", "'body', 'title'"),

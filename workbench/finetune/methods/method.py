@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from workbench.base.errors import ConfigError
+from workbench.base.json_values import whole
 from workbench.base.record import Record
 from workbench.finetune.data.reading import RowReader
 from workbench.finetune.options.choices import LossOn, Peft
@@ -26,6 +27,14 @@ PACKAGE = "trl"
 LEAST = "1.16"
 """Oldest version of TRL whose trainers the methods extend."""
 _INSTALL = f"pip install '{PACKAGE}>={LEAST}'"
+# Size of the pieces in which TRL computes scores, and copies of a piece without Triton.
+# https://github.com/huggingface/trl/blob/v1.16.0/trl/kernels
+_TILE_TOKENS = 4096
+_TILE_WORDS = 32768
+_CPU_COPIES = 4
+# Memory of a process that has imported TRL, beside the other libraries. Measured with a reward
+# model of 1.6 million parameters on a CPU.
+_TRL_BYTES = 0.15 * 2**30
 # Options of FineTune that describe the loss of answers alone.
 _ANSWER_LOSS = ("packing", "label_smoothing_factor", "router_aux_loss_coef")
 
@@ -211,16 +220,24 @@ class Method(ABC):
             job: The job.
             model: Configuration of the model; empty if unknown.
         """
-        del model
         if not self.uses_trl:
             return plain
         reference = FP32 if self.needs_reference(job) else 0
+        tile = 0.0
+        if not self.whole_logits and not self.scores:
+            tokens = job.per_device_train_batch_size * self.sequences
+            tokens *= sum(self.learns_at_once(job))
+            words = min(whole(model.get("vocab_size")) or 0, _TILE_WORDS)
+            copies = 1 if plain.gpu else _CPU_COPIES
+            tile = float(FP32 * copies * min(tokens, _TILE_TOKENS) * words)
         return replace(
             plain,
             sequences=float(self.sequences),
             reference_bytes=reference,
             in_pieces=False,
             whole_logits=self.whole_logits,
+            tile_bytes=tile,
+            process_bytes=_TRL_BYTES,
         )
 
     # Training, on the ranks.

@@ -112,6 +112,13 @@ ELSEWHERE = _by_name(
         ),
         "use max_source_length for what is asked": "max_prompt_length",
         "use max_target_length for the answer": "max_completion_length max_new_tokens",
+        "it is an option of a method of TRL: give it in method_options, as in "
+        "method='dpo', method_options={'beta': 0.1}": (
+            "beta center_rewards_coefficient desirable_weight epsilon label_smoothing loss_type "
+            "num_generations scale_rewards temperature top_p undesirable_weight"
+        ),
+        "use rewards": "reward_funcs reward_functions",
+        "the reference is the model before the training; leave it out": "ref_model reference_model",
         "use precision": "dtype half mixed_precision torch_dtype",
         "use model": "base_model model_id model_name model_name_or_path "
         "model_path pretrained_model_name_or_path",

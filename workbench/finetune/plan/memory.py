@@ -53,12 +53,13 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
     # Without a GPU all parts share the pod's memory, so the peak is the highest sum.
     if not setting.gpu:
         both = _highest([device.plus(host) for device, host in pairs])
-        return Need(gpu=None, host=replace(both, overhead=_CPU_PROCESS_BYTES))
+        overhead = _CPU_PROCESS_BYTES + setting.process_bytes
+        return Need(gpu=None, host=replace(both, overhead=overhead))
     device = _highest([device for device, _ in pairs])
     host = _highest([host for _, host in pairs])
     return Need(
         gpu=replace(device, overhead=CONTEXT_BYTES),
-        host=replace(host, overhead=_PROCESS_BYTES),
+        host=replace(host, overhead=_PROCESS_BYTES + setting.process_bytes),
     )
 
 
@@ -85,8 +86,8 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
     logits = moment.scored(rows, pieces)
     held = moment.held(rows, pieces)
     if not setting.whole_logits:
-        held = max(0.0, held - logits)
-        logits = 0.0
+        held = max(0.0, held - logits) + setting.tile_bytes
+        logits = setting.tile_bytes
     if setting.packed:  # a layer's weights are unpacked one matrix at a time
         held += trace.largest_packed * setting.compute_bytes
     gradients, communication = technique.backward(setting, trace, moment)

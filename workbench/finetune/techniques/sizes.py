@@ -244,6 +244,10 @@ class Setting:
     """Whether the trainer scores a piece of the tokens at a time, where the model allows it."""
     whole_logits: bool = True
     """Whether the scores of all words exist for all tokens at once."""
+    tile_bytes: float = 0.0
+    """Bytes of the scores that exist at once, if scores are computed in pieces."""
+    process_bytes: float = 0.0
+    """Bytes of further libraries in the process."""
     cache_bytes: float = 0.0
     """Bytes of the keys and values of all answers that a rank writes at once."""
 
