@@ -103,6 +103,10 @@ def test_a_reward_model_scores_both_answers_and_is_exported_for_classification(
     assert len(said) == 2 and all("margin" in text for text in said)
     with pytest.raises(RunError, match="scores texts"):
         run.predict(["How many?"])
+    with pytest.raises(ConfigError, match="Leave gguf out"):
+        run.export(tmp_path / "gguf", gguf="q8_0")
+    with pytest.raises(ConfigError, match="lm-eval asks for answers"):
+        run.evaluate(["hellaswag"])
     made = run.export(tmp_path / "scorer")
     assert "AutoModelForSequenceClassification" in made.start_lines["transformers"]
     assert list(made.start_lines) == ["transformers"]

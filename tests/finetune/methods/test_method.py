@@ -67,6 +67,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"method": "grpo", "rewards": []}, r"give rewards=\[function\]"),
     ({"method": "grpo", "rewards": ["r.txt"]}, "job rewards 'r.txt'"),
     ({"method": "grpo", "rewards": [lambda answers: [0]]}, "must take the argument `completions`"),
+    ({"method": "dpo", "training": {"use_liger_kernel": True}}, "drop use_liger_kernel"),
+    (
+        {"method": "dpo", "peft": "lora", "lora": {"target_modules": ["q_proj", "lm_head"]}},
+        "leave lm_head out",
+    ),
     ({"method": "dpo", "beta": 0.1}, "give it in method_options"),
     ({"method": "grpo", "reward_funcs": []}, "use rewards"),
     ({"method": "ppo"}, "a Script with TRL can do it"),

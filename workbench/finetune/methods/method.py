@@ -154,6 +154,17 @@ class Method(ABC):
                 f"peft 'qlora' with method '{self.name}' is not offered under technique "
                 f"'{job.technique}'; use 'lora', or 'ddp'"
             )
+        if job.training.get("use_liger_kernel"):
+            raise ConfigError(
+                f"training 'use_liger_kernel' is for method 'sft', and method is '{self.name}', "
+                "whose scores are computed in pieces anyway; drop use_liger_kernel"
+            )
+        targets = job.lora.get("target_modules")
+        if not self.whole_logits and isinstance(targets, list | tuple) and "lm_head" in targets:
+            raise ConfigError(
+                f"lora target_modules names lm_head, and method '{self.name}' computes scores from "
+                "the weight of lm_head without its adapter; leave lm_head out"
+            )
         if family_by_name(job.model) is Family.ENCODER_DECODER:
             raise ConfigError(self.refusal_of_family(job.model))
 

@@ -342,6 +342,8 @@ def _start(work: Assignment, trainer: Any, rows: Rows) -> None:
     remarks = work.remarks if rows.empty_answers is None else rows.remarks
     for remark, count in remarks.items():
         note(f"{count} of {len(rows.train) + len(rows.eval)} rows have {remark}")
+    # TRL's trainers have rows of another type, which are made in every run.
+    made = trainer.train_dataset
     trainable, parameters = adapters.counts(trainer.model)
     emit(
         "start",
@@ -356,7 +358,7 @@ def _start(work: Assignment, trainer: Any, rows: Rows) -> None:
         train_rows=len(rows.train),
         eval_rows=len(rows.eval),
         not_read=list(work.not_read if rows.empty_answers is None else rows.not_read),
-        tokens_kept=trainer.train_dataset.kept,
+        tokens_kept=isinstance(made, TokenRows) and made.kept,
         empty_answers=work.empty_answers if rows.empty_answers is None else rows.empty_answers,
         technique=str(job.technique),
         precision=str(job.precision),
