@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,14 @@ def test_dpo_is_shown_resumed_asked_and_compared(cluster: Cluster, tmp_path: Pat
     assert {run.id for run in found} >= {whole.id, rest.id}
 
 
+@pytest.mark.parametrize("peft", ["none", "lora"])
 def test_a_reward_model_scores_both_answers_and_is_exported_for_classification(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, peft: str
 ) -> None:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    run = cluster.submit(job(tmp_path, "reward", technique="zero2"))
+    options = {"technique": "zero2", "peft": peft, "max_target_length": 96}
+    run = cluster.submit(job(tmp_path, "reward", **options))
     result = ended(run)
     assert {"accuracy", "margin"} <= result.metrics.keys()
     said = [answer.predicted for answer in result.predictions]
@@ -110,9 +113,15 @@ def test_a_reward_model_scores_both_answers_and_is_exported_for_classification(
     made = run.export(tmp_path / "scorer")
     assert "AutoModelForSequenceClassification" in made.start_lines["transformers"]
     assert list(made.start_lines) == ["transformers"]
+    # The exported model gives the scores of the run.
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "scorer")
-    tokens = AutoTokenizer.from_pretrained(tmp_path / "scorer")("How many?", return_tensors="pt")
-    assert model(input_ids=tokens.input_ids).logits.shape == (1, 1)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "scorer")
+    row = json.loads((run.paths.inputs / "eval.jsonl").read_text().splitlines()[0])
+    text = f"{row['source']}\n{row['target']}{tokenizer.eos_token}"
+    score = model(input_ids=tokenizer(text, return_tensors="pt").input_ids).logits
+    assert score.shape == (1, 1)
+    expected = float(said[0].removeprefix("chosen ").partition(",")[0])
+    assert score.item() == pytest.approx(expected, abs=0.05)
 
 
 def test_a_reward_function_of_the_notebook_judges_on_the_pods(
