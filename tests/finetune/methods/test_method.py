@@ -41,6 +41,13 @@ def test_every_metric_of_a_method_has_a_row_with_a_title() -> None:
     assert job("sft").views.loss_unit and not job("dpo").views.loss_unit
 
 
+def test_runs_of_two_methods_are_not_compared_as_equal_work() -> None:
+    made = [job("dpo"), job("dpo", method_options={"beta": 0.5}), job("orpo"), job("sft")]
+    words = [str(type(each.views).table_columns(each.to_dict())["sequence"]) for each in made]
+    assert len(set(words)) == 4 and "method dpo, beta 0.5" in words[1]
+    assert "method" not in words[3]
+
+
 @pytest.mark.parametrize("method", METHOD_NAMES)
 def test_a_job_returns_from_its_json_form(method: str) -> None:
     made = job(method)

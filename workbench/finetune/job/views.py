@@ -11,7 +11,7 @@ from workbench.base.json_values import Json, number, text, whole
 from workbench.base.words import middle_cut, scaled
 from workbench.base.words import number as number_text
 from workbench.finetune.job.verbs import verbs
-from workbench.finetune.methods.registry import method_of
+from workbench.finetune.methods.registry import method_of, method_words
 from workbench.finetune.options.choices import LossOn, Peft, Sampling
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.jobs.views import Forecast, JobViews
@@ -51,9 +51,9 @@ class FineTuneViews(JobViews["FineTune"]):
             ("model", model),
             ("technique", f"{job.technique}{adapters} {precision}"),
         ]
-        if method_of(job.method).uses_trl:
-            given = [f"{name} {value}" for name, value in job.method_options.items()]
-            facts.insert(1, ("method", ", ".join([job.method, *given])))
+        method = method_words({"method": job.method, "method_options": job.method_options})
+        if method:
+            facts.insert(1, ("method", method))
         chosen = ", ".join(_chosen(start))
         if chosen:
             facts.append(("chosen for it", chosen))
@@ -144,6 +144,9 @@ def _sequence(options: Json) -> str:
     loss_on = text(options.get("loss_on"))
     if loss_on not in ("", LossOn.ANSWER):
         words.append(f"loss on {loss_on}")
+    method = method_words(options)
+    if method:
+        words.append(f"method {method}")
     return ", ".join(words)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from workbench.base.errors import one_of
+from workbench.base.json_values import part
 from workbench.finetune.methods.dpo import DPO
 from workbench.finetune.methods.grpo import GRPO
 from workbench.finetune.methods.kto import KTO
@@ -34,3 +35,17 @@ def repeats(name: object) -> bool:
     """Return whether a run of the method can be repeated without the project."""
     method = _BY_NAME.get(str(name))
     return method is not None and method.recipe
+
+
+def method_words(options: Mapping[str, object]) -> str:
+    """Return method and options from a job's JSON form of any version; empty for answers alone.
+
+    Example:
+        >>> method_words({"method": "dpo", "method_options": {"beta": 0.2}}), method_words({})
+        ('dpo, beta 0.2', '')
+    """
+    method = _BY_NAME.get(str(options.get("method")))
+    if method is None or not method.uses_trl:
+        return ""
+    given = [f"{name} {value}" for name, value in part(options, "method_options").items()]
+    return ", ".join([method.name, *given])
