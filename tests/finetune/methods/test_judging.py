@@ -42,7 +42,7 @@ def test_the_answers_to_a_chat_are_messages() -> None:
     ("returned", "words"),
     [
         ([1.0, float("nan")], r"returned nan, .* completion '5' of the row .*2\+2\?"),
-        ([1.0, None], "returned None, which is no finite number"),
+        ([1.0, None], "returned None, no finite number"),
         ([1.0], "returned 1 values for 2 completions"),
         (0.5, "returned float for 2 completions"),
     ],

@@ -79,7 +79,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"method": "dpo", "peft": "lora", "lora": {"target_modules": ["q_proj", "lm_head"]}},
         "leave lm_head out",
     ),
-    ({"method": "dpo", "beta": 0.1}, "give it in method_options"),
+    ({"method": "dpo", "beta": 0.1}, "in method_options"),
     ({"method": "grpo", "reward_funcs": []}, "use rewards"),
     ({"method": "ppo"}, "a Script with TRL can do it"),
     ({"technique": "dpo"}, "use method='dpo'"),

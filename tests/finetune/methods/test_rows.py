@@ -73,20 +73,20 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "dpo",
         {"prompt": ASKED, "chosen": said("b") + ASKED, "rejected": said("c")},
-        "these turns after the prompt: assistant, user",
+        "turns after the prompt: assistant, user",
     ),
     ("kto", {"prompt": "a", "completion": "b"}, "'label' is missing"),
     (
         "kto",
         {"prompt": "a", "completion": "b", "label": "good"},
-        'label is "good"; it must be true',
+        'label is "good"; write true',
     ),
-    ("kto", {"prompt": "a", "completion": "b", "label": 1}, "label is 1; it must be true"),
+    ("kto", {"prompt": "a", "completion": "b", "label": 1}, "label is 1; write true"),
     ("kto", {"prompt": "a", "completion": "", "label": True}, "completion is empty"),
     ("kto", {"text": "a", "label": True}, "'prompt' is missing"),
     ("grpo", {"answer": "a"}, "'prompt' .* is missing|'prompt' is missing"),
     ("grpo", {"prompt": "a", "completions": "b"}, "rename the column"),
-    ("grpo", {"prompt": ASKED + said("b")}, "it must end with the question"),
+    ("grpo", {"prompt": ASKED + said("b")}, "end the list with the question"),
 ]
 
 

@@ -136,7 +136,7 @@ def exchanges(row: Fields, keys: Sequence[str]) -> list[tuple[Message, ...]]:
             roles = ", ".join(turn["role"] for _, turn in turns) or "none"
             row.fail(
                 key,
-                f"has these turns after the prompt: {roles}; it must have one, of the assistant",
+                f"has turns after the prompt: {roles}; write a single turn of the assistant",
             )
         made.append(_ordered(row, "prompt", [*prompt, turns[0]]))
     return made
@@ -150,7 +150,7 @@ def asking_turns(row: Fields, key: str) -> tuple[Message, ...]:
             turn["weight"] = 0
     made = _ordered(row, key, turns)
     if made[-1]["role"] == "assistant":
-        row.fail(key, "ends with a turn of the assistant; it must end with the question")
+        row.fail(key, "ends with a turn of the assistant; end the list with the question")
     return made
 
 

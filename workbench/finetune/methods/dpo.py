@@ -67,6 +67,6 @@ class DPO(Method):
         options = self.options_of(job)
         if options.loss_type == "exo_pair" and not options.label_smoothing:
             raise ConfigError(
-                "method_options: loss_type 'exo_pair' needs a label_smoothing above 0; its paper "
+                "method_options: loss_type 'exo_pair' needs a label_smoothing above 0; the paper "
                 "recommends 1e-3"
             )

@@ -99,7 +99,7 @@ class GRPO(Method):
         generations = self.options_of(job).num_generations
         if batch % generations:
             raise ConfigError(
-                f"method 'grpo' writes num_generations = {generations} answers to each prompt, and "
+                f"method 'grpo' writes num_generations = {generations} answers to a prompt, and "
                 f"an optimizer step has {batch} answers on {ranks} ranks "
                 "(per_device_train_batch_size x gradient_accumulation_steps x ranks); let "
                 "num_generations divide the number"
@@ -107,7 +107,7 @@ class GRPO(Method):
         evaluated = job.per_device_eval_batch_size * ranks
         if evaluates(job) and evaluated % generations:
             raise ConfigError(
-                f"method 'grpo' writes num_generations = {generations} answers to each prompt of "
+                f"method 'grpo' writes num_generations = {generations} answers to a prompt of "
                 f"an evaluation, and per_device_eval_batch_size x ranks is {evaluated}; let "
                 "num_generations divide the number"
             )

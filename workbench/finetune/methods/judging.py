@@ -78,14 +78,14 @@ def _numbers(
         if isinstance(values, list | tuple):
             what = f"{len(values)} values"
         raise Raised(
-            f"the reward function {name} returned {what} for {len(rows)} completions; it must "
-            "return a list with a number for each"
+            f"the reward function {name} returned {what} for {len(rows)} completions; return a "
+            "list with a number for every completion"
         )
     numbers = []
     for value, row, completion in zip(values, rows, completions, strict=True):
         if not isinstance(value, Real) or not math.isfinite(value):
             raise Raised(
-                f"the reward function {name} returned {value!r}, which is no finite number, for "
+                f"the reward function {name} returned {value!r}, no finite number, for "
                 f"the completion {plain(completion[:_LETTERS])!r} of the row {_shown(row)}"
             )
         numbers.append(float(value))

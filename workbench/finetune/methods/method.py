@@ -156,8 +156,8 @@ class Method(ABC):
             )
         if job.training.get("use_liger_kernel"):
             raise ConfigError(
-                f"training 'use_liger_kernel' is for method 'sft', and method is '{self.name}', "
-                "whose scores are computed in pieces anyway; drop use_liger_kernel"
+                f"training 'use_liger_kernel' is for method 'sft', and method is '{self.name}'; "
+                "drop use_liger_kernel"
             )
         targets = job.lora.get("target_modules")
         if not self.whole_logits and isinstance(targets, list | tuple) and "lm_head" in targets:
@@ -208,8 +208,7 @@ class Method(ABC):
             if metric in ("accuracy", "perplexity"):
                 raise ConfigError(
                     f"the metric {metric!r} belongs to the loss of method 'sft', and method is "
-                    f"'{self.name}', whose evaluations report {', '.join(self.metrics)}; drop "
-                    f"{metric!r}"
+                    f"'{self.name}'; drop {metric!r}: evaluations report {', '.join(self.metrics)}"
                 )
             if self.scores:
                 raise ConfigError(

@@ -26,7 +26,7 @@ REJECTED = "rejected"
 LABEL = "label"
 COLUMNS = "columns"
 """Key of the columns for reward functions, in a prepared row of prompts."""
-EQUAL = "equal chosen and rejected answers, which teach nothing"
+EQUAL = "equal chosen and rejected answers"
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """Names of the arguments with which TRL calls a reward function, besides the columns."""
 _PREPARED = ("source", "target", "input", "table_id", "messages", TOOLS, BESIDE)
@@ -161,7 +161,7 @@ class LabelledRows(MethodRows):
         if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
             value = value.strip().casefold() == "true"
         if not isinstance(value, bool):
-            row.fail(tag, f"is {short(value)}; it must be true (a good answer) or false")
+            row.fail(tag, f"is {short(value)}; write true (a good answer) or false")
         others = {name: each for name, each in row.data.items() if name not in _TAGS}
         read = ANSWER_ROWS.read(others, row.where, tables)
         if not read.asks:

@@ -112,7 +112,7 @@ ELSEWHERE = _by_name(
         ),
         "use max_source_length for what is asked": "max_prompt_length",
         "use max_target_length for the answer": "max_completion_length max_new_tokens",
-        "it is an option of a method of TRL: give it in method_options, as in "
+        "give the options of a method in method_options, as in "
         "method='dpo', method_options={'beta': 0.1}": (
             "beta center_rewards_coefficient desirable_weight epsilon label_smoothing loss_type "
             "num_generations scale_rewards temperature top_p undesirable_weight"
@@ -182,7 +182,7 @@ _TRACKER = (
     "transformers reports to no such tracker; TensorBoard has the metrics anyway, and a Script can "
     "use any tracker"
 )
-_METHOD = "it is a method: use method='{}', and choose how ranks share the work as technique"
+_METHOD = "use method='{}', and choose how ranks share the work as technique"
 _SCRIPT = "FineTune has no such method; a Script with TRL can do it"
 _VALUES: Mapping[str, Mapping[str, str]] = {
     "report_to": {
