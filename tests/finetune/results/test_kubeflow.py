@@ -22,6 +22,8 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import write_json
 from workbench.client.run import Run
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.registry import method_of
+from workbench.finetune.methods.rows import columns_of
 from workbench.handover.kubeflow.kinds import KINDS
 from workbench.handover.kubeflow.manifest import Manifest
 from workbench.jobs.job import Job
@@ -336,6 +338,26 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
     manifest = run_of(tmp_path / "measured", measured).manifest("trainjob", image=IMAGE)
     assert handed_spec(manifest)["job"]["metrics"] == ["metric-1.py:score"]
     assert inputs(manifest)["metric-1.py"] == (tmp_path / "scores.py").read_bytes()
+
+
+def test_the_rows_and_rewards_of_a_method_travel_and_are_read_again(tmp_path: Path) -> None:
+    rows = "".join(json.dumps({"prompt": f"q{n}", "answer": str(n)}) + "\n" for n in range(40))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    (tmp_path / "judge.py").write_text("def judge(completions, answer): ...\n")
+    job = FineTune(
+        model="tiny-llama",
+        method="grpo",
+        dataset=str(tmp_path / "rows.jsonl"),
+        rewards=[f"{tmp_path}/judge.py:judge"],
+    )
+    manifest = run_of(tmp_path / "run", job).manifest("trainjob", image=IMAGE)
+    handed = handed_spec(manifest)["job"]
+    assert handed["rewards"] == ["reward-1.py:judge"]
+    assert inputs(manifest)["reward-1.py"] == (tmp_path / "judge.py").read_bytes()
+    # What was prepared here is read as it is on the cluster.
+    line = json.loads(inputs(manifest)["train.jsonl"].splitlines()[0])
+    example = method_of("grpo").rows.read(line, "line 1")
+    assert example.source.startswith("q") and columns_of(example)["answer"] in example.source
 
     own = tmp_path / "own"
     own.mkdir()
