@@ -323,6 +323,18 @@ def test_a_metric_of_ones_own_lies_beside_the_spec(tmp_path: Path) -> None:
     assert json.loads(recipe.files["spec.json"])["job"]["metrics"] == ["rouge", "metric-1.py:score"]
 
 
+def test_the_rewards_of_a_method_lie_beside_the_spec(tmp_path: Path) -> None:
+    job = FineTune(model="tiny-llama", method="grpo", rewards=["/home/me/judge.py:judge"])
+    result = make_run(tmp_path / "run", job)
+    sent = {"function": "judge", "path": "/home/me/judge.py", "source": "def judge(c): ..."}
+    file = RunPaths(result.path).job
+    file.write_text(json.dumps({**json.loads(file.read_text()), "rewards": [sent]}))
+    recipe = recipe_of(result)
+    assert recipe.files["reward-1.py"] == b"def judge(c): ..."
+    assert json.loads(recipe.files["spec.json"])["job"]["rewards"] == ["reward-1.py:judge"]
+    assert any("method 'grpo'" in text for text in recipe.differs)
+
+
 CONFIGURED = {
     **ZERO1,
     "gradient_clipping": 0.5,
