@@ -150,3 +150,24 @@ def test_a_preview_shows_both_answers_of_a_pair(tmp_path: Path) -> None:
         learned = [text for text, is_learned in pieces if is_learned]
         assert len(learned) == 2 and all(text.endswith("</s>") for text in learned)
         assert any("rejected" in text for text, is_learned in pieces if not is_learned)
+
+
+@pytest.mark.slow
+def test_a_preview_of_prompts_shows_the_columns_for_the_rewards(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": [{"role": "user", "content": f"Say {n}."}], "answer": f"number {n}"}
+        for n in range(8)
+    ]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    job = FineTune(
+        model="tiny-llama",
+        method="grpo",
+        rewards=[lambda completions, answer: [0.0] * len(completions)],
+        method_options={"num_generations": 2},
+        chat_template="{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}",
+        dataset=str(path),
+    )
+    shown = preview(job, rows=1)
+    words = "".join(text for text, _ in shown.rows[0])
+    assert "<user>Say" in words and "answer: number" in words
+    assert not any(is_learned for _, is_learned in shown.rows[0])

@@ -68,7 +68,10 @@ def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:
 
 def _sizes(encoder: Encoder, example: Example) -> tuple[int, int]:
     """Count the source tokens and the learned tokens."""
-    if not example.target and not example.messages:
+    has_answer = bool(example.target)
+    if example.messages:
+        has_answer = example.messages[-1]["role"] == "assistant"
+    if not has_answer:
         # A prompt alone: its answers are written in training.
         return len(encoder.questions([example])[0]["input_ids"]), 0
     rows = encoder.rows([example])
