@@ -70,6 +70,7 @@ def test_dpo_is_shown_resumed_asked_and_compared(cluster: Cluster, tmp_path: Pat
     result = ended(whole)
     assert result.first_eval_loss == pytest.approx(0.6931, abs=1e-3)
     assert "rewards/margins" in result.metrics
+    assert result.perplexity is None, "the loss of pairs is no loss of tokens"
     # The panel draws the margins without being asked, and names the method.
     page = as_bundle(whole)["text/html"]
     is_open = "<details open><summary>reward margin"

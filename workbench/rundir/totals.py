@@ -365,7 +365,9 @@ class RunTotals:
         facts["train_samples_per_s"] = self.samples_per_s
         facts["metrics"] = numbers_of(facts.get("metrics")) or None
         facts["step_figures"] = self.step_figures or None
-        if self.start.get("family") == _CAUSAL:
+        # A loss of pairs or rewards has no perplexity.
+        of_tokens = self.start.get("token_loss") is not False
+        if self.start.get("family") == _CAUSAL and of_tokens:
             facts["perplexity"] = perplexity(number(facts.get("eval_loss")))
         if self._devices:
             names = dict.fromkeys(self._devices[rank] for rank in sorted(self._devices))

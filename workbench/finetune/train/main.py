@@ -349,6 +349,7 @@ def _start(work: Assignment, trainer: Any, rows: Rows) -> None:
         "start",
         model=work.base,
         family=str(Family.CAUSAL if trainer.causal else Family.ENCODER_DECODER),
+        token_loss=not work.method.uses_trl,
         parameters=parameters,
         trainable_parameters=trainable,
         world_size=work.world_size,
