@@ -432,16 +432,24 @@ def halt_at(run: Run, rank: Path, step: int) -> None:
     until(has_come, why=lambda: run.message)
 
 
+@pytest.fixture(scope="module")
+def spot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two pods that a platform may take away: the other cluster is closed by a test."""
+    path = tmp_path_factory.mktemp("spot") / "cluster"
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path) as cluster:
+        yield cluster
+
+
 def guardian_of(root: str) -> int:
     return int(json.loads((Path(root) / "guardian.json").read_text())["pid"])
 
 
 def test_a_pod_that_is_told_to_end_leaves_a_checkpoint_of_its_step_and_the_run_continues(
-    cluster: Cluster, whole: Run
+    spot: Cluster, whole: Run
 ) -> None:
     """As a spot instance does, and a drained node: SIGTERM, and the kill some seconds later."""
-    run = submit(cluster, restarts=1)
-    pod = cluster.pods[1]
+    run = submit(spot, restarts=1)
+    pod = spot.pods[1]
     rank = Path(pod.root) / "runs" / run.id / "rank-1"
 
     def has_begun() -> bool:
@@ -467,8 +475,8 @@ def test_a_pod_that_is_told_to_end_leaves_a_checkpoint_of_its_step_and_the_run_c
     assert curve(run) == curve(whole) and result.eval_loss == whole.result.eval_loss
 
 
-def test_a_pod_without_a_rank_ends_at_once_when_it_is_told_to(cluster: Cluster) -> None:
-    pod = cluster.pods[0]
+def test_a_pod_without_a_rank_ends_at_once_when_it_is_told_to(spot: Cluster) -> None:
+    pod = spot.pods[0]
     guardian = guardian_of(pod.root)
     began = time.monotonic()
     os.kill(guardian, signal.SIGTERM)

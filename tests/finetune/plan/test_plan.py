@@ -346,9 +346,9 @@ def test_what_adapters_leave_frozen_is_planned_in_the_format_of_the_arithmetic(
                 name
             )
     single = half.row("single")
-    # torchtune's README has 16.2 GiB for it, with a loss that
-    # never holds the scores of all words for all tokens.
-    assert single.gpu is not None and single.gpu_gib == pytest.approx(23.1, rel=0.05)
+    # torchtune's README has 16.2 GiB for it, and makes no scores of all words for all tokens
+    # either. CUDA's own gibibyte is counted here, and not there.
+    assert single.gpu is not None and single.gpu_gib == pytest.approx(18.6, rel=0.05)
     assert (single.gpu.total - single.gpu.logits) / 2**30 == pytest.approx(17.3, rel=0.05)
 
 

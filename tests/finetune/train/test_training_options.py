@@ -18,6 +18,7 @@ from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.instead import OTHERWISE
 from workbench.finetune.options.training import ALLOWED
+from workbench.finetune.recipe import lean_loss
 from workbench.finetune.recipe.lean_loss import LeanLoss
 from workbench.finetune.recipe.standalone import training_options
 
@@ -180,7 +181,7 @@ def test_every_training_argument_is_a_job_s_own_or_handed_on_or_explained() -> N
     assert not set(OTHERWISE) & ALLOWED
 
 
-def test_the_smoothed_loss_is_that_of_transformers() -> None:
+def test_the_smoothed_loss_is_that_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.trainer_pt_utils import LabelSmoother
 
     torch.manual_seed(0)
@@ -188,8 +189,8 @@ def test_the_smoothed_loss_is_that_of_transformers() -> None:
     hidden, labels = torch.randn(2, 5, 4), torch.randint(0, 11, (2, 5))
     labels[0, 3:] = -100
     theirs = LabelSmoother(epsilon=0.2)({"logits": layer(hidden)}, labels)
+    monkeypatch.setattr(lean_loss, "returns_scores", lambda _: True)
     lean = LeanLoss(SimpleNamespace(get_output_embeddings=lambda: layer), causal=False)
-    lean.fits = True
     with lean.of(labels, torch.device("cpu"), smoothing=0.2):
         outputs = {"logits": layer(hidden)}
     assert float(lean.total(outputs, labels)) / 8 == pytest.approx(float(theirs), rel=1e-6)
