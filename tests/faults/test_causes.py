@@ -43,12 +43,13 @@ NOT_A_NUMBER = """
 import os
 if os.environ.get("RANK") in os.environ.get("POISONED", "").split(","):
     import torch
-    cross_entropy, calls = torch.nn.functional.cross_entropy, []
+    log_softmax, calls = torch.nn.functional.log_softmax, []
     def poisoned(*args, **options):
-        loss = cross_entropy(*args, **options)
-        calls.extend([1] if loss.requires_grad else [])
-        return loss * float("nan") if len(calls) == 5 and loss.requires_grad else loss
-    torch.nn.functional.cross_entropy = poisoned
+        # The loss of a training step computes its logarithms once.
+        calls.append(1)
+        logs = log_softmax(*args, **options)
+        return logs * float("nan") if len(calls) == 5 else logs
+    torch.nn.functional.log_softmax = poisoned
 """
 # DeepSpeed's own scaler, at the end of what it can do, told of one more step that overflowed.
 OVERFLOW = """

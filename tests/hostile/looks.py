@@ -75,6 +75,7 @@ LOADERS = {
     "from_specs",
     "chat",
     "compare_predictions",
+    "evaluate",
     "export",
     "gpus_for",
     "merge",
@@ -88,7 +89,7 @@ LOADERS = {
     "workbench plan --gpus-for",
     "model",
 }
-"""Looks that may start a process of this package, which loads a model or draws a board."""
+"""Looks that may start a process of this package: to load a model, to draw, to read task names."""
 
 
 def values(reader: Reader, run: Run) -> Mapping[str, Callable[[], object]]:
@@ -113,6 +114,7 @@ def values(reader: Reader, run: Run) -> Mapping[str, Callable[[], object]]:
         "runs": lambda: [run],
         "spec": lambda: run.spec.cluster,
         "specs": lambda: [run.paths.spec],
+        "tasks": lambda: ["none"],
         "value": lambda: str(run.paths.inputs / "train.jsonl"),
     }
 

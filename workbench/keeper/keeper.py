@@ -150,11 +150,10 @@ class Keeper:
             lost = last[0] == "lost" and not asked
             if asked or (self._fleet.owned and not lost):
                 self._bring_held()
+                phase = self._phase
                 message = self._message
-                self._fleet.remove_environments(
-                    lambda how: self._say("closing", f"{message}; {how}")
-                )
-                self._say("closing", message)
+                self._fleet.remove_environments(lambda how: self._say(phase, f"{message}; {how}"))
+                self._say(phase, message)
                 self._fleet.take_down()
         server.close()
         if not lost:

@@ -24,7 +24,7 @@ from workbench.jobs.requirements.requirements import (
 _BLOCK = re.compile(
     r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$",
 )
-_COMMENT = re.compile(r"(^|\s+)#.*$")
+_COMMENT = re.compile(r"(?<!\S)#.*$")
 _JOINED = re.compile(r"\\\r?\n")
 _OTHER_FILE = re.compile(
     r"(?P<option>-r|--requirement|-c|--constraint)(\s+|\s*=\s*|(?<=-[rc]))(?P<path>\S.*)"
