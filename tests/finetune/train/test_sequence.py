@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("one_t
 RUNS = {
     "single": ("single", 1, 1, 2),
     "ddp": ("ddp", 4, 4, 2),
-    "zero1": ("zero1", 2, 2, 2),
     "zero2": ("zero2", 4, 2, 1),
     "zero3": ("zero3", 2, 2, 2),
     "fsdp": ("fsdp", 2, 2, 2),
