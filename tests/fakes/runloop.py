@@ -696,6 +696,7 @@ class SimLink(AgentLink):
         self.clock_offset_s = 0.0
         self.agent_replaced = ""
         self._retries = False
+        self.store = PurePosixPath("/store")
 
     @property
     def agent_pid(self) -> int:  # type: ignore[override]
