@@ -59,7 +59,7 @@ def stage(folder: Path, files: Mapping[str, str], archive: str) -> dict[str, obj
 
 
 def remove_environments(store: Path) -> dict[str, object]:
-    """Remove the environments of jobs on this pod, and of pods that share the folder."""
+    """Remove the environments of jobs on the pod, and of pods with the same folder."""
     for folder in store.glob("environment-*"):
         if folder.is_dir():
             remove_folder(str(folder))

@@ -172,7 +172,7 @@ class Agent:
             self.warm.revive()
 
     def _take_leave(self) -> None:
-        """Tell all ranks once that the pod is ending. Remove the notice if no rank uses the time.
+        """Notify all ranks once of the pod's end. Remove the notice if no rank uses the time.
 
         Ranks may write a checkpoint until the process of the pod ends them.
         """

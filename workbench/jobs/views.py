@@ -91,9 +91,9 @@ class JobViews(Generic[J]):
 
     @property
     def panel_metrics(self) -> Sequence[str]:
-        """Names of the metrics that the job is about, the most important first.
+        """Names of the job's own metrics, the most important first.
 
-        The panel draws them after the loss, the first two unfolded.
+        The panel draws the metrics after the loss, the first two unfolded.
         """
         return ()
 

@@ -69,7 +69,7 @@ class InstallError(Exception):
 
 
 def make(folder: Path, log: Path, request: Mapping[str, object]) -> Answer:
-    """Make an environment unless it exists, once for all pods that share the folder.
+    """Make a missing environment, once for all pods with a shared folder.
 
     Args:
         folder: The environment's folder. A failure leaves nothing there.

@@ -1,4 +1,4 @@
-"""The environments that the agent is making, a fork each: their state, their last line, their end.
+"""Environments in the making, a fork per environment: state, last line and end.
 
 The module is part of the agent and imports nothing slow. The work is in `environment`.
 """

@@ -71,9 +71,9 @@ class RunFacts:
         """Seconds from the request to stop until ranks are killed. None: the ranks end after a
         step, without a kill."""
         self.panel_metrics = job.views.panel_metrics if job else ()
-        """Names of the metrics that the job is about."""
+        """Names of the job's own metrics."""
         self.open_plots = [plain(plot_title(name)) for name in self.panel_metrics[:_OPEN]]
-        """Titles of the plots that are unfolded although they are not the first."""
+        """Titles of unfolded plots besides the first."""
         self.has_only_log = job is not None and not job.traits.events
         """Whether the ranks send no state events, so that the log is the only news of the run."""
 

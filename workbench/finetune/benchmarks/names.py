@@ -15,7 +15,7 @@ _SIMILAR = 0.5
 
 
 def unknown_tasks(tasks: Sequence[str], include: str | None) -> dict[str, list[str]]:
-    """Return the names that lm-eval does not know, each with the nearest names."""
+    """Return the names unknown to lm-eval, with the nearest names."""
     manager = import_module("lm_eval.tasks").TaskManager(include_path=include)
     known = list(manager.all_tasks)
     return {

@@ -38,7 +38,7 @@ class Score:
     stderr: float | None
     """Standard error of the figure after training. None: unknown."""
     better: str
-    """Direction that is better, one of `Better`: greater, less, or empty if unknown."""
+    """Better direction, a value of `Better`: greater, less, or empty if unknown."""
     rows: int | None
     """Number of rows. None: a group of tasks."""
 

@@ -16,7 +16,7 @@ _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 def value_of(row: Mapping[str, object], named: str, what: str) -> object:
     """Return the value of a column of a row, of a path within a column, or of a template.
 
-    A column with exactly this name comes first. Of a list of texts, the first text is returned.
+    A column of the exact name comes first. Of a list of texts, the first text is returned.
 
     Args:
         row: The row.
@@ -42,9 +42,9 @@ def value_of(row: Mapping[str, object], named: str, what: str) -> object:
 
 
 def outer_columns(named: str, present: Collection[object]) -> list[str]:
-    """Return the columns that a value of `columns` reads, of the columns that are `present`.
+    """Return the columns read by a value of `columns`, out of those `present`.
 
-    A name that no column has is returned as given.
+    An unknown name is returned as given.
 
     Example:
         >>> outer_columns("{a.b} in {c}", ["a", "c", "d"]), outer_columns("a.b", ["a", "a.b"])

@@ -111,9 +111,9 @@ def completed_turns(row: Fields) -> tuple[Message, ...]:
 
 
 def exchanges(row: Fields, keys: Sequence[str]) -> list[tuple[Message, ...]]:
-    """Return the turns of a row up to the answer in each of `keys`, which hold lists of turns.
+    """Return the turns of a row up to every answer in the lists of turns `keys`.
 
-    `prompt` has the turns before the answers. Without `prompt`, all answers begin with these turns.
+    `prompt` has the turns before the answers. Without `prompt`, all answers begin with the turns.
     """
     answers = [_listed(row, key) for key in keys]
     if row.data.get("prompt") is not None:

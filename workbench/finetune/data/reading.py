@@ -30,7 +30,7 @@ class RowReader:
         return row_from(data, where, tables)
 
     def remark(self, row: Example) -> str:
-        """Return what is odd about a row that can be learned from; empty for most rows."""
+        """Return a remark on an odd but valid row; empty for most rows."""
         del row
         return ""
 

@@ -77,7 +77,7 @@ class Example:
     opening: str = ""
     """Beginning of the answer, if the model only continues a text."""
     beside: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    """Parts of the row that only the job's method reads, such as a rejected answer."""
+    """Parts of the row for the job's method alone, for example a rejected answer."""
 
     @property
     def asks(self) -> bool:

@@ -1,1 +1,1 @@
-"""Methods of training: what a model learns from a row, one file for each method."""
+"""Methods of training: the lesson of a row for a model. Every method is a file."""

@@ -26,7 +26,7 @@ class GrpoOptions(MethodOptions):
     """Options of method `grpo`."""
 
     num_generations: Annotated[int, Field(ge=2)] = 8
-    """Answers that the model writes to each prompt, and that are compared with one another."""
+    """Number of answers per prompt, which the method compares."""
     max_completion_length: Size | None = None
     """Largest number of tokens of an answer in training. Default None: `max_target_length`."""
     temperature: Above = 1.0

@@ -38,9 +38,9 @@ def call_reward(
     completions: Sequence[str],
     **further: Any,
 ) -> list[float]:
-    """Return a number for each completion.
+    """Return a number per completion.
 
-    The function gets the arguments that it names: `prompts`, `completions`, and columns of the
+    The function gets the arguments of its signature: `prompts`, `completions`, and columns of the
     rows. A chat's completions are lists of messages, as in TRL.
 
     Raises:

@@ -1,7 +1,7 @@
 """Base class `Method`: the interface for rows, options, checks, the trainer and the planner.
 
-A method is one file in this folder and a line in `registry`. TRL and torch are imported by the
-modules of `on_pods`, which a method names by `trainer`.
+A method is a file in the folder and a line in `registry`. Modules of `on_pods`
+import TRL and torch; a method names its module by `trainer`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Method(ABC):
     options: ClassVar[type[Record]]
     """Options of the method alone: `FineTune(method_options=…)`."""
     metrics: ClassVar[Sequence[str]]
-    """Metrics that the method is about, the most important first. The panel draws them."""
+    """Metrics of the method, the most important first. The panel draws them."""
     trainer: ClassVar[str]
     """Module in `on_pods` with the trainer; empty for the trainer of the package itself."""
 

@@ -17,7 +17,7 @@ class RewardOptions(MethodOptions):
     center_rewards_coefficient: Annotated[int | float, Field(gt=0, allow_inf_nan=False)] | None = (
         None
     )
-    """Weight of a loss that keeps the mean score near 0. Default None: no such loss."""
+    """Weight of a loss for a mean score near 0. Default None: no loss of the mean."""
 
 
 class Reward(Method):

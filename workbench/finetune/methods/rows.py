@@ -119,7 +119,7 @@ class PairRows(MethodRows):
         return Example(source=prompt, target=chosen_text, beside={REJECTED: answer})
 
     def _split(self, row: Fields, chosen: str, rejected: str) -> tuple[str, str, str]:
-        """Return the words that both texts begin with, and what follows in each."""
+        """Return the common beginning of two texts, and the rest of both."""
         shared = 0
         for one, other in zip(chosen, rejected, strict=False):
             if one != other:

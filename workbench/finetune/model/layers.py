@@ -52,7 +52,7 @@ def _forward(layer: nn.Module, forward: Any, policy: str | None, *args: Any, **o
 def _matmuls() -> Sequence[Any]:
     """Return the operations whose outputs `CheckpointPolicy.MATMULS` keeps.
 
-    The scores of unfused attention are a `bmm`. They are as large as they are cheap to recompute.
+    The scores of unfused attention are a `bmm`. Its output is large and cheap to recompute.
     """
     aten = torch.ops.aten
     names = (

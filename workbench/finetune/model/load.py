@@ -67,8 +67,8 @@ def load(
 ) -> Loaded:
     """Load the model of a job, or only its outline; all ranks must call and get the same weights.
 
-    A built-in model learns its `tokenizer` from the examples, unless the caller passes an earlier
-    one. A model that `scores` texts has one output in place of the words.
+    A built-in model learns its `tokenizer` from the examples, unless the caller passes a
+    tokenizer. With `scores`, the model has a single output in place of the words.
     """
     if model_kind(name) is ModelKind.BUILTIN:
         if tokenizer is None:

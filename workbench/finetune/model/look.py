@@ -87,7 +87,7 @@ def _sizes(encoder: Encoder, example: Example) -> tuple[int, int]:
 
 
 def _shown(method: Method, encoder: Encoder, example: Example) -> list[tuple[str, bool]]:
-    """Return the text of a row as the method reads it, and what it learns from beside."""
+    """Return the text of a row for the method, and the further parts to learn from."""
     if not method.uses_trl:
         return _pieces(encoder, example)
     if not method.rows.has_answers:

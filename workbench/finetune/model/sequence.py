@@ -2,8 +2,8 @@
 
 A rank computes its part of a row everywhere but in the attention. There DeepSpeed's Ulysses
 attention exchanges the parts for all tokens of some heads (https://arxiv.org/abs/2309.14509).
-Gradients need no group of their own: each rank has the loss of its own tokens, and the technique
-sums over all ranks.
+Gradients need no further group: a rank has the loss of its own tokens, and the technique sums over
+all ranks.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SequenceParallel:
             self._model.set_attn_implementation(_ULYSSES)
 
     def cutting(self, collator: Collator) -> Collator:
-        """Return a collator that makes this rank's part of a batch."""
+        """Return a collator for the rank's part of a batch."""
 
         def cut(rows: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, torch.Tensor]:
             return part_of(collator(rows), self.place, self.size)
@@ -120,7 +120,7 @@ def part_of(batch: Mapping[str, torch.Tensor], place: int, size: int) -> dict[st
 
 
 def _group_of(size: int) -> Any:
-    """Return the group of this rank: `size` neighbours. Every rank must call this function."""
+    """Return the rank's group of `size` neighbours. A collective."""
     import deepspeed
 
     without_shm_op()

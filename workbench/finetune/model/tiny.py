@@ -56,7 +56,7 @@ def make(name: str, tokenizer: Any, seed: int, *, scores: bool = False) -> Any:
 def _whole() -> Iterator[None]:
     """Make a model whose inner model transformers would otherwise cut at once under ZeRO-3.
 
-    Its initial weights would be those of empty tensors. DeepSpeed cuts the whole model later.
+    The initial weights would come from empty tensors. DeepSpeed cuts the whole model later.
     """
     held = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()

@@ -116,7 +116,7 @@ class FineTuneRun(Run):
     ) -> Scores:
         """Benchmark the model with lm-eval on the pods, before and after training. Blocks.
 
-        The evaluation is a run of its own, so a failure leaves this run as it is. Every rank holds
+        The evaluation is a separate run. A failure leaves the trained run unchanged. Every rank holds
         the whole model and answers a share of the rows. The figures are added to the run directory,
         for `history` and `compare`. The pods need lm-eval: `PodSpec(pip=["lm-eval"])`.
 

@@ -30,7 +30,7 @@ _LEAST_TOKENS = 256
 """Fewest tokens of a piece. Every piece adds to the gradient of the whole output layer."""
 _DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers")
 _SHALLOW = 2
-"""Layers of the copy that shows what a model does with its scores."""
+"""Layers of the copy for the test of a model's scores."""
 
 
 def piece_tokens(vocabulary: int, device: str) -> int:

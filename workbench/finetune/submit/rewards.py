@@ -15,7 +15,7 @@ from workbench.finetune.options.metrics import Metric, function_name
 def try_rewards(rewards: Sequence[Metric], train: Path | None) -> None:
     """Call each function of the notebook with the first row and a made-up answer.
 
-    Functions in files are not called here, and neither is any function for a dataset of the hub.
+    Functions in files, and functions for a dataset of the hub, are not called here.
     A function that cannot import a package here may find the package on the pods.
 
     Raises:

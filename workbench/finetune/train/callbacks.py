@@ -214,7 +214,7 @@ class LeaveFile:
         return not self._done and self._asked.exists()
 
     def obey(self, control: Any, *, step: int) -> None:
-        """Ask for a checkpoint after this step. All ranks must call it after the same step."""
+        """Ask for a checkpoint. All ranks must call the method after the same step."""
         control.should_save = True
         self._done = self._asked.exists()
         if ranks.rank() == 0:

@@ -1,1 +1,1 @@
-"""Packages that a job needs besides the pod's: read, checked and written as pip reads them."""
+"""Packages of a job besides the pod's: read, checked and written for pip."""

@@ -1,7 +1,7 @@
 """Read the pinned packages of a `uv.lock`, without uv.
 
-The packages are those that the locked project needs, without groups and without extras that the
-project does not ask for. Versions are pinned. Hashes are not checked.
+Read are the packages of the locked project, without groups and without extras beyond its own
+dependencies. Versions are pinned. Hashes are not checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EXTRA = re.compile(r"\bextra\b")
 _Name = tuple[str, str]
 """Name and version of a package."""
 _Markers = set[frozenset[str]]
-"""Ways to a package: each is a set of markers that must all hold. An empty set: always."""
+"""Ways to a package, as sets of markers. All markers of a set must hold. An empty set: always."""
 
 
 def locked_lines(lock: Json, path: Path) -> list[str]:

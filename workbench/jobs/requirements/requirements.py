@@ -110,7 +110,7 @@ class Requirements:
         return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
 
     def check_python(self, version: str, where: str) -> None:
-        """Raise ConfigError if a Python is not one that the packages accept."""
+        """Raise ConfigError if the packages do not accept a Python."""
         from packaging.specifiers import SpecifierSet
 
         if not self.requires_python or not version:

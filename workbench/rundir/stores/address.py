@@ -1,4 +1,4 @@
-"""Addresses of object stores: which protocols are known, and what their credentials are. Pure."""
+"""Addresses of object stores: the known protocols and their credentials. Pure."""
 
 from __future__ import annotations
 

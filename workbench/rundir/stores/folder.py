@@ -1,4 +1,4 @@
-"""Upload a folder of files, so that an interrupted upload is known and can be repeated.
+"""Upload a folder of files. An interrupted upload is known and can be repeated.
 
 The object `.uploading` lists the names of the files. It is written first and removed last.
 """
@@ -22,9 +22,9 @@ _MOST_BYTES = 16 << 20
 
 
 def prepare_folder(store: Store) -> Sequence[str]:
-    """Check the rights, and that the folder is new, empty, or left by an interrupted upload.
+    """Check the rights. The folder must be new, empty, or of an interrupted upload.
 
-    Return the names that an interrupted upload left.
+    Return the names of an interrupted upload.
 
     Raises:
         ConfigError: The store refuses, or the folder has other objects.

@@ -48,9 +48,9 @@ class Copy:
 
 
 class Store:
-    """The object store of an address. Use it as a context: a child process does the work.
+    """Object store of an address, as a context. A child process does the work.
 
-    The child has this process's variables, and ends with the context. Every method blocks, and
+    The child has the variables of the parent, and ends with the context. Every method blocks, and
     raises RunError with the store's own words and a remedy.
     """
 

@@ -1,4 +1,4 @@
-"""Copy rows from an object store to this machine, where they are read like any other files."""
+"""Copy rows from an object store to local files."""
 
 from __future__ import annotations
 

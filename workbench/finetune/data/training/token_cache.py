@@ -40,8 +40,8 @@ def kept_rows(
 
     Args:
         folder: Folder of the pod's token files; None makes the rows without looking.
-        parts: Everything that the tokens depend on. Only rank 0 calls this function.
-        make: Function that makes the rows on all ranks together.
+        parts: Function that returns all facts behind the tokens. Only rank 0 calls the function.
+        make: Function to make the rows on all ranks together.
     """
     if folder is None:
         return make()

@@ -1,1 +1,1 @@
-"""Parts of the methods that load torch and TRL. Only pods import these modules."""
+"""Parts of the methods with torch and TRL. Only pods import the modules."""

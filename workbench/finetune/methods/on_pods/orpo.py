@@ -22,7 +22,7 @@ UNCUT = {"max_length": _LONGEST}
 
 
 class Hooks(TrlHooks):
-    """Rows that are tokens already, and the figures where this trainer keeps them."""
+    """Rows as tokens, and the figures kept by the trainer."""
 
     def tokenize_row(self, row: Any, *_: Any) -> Any:
         """Return a row that is tokens already."""
