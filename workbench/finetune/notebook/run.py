@@ -116,9 +116,9 @@ class FineTuneRun(Run):
     ) -> Scores:
         """Benchmark the model with lm-eval on the pods, before and after training. Blocks.
 
-        The evaluation is a separate run. A failure leaves the trained run unchanged. Every rank holds
-        the whole model and answers a share of the rows. The figures are added to the run directory,
-        for `history` and `compare`. The pods need lm-eval: `PodSpec(pip=["lm-eval"])`.
+        The evaluation is a separate run, and a failure leaves the trained run unchanged. Every
+        rank holds the whole model and answers a share of the rows. The figures are added to the run
+        directory, for `history` and `compare`. The pods need lm-eval: `PodSpec(pip=["lm-eval"])`.
 
         Args:
             tasks: Names of lm-eval's tasks and groups, such as `hellaswag`. The pods read the rows
