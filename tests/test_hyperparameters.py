@@ -1,4 +1,4 @@
-"""The search of docs/search.md, as it stands on the page: Optuna reports, prunes and finds."""
+"""The search of docs/hyperparameters.md, as it stands on the page: Optuna reports, prunes and finds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from workbench.rundir.state import RunState
 
 optuna = pytest.importorskip("optuna")
 
-PAGE = Path(__file__).parents[1] / "docs" / "search.md"
+PAGE = Path(__file__).parents[1] / "docs" / "hyperparameters.md"
 
 
 @pytest.mark.slow
