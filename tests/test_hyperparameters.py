@@ -1,4 +1,4 @@
-"""The search of docs/hyperparameters.md, as it stands on the page: Optuna reports, prunes and finds."""
+"""The search of docs/hyperparameters.md, as on the page: Optuna reports, prunes and finds."""
 
 from __future__ import annotations
 

@@ -197,6 +197,8 @@ def test_runs_are_filtered_by_any_figure(folder: Path) -> None:
     assert ids(eval_rouge1=(None, 0.5)) == ids(reward=(0, 1)) == ["ddd"]
     with pytest.raises(ConfigError, match="rouge1"):
         ids(rouge=(0, 1))
+    with pytest.raises(ConfigError, match=r"within\['model'\] names a column of text"):
+        ids(model=(0, 1))
     for wrong in (0.5, (0.5,), (1, 0), ("a", None)):
         with pytest.raises(ConfigError, match=r"within\['steps'\] is .*; give the least"):
             ids(steps=wrong)

@@ -201,8 +201,8 @@ def history(
 
     Raises:
         RunError: There is no such folder.
-        ConfigError: There is no such state, no run below the folder has such a column, or a value
-            of `within` is no pair of numbers.
+        ConfigError: There is no such state, no run below the folder has such a column, or `within`
+            names a column of text or a value other than a pair of numbers.
     """
     root = Path(folder).expanduser().absolute()
     if not root.is_dir():
@@ -214,10 +214,14 @@ def history(
     is_alive = cache(is_keeper_alive)  # clusters have many runs
     found = [record_of(paths, is_alive) for paths in find_runs(root)]
     column = _column_of("sort", sort.removeprefix("-"), found)
-    bounds = {
-        _column_of("within", name, found): _bounds(name, pair)
-        for name, pair in (within or {}).items()
-    }
+    bounds = {}
+    for bounded, pair in (within or {}).items():
+        key = _column_of("within", bounded, found)
+        bounds[key] = _bounds(bounded, pair)
+        if any(isinstance(_figure(record, key), str) for record in found):
+            raise ConfigError(
+                f"within[{bounded!r}] names a column of text; name a column of numbers"
+            )
     records = [
         record
         for record in found
