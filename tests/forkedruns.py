@@ -118,9 +118,10 @@ def run_all(*plans: Plan, timeout_s: float = 550) -> list[dict[str, Ran]]:
     parent.stdin.flush()
     answered = select.select([parent.stdout], [], [], timeout_s)[0]
     assert answered, f"the runs took more than {timeout_s:.0f} s"
-    assert parent.stdout.readline() == "0\n", (
-        "the runs could not be done; why is on the standard error"
-    )
+    failed = plans[0].root / "failed.txt"
+    code = parent.stdout.readline()
+    why = failed.read_text() if failed.exists() else f"exit code {code!r}"
+    assert code == "0\n", f"the runs could not be done: {why}"
     return [plan.ran() for plan in plans]
 
 

@@ -5,8 +5,8 @@ fork that did it. A plan is a list of {"folder", "world_size"} and perhaps "on_p
 share a pod (1), "path", a folder that the ranks import from first, "watched", the options of
 watchedcalls.py, "compiles", where DeepSpeed's ops for a disk are used, and "shallow", a model's
 folder and the folder for a copy of it with one layer; each run's folder holds a job.json. Leaves
-exit.json ({rank: code}) in each folder. Not a test, and not the warm server: only what a test of
-the trainer needs.
+exit.json ({rank: code}) in each folder, and beside a plan failed.txt, why it could not be done.
+Not a test, and not the warm server: only what a test of the trainer needs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def main() -> None:
                 os.environ.update(request["env"])
                 run_plans([json.loads(Path(name).read_text()) for name in request["plans"]])
             except BaseException:
-                traceback.print_exc()
+                failed = Path(request["plans"][0]).with_name("failed.txt")
+                failed.write_text(traceback.format_exc())
                 os._exit(1)
             os._exit(0)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), file=answers, flush=True)
@@ -63,6 +64,8 @@ def run_plans(plans: list[list[dict]]) -> None:
         compile_as_one_unit()
     for run in [run for plan in plans for run in plan]:
         if "checkpoint" in run:  # that an earlier run of the plan left
+            if not Path(run["checkpoint"]).is_dir():
+                raise RuntimeError(f"no {run['checkpoint']}:\n{said_by(Path(run['checkpoint']))}")
             shutil.copytree(run["checkpoint"], Path(run["folder"]) / "resume")
         began = time.monotonic()
         if "shallow" in run:
@@ -84,6 +87,15 @@ def run_plans(plans: list[list[dict]]) -> None:
             round(cpu.ru_utime),
             flush=True,
         )
+
+
+def said_by(checkpoint: Path) -> str:
+    """Give the exit codes and last lines of the run that was to write the checkpoint."""
+    run = checkpoint.parent.parent
+    parts = [f"exit codes: {(run / 'exit.json').read_text()}"]
+    for log in sorted(run.glob("rank-*/*.log")):
+        parts.append(f"{log.parent.name} {log.name}: {log.read_text(errors='replace')[-1000:]}")
+    return "\n".join(parts)
 
 
 def import_once() -> None:
