@@ -40,3 +40,4 @@ for epoch in range(3):
     accelerator.print(f"epoch {epoch}: {right} of {total}")
 assert accelerator.num_processes == 2
 accelerator.save_model(model, "classifier")
+accelerator.end_training()

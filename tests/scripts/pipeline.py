@@ -33,3 +33,5 @@ losses = [float(engine.train_batch(data_iter=rows_of_rank)) for _ in range(12)]
 assert losses[-1] < losses[0], losses
 engine.save_checkpoint("stages")
 print("stage", engine.stage_id, "of", engine.num_stages, "losses", losses[0], losses[-1])
+
+torch.distributed.destroy_process_group()

@@ -37,3 +37,5 @@ for _ in range(8):
 assert part < whole, (part, whole)
 assert losses[-1] < losses[0], losses
 print(f"{part} of {whole} weights, losses {losses[0]:.6f} {losses[-1]:.6f}")
+
+torch.distributed.destroy_process_group()
