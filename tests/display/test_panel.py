@@ -292,6 +292,18 @@ def test_a_script_s_own_figures_are_shown_and_drawn(write: Callable[..., Written
     written.end()
     page = look(panel)
     assert page.count("<svg") <= 30 and "more figures" in page and "<b>$" not in page
+    undrawn = re.search(r"(\d+) more figures, drawn by run.plot\(NAME\): figure-\d+, ", words(page))
+    assert undrawn is not None and int(undrawn[1]) >= 20
+    assert "figures after the first 50 are in run.events() only" in page
+
+
+def test_a_figure_of_steps_and_evaluations_is_told_apart(write: Callable[..., WrittenRun]) -> None:
+    written = write({"kind": "script", "path": "train.py"})
+    written.event("step", step=1, **{"rewards/margins": 0.5})
+    written.event("eval", step=1, metrics={"rewards/margins": 0.25})
+    shown = words(look(RunPanel(Run.load(written.paths.root))))
+    assert "reward margin 0.5" in shown and "evaluation reward margin 0.25" in shown
+    assert "rewards/margins" not in shown
 
 
 def test_nobody_waits_for_what_a_trainer_prints(written: WrittenRun, panel: RunPanel) -> None:

@@ -25,7 +25,7 @@ from workbench.rundir.state import RunState
 logger = logging.getLogger(__name__)
 # Notes, and failed checkpoints. A result of more than 16 MiB could not be read again.
 _MOST_NOTES = 20
-_MOST_FIGURES = 50  # names of figures, so that memory stays bounded
+MOST_FIGURES = 50  # names of figures, so that memory stays bounded
 # Family of models with a next-token loss, and therefore a perplexity.
 _CAUSAL = "causal"
 _START_FIELDS = (
@@ -113,6 +113,8 @@ class RunTotals:
         """Last value of every figure of the steps, by name."""
         self.curve_names: set[str] = set()
         """Names of the curves that the run has so far."""
+        self.has_more_figures = False
+        """Whether events have figures of further names."""
         self.notes: list[str] = []
         """Notes of rank 0 for the user, shown for every outcome of the run."""
         self.book = WorkerBook()
@@ -256,7 +258,8 @@ class RunTotals:
         """Keep the names of a step's or an evaluation's figures, and the last values of steps."""
         for name, value in figures_of(event).items():
             if name not in self.curve_names:
-                if len(self.curve_names) >= _MOST_FIGURES:
+                if len(self.curve_names) >= MOST_FIGURES:
+                    self.has_more_figures = True
                     continue
                 self.curve_names.add(name)
             if event.kind == EventKind.STEP:

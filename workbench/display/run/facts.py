@@ -204,7 +204,9 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
         for name, value in evaluated.items():
             curve = metrics.curve_name(name, EventKind.EVAL)
             if metrics.known(curve) is None:
-                pairs.append((name, number(value)))
+                row = metrics.known(name)
+                title = f"evaluation {row.title}" if row else name
+                pairs.append((title, number(value)))
     own = {
         name: value
         for name, value in view.totals.step_figures.items()

@@ -16,7 +16,18 @@ from markupsafe import Markup
 from workbench.base.errors import RunError
 from workbench.base.table import Grid, text_table
 from workbench.base.table import facts as fact_table
-from workbench.base.words import UNKNOWN, count, duration, gib, moment, number, percent, plain
+from workbench.base.words import (
+    UNKNOWN,
+    count,
+    counted,
+    duration,
+    gib,
+    moment,
+    number,
+    percent,
+    plain,
+    short_list,
+)
 from workbench.client.result import Card, Recipe
 from workbench.client.run import Run
 from workbench.display.failure import fault_text
@@ -45,6 +56,7 @@ from workbench.display.run.facts import RunFacts
 from workbench.finetune.notebook.result import FineTuneCard
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
 from workbench.rundir.metrics import curves_of, plot_names
+from workbench.rundir.totals import MOST_FIGURES
 from workbench.rundir.view import RunView
 
 _BAR = 30
@@ -56,6 +68,7 @@ _MOST_ROWS = 64
 _ANSWERS = 12
 _MOST_ANSWERS = 500
 _MOST_PLOTS = 24  # run.plot(NAME) draws any other
+_MOST_NAMED = 12
 _TEXT_FILES = 200_000  # bytes; the text of a larger file is only in the archive
 Drawing = Callable[[], str]
 
@@ -142,6 +155,7 @@ class RunPage:
             facts,
             "GPU memory" if view.memory_kind == "cuda" else "memory",
             self._curves(),
+            self._undrawn(),
             self._memory() if facts.memory else "",
             folded_lines,
             self._logs() if view.world_size > 1 else [],
@@ -153,7 +167,7 @@ class RunPage:
         """Draw the curves, the loss first. During a run, folded curves have only a title."""
         curves = self._view.curves
         drawn: list[tuple[str, str]] = []
-        for name in self._plot_names():
+        for name in self._plot_names()[:_MOST_PLOTS]:
             title = plain(plot_title(name))
             points = [len(curves[each]) for each in curves_of(name) if each in curves]
             svg = ""
@@ -181,7 +195,18 @@ class RunPage:
         for name in names:
             if any(len(curves[each]) for each in curves_of(name) if each in curves):
                 with_points.append(name)
-        return with_points[:_MOST_PLOTS]
+        return with_points
+
+    def _undrawn(self) -> str:
+        """Name the figures that have no plot here, and the call that draws them."""
+        parts = []
+        names = self._plot_names()[_MOST_PLOTS:]
+        if names:
+            named = short_list([plain(name) for name in names], _MOST_NAMED)
+            parts.append(f"{counted(len(names), 'more figure')}, drawn by run.plot(NAME): {named}")
+        if self._view.totals.has_more_figures:
+            parts.append(f"figures after the first {MOST_FIGURES} are in run.events() only")
+        return "; ".join(parts)
 
     def _draw_curve(self, name: str) -> str:
         return plot_svg(curve_plot(self._view, name))
