@@ -24,6 +24,7 @@ import workbench
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
+STRUCTURE = (ROOT / "docs" / "structure.md").read_text()
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WALKTHROUGHS = sorted((ROOT / "docs" / "walkthroughs").glob("*.ipynb"))
@@ -35,8 +36,8 @@ PINS = [
 
 
 def fenced_block_after(heading: str) -> list[str]:
-    """Lines of the first fenced block after a heading of the README."""
-    after = README.partition(f"\n## {heading}\n")[2]
+    """Lines of the first fenced block after a heading of the page of the structure."""
+    after = STRUCTURE.partition(f"\n## {heading}\n")[2]
     return after.split("```")[1].split("\n")[1:]
 
 
@@ -60,7 +61,7 @@ def cells_of(path: Path) -> list[dict[str, Any]]:
     return [{**cell, "source": "".join(cell["source"])} for cell in cells]
 
 
-def test_file_tree_of_the_readme_is_true() -> None:
+def test_the_file_tree_is_true() -> None:
     paths = tree_paths(fenced_block_after("Files"))
     assert len(paths) > 20
     assert [path for path in paths if not (ROOT / path).exists()] == []
@@ -77,7 +78,7 @@ def test_every_room_and_top_level_file_is_in_the_tree() -> None:
     assert (rooms | notebooks) - paths == set()
 
 
-def test_the_tree_of_the_readme_has_two_levels() -> None:
+def test_the_file_tree_has_two_levels() -> None:
     assert {len(line) - len(line.lstrip()) for line in fenced_block_after("Files") if line} == {
         0,
         2,

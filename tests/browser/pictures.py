@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,15 @@ COMPOSE = (
     'peft="lora", count=2, max_steps=200, prompt="alpaca")'
 )
 
+LIVE = """
+live = cluster.submit(FineTune(technique="zero3", max_steps=2000, eval_steps=40, learning_rate=2e-3,
+                               dataset={"kind": "wikisql-mini", "eval_rows": 40}, predict_rows=0))
+live
+"""
+MOVING_BYTES = 1_500_000
+MOVING_WIDTH, MOVING_HEIGHT = 838, 560  # the width that a code host gives a picture
+SHOWN_MS, HELD_MS = 500, 3000
+
 _NEUTRAL = """([folder]) => {
     const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
     while (walk.nextNode()) {
@@ -114,6 +124,55 @@ def take_sidebar(book: Any) -> None:
     page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
 
 
+def take_moving(book: Any, index: int, card_index: int) -> None:
+    """Take the moving picture: a run's start and training, a stop by the button, a failure card."""
+    area = book.run(index)
+    area.locator(".wb").first.wait_for()
+    area.evaluate("e => e.scrollIntoView({block: 'start'})")
+    frames = []
+    stop = area.get_by_role("button", name="Stop after a checkpoint")
+    asked = False
+    deadline = time.monotonic() + 300
+    while "Download:" not in area.inner_text():
+        assert time.monotonic() < deadline, "the run did not end in 300 s"
+        frames.append(frame_of(book, area))
+        step = re.search(r"([\d,]+) of 2,000 steps", area.inner_text())
+        if step and int(step[1].replace(",", "")) >= 160 and not asked:
+            stop.click()
+            asked = True
+        book.page.wait_for_timeout(700)
+    # The start is the same for seconds: equal neighbours are one frame.
+    moving = [frame for at, frame in enumerate(frames) if at == 0 or frame != frames[at - 1]]
+    moving += [frame_of(book, area), frame_of(book, book.output(card_index))]
+    shown = [SHOWN_MS] * (len(moving) - 2) + [HELD_MS, 2 * HELD_MS]
+    path = PICTURES / "panel.gif"
+    images = [Image.open(io.BytesIO(frame)).convert("RGB").quantize(64) for frame in moving]
+    images[0].save(
+        path, save_all=True, append_images=images[1:], duration=shown, loop=0, optimize=True
+    )
+    assert path.stat().st_size < MOVING_BYTES, path.stat().st_size
+
+
+def frame_of(book: Any, area: Any) -> bytes:
+    """One frame: the top of a cell's output on white paper of a fixed size."""
+    area.evaluate("e => e.scrollIntoView({block: 'start'})")
+    book.page.evaluate(_NEUTRAL, [str(book.lab.folder)])
+    box = area.bounding_box()
+    clip = {
+        "x": box["x"],
+        "y": max(box["y"], 0),
+        "width": box["width"],
+        "height": min(box["height"], box["width"] * MOVING_HEIGHT / MOVING_WIDTH),
+    }
+    shot = Image.open(io.BytesIO(book.page.screenshot(clip=clip))).convert("RGB")
+    shot = shot.resize((MOVING_WIDTH, round(shot.height * MOVING_WIDTH / shot.width)))
+    paper = Image.new("RGB", (MOVING_WIDTH, MOVING_HEIGHT), "white")
+    paper.paste(shot, (0, 0))
+    data = io.BytesIO()
+    paper.save(data, "PNG")
+    return data.getvalue()
+
+
 def keep(shot: bytes, name: str) -> None:
     picture = Image.open(io.BytesIO(shot)).convert("RGB")
     path = PICTURES / f"{name}.png"
@@ -135,7 +194,7 @@ def test_take_the_pictures(lab: Any, open_book: Callable[[str], Any]) -> None:
         PLOTS,
         COMPOSE,
     )
-    book = open_book(lab.add(notebook(*cells, "cluster.close()"), "demo.ipynb"))
+    book = open_book(lab.add(notebook(*cells, LIVE, "cluster.close()"), "demo.ipynb"))
     book.page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
     names = {
         2: "panel",
@@ -156,5 +215,8 @@ def test_take_the_pictures(lab: Any, open_book: Callable[[str], Any]) -> None:
                 520 if names[index] == "benchmark" else HEIGHT
             )  # what others published is no picture
             take(book, 1 if names[index] == "panel" else index, names[index], most=most)
-    book.run(len(cells))
+    book.page.set_viewport_size({"width": 1100, "height": 900})
+    take_moving(book, len(cells), card_index=3)
+    book.wait_idle(120)
+    book.run(len(cells) + 1)
     book.wait_idle(120)

@@ -52,7 +52,7 @@ def main() -> None:
         lines = [row.to_json() + "\n" for row in mini_rows(seed, count)]
         (given.folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     os.environ.update(OMP_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")
-    sys.path.insert(0, str(REPOSITORY / "tests" / "worker"))
+    sys.path.insert(0, str(REPOSITORY / "tests" / "finetune" / "train"))
     from forkrun import import_once
 
     import_once()
