@@ -67,7 +67,7 @@ if which == "base":
     pretrained = model.load("tiny-llama", (), seed=seed, tokenizer=tokenizer).model
 os.chdir(include)
 lm = HFLM(pretrained=pretrained, tokenizer=tokenizer, batch_size=1, device="cpu")
-tasks = TaskManager(include_path=include)
+tasks = TaskManager(include_path=include, include_defaults=False)
 found = simple_evaluate(model=lm, tasks=["mine_choice", "mine_write"], task_manager=tasks)
 print("RESULTS " + json.dumps(found["results"], default=str))
 """

@@ -27,7 +27,7 @@ from workbench.agent.rank import records, store
 from workbench.agent.rank.phases import phase
 from workbench.base.errors import ConfigError
 from workbench.finetune.benchmarks.job import REPORT, Evaluation
-from workbench.finetune.benchmarks.names import refusal, unknown_tasks
+from workbench.finetune.benchmarks.names import refusal, task_manager, unknown_tasks
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
@@ -70,7 +70,8 @@ def _run(folder: Path) -> None:
     if include:
         # A task file names its data by a path that starts at the file's folder.
         os.chdir(include)
-    unknown = unknown_tasks(job.tasks, include)
+    manager = task_manager(job.tasks, include)
+    unknown = unknown_tasks(job.tasks, manager)
     if unknown:
         raise ConfigError(refusal(unknown))
     phase("joining the other ranks")
@@ -83,7 +84,7 @@ def _run(folder: Path) -> None:
         if not getattr(loaded.model, "is_loaded_in_4bit", False):
             loaded.model.to(device)
         phase(f"evaluating the {which} model")
-        scores[which] = _evaluated(loaded, job, include)
+        scores[which] = _evaluated(loaded, job, manager)
         del loaded
     if ranks.rank() == 0:
         # The keeper copies the file into the run directory.
@@ -123,7 +124,7 @@ def _loaded(which: str, job: FineTune, folder: str) -> model.Loaded:
     return loaded
 
 
-def _evaluated(loaded: model.Loaded, job: Evaluation, include: str | None) -> object:
+def _evaluated(loaded: model.Loaded, job: Evaluation, manager: Any) -> object:
     """Return lm-eval's figures of a model; on rank 0 alone."""
     lm_eval = import_module("lm_eval")
     try:
@@ -133,7 +134,7 @@ def _evaluated(loaded: model.Loaded, job: Evaluation, include: str | None) -> ob
             num_fewshot=job.num_fewshot,
             limit=job.limit,
             batch_size=job.batch_size,
-            task_manager=import_module("lm_eval.tasks").TaskManager(include_path=include),
+            task_manager=manager,
             apply_chat_template=job.apply_chat_template,
             log_samples=False,
         )
