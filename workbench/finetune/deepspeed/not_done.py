@@ -46,11 +46,8 @@ NOT_DONE: Mapping[str, str] = {
     "seq_parallel_communication_data_type": (
         "ranks hold whole rows: remove the key, or use a Script"
     ),
-    "sequence_parallel_size": (
-        "ranks hold whole rows: use a Script with DeepSpeed's Ulysses attention"
-    ),
-    "tensor_parallel": "ranks hold different rows and not parts of "
-    "layers: use a Script with deepspeed.tp_model_init",
+    "sequence_parallel_size": ("remove the key, and use FineTune(sequence_parallel=N)"),
+    "tensor_parallel": "remove the section, and use FineTune(tensor_parallel=N)",
     "use_data_before_expert_parallelism": "there is no expert parallelism here: remove the key",
     "vocabulary_size": "DeepSpeed 0.19.8 reads the key and never uses its value: remove the key",
     "weight_quantization": (

@@ -59,6 +59,9 @@ def _fill(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> dict[st
     config.setdefault("steps_per_print", 1_000_000_000)
     if "bf16" not in config and "bfloat16" not in config:
         config["bf16"] = {"enabled": "auto"}
+    if job.tensor_parallel > 1:
+        # DeepSpeed then exchanges gradients and their norm in the right groups.
+        config["tensor_parallel"] = {"autotp_size": job.tensor_parallel}
     if job.precision == Precision.FP16:
         config.setdefault("fp16", {"enabled": "auto"})
     if job.communication is not None:

@@ -140,7 +140,7 @@ class FineTune(FineTuneOptions, Job):
         factors = (
             self.per_device_train_batch_size,
             self.gradient_accumulation_steps,
-            max(1, ranks // self.sequence_parallel),
+            self.row_groups(ranks),
         )
         return Batch(rows=self.global_batch(ranks), factors=factors)
 
@@ -216,7 +216,7 @@ class FineTune(FineTuneOptions, Job):
         """
         rows = self.global_batch(before)
         most = self.per_device_train_batch_size
-        groups = max(1, ranks // self.sequence_parallel)
+        groups = self.row_groups(ranks)
         counts = []
         for micro in range(1, most + 1):
             fewer = rows // (micro * groups)

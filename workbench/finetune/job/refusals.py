@@ -28,6 +28,7 @@ from workbench.finetune.options.models import (
     model_family,
 )
 from workbench.finetune.options.sequence import check_sequence, check_sequence_at_submit
+from workbench.finetune.options.tensor import check_tensor, check_tensor_at_submit
 from workbench.finetune.options.training import check_training
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 
@@ -166,6 +167,7 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
     check_family(job, model_family(job.model))
     _check_prompt(job, has_chat_template(job.model))
     check_sequence_at_submit(job)
+    check_tensor_at_submit(job)
     technique_of(job.technique).refuse_on_pods(job, gpus=gpus)
     missing = [gpu for gpu in job.max_memory if int(gpu) >= gpus]
     if gpus and missing:
@@ -219,6 +221,11 @@ def _check_technique(job: FineTuneOptions) -> None:
     technique = technique_of(job.technique)
     technique.refuse(job)
     check_sequence(job, alone=technique.alone, apart=technique.apart)
+    check_tensor(
+        job,
+        alone=technique.alone or technique.apart,
+        shards="trained" in technique.spreads,
+    )
 
 
 def _check_policy(job: FineTuneOptions) -> None:

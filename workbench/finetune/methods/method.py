@@ -139,6 +139,11 @@ class Method(ABC):
                 f"sequence_parallel cuts the rows of method 'sft', and method is '{self.name}'; "
                 "drop sequence_parallel"
             )
+        if job.tensor_parallel > 1:
+            raise ConfigError(
+                f"tensor_parallel is for method 'sft', and method is '{self.name}'; drop "
+                "tensor_parallel, or use 'zero3' or 'fsdp'"
+            )
         if job.device_map:
             raise ConfigError(
                 f"device_map spreads one model over GPUs, and method '{self.name}' does not "

@@ -26,6 +26,7 @@ from workbench.finetune.model.saving import whole
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.models import TINY_LLAMA, TINY_T5
+from workbench.finetune.techniques.on_pods.tensor import whole_numel
 
 WEIGHTS = "adapter_model.safetensors"
 _NAME = "default"
@@ -132,10 +133,10 @@ def counts(model: torch.nn.Module) -> tuple[int, int]:
     for parameter in model.parameters():
         state = states.get(id(parameter))
         # ZeRO-3 leaves an empty tensor, and keeps the whole shape beside it.
-        shape = getattr(parameter, "ds_shape", parameter.shape)
-        if state is not None:
-            shape = state.shape
-        count = torch.Size(shape).numel()
+        count = whole_numel(parameter)
+        shape = getattr(parameter, "ds_shape", None) if state is None else state.shape
+        if shape is not None:
+            count = torch.Size(shape).numel()
         everything += count
         if parameter.requires_grad:
             trained += count

@@ -27,13 +27,15 @@ def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list
     whole_rows: AbstractContextManager[None] = nullcontext()
     if trainer.sequence is not None:
         whole_rows = trainer.sequence.whole_rows()
-    with whole_rows, ranks.alike(collective=trainer.forward_is_collective):
+    # Ranks that share weights answer the same rows, in step.
+    sharers = 1 if trainer.tensor is None else trainer.tensor.size
+    with whole_rows, ranks.alike(collective=trainer.forward_is_collective or sharers > 1):
         mine = answers(
             model,
             encoder,
             encoder.questions(examples),
             device=trainer.args.device,
-            share=(ranks.rank(), ranks.world_size()),
+            share=(ranks.rank() // sharers, ranks.world_size() // sharers),
             synced_gpus=trainer.forward_is_collective,
             follow=lambda calls: counted(calls, len(calls), "answering"),
         )

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
 from workbench.agent.rank import collectives as ranks
+from workbench.finetune.techniques.on_pods.tensor import cut_of
 from workbench.finetune.techniques.sizes import SAVED_AT_ONCE
 
 _LAYER = re.compile(r".*?\.\d+\.")
@@ -59,7 +60,10 @@ def whole(value: Any) -> Iterator[torch.Tensor]:
         with deepspeed.zero.GatheredParameters([value]):
             yield value.detach().cpu().clone() if ranks.rank() == 0 else value.detach()
     else:
+        cut = cut_of(value)
         value = value.detach()
+        if cut is not None:
+            value = cut.whole(value)
         # First move a shard from the host to the device of the exchange.
         if hasattr(value, "full_tensor"):
             value = value.to(value.device_mesh.device_type).full_tensor()

@@ -65,7 +65,9 @@ def plan_for(
     **options: Any,
 ) -> PlanTable:
     """Plan a job for measured pods after timing a few of its steps on a single pod."""
-    if job.sequence_parallel > 1:  # a single pod may have no group of ranks to time
+    if (
+        job.sequence_parallel * job.tensor_parallel > 1
+    ):  # a single pod may have no group of ranks to time
         return plan(job, exchange=exchange, **options)
     paces: dict[str, Pace] = {}
     timed_techniques = [each.name for each in TECHNIQUES if not each.timed_as]

@@ -80,7 +80,7 @@ class Cluster(client.Cluster):
         Times 16 steps of the job on a single pod under four techniques, and the all-reduce between
         the pods. If pods share a processor, 16 steps on two pods and on all pods are timed as well.
         The timed steps of a technique are stopped after a minute. Rows that ranks share
-        (`sequence_parallel`) are not timed: the table then has the memory alone. On Kubernetes the
+        (`sequence_parallel`) or layers (`tensor_parallel`) are not timed: the table then has the memory alone. On Kubernetes the
         table shows how many more pods of the same kind could be scheduled now.
 
         Args:

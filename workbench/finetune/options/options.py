@@ -233,6 +233,14 @@ class FineTuneOptions(Record):
     (Ulysses). The activations of a rank shrink to the same share. The number divides the ranks and
     the model's key and value heads. A batch counts the rows of a group. Default 1: whole rows.
     """
+    tensor_parallel: Annotated[Size, Unit("ranks")] = 1
+    """Number of neighbouring ranks that share the weights of each layer of a causal model.
+
+    Weights, gradients and optimizer states of a rank shrink to the same share, except embeddings
+    and the output layer. The ranks of a group have the same rows, and lie within a pod. The number
+    divides the ranks of a pod and the model's key and value heads. Only with `ddp`, `zero1` and
+    `zero2`. Default 1: whole weights.
+    """
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     checkpoint_layers: Annotated[
@@ -416,5 +424,9 @@ class FineTuneOptions(Record):
 
     def global_batch(self, ranks: int) -> int:
         """Return the number of rows of an optimizer step on `ranks` ranks."""
-        groups = max(1, ranks // self.sequence_parallel)
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps * groups
+        rows = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        return rows * self.row_groups(ranks)
+
+    def row_groups(self, ranks: int) -> int:
+        """Return the number of groups of ranks with rows of their own."""
+        return max(1, ranks // (self.sequence_parallel * self.tensor_parallel))

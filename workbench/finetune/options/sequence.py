@@ -54,13 +54,14 @@ def check_sequence_at_submit(job: FineTuneOptions) -> None:
 
 
 def check_ranks(job: FineTuneOptions, ranks: int) -> None:
-    """Raise ConfigError if the ranks do not form groups of `sequence_parallel` ranks."""
-    size = job.sequence_parallel
-    if ranks % size:
-        raise ConfigError(
-            f"sequence_parallel is {size}, and {ranks} ranks form no groups of {size}; use a "
-            f"multiple of {size} ranks, or a sequence_parallel that divides {ranks}"
-        )
+    """Raise ConfigError if the ranks do not form the groups of shared rows or shared weights."""
+    for name in ("sequence_parallel", "tensor_parallel"):
+        size = getattr(job, name)
+        if ranks % size:
+            raise ConfigError(
+                f"{name} is {size}, and {ranks} ranks form no groups of {size}; use a "
+                f"multiple of {size} ranks, or a {name} that divides {ranks}"
+            )
 
 
 def check_model(config: Mapping[str, object], size: int) -> None:

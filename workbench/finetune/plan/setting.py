@@ -11,6 +11,7 @@ from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
 from workbench.finetune.options.sequence import check_ranks
+from workbench.finetune.options.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import Setting
 
@@ -38,6 +39,7 @@ def setting_of(
     ranks = technique.ranks_of(pods, on_pod)
     technique.refuse_ranks(ranks)
     check_ranks(job, ranks)
+    check_pod(job, on_pod)
     config = load(job)[0] if technique.uses_deepspeed else {}
     half = job.number_format in (Precision.BF16, Precision.FP16)
     model = model or {}
@@ -47,7 +49,8 @@ def setting_of(
     plain = Setting(
         technique=technique.name,
         ranks=ranks,
-        shards=technique.shards(job, ranks=ranks, on_pod=on_pod),
+        shards=technique.shards(job, ranks=ranks // job.tensor_parallel, on_pod=on_pod),
+        sharers=job.tensor_parallel,
         on_pod=on_pod,
         spread=job.device_map is not None and gpus > 1,
         gpu=gpus > 0,

@@ -174,14 +174,15 @@ def send_in_bf16(model: Any) -> Any:
     """Round the gradients of DDP's messages to bf16."""
     # A single rank has no hook.
     if hasattr(model, "register_comm_hook"):
-        model.register_comm_hook(None, lambda _state, bucket: _sum_in_bf16(bucket.buffer()))
+        group = model.process_group
+        model.register_comm_hook(group, lambda group, bucket: _sum_in_bf16(bucket.buffer(), group))
     return model
 
 
-def _sum_in_bf16(whole: torch.Tensor) -> Any:
+def _sum_in_bf16(whole: torch.Tensor, group: Any) -> Any:
     """Average the ranks' gradients in bf16. torch's own hook for DDP refuses gloo."""
-    sent = dist.all_reduce(whole.to(torch.bfloat16), async_op=True).get_future()
-    return sent.then(lambda done: whole.copy_(done.value()[0]).div_(dist.get_world_size()))
+    sent = dist.all_reduce(whole.to(torch.bfloat16), group=group, async_op=True).get_future()
+    return sent.then(lambda done: whole.copy_(done.value()[0]).div_(dist.get_world_size(group)))
 
 
 class TokenTrainer(Trainer):  # type: ignore[misc]  # transformers publishes no types

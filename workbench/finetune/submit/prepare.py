@@ -19,6 +19,7 @@ from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.models import check_model, model_family
+from workbench.finetune.options.tensor import check_pod
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.finetune.submit.metric_inputs import metric_inputs, reward_inputs
 from workbench.finetune.submit.origin import origin
@@ -39,6 +40,7 @@ def check_early(job: FineTune, *, gpus: int) -> None:
     Rows and rights in an object store are checked once for all jobs of this process.
     """
     check_at_submit(job, gpus=gpus)
+    check_pod(job, max(1, gpus))
     dataset = dataset_from(job.dataset)
     if isinstance(dataset, RowFiles):
         _look(dataset.model_dump_json())
@@ -68,6 +70,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
     check_model(job.model, job.model_revision)
     method = method_of(job.method)
     method.refuse_ranks(job, run.ranks)
+    check_pod(job, max(1, run.gpus))
     deepspeed = resolve(job, gpus=run.gpus, world_size=run.ranks)
     with checked_rows(job) as refusal:
         dataset = dataset_from(job.dataset)

@@ -266,6 +266,8 @@ def row_order(root: Path) -> int:
 
 def bound_to_ranks(job: FineTune, config: Json) -> str:
     """Return the reason why checkpoints fit only the same number of ranks; empty for any number."""
+    if job.tensor_parallel > 1:
+        return "the weights are cut by tensor_parallel"
     why = technique_of(job.technique).bound_to_ranks(job)
     if why:
         return why

@@ -30,14 +30,14 @@ class Plain(Technique, shared=True):
     def snapshot(self, trainer: Any, *, rank: int) -> dict[str, object] | None:
         from workbench.finetune.techniques.on_pods import plain_state
 
-        if self.one_part and rank:
+        if self._one_part(trainer) and rank:
             return None
         return plain_state.capture(trainer)
 
     def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
         from workbench.finetune.techniques.on_pods import plain_state
 
-        if self.one_part:
+        if self._one_part(trainer):
             state = share(state)
         plain_state.put_back(trainer, state)
 
@@ -45,10 +45,9 @@ class Plain(Technique, shared=True):
         del trainer, ranks
         return None if rank else states[0]
 
-    @property
-    def one_part(self) -> bool:
-        """Whether rank 0's part equals the part of every rank."""
-        return self.replicates and not self.apart
+    def _one_part(self, trainer: Any) -> bool:
+        """Return whether rank 0's part equals the part of every rank."""
+        return self.replicates and not self.apart and trainer.tensor is None
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         states = setting.state_bytes * trace.trained / setting.shards

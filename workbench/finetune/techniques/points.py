@@ -21,6 +21,9 @@ class TechniquePoints:
     averaging: Any = None
     """Averaging of the weights of ranks that train apart; None under other techniques."""
 
+    tensor: Any = None
+    """Groups of ranks that share the weights of layers; None where each rank has whole weights."""
+
     def scaler(self, _device: Any) -> Any:
         """Return the technique's own loss scaler of fp16. None: accelerate's scaler is used."""
         return None

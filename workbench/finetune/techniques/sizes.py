@@ -184,6 +184,8 @@ class Setting:
     shards: int
     """Ranks that share the state; fewer than all ranks if other pods have replicas."""
     on_pod: int
+    sharers: int = 1
+    """Ranks that share the weights of each layer."""
     spread: bool = False
     """Whether the single rank spreads the layers over the GPUs of the pod."""
     gpu: bool

@@ -41,7 +41,7 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
         return
     for name in ("trained", *UPDATE):
         expected_shards = shards if name in technique.spreads else 1
-        yield from _share_differs(name, getattr(held, name), expected_shards)
+        yield from _share_differs(name, getattr(held, name), expected_shards, job.tensor_parallel)
     arithmetic = _ARITHMETIC.get(job.number_format, "float32")
     if held.arithmetic != arithmetic:
         yield (
@@ -138,7 +138,8 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
         self._tell(held)
         technique = technique_of(self.job.technique)
         on_pod = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        shards = technique.shards(self.job, ranks=self.world_size, on_pod=on_pod)
+        owners = self.world_size // self.job.tensor_parallel
+        shards = technique.shards(self.job, ranks=owners, on_pod=on_pod)
         problems = list(differences(self.job, held, world_size=self.world_size, shards=shards))
         if technique.alone and ranks.connected():
             problems.append(
@@ -217,7 +218,7 @@ class PackingCheck(TrainerCallback):  # type: ignore[misc]  # transformers publi
         return torch.as_tensor(logits).float()
 
 
-def _share_differs(name: str, share: Share, shards: int) -> Iterator[str]:
+def _share_differs(name: str, share: Share, shards: int, sharers: int) -> Iterator[str]:
     # Padding makes a share slightly larger than 1/N. The limit is halfway between 1/N and the
     # whole.
     most = share.whole * (1 + 1 / shards) / 2
@@ -227,7 +228,13 @@ def _share_differs(name: str, share: Share, shards: int) -> Iterator[str]:
             f"{share.local} of {share.whole} elements are here"
         )
     # Parameters outside of the loss have neither gradient nor state.
-    if shards == 1 and share.local < share.whole and name in ("trained", "updated"):
+    if name not in ("trained", "updated"):
+        return
+    if sharers > 1 and share.local >= share.whole:
+        yield (
+            f"{name} was to be shared by {sharers} ranks, but all {share.whole} elements are here"
+        )
+    if sharers == 1 and shards == 1 and share.local < share.whole:
         yield (
             f"{name} was to be whole on each rank, but "
             f"{share.local} of {share.whole} elements are here"

@@ -36,6 +36,7 @@ from workbench.finetune.options.choices import Communication, Peft, Precision
 from workbench.finetune.options.evaluation import evaluates
 from workbench.finetune.options.models import Family, ModelKind, model_kind
 from workbench.finetune.options.prompts import wording
+from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.train.audit import PackingCheck, TechniqueCheck
 from workbench.finetune.train.balance import LoadBalance
@@ -82,9 +83,15 @@ def _run(work: Assignment) -> None:
     rows = load_rows(work)
     phase("loading model")
     loaded = _base(work.job, rows, work.gpus)
+    tensor: TensorParallel | None = None
+    if work.job.tensor_parallel > 1:
+        # Before the weights are moved: the whole model may be larger than a GPU.
+        tensor = TensorParallel(loaded.model, work.job.tensor_parallel, gpus=work.gpus)
     loaded = model.placed(loaded, work.job, gpus=work.gpus)
     reference = _reference(work, rows, loaded)
     loaded = adapters.attached(loaded, work.job)
+    if tensor is not None:
+        tensor.complete(loaded.model)
     if work.job.device_map:
         note(f"device_map: {pipeline.described(loaded.model)}")
     recompute(loaded.model, work.job.checkpoint_layers, work.job.checkpoint_policy)
@@ -93,7 +100,8 @@ def _run(work: Assignment) -> None:
     size = work.job.sequence_parallel
     sequence = SequenceParallel(loaded.model, size) if size > 1 else None
     stop = StopFile(work.stop)
-    trainer = _trainer(work, arguments, loaded, encoder, rows, stop, (reference, sequence))
+    beside = (reference, sequence, tensor)
+    trainer = _trainer(work, arguments, loaded, encoder, rows, stop, beside)
     trainer.write_model = lambda: _save(work, loaded)
     if not work.method.uses_trl and not trainer.lean.fits:
         note(
@@ -183,12 +191,13 @@ def _trainer(
     encoder: Encoder,
     rows: Rows,
     stop: StopFile,
-    beside: tuple[Any, SequenceParallel | None],
+    beside: tuple[Any, SequenceParallel | None, TensorParallel | None],
 ) -> Any:
     """Return the trainer; `beside` are the reference model and the groups of ranks, if any."""
-    reference, sequence = beside
+    reference, sequence, tensor = beside
     parts = _parts(work, encoder, stop)
     parts.sequence = sequence
+    parts.tensor = tensor
     if work.method.uses_trl:
         trainer = trl_trainer(work, parts, arguments, loaded, encoder, rows, reference)
         # After TRL's changes to the model, and before the optimizer is made.
@@ -202,7 +211,11 @@ def _trainer(
 def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
     job = work.job
     technique = work.technique
-    clock = StepMeter(causal=encoder.causal, period=technique.sync_steps(job))
+    clock = StepMeter(
+        causal=encoder.causal,
+        period=technique.sync_steps(job),
+        sharers=job.tensor_parallel,
+    )
     return TrainerParts(
         clock=clock,
         stop=stop,

@@ -26,6 +26,7 @@ from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import Precision
 from workbench.finetune.options.sequence import check_ranks
+from workbench.finetune.options.tensor import check_pod
 from workbench.finetune.options.trackers import TRACKERS
 from workbench.finetune.recipe.standalone import CHECKPOINTING, prepare, training_options
 from workbench.finetune.techniques.registry import technique_of
@@ -172,6 +173,7 @@ def prepare_process(work: Assignment) -> None:
         )
     work.technique.refuse_ranks(work.world_size)
     check_ranks(work.job, work.world_size)
+    check_pod(work.job, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     deepspeed = work.technique.uses_deepspeed
     if deepspeed:
         clear_stale_locks()

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from workbench.agent.rank import collectives as ranks
+from workbench.finetune.techniques.on_pods.tensor import whole_numel
 from workbench.finetune.techniques.registry import TECHNIQUES
 from workbench.finetune.techniques.technique import Technique
 
@@ -174,7 +175,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def _whole(tensors: Iterable[Any]) -> int:
-    return sum(int(getattr(t, "ds_numel", t.numel())) for t in tensors)
+    return sum(int(getattr(t, "ds_numel", whole_numel(t))) for t in tensors)
 
 
 def _share(tensors: Iterable[Any], *, whole: int) -> Share:

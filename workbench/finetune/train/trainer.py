@@ -55,6 +55,7 @@ from workbench.finetune.recipe.standalone import (
 )
 from workbench.finetune.techniques.ddp import DDP
 from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
+from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.technique import Technique
 from workbench.finetune.train.balance import LoadBalance
@@ -107,6 +108,8 @@ class TrainerParts:
     """Load-balancing loss of a mixture of experts; None for other models."""
     sequence: SequenceParallel | None = None
     """Parts of rows for groups of ranks; None where each rank has whole rows."""
+    tensor: TensorParallel | None = None
+    """Parts of weights for groups of ranks; None where each rank has whole weights."""
 
 
 class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers publishes no types
@@ -124,8 +127,11 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self.order = parts.order
         self.balance = parts.balance
         self.sequence = parts.sequence
-        self.group = 1 if parts.sequence is None else parts.sequence.size
-        """Number of neighbouring ranks that share a row."""
+        self.tensor = parts.tensor
+        self.points.tensor = parts.tensor
+        shared = parts.sequence or parts.tensor
+        self.group = 1 if shared is None else shared.size
+        """Number of neighbouring ranks with the same rows."""
         self.technique = parts.technique
         self._sends_bf16 = parts.sends_bf16
         self.profiler: StepProfiler | None = None
@@ -195,6 +201,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             self.remove_callback(callback)
         for callback in (*first, *own, *last):
             self.add_callback(callback)
+
+    def get_tp_size(self) -> int:
+        """Return 1: `get_batch_samples` counts the tokens of every rank, also of shared rows."""
+        return 1
 
     def create_optimizer(self, *args: Any) -> Any:
         return leave_norms_out_of_decay(self, super().create_optimizer(*args))

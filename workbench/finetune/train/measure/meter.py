@@ -82,10 +82,11 @@ class _Ended(NamedTuple):
 class StepMeter:
     """Time the training steps and count their tokens, without evaluations and checkpoints."""
 
-    def __init__(self, *, causal: bool, period: int = 1) -> None:
+    def __init__(self, *, causal: bool, period: int = 1, sharers: int = 1) -> None:
         """Start without measurements.
 
-        Ranks that train apart synchronise in every `period`-th step.
+        Ranks that train apart synchronise in every `period`-th step. `sharers` ranks count the same
+        rows.
         """
         self.runtime_s = self.samples = 0.0
         """Seconds of all steps so far, and their samples."""
@@ -96,6 +97,7 @@ class StepMeter:
         """
         self._causal = causal
         self._period = period
+        self._sharers = sharers
         self._since: float | None = None
         self._steps = 0
         # Measurements of the step in progress.
@@ -173,6 +175,8 @@ class StepMeter:
         self._read_ended()
         own = [float(self._fair_useful), float(self._fair_padded), self._micro_batch_s()]
         useful, padded, computing_s = ranks.sums(own)
+        useful /= self._sharers
+        padded /= self._sharers
         micro_batch_s = None
         if self._warm:
             micro_batch_s = computing_s / ranks.world_size()

@@ -1,0 +1,103 @@
+"""Checks of `tensor_parallel`: which models, options and pods can share the weights of layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError
+from workbench.base.json_values import whole
+from workbench.finetune.options.choices import Peft, Precision
+from workbench.finetune.options.models import TINY_LLAMA, Family, config_of, model_family
+
+if TYPE_CHECKING:
+    from workbench.finetune.options.options import FineTuneOptions
+
+_FITTING = "use 'ddp', 'zero1' or 'zero2'"
+
+
+def check_tensor(job: FineTuneOptions, *, alone: bool, shards: bool) -> None:
+    """Raise ConfigError for options that exclude `tensor_parallel`.
+
+    `alone` is for techniques whose ranks train alone, `shards` for techniques that shard weights.
+    """
+    if job.tensor_parallel == 1:
+        return
+    if alone:
+        raise ConfigError(
+            "tensor_parallel shares the weights of layers among ranks, and ranks of technique "
+            f"'{job.technique}' train alone; {_FITTING}"
+        )
+    if shards:
+        raise ConfigError(
+            f"tensor_parallel shares the weights of layers among ranks, and technique "
+            f"'{job.technique}' shards the weights already; drop tensor_parallel, or {_FITTING}"
+        )
+    if job.precision == Precision.FP16:
+        raise ConfigError("tensor_parallel works without precision 'fp16'; use 'bf16'")
+    if job.peft == Peft.QLORA:
+        raise ConfigError("tensor_parallel cuts no weights in 4 bits; use peft='lora'")
+    others = {
+        "sequence_parallel": job.sequence_parallel > 1,
+        "torch_compile": job.torch_compile,
+        "router_aux_loss_coef": bool(job.router_aux_loss_coef),
+        "lora use_dora": bool(job.lora.get("use_dora")),
+        "lora modules_to_save": bool(job.lora.get("modules_to_save")),
+        "lora bias": job.lora.get("bias") not in (None, "none"),
+    }
+    for name, is_set in others.items():
+        if is_set:
+            raise ConfigError(f"tensor_parallel works without {name}; drop {name}")
+    if model_family(job.model) is Family.ENCODER_DECODER:
+        raise ConfigError(
+            f"tensor_parallel is for causal models, and {job.model!r} is an encoder-decoder "
+            "model; drop tensor_parallel"
+        )
+
+
+def check_tensor_at_submit(job: FineTuneOptions) -> None:
+    """Raise ConfigError if the model's folder shows that ranks cannot share its weights."""
+    if job.tensor_parallel > 1 and job.model != TINY_LLAMA:
+        config = config_of(job.model)
+        if config:
+            check_model(config, job.tensor_parallel)
+
+
+def check_pod(job: FineTuneOptions, on_pod: int) -> None:
+    """Raise ConfigError if the `on_pod` ranks of a pod form no groups of `tensor_parallel` ranks.
+
+    A group exchanges activations in every layer, so it must not cross the network between pods.
+    """
+    size = job.tensor_parallel
+    if on_pod % size:
+        has = f"{on_pod} ranks" if on_pod > 1 else "one rank"
+        remedy = "drop tensor_parallel"
+        if on_pod > 1:
+            remedy = f"use a number that divides {on_pod}, or drop tensor_parallel"
+        raise ConfigError(
+            f"tensor_parallel is {size}, and a pod has {has}, one for each GPU; a group lies "
+            f"within a pod. Ask for pods with a multiple of {size} GPUs, or {remedy}"
+        )
+
+
+def check_model(config: Mapping[str, object], size: int) -> None:
+    """Raise ConfigError if `size` ranks cannot share the weights of a model by configuration."""
+    heads = whole(config.get("num_attention_heads")) or 0
+    kv_heads = whole(config.get("num_key_value_heads")) or heads
+    for name, count in (("attention heads", heads), ("key and value heads", kv_heads)):
+        if not count or count % size:
+            raise ConfigError(
+                f"tensor_parallel is {size}, and the model has {count} {name}; use a number that "
+                f"divides {kv_heads or count}"
+            )
+    inner = whole(config.get("intermediate_size")) or 0
+    if inner % size:
+        raise ConfigError(
+            f"tensor_parallel is {size}, and intermediate_size of the model is {inner}; use a "
+            f"number that divides {inner}"
+        )
+    if config.get("num_local_experts") or config.get("num_experts"):
+        raise ConfigError(
+            "tensor_parallel does not support mixtures of experts; use 'zero3' or 'fsdp' without "
+            "tensor_parallel"
+        )
