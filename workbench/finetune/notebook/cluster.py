@@ -79,9 +79,10 @@ class Cluster(client.Cluster):
 
         Times 16 steps of the job on a single pod under four techniques, and the all-reduce between
         the pods. If pods share a processor, 16 steps on two pods and on all pods are timed as well.
-        The timed steps of a technique are stopped after a minute. Rows that ranks share
-        (`sequence_parallel`) or layers (`tensor_parallel`) are not timed: the table then has the memory alone. On Kubernetes the
-        table shows how many more pods of the same kind could be scheduled now.
+        The timed steps of a technique are stopped after a minute. Jobs whose ranks share rows
+        (`sequence_parallel`) or weights (`tensor_parallel`) are not timed: the table then has the
+        memory alone. On Kubernetes the table shows how many more pods of the same kind could be
+        scheduled now.
 
         Args:
             job: The job; its technique is only one of the rows. Its model and micro-batch are

@@ -32,6 +32,7 @@ class Need:
 
 
 def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
+    trace = trace.cut(setting.sharers)
     passed = Moment(
         base=0.0,
         row=0.0,
@@ -108,7 +109,8 @@ def host_of(
 ) -> Mapping[str, Memory]:
     """Return the need per stage (`loading`, `training`, `saving`). `gpu_bytes` None: unknown."""
     technique = technique_of(setting.technique)
-    device, host = technique.kept(setting, trace)
+    # Every rank loads the whole model, and then cuts it.
+    device, host = technique.kept(setting, trace.cut(setting.sharers))
     device = device.plus(_reference(setting, trace))
     held = host if setting.gpu else device.plus(host)
     start = Memory(overhead=need.host.overhead)

@@ -176,7 +176,7 @@ def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
     if trace.trained < trace.parameters:
         # Only the adapters are saved.
         model = setting.weight_bytes * trace.trained
-    share = trace.trained / setting.shards * setting.on_pod
+    share = trace.cut(setting.sharers).trained / setting.shards * setting.on_pod
     checkpoint = (4 + setting.state_bytes) * share
     offloaded = technique_of(setting.technique).bytes_on_disk(setting, trace)
     return (model + 2 * checkpoint * saves + offloaded) / GIB

@@ -7,7 +7,7 @@ The planner makes `Setting` from a job and `Trace` from the job's model. A techn
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, Protocol
 
 SAVED_AT_ONCE = 1 << 30
@@ -109,6 +109,17 @@ class Parameters:
     def all(self) -> int:
         return self.frozen + self.trained + self.packed
 
+    def cut(self, ranks: int) -> Parameters:
+        """Return the part of one of `ranks` ranks that share the parameters."""
+        return Parameters(
+            frozen=self.frozen // ranks,
+            trained=self.trained // ranks,
+            packed=self.packed // ranks,
+            largest=self.largest // ranks,
+            largest_packed=self.largest_packed // ranks,
+            small={size // ranks: times for size, times in self.small.items()},
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
@@ -158,6 +169,22 @@ class Trace:
     @property
     def largest_layer(self) -> Parameters:
         return max(self.layers, key=lambda layer: layer.all, default=self.rest)
+
+    def cut(self, ranks: int) -> Trace:
+        """Return the part of one of `ranks` ranks that share the weights of each layer.
+
+        The few weights of a layer that stay whole, such as norms, count as shared.
+        """
+        if ranks == 1:
+            return self
+        part = replace(self, layers=[layer.cut(ranks) for layer in self.layers])
+        share = part.trained / max(1, self.trained)
+        moments = {}
+        for arithmetic, whole in self.moments.items():
+            moments[arithmetic] = [
+                moment._replace(gradients=share * moment.gradients) for moment in whole
+            ]
+        return replace(part, moments=moments)
 
     def no_larger_than(self, elements: int) -> tuple[int, int]:
         """Return the elements and the number of all parameters with at most `elements` elements."""
