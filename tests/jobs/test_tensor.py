@@ -52,7 +52,9 @@ def job(**options: Any) -> FineTune:
         ({"peft": "lora", "lora": {"bias": "none"}, "packing": True}, ""),
     ],
 )
-def test_options_that_exclude_shared_weights_are_refused(options: dict[str, Any], says: str) -> None:
+def test_options_that_exclude_shared_weights_are_refused(
+    options: dict[str, Any], says: str
+) -> None:
     if not says:
         job(**options)
         return
@@ -83,9 +85,9 @@ def test_a_model_that_ranks_cannot_share_is_refused_before_the_start(
 
 def test_a_group_lies_within_a_pod() -> None:
     check_pod(job(), 4)
-    with pytest.raises(ConfigError, match="a pod has 3 ranks.*use a number that divides 3"):
+    with pytest.raises(ConfigError, match=r"a pod has 3 ranks.*use a number that divides 3"):
         check_pod(job(), 3)
-    with pytest.raises(ConfigError, match="a pod has one rank.*a multiple of 2 GPUs"):
+    with pytest.raises(ConfigError, match=r"a pod has one rank.*a multiple of 2 GPUs"):
         check_early(job(), gpus=0)
     with pytest.raises(ConfigError, match="a pod has one rank"):
         setting_of(job(), pods=2, gpus=1)

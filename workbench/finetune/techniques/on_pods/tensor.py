@@ -132,7 +132,7 @@ class TensorParallel:
                 self._share(layer, style, name)
         for parameter in self._summed:
             if parameter.requires_grad:
-                parameter.register_hook(self._sum)
+                parameter.register_hook(self._sum)  # type: ignore[no-untyped-call]
         # DeepSpeed would otherwise cut the layers once more.
         model.ds_autotp_parsed = True
 
@@ -176,8 +176,8 @@ class TensorParallel:
 
     def clip(self, parameters: Iterable[Any], limit: float) -> torch.Tensor:
         """Clip the gradients to a norm, and return their norm before. A collective."""
-        parts = []
-        whole = []
+        parts: list[torch.Tensor] = []
+        whole: list[torch.Tensor] = []
         for parameter in parameters:
             if parameter.grad is not None:
                 (whole if cut_of(parameter) is None else parts).append(parameter.grad)
