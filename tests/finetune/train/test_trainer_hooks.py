@@ -94,6 +94,7 @@ PUBLIC = {
         "training_step",
         ("model", "inputs", "num_items_in_batch="),
     ),
+    "get_tp_size": Hook((), "compute_loss"),
     "evaluate": Hook(("eval_dataset", "ignore_keys", "metric_key_prefix"), "_evaluate"),
 }
 
