@@ -29,12 +29,12 @@ SHARED = {
 }
 # Clipped gradients: SGD shows a wrong norm, AdamW would divide its effect out.
 SGD = {"optimizer": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.5, "metrics": ["accuracy"]}
+PACKED = {**SGD, "packing": True, "max_source_length": 64}
 # name: the run of one rank, technique, ranks, options
 OTHERS = {
     "lora-zero1": ("lora", "zero1", 4, {"peft": "lora"}),
-    "qwen-ddp": ("qwen", "ddp", 4, {}),
-    "qwen-zero2": ("qwen", "zero2", 2, {}),
-    "packed-ddp": ("packed", "ddp", 2, {**SGD, "packing": True, "max_source_length": 64}),
+    "qwen-ddp": ("qwen", "ddp", 4, PACKED),
+    "qwen-zero2": ("qwen", "zero2", 2, PACKED),
 }
 # name: technique, ranks, options
 RESUMED = {
@@ -117,7 +117,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     add("single", "single", 1, **SGD)
     for name, (technique, ranks) in SHARED.items():
         add(name, technique, ranks, **SGD)
-    for one in ("lora", "qwen", "packed"):
+    add("sent-in-bf16", "ddp", 4, **SGD, communication="bf16")
+    for one in ("lora", "qwen"):
         options = next(options for by, *_, options in OTHERS.values() if by == one)
         add(one, "single", 1, **options)
     for name, (_, technique, ranks, options) in OTHERS.items():
@@ -164,6 +165,14 @@ def test_ranks_that_share_weights_follow_one_rank_and_save_its_model(
     is_equal(ran[name], ran["single"], "model.safetensors")
     model, by_one = (ran[each].folder / "out" / "model" for each in (name, "single"))
     assert (model / "config.json").read_text() == (by_one / "config.json").read_text()
+
+
+def test_gradients_are_sent_in_bf16_within_their_group(ran: dict[str, Ran]) -> None:
+    run = ran["sent-in-bf16"]
+    assert set(run.exit_codes.values()) == {0}, run.stderr()
+    for metric in ("loss", "grad_norm"):
+        assert run.curve(metric) == pytest.approx(ran["single"].curve(metric), rel=5e-3), metric
+    assert run.curve("grad_norm") != ran["ddp-4"].curve("grad_norm")
 
 
 @pytest.mark.parametrize("name", OTHERS)
