@@ -183,6 +183,21 @@ def test_tokens_are_those_that_the_model_goes_through() -> None:
     assert (int(useful), padded) == (12, 2 * 9)
 
 
+def test_rows_that_several_ranks_have_count_once() -> None:
+    batch = pad([{"input_ids": [5] * 3, "labels": [6] * 9}], pad_id=0, start_id=0)
+    counts = []
+    for sharers in (1, 4):
+        meter = StepMeter(causal=False, sharers=sharers)
+        meter.resume()
+        meter.see(batch, profiled=False)
+        meter.step(1, profiled=False)
+        meter.pause()
+        per_s = meter.totals()["useful_tokens_per_s"]
+        assert per_s is not None
+        counts.append(per_s / meter.samples_per_s)
+    assert counts == pytest.approx([12, 3], rel=1e-3)
+
+
 def test_the_meter_leaves_the_profiled_step_out_of_the_rates(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
