@@ -301,6 +301,20 @@ def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit() -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [({"tensor_parallel": 2}, 2), ({"tensor_parallel": 4}, 4), ({"sequence_parallel": 2}, 2)],
+)
+def test_ranks_that_share_weights_or_rows_need_as_many_gpus(
+    options: dict[str, int], gpus: int
+) -> None:
+    job = FineTune(model="tiny-llama", technique="zero1", precision="fp32", **options)  # type: ignore[arg-type]
+    row = gpus_for(job, kinds={"T4": (16, False)}, most_pods=1).row("T4")
+    assert (row.gpus, row.pods) == (gpus, 1)
+
+
+@pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.usefixtures("forked")
 def test_what_adapters_leave_frozen_is_planned_in_the_format_of_the_arithmetic(

@@ -12,11 +12,19 @@ import torch
 from forkedruns import Plan, Ran
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
+from workbench.base.errors import ConfigError
 from workbench.finetune.checkpoint.tensor_tree import read_tree
 from workbench.finetune.data.sql.mini import mini_rows
 from workbench.finetune.model.text.tokenizer import train_tokenizer
+from workbench.finetune.techniques.on_pods.tensor import styles_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 
@@ -128,6 +136,29 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         saved = {"checkpoint": str(plan.root / f"{name}-whole" / "checkpoints" / f"step-{SAVED}")}
         add(f"{name}-on", technique, ranks, saved, resume="a run", **options)
     return plan.run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("gpt2", "no plan to cut the layers of a 'gpt2'. Drop tensor_parallel, or use 'zero3'"),
+        # All its layers have whole inputs and outputs.
+        ("phi3", "no plan to cut the layers of a 'phi3'"),
+        ("mixtral", "does not know how to cut a 'mixtral'.*moe_tp_experts"),
+        ("gemma2", ""),
+    ],
+)
+def test_a_model_without_a_plan_to_cut_it_is_refused(kind: str, says: str) -> None:
+    config = AutoConfig.for_model(kind, num_hidden_layers=2)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    if says:
+        with pytest.raises(ConfigError, match=says):
+            styles_of(model)
+        return
+    styles = styles_of(model)
+    assert styles["model.layers.1.self_attn.o_proj"] == "rowwise"
+    assert "lm_head" not in styles and len(styles) == 2 * 7
 
 
 def follows(run: Ran, one: Ran) -> None:

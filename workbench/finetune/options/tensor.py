@@ -85,7 +85,7 @@ def check_model(config: Mapping[str, object], size: int) -> None:
     heads = whole(config.get("num_attention_heads")) or 0
     kv_heads = whole(config.get("num_key_value_heads")) or heads
     for name, count in (("attention heads", heads), ("key and value heads", kv_heads)):
-        if not count or count % size:
+        if count % size:
             raise ConfigError(
                 f"tensor_parallel is {size}, and the model has {count} {name}; use a number that "
                 f"divides {kv_heads or count}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from workbench.base.errors import ConfigError, suggests
@@ -115,7 +116,11 @@ def gpus_for(
     without = decided.replace(precision=Precision.FP32) if job.precision is None else decided
     jobs = {bf16: decided if bf16 else without for _, bf16 in kinds.values()}
     names = [technique.name for technique in by_preference()]
-    planned = [as_planned(each, technique) for each in jobs.values() for technique in names]
+    planned = []
+    for each in jobs.values():
+        for technique in names:
+            with suppress(ConfigError):  # this technique does not support the job
+                planned.append(as_planned(each, technique))
     trace = traced(job, [arithmetic_of(each) for each in planned], gpus=1, lengths=lengths)
     rows = []
     for kind, (memory, bf16) in kinds.items():

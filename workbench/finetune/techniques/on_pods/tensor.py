@@ -76,6 +76,33 @@ def whole_numel(parameter: Any) -> int:
     return int(parameter.numel()) * (1 if cut is None else cut.size)
 
 
+def styles_of(model: Any) -> dict[str, str]:
+    """Return the styles of a model's modules by their names, without modules that stay whole.
+
+    Raises:
+        ConfigError: transformers has no plan for the model, or cuts it in another way.
+    """
+    kind = model.config.model_type
+    plan = model.tp_plan or {}
+    unknown = set(plan.values()) - {_COLUMNS, _ROWS, _SUMMED, *_WHOLE}
+    if unknown:
+        raise ConfigError(
+            f"tensor_parallel does not know how to cut a {kind!r}: its plan in transformers has "
+            f"{', '.join(sorted(unknown))}. Drop tensor_parallel, or use 'zero3' or 'fsdp' instead"
+        )
+    styles = {}
+    for name, _ in model.named_modules():
+        style = plan.get(_NUMBER.sub(".*", name))
+        if style in (_COLUMNS, _ROWS, _SUMMED):
+            styles[name] = style
+    if not {_COLUMNS, _ROWS} & set(styles.values()):
+        raise ConfigError(
+            f"transformers has no plan to cut the layers of a {kind!r}. Drop tensor_parallel, or "
+            "use 'zero3' or 'fsdp' instead"
+        )
+    return styles
+
+
 class TensorParallel:
     """Linear layers of a model, shared by groups of neighbouring ranks.
 
@@ -85,6 +112,7 @@ class TensorParallel:
     def __init__(self, model: Any, size: int, *, gpus: int) -> None:
         """Cut a loaded model without adapters. Raise ConfigError for an unsupported model."""
         check_model(model.config.get_text_config().to_dict(), size)
+        styles = styles_of(model)
         self.size = size
         mesh = init_device_mesh(
             "cuda" if gpus else "cpu",
@@ -97,27 +125,12 @@ class TensorParallel:
         """Ranks with the same part of the weights, and other rows."""
         self._place = mesh.get_local_rank("tensor")
         self._summed: list[nn.Parameter] = []
-        kind = model.config.model_type
-        plan = model.tp_plan or {}
-        unknown = set(plan.values()) - {_COLUMNS, _ROWS, _SUMMED, *_WHOLE}
-        if unknown:
-            raise ConfigError(
-                f"tensor_parallel does not know how to cut a {kind!r}: its plan in transformers "
-                f"has {', '.join(sorted(unknown))}. Drop tensor_parallel, or use 'zero3' or 'fsdp'"
-            )
-        shared = False
-        for name, module in model.named_modules():
-            style = plan.get(_NUMBER.sub(".*", name))
-            if style in (_COLUMNS, _ROWS):
-                self._share(module, style, name)
-                shared = True
-            elif style == _SUMMED:
+        for name, style in styles.items():
+            module = model.get_submodule(name)
+            if style == _SUMMED:
                 self._summed += module.parameters()
-        if not shared:
-            raise ConfigError(
-                f"tensor_parallel finds no layers to cut in a {kind!r}, which has no plan in "
-                "transformers. Drop tensor_parallel, or use 'zero3' or 'fsdp'"
-            )
+            else:
+                self._share(module, style, name)
 
     def complete(self, model: Any) -> None:
         """Cut the adapters of the layers too, and prepare the model for the engines."""
