@@ -37,7 +37,7 @@ SHARED = {
 }
 # Clipped gradients: SGD shows a wrong norm, AdamW would divide its effect out.
 SGD = {"optimizer": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.5, "metrics": ["accuracy"]}
-PACKED = {**SGD, "packing": True, "max_source_length": 64}
+PACKED = {**SGD, "packing": True, "max_source_length": 64, "max_grad_norm": 0}
 # name: the run of one rank, technique, ranks, options
 OTHERS = {
     "lora-zero1": ("lora", "zero1", 4, {"peft": "lora"}),
