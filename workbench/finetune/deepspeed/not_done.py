@@ -46,7 +46,7 @@ NOT_DONE: Mapping[str, str] = {
     "seq_parallel_communication_data_type": (
         "ranks hold whole rows: remove the key, or use a Script"
     ),
-    "sequence_parallel_size": ("remove the key, and use FineTune(sequence_parallel=N)"),
+    "sequence_parallel_size": "remove the key, and use FineTune(sequence_parallel=N)",
     "tensor_parallel": "remove the section, and use FineTune(tensor_parallel=N)",
     "use_data_before_expert_parallelism": "there is no expert parallelism here: remove the key",
     "vocabulary_size": "DeepSpeed 0.19.8 reads the key and never uses its value: remove the key",

@@ -65,9 +65,8 @@ def plan_for(
     **options: Any,
 ) -> PlanTable:
     """Plan a job for measured pods after timing a few of its steps on a single pod."""
-    if (
-        job.sequence_parallel * job.tensor_parallel > 1
-    ):  # a single pod may have no group of ranks to time
+    # A single pod may have no group of ranks to time.
+    if job.sequence_parallel > 1 or job.tensor_parallel > 1:
         return plan(job, exchange=exchange, **options)
     paces: dict[str, Pace] = {}
     timed_techniques = [each.name for each in TECHNIQUES if not each.timed_as]
