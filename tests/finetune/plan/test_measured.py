@@ -38,7 +38,8 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     "zero2": ("llama", "zero2", 2, 8, {}),
     "zero2-offload": ("t5", "zero2", 2, 8, {"deepspeed": {"zero_optimization": TO_CPU}}),
     "zero3-8": ("t5", "zero3", 2, 8, {}),
-    "zero3-evaluated": ("t5", "zero3", 2, 8, {"eval_strategy": None}),
+    # An evaluation makes DeepSpeed forget the order of the weights, for two steps.
+    "zero3-evaluated": ("t5", "zero3", 2, 8, {"eval_strategy": None, "max_steps": 5}),
     "zero3-bf16": ("llama", "zero3", 2, 4, {"precision": "bf16"}),
     "offload": ("llama", "zero3-offload", 2, 4, {}),
     "fsdp-2": ("t5", "fsdp", 2, 2, {}),

@@ -45,6 +45,7 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
     for moment in (*trace.moments[setting.arithmetic], passed):
         pairs.append(_at(setting, trace, moment, sequences))
     pairs.append(technique_of(setting.technique).update(setting, trace))
+    pairs.append(_entering(setting, trace))
     if setting.cache_bytes:
         # Answers are written before the forward pass, beside the weights.
         device, host = technique_of(setting.technique).kept(setting, trace)
@@ -99,6 +100,16 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
         communication=communication,
     )
     return device.plus(moving), host
+
+
+def _entering(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
+    """Return the memory at the start of a step, while its first weights are gathered."""
+    technique = technique_of(setting.technique)
+    device, host = technique.kept(setting, trace)
+    nothing = Moment(base=0.0, row=0.0, logits=0.0, logits_row=0.0, gradients=0.0)
+    gradients, _ = technique.backward(setting, trace, nothing)
+    gathered = technique.entering(setting, trace)
+    return device.plus(Memory(gradients=gradients, communication=gathered)), host
 
 
 def host_of(

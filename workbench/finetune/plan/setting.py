@@ -69,7 +69,8 @@ def setting_of(
 
 def setting_from(data: Mapping[str, Any]) -> Setting:
     """Read a setting from the JSON form of `dataclasses.asdict`."""
-    return Setting(**{**data, "offload": tuple(data["offload"])})
+    lists = {name: tuple(data.get(name, ())) for name in ("offload", "pinned")}
+    return Setting(**{**data, **lists})
 
 
 def arithmetic_of(job: FineTune) -> str:

@@ -22,6 +22,7 @@ from workbench.finetune.techniques.sizes import (
     Setting,
     Trace,
     gathered_to_save,
+    pinned_one_by_one,
     scales_of,
     turned_of,
     weights_of,
@@ -173,6 +174,15 @@ class FSDP(Plain):
         scales = Memory(parameters=scales_of(setting, trace))  # which stay whole
         if setting.offload:
             gradients = FP32 * trace.trained / setting.shards
+            if not setting.packed:
+                # `CPUOffloadPolicy(pin_memory=True)` page-locks every shard, and torch every
+                # gradient that it copies to the host without waiting (_fsdp_collectives.py).
+                size = setting.weight_bytes
+                if trace.trained < trace.parameters:
+                    size = setting.frozen_bytes
+                weights = pinned_one_by_one(trace, size=size, shards=setting.shards)
+                if trace.trained == trace.parameters:
+                    gradients = weights
             return scales, Memory(parameters=weights, optimizer=states, gradients=gradients)
         shards = Memory(parameters=weights, optimizer=states)
         return scales.plus(shards), Memory()
@@ -183,6 +193,16 @@ class FSDP(Plain):
             return 0.0, gathered
         whole, _ = super().backward(setting, trace, moment)
         return whole / setting.shards, gathered
+
+    def entering(self, setting: Setting, trace: Trace) -> float:
+        """Return the bytes of the embeddings and the output layer, gathered as the first group.
+
+        `foreach_all_gather` of torch 2.13 gathers a group into one buffer. The weights are copied
+        from the buffer, and the buffer is freed when the next group has arrived
+        (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, `wait_for_unshard`).
+        """
+        rest = _whole(setting, trace.rest)
+        return 2 * rest + _whole(setting, trace.largest_layer)
 
     def loading(self, setting: Setting, trace: Trace, gpu_bytes: float | None) -> Memory:
         del gpu_bytes
@@ -211,18 +231,19 @@ class FSDP(Plain):
         return exchanges.by_layers_s(accumulation, persist=0, scatters=len(layers) + 1)
 
 
+def _whole(setting: Setting, group: Parameters) -> float:
+    """Return the bytes of a gathered group."""
+    size = setting.compute_bytes
+    packed = FOUR_BITS if setting.packed else size
+    return size * (group.all - group.packed) + packed * group.packed
+
+
 def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
     """Return the bytes of whole layers at a moment of a step, and of temporary copies."""
     layer = trace.largest_layer
-    size = setting.compute_bytes
-    packed = FOUR_BITS if setting.packed else size
-
-    def whole(group: Parameters) -> float:
-        return size * (group.all - group.packed) + packed * group.packed
-
     layers = len(trace.layers) if setting.gathers_all else 1 + max(1, setting.prefetch)
-    every_layer = sum(whole(each) for each in trace.layers)
-    gathered = min(layers * whole(layer), every_layer) + whole(trace.rest)
+    every_layer = sum(_whole(setting, each) for each in trace.layers)
+    gathered = min(layers * _whole(setting, layer), every_layer) + _whole(setting, trace.rest)
     if moment.gradients:
-        gathered += (FP32 + size) * layer.trained
+        gathered += (FP32 + setting.compute_bytes) * layer.trained
     return gathered

@@ -6,6 +6,7 @@ The planner makes `Setting` from a job and `Trace` from the job's model. A techn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple, Protocol
@@ -247,12 +248,16 @@ class Setting:
     """Elements, or layers under FSDP, that are gathered ahead."""
     persist: int = 100_000
     """Largest number of elements of a parameter that ZeRO-3 keeps whole."""
+    live: int = 1_000_000_000
+    """Elements of whole parameters from which on ZeRO-3 gathers nothing ahead."""
     reuse: int = 1_000_000_000
     """Distance in elements within which ZeRO-3 keeps a parameter for its next use."""
     sub_group: int = 1_000_000_000
     """Elements in one update of ZeRO-3."""
     offload: tuple[str, ...] = ()
     """Parts of the state on the host beside a GPU: `optimizer`, `parameters`."""
+    pinned: tuple[str, ...] = ()
+    """Parts of `offload` in page-locked memory of the host."""
     gathers_all: bool = False
     """Whether parameters stay whole from their forward to their backward pass."""
     swap_buffers: int = 0
@@ -388,6 +393,36 @@ def turned_of(setting: Setting, trace: Trace) -> int:
         frozen = trace.parameters - trace.trained - trace.packed * setting.packed
         turned += frozen * setting.frozen_bytes
     return turned
+
+
+def pinned_bytes(size: float) -> float:
+    """Return the bytes that torch takes for a page-locked tensor: the next power of two.
+
+    `CachingHostAllocatorImpl::allocate` of torch 2.13 (at/ATen/core/CachingHostAllocator.h) rounds
+    every tensor up, and keeps freed tensors for later ones of the same size.
+
+    Example:
+        >>> pinned_bytes(5 * 2**20) / 2**20
+        8.0
+    """
+    return float(1 << (math.ceil(size) - 1).bit_length()) if size > 0 else 0.0
+
+
+def pinned_one_by_one(trace: Trace, *, size: float, shards: int) -> float:
+    """Return the bytes of all parameters' shards, page-locked separately, `size` bytes an element.
+
+    Example:
+        >>> group = Parameters(
+        ...     frozen=0, trained=12, packed=0, largest=6, largest_packed=0, small={6: 2}
+        ... )
+        >>> pinned_one_by_one(Trace(moments={}, layers=[], rest=group), size=4, shards=2)
+        32.0
+    """
+    total = 0.0
+    for group in (trace.rest, *trace.layers):
+        for elements, times in group.small.items():
+            total += times * pinned_bytes(size * math.ceil(elements / shards))
+    return total
 
 
 def gathered_to_save(setting: Setting, trace: Trace) -> Memory:

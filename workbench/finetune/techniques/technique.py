@@ -295,6 +295,11 @@ class Technique(ABC):
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
         """Return the bytes of gradients and of communication at a moment of a step."""
 
+    def entering(self, setting: Setting, trace: Trace) -> float:
+        """Return the bytes of weights gathered at the start of a step, before any activation."""
+        del setting, trace
+        return 0.0
+
     @abstractmethod
     def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         """Return the memory of a rank during the update, on its device and on the host."""

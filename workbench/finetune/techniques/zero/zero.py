@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
 from workbench.finetune.options.choices import Communication, Optimizer, Precision
-from workbench.finetune.options.evaluation import evaluates
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import (
@@ -23,6 +22,7 @@ from workbench.finetune.techniques.sizes import (
     Setting,
     Trace,
     gathered_to_save,
+    pinned_bytes,
     scales_of,
     turned_of,
     weights_of,
@@ -143,19 +143,20 @@ class Zero(Technique, shared=True):
         # offload.
         own = not plain.gpu and bool("optimizer" in config or zero.get("offload_optimizer"))
         offload = []
+        pinned = []
         for name, key in zip(_ON_HOST, _OFFLOADS, strict=True):
-            if part(zero, key).get("device", "none") != "none":
-                offload.append(name)
+            section = part(zero, key)
+            if section.get("device", "none") == "none":
+                continue
+            offload.append(name)
+            # Without a GPU nothing is page-locked.
+            if section.get("pin_memory") and plain.gpu:
+                pinned.append(name)
         prefetch = plain.prefetch
         if zero:
             # The same default as in the filled configuration.
             ahead = prefetch_of(zero, PREFETCH)
             prefetch = number_of(zero, "stage3_prefetch_bucket_size", ahead)
-        # DeepSpeed 0.19.8 keeps no parameters after an evaluation, including the evaluation
-        # before the first step.
-        reuse = 0
-        if not evaluates(job):
-            reuse = number_of(zero, "stage3_max_reuse_distance", plain.reuse)
         weight_bytes = 2 if half else 4
         return replace(
             plain,
@@ -167,9 +168,11 @@ class Zero(Technique, shared=True):
             buckets=2 if zero.get("overlap_comm") and self.zero_stage < 3 else 1,
             prefetch=prefetch,
             persist=number_of(zero, "stage3_param_persistence_threshold", plain.persist),
-            reuse=reuse,
+            live=number_of(zero, "stage3_max_live_parameters", plain.live),
+            reuse=number_of(zero, "stage3_max_reuse_distance", plain.reuse),
             sub_group=number_of(zero, "sub_group_size", plain.sub_group),
             offload=tuple(offload),
+            pinned=tuple(pinned),
             **buffers_of(zero),
             reduce_bytes=reduce_bytes,
         )
@@ -182,11 +185,15 @@ class Zero(Technique, shared=True):
         if "optimizer" in setting.offload:
             # Gradients are kept there in FP32. The rest:
             # `param_buffer_of_bit16_for_cpu_offload_groups`, `temp_grad_buffer_for_cpu_` and
-            # `_gpu_`.
-            host = Memory(optimizer=master + states, gradients=FP32 * shard)
-            largest = Memory(communication=float(setting.weight_bytes * trace.largest))
-            updated = Memory(optimizer=setting.weight_bytes * shard)
-            return device.plus(largest), host.plus(largest).plus(updated)
+            # `_gpu_`. DeepSpeed page-locks all but the states (stage_1_and_2.py).
+            taken = pinned_bytes if "optimizer" in setting.pinned else float
+            largest = float(setting.weight_bytes * trace.largest)
+            host = Memory(
+                optimizer=taken(master) + states + taken(setting.weight_bytes * shard),
+                gradients=taken(FP32 * shard),
+                communication=taken(largest),
+            )
+            return device.plus(Memory(communication=largest)), host
         return states_kept(
             setting,
             device,

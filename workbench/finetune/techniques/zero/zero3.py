@@ -17,6 +17,8 @@ from workbench.finetune.techniques.sizes import (
     Setting,
     Trace,
     gathered_to_save,
+    pinned_bytes,
+    pinned_one_by_one,
     scales_of,
     weights_of,
 )
@@ -108,7 +110,7 @@ class Zero3(Zero):
         host = Memory()
         # Weights: on the device, on the host, or on a disk with buffers.
         if "parameters" in setting.offload:
-            host = host.plus(Memory(parameters=memory.weights_in_memory(setting, trace)))
+            host = host.plus(Memory(parameters=_weights_on_host(setting, trace)))
         else:
             weights = weights_of(setting, trace) / setting.shards
             device = device.plus(Memory(parameters=weights))
@@ -117,8 +119,11 @@ class Zero3(Zero):
         if through is not None:
             return device, host.plus(Memory(optimizer=through, gradients=gradients))
         if "optimizer" in setting.offload:
-            # Gradients are kept there in FP32, beside gradients in the weights' own format.
+            # Gradients are kept there in FP32, beside gradients in the weights' own format
+            # (stage3.py: `subgroup_gradient_buffer`, `grad_partitions_flat_buffer`).
             both = gradients + FP32 * trace.trained / setting.shards
+            if "optimizer" in setting.pinned:
+                both = pinned_bytes(gradients) + _pinned_sub_groups(setting, trace)
             return device, host.plus(Memory(optimizer=master + states, gradients=both))
         mine, theirs = states_kept(
             setting,
@@ -176,13 +181,52 @@ class Zero3(Zero):
         return exchanges.by_layers_s(accumulation, persist=setting.persist, scatters=scatters)
 
 
+def _weights_on_host(setting: Setting, trace: Trace) -> float:
+    """Return the bytes of a rank's weights on the host.
+
+    DeepSpeed 0.19.8 page-locks every weight's part separately if the JSON has `pin_memory`
+    (partition_parameters.py, `_partition_param`). It then copies the trained ones into one
+    page-locked tensor in any case (stage3.py, `_create_param_groups_fp16_flat_cpu_memory`). torch
+    keeps the memory of the first copies.
+    """
+    if setting.weight_buffers or not setting.gpu:
+        return memory.weights_in_memory(setting, trace)
+    trained = setting.weight_bytes * trace.trained / setting.shards
+    together = pinned_bytes(trained)
+    if "parameters" in setting.pinned:
+        each = pinned_one_by_one(trace, size=setting.weight_bytes, shards=setting.shards)
+        return each + together
+    return weights_of(setting, trace) / setting.shards - trained + together
+
+
+def _pinned_sub_groups(setting: Setting, trace: Trace) -> float:
+    """Return the bytes of the page-locked gradients in FP32, a tensor for every sub-group."""
+    shard = trace.trained / setting.shards
+    full, rest = divmod(shard, setting.sub_group)
+    return full * pinned_bytes(FP32 * setting.sub_group) + pinned_bytes(FP32 * rest)
+
+
 def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
-    """Return the number of whole elements at a moment of a step."""
-    # A layer is kept if its next use is within `reuse` elements. Forward and backward pass share
-    # that distance. The backward pass frees layers, and gathers only remaining layers ahead.
-    whole = trace.parameters
+    """Return the number of whole elements at a moment of a step, with those in a buffer.
+
+    The rules are those of DeepSpeed 0.19.8, `zero/partitioned_param_coordinator.py` and
+    `zero/partition_parameters.py`.
+    """
+    whole = float(trace.parameters)
+    # The backward pass frees layers, and gathers only remaining layers ahead.
     ahead_of = max(0.0, whole - whole * moment.gradients / max(1, trace.trained))
+    # Every module that runs starts the gather of `prefetch` more elements, until `live` elements
+    # are whole: the gathering runs far ahead. Weights are gathered whole, so the last weight may
+    # exceed the limit; the largest is often an embedding or the output layer.
+    gathered = min(ahead_of, setting.live + trace.largest) if setting.prefetch else 0.0
+    # A layer is kept if its next use is within `reuse` elements. Forward and backward pass share
+    # that distance. The weights at work stay whole in any case.
     kept = min(whole, setting.reuse / 2, ahead_of)
-    ahead = trace.largest_layer.all + min(setting.prefetch, ahead_of)
+    at_work = max(trace.largest_layer.all, trace.rest.largest)
     small, _ = trace.no_larger_than(setting.persist)
-    return min(float(whole), max(kept, ahead, small))
+    gathered = max(gathered, kept, at_work, small)
+    # What is gathered ahead arrives in a buffer, from which the weights are copied. A single rank
+    # needs no buffer since DeepSpeed 0.9.2; the sum is then too large by the buffer.
+    if setting.prefetch:
+        gathered += min(ahead_of, max(setting.prefetch, trace.largest))
+    return gathered
