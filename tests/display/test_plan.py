@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from workbench.base.table import Bar
 from workbench.display.kit.doc import Doc, Fold, Table, to_html, to_text
@@ -78,6 +79,13 @@ def test_the_verdict_comes_first_and_says_what_cheapest_means() -> None:
         ["single", "✗ does not fit", "0"],
         ["zero3", "✓ fits", "16"],
     ]
+
+
+def test_the_lengths_planned_with_stand_beside_those_that_the_job_allows() -> None:
+    text = to_text(plan_doc(table(*LARGE)))
+    assert "96 + 64 tokens (the job allows 256 + 128)" in text
+    job = FineTune(max_source_length=96, max_target_length=64)
+    assert "96 + 64 tokens, " in to_text(plan_doc(replace(table(*LARGE), job=job)))
 
 
 def test_bars_stand_against_the_limit_and_one_far_off_does_not_make_stubs_of_the_others() -> None:

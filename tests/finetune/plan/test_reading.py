@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.support.sentences import says, sentence
 from workbench import FineTune, Script, preview
 from workbench.base.errors import ConfigError
+from workbench.finetune.plan.plan import tokens_of
 from workbench.finetune.plan.reading import Length, RowPreview
 
 
@@ -69,6 +71,8 @@ def test_rows_as_an_encoder_decoder_model_reads_them(tmp_path: Path) -> None:
     rows = [{"document": f"Some text {n}.", "summary": f"Short {n}."} for n in range(30)]
     seen = preview(FineTune(dataset=write(tmp_path / "rows.jsonl", *rows)), rows=2)
     assert (seen.train_rows, seen.eval_rows, len(seen.rows), len(seen.lengths)) == (28, 2, 2, 28)
+    most = [(length.read, length.learned) for length in seen.lengths]
+    assert seen.batch_lengths == (max(read for read, _ in most), max(own for _, own in most))
     (given, answer), _ = seen.rows
     assert given[0].startswith("Summarize this document:") and not given[1]
     assert answer[0].startswith("Short") and answer[0].endswith("</s>") and answer[1]
@@ -184,3 +188,37 @@ def test_text_and_html_state_the_same() -> None:
     assert "ask <b> [answer]" in text
     assert "ask &lt;b&gt;" in html and "ask <b>" not in html
     assert "21–23" in text and "█" in html
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("causal", "found"), [(False, (12, 6)), (True, (0, 12))])
+def test_the_lengths_of_batches_are_those_of_99_in_100(
+    causal: bool, found: tuple[int, int]
+) -> None:
+    look = pytest.importorskip("workbench.finetune.model.look")
+
+    class Rows:
+        """An encoder: the rows are given as their lengths."""
+
+        def __init__(self) -> None:
+            self.causal = causal
+
+        def rows(self, sizes: list[tuple[int, int]]) -> list[dict[str, list[int]]]:
+            return [{"input_ids": [0] * read, "labels": [0] * learned} for read, learned in sizes]
+
+    few = [(500, 100)] * 5
+    for job in (FineTune(), FineTune(train_sampling_strategy="random")):
+        assert look._batch_lengths(job, Rows(), [(12, 6)] * 8000 + few) == found
+    # Five long rows of eighty stand in more than one in a hundred batches.
+    long = look._batch_lengths(FineTune(), Rows(), [(12, 6)] * 80 + few)
+    assert sum(long) == (500 if causal else 600)
+
+
+def test_a_plan_takes_the_lengths_of_a_preview_and_refuses_one_without() -> None:
+    seen = RowPreview(
+        job=FineTune(), rows=[], lengths=[], train_rows=1, eval_rows=0, duplicates=0, overlap=0
+    )
+    assert tokens_of(replace(seen, batch_lengths=(30, 9))) == (30, 9)
+    assert tokens_of((4, 5)) == (4, 5) and tokens_of(None) is None
+    with pytest.raises(ConfigError, match="no lengths of batches"):
+        tokens_of(seen)

@@ -306,6 +306,9 @@ def _apart(table: PlanTable, speed_up: float) -> str:
 def _what(table: PlanTable) -> str:
     job = table.job
     source, target = table.lengths
+    allowed = ""
+    if table.longest != table.lengths:
+        allowed = f" (the job allows {table.longest[0]} + {table.longest[1]})"
     what = [str(job.number_format), job.optimizer]
     if job.peft != "none":
         what.append(job.peft)
@@ -321,7 +324,7 @@ def _what(table: PlanTable) -> str:
     return (
         f"Predicted for {table.model} ({scaled(table.parameters)} parameters, "
         f"{scaled(table.trained)} trained) on {counted(table.pods, 'pod')}; "
-        f"micro-batch {job.per_device_train_batch_size}, {source} + {target} tokens, "
+        f"micro-batch {job.per_device_train_batch_size}, {source} + {target} tokens{allowed}, "
         + ", ".join(what)
     )
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from workbench.base.errors import WorkbenchError
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import load as load_rows
@@ -19,9 +21,9 @@ from workbench.finetune.methods.registry import method_of
 from workbench.finetune.model.load import load
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.template import limit_time
-from workbench.finetune.options.choices import LossOn
+from workbench.finetune.options.choices import LossOn, Sampling
 from workbench.finetune.options.prompts import wording
-from workbench.finetune.recipe.order import IGNORED
+from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler
 from workbench.jobs.registry import job_from_dict
 
 # Tokens; more than any row has.
@@ -53,7 +55,34 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     shown = []
     for example in chosen[: request["shown"]]:
         shown.append(_shown(method_of(job.method), as_learned, example))
-    return {"lengths": lengths, "shown": shown}
+    batches = None
+    if not (method_of(job.method).uses_trl or job.packing):
+        batches = _batch_lengths(job, as_learned, chosen)
+    return {"lengths": lengths, "shown": shown, "batches": batches}
+
+
+def _batch_lengths(job: FineTune, encoder: Encoder, examples: Sequence[Example]) -> tuple[int, int]:
+    """Return the tokens of source and target that 99 of 100 padded micro-batches stay within."""
+    rows = encoder.rows(examples)
+    lengths = torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in rows])
+    groups = job.train_sampling_strategy == Sampling.GROUP_BY_LENGTH
+    batches = GlobalBatchSampler(
+        rows=len(rows),
+        micro_batch=job.per_device_train_batch_size,
+        accumulation=job.gradient_accumulation_steps,
+        rank=0,
+        world_size=1,
+        seed=job.seed,
+        lengths=lengths if groups else None,
+    )
+    padded = torch.stack([lengths[batch].amax(0) for batch in batches])
+    # The next measured value, not one between two.
+    read, learned = padded.double().quantile(0.99, dim=0, interpolation="higher").int().tolist()
+    if not encoder.causal:
+        return read, learned
+    # The rows of a causal model contain their answers.
+    answer = min(read, job.max_target_length)
+    return read - answer, answer
 
 
 def _lengths(example: Example, whole: Encoder, cut: Encoder) -> list[int]:

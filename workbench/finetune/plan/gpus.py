@@ -12,7 +12,8 @@ from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.options.choices import Precision
-from workbench.finetune.plan.plan import as_planned, row_of, traced
+from workbench.finetune.plan.plan import as_planned, row_of, tokens_of, traced
+from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.setting import arithmetic_of, setting_of
 from workbench.finetune.plan.table import Fit, PlanRow
 from workbench.finetune.techniques.registry import by_preference, technique_of
@@ -87,7 +88,7 @@ def gpus_for(
     memory_gib: float | None = None,
     techniques: Sequence[str] | None = None,
     kinds: Mapping[str, tuple[float, bool]] = KINDS,
-    lengths: tuple[int, int] | None = None,
+    lengths: tuple[int, int] | RowPreview | None = None,
 ) -> GpuTable:
     """Find the least number of GPUs of every kind for a job, with a tenth of the memory to spare.
 
@@ -100,7 +101,8 @@ def gpus_for(
         techniques: Techniques to try. Default: all; with much pod memory `zero3-offload` takes
             the fewest GPUs.
         kinds: GiB per GPU and bf16 support, by name. Default: `KINDS`, common GPUs.
-        lengths: Tokens of a row's source and target. Default: the longest allowed by the job.
+        lengths: Tokens of a row's source and target, or `preview(job)` for the tokens that 99 of
+            100 micro-batches stay within. Default: the longest allowed by the job.
 
     Raises:
         ConfigError: The model's shape is unknown on this machine, or a number is not allowed.
@@ -121,7 +123,9 @@ def gpus_for(
         for technique in names:
             with suppress(ConfigError):  # this technique does not support the job
                 planned.append(as_planned(each, technique))
-    trace = traced(job, [arithmetic_of(each) for each in planned], gpus=1, lengths=lengths)
+    trace = traced(
+        job, [arithmetic_of(each) for each in planned], gpus=1, lengths=tokens_of(lengths)
+    )
     rows = []
     for kind, (memory, bf16) in kinds.items():
         row = GpuRow(kind=kind, memory_gib=memory, precision=str(jobs[bf16].precision))

@@ -13,6 +13,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of
 from workbench.finetune.plan.memory import host_of, need_of
+from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.setting import request_of, setting_of
 from workbench.finetune.plan.table import GIB, Fit, Pace, PlanRow, PlanTable
 from workbench.finetune.plan.tracing import Request, cached_trace, trace_step
@@ -47,7 +48,7 @@ def plan(  # noqa: PLR0913
     gpu_memory_gib: float | None = None,
     memory_gib: float | None = None,
     techniques: Sequence[str] | None = None,
-    lengths: tuple[int, int] | None = None,
+    lengths: tuple[int, int] | RowPreview | None = None,
     paces: Mapping[str, Pace] | None = None,
     exchange: Exchange | None = None,
     price_per_pod_hour: float | None = None,
@@ -63,7 +64,8 @@ def plan(  # noqa: PLR0913
         memory_gib: Memory per pod in GiB. None leaves pod memory out of the verdict with GPUs; on
             CPUs there is no verdict then.
         techniques: Techniques to show. Default: all.
-        lengths: Tokens of a row's source and target. Default: the longest allowed by the job.
+        lengths: Tokens of a row's source and target, or `preview(job)` for the tokens that 99 of
+            100 micro-batches stay within. Default: the longest allowed by the job.
         paces: Timed steps of this job on a single pod by technique, `single` at least, as in
             `cluster.plan(job).paces`. Default None: no speeds are predicted.
         exchange: The doctor's measurement between the pods, as `cluster.doctor().exchange`.
@@ -86,10 +88,11 @@ def plan(  # noqa: PLR0913
     if nodes is not None and nodes.pod.gpus and gpu_memory_gib is None:
         gpu_memory_gib = nodes.gpu_memory_gib
     gpus = gpus if gpu_memory_gib else 0
+    tokens = tokens_of(lengths)
     job = choose(job, gpus=gpus)
     settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus)
     arithmetic = [setting.arithmetic for setting in settings.values()]
-    trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=lengths)
+    trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=tokens)
     limits = (gpu_memory_gib, memory_gib)
     micro = job.per_device_train_batch_size
     rows = []
@@ -115,7 +118,7 @@ def plan(  # noqa: PLR0913
         gpu_memory_gib=gpu_memory_gib,
         memory_gib=memory_gib,
         job=job,
-        lengths=lengths or (job.max_source_length, job.max_target_length),
+        lengths=tokens or (job.max_source_length, job.max_target_length),
         rows=_marked(rows),
         paces=paces or {},
         exchange=exchange,
@@ -211,6 +214,22 @@ def traced(
     config = model_config(job.model, job.model_revision)
     request = request_of(job, config, arithmetic, gpus=gpus, lengths=lengths)
     return trace_step(request)
+
+
+def tokens_of(lengths: tuple[int, int] | RowPreview | None) -> tuple[int, int] | None:
+    """Return the tokens of source and target to plan with. None: the job's own limits.
+
+    Raises:
+        ConfigError: The preview knows no lengths of batches.
+    """
+    if not isinstance(lengths, RowPreview):
+        return lengths
+    if lengths.batch_lengths is None:
+        raise ConfigError(
+            "this preview has no lengths of batches, because the job packs its rows or trains "
+            "with TRL. Leave lengths out, or give two numbers: lengths=(source, target)"
+        )
+    return lengths.batch_lengths
 
 
 def fit_of(*needs: tuple[float | None, float | None]) -> Fit:

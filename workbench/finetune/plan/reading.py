@@ -62,6 +62,12 @@ class RowPreview(Shown):
     """Rows whose answer is empty."""
     remarks: Mapping[str, int] = field(default_factory=dict)
     """Numbers of rows by what is odd about the rows."""
+    batch_lengths: tuple[int, int] | None = None
+    """Tokens of source and target that 99 of 100 micro-batches stay within, by the job's sampler.
+
+    `plan(job, lengths=preview(job))` plans with these numbers. None: unknown, with packing or with
+    a trainer of TRL.
+    """
     is_all: bool = True
     """Whether all rows were counted. Only the first rows of a hub dataset are counted."""
 
@@ -125,8 +131,16 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         not_read=written.not_read,
         empty_answers=written.empty_answers,
         remarks=written.remarks,
+        batch_lengths=_pair(answer["batches"]),
         is_all=not isinstance(dataset, Hub),
     )
+
+
+def _pair(lengths: Sequence[int] | None) -> tuple[int, int] | None:
+    if lengths is None:
+        return None
+    source, target = lengths
+    return int(source), int(target)
 
 
 def _digests(path: Path) -> Iterator[bytes]:

@@ -126,6 +126,11 @@ class PlanTable(Shown):
     """Whether Kubernetes could schedule the pods, or more pods, now. Empty: not checked."""
 
     @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of source and target that the job allows."""
+        return self.job.max_source_length, self.job.max_target_length
+
+    @property
     def pays_from(self) -> int | None:
         """Least accumulation at which several pods are faster than a single pod, or None."""
         return next((k for k, speed_up in self.speed_ups.items() if speed_up > 1), None)

@@ -225,8 +225,10 @@ def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
     at_work = max(trace.largest_layer.all, trace.rest.largest)
     small, _ = trace.no_larger_than(setting.persist)
     gathered = max(gathered, kept, at_work, small)
-    # What is gathered ahead arrives in a buffer, from which the weights are copied. A single rank
-    # needs no buffer since DeepSpeed 0.9.2; the sum is then too large by the buffer.
+    # What is gathered ahead arrives in a buffer, from which the weights are copied. The forward
+    # pass gathers the output layer so. A single rank needs no buffer since DeepSpeed 0.9.2; the
+    # sum is then too large by the buffer.
     if setting.prefetch:
-        gathered += min(ahead_of, max(setting.prefetch, trace.largest))
+        largest = 0 if moment.gradients else trace.largest
+        gathered += min(ahead_of, max(setting.prefetch, largest))
     return gathered
