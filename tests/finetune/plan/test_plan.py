@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.sentences import says, sentence
 from workbench import FineTune, gpus_for, plan
-from workbench.base.child import HELPER, child_environment
 from workbench.base.errors import ConfigError
 from workbench.cli import main
 from workbench.finetune.model.shapes import KNOWN, model_config
@@ -24,19 +21,6 @@ from workbench.finetune.plan.table import Fit, PlanRow, PlanTable
 from workbench.finetune.plan.tracing import Answer, Request, cached_trace
 from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, technique_of
 
-# Forks for all long tests: to import takes 3 s of CPU. The
-# others have processes of their own, as the planner has it.
-TRACER = """
-import gc, json, os, sys
-gc.disable()
-from workbench.finetune.plan.trace.trace import prepared_trace
-for line in sys.stdin:
-    if os.fork() == 0:
-        print(json.dumps(prepared_trace(json.loads(line))), flush=True)
-        os._exit(0)
-    if os.wait()[1]:
-        print("null", flush=True)
-"""
 WALK = {
     "per_device_train_batch_size": 32,
     "max_source_length": 96,
@@ -55,31 +39,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["XDG_CACHE_HOME"]
     else:
         os.environ["XDG_CACHE_HOME"] = before
-
-
-@pytest.fixture(scope="module")
-def tracer() -> Iterator[Callable[[Request], Answer]]:
-    pytest.importorskip("transformers")
-    env = child_environment(**HELPER)
-    argv = [sys.executable, "-P", "-W", "ignore", "-c", TRACER]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as process:
-        sent, answered = process.stdin, process.stdout
-        assert sent is not None and answered is not None
-
-        def ask(request: Request) -> Answer:
-            sent.write(json.dumps(request) + "\n")
-            sent.flush()
-            answer: Answer = json.loads(answered.readline())
-            return answer
-
-        yield ask
-
-
-@pytest.fixture
-def forked(tracer: Callable[[Request], Answer], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.finetune.plan.tracing._ask", tracer)
 
 
 @pytest.fixture(scope="module")
@@ -286,7 +245,9 @@ def test_the_least_gpus_of_every_kind_are_those_that_the_plan_says_fit() -> None
             plan(planned, pods=row.pods, gpus=row.gpus, **few).row(row.plan.technique).fit
             is Fit.FITS
         )  # type: ignore[arg-type]
-        less = plan(planned, pods=row.pods, gpus=row.gpus - 1, **few) if row.gpus > 1 else None  # type: ignore[arg-type]
+        # Several pods are full ones, so that the next smaller number is a pod less.
+        gpus, pods = (row.gpus, row.pods - 1) if row.pods > 1 else (row.gpus - 1, 1)
+        less = plan(planned, pods=pods, gpus=gpus, **few) if gpus else None  # type: ignore[arg-type]
         assert less is None or not {r.technique for r in less.rows if r.fit is Fit.FITS} - {
             "local-sgd"
         }

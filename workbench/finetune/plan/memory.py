@@ -15,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.finetune.techniques.registry import technique_of
-from workbench.finetune.techniques.sizes import CONTEXT_BYTES, Memory, Moment, Setting, Trace
+from workbench.finetune.techniques.sizes import (
+    BEGIN,
+    CONTEXT_BYTES,
+    Memory,
+    Moment,
+    Setting,
+    Trace,
+)
 
 # Memory of a process that has imported torch, transformers and DeepSpeed: assumed, not counted,
 # like `CONTEXT_BYTES`. On CPUs forked ranks held 0.35 to 0.40 GiB, other ranks 0.44 to 0.49
@@ -46,10 +53,6 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
         pairs.append(_at(setting, trace, moment, sequences))
     pairs.append(technique_of(setting.technique).update(setting, trace))
     pairs.append(_entering(setting, trace))
-    if setting.cache_bytes:
-        # Answers are written before the forward pass, beside the weights.
-        device, host = technique_of(setting.technique).kept(setting, trace)
-        pairs.append((device.plus(Memory(activations=setting.cache_bytes)), host))
     reference = _reference(setting, trace)
     pairs = [(device.plus(reference), host) for device, host in pairs]
     # Without a GPU all parts share the pod's memory, so the peak is the highest sum.
@@ -106,10 +109,14 @@ def _entering(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
     """Return the memory at the start of a step, while its first weights are gathered."""
     technique = technique_of(setting.technique)
     device, host = technique.kept(setting, trace)
-    nothing = Moment(base=0.0, row=0.0, logits=0.0, logits_row=0.0, gradients=0.0)
-    gradients, _ = technique.backward(setting, trace, nothing)
-    gathered = technique.entering(setting, trace)
-    return device.plus(Memory(gradients=gradients, communication=gathered)), host
+    gradients, _ = technique.backward(setting, trace, BEGIN)
+    entering = Memory(
+        gradients=gradients,
+        communication=technique.entering(setting, trace),
+        # Answers are written before the forward pass.
+        activations=setting.cache_bytes,
+    )
+    return device.plus(entering), host
 
 
 def host_of(

@@ -192,7 +192,10 @@ class FSDP(Plain):
         if setting.offload:
             return 0.0, gathered
         whole, _ = super().backward(setting, trace, moment)
-        return whole / setting.shards, gathered
+        # The parts of the rest's gradients replace the whole gradients, which `gathered` counts.
+        if not setting.accumulates:
+            whole -= FP32 * min(moment.gradients, trace.rest.trained)
+        return max(0.0, whole) / setting.shards, gathered
 
     def entering(self, setting: Setting, trace: Trace) -> float:
         """Return the bytes of the embeddings and the output layer, gathered as the first group.
@@ -244,6 +247,15 @@ def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
     layers = len(trace.layers) if setting.gathers_all else 1 + max(1, setting.prefetch)
     every_layer = sum(_whole(setting, each) for each in trace.layers)
     gathered = min(layers * _whole(setting, layer), every_layer) + _whole(setting, trace.rest)
-    if moment.gradients:
-        gathered += (FP32 + setting.compute_bytes) * layer.trained
-    return gathered
+    if not moment.gradients:
+        return gathered
+    gathered += (FP32 + setting.compute_bytes) * layer.trained
+    # Gradients of the rest stay whole until the end of the backward pass: that of the output layer
+    # from the begin on.
+    size = setting.compute_bytes
+    gathered += size * min(moment.gradients, trace.rest.largest, trace.rest.trained)
+    if moment.gradients < trace.trained:
+        return gathered
+    # Then they are copied into one buffer, beside the weights (`foreach_reduce`).
+    reduced = (size + setting.reduce_bytes) * trace.rest.trained
+    return max(gathered, _whole(setting, trace.rest) + reduced)

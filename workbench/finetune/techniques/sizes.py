@@ -90,6 +90,10 @@ class Moment(NamedTuple):
         return max(0.0, self.logits + at_once * self.logits_row)
 
 
+BEGIN = Moment(base=0.0, row=0.0, logits=0.0, logits_row=0.0, gradients=0.0)
+"""Begin of a step, before any activation."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameters:
     """Elements of a group of parameters: a transformer layer's, or those outside of all layers."""

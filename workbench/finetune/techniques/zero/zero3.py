@@ -10,6 +10,7 @@ from workbench.base.json_values import part
 from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import (
+    BEGIN,
     FP32,
     Exchanges,
     Memory,
@@ -143,6 +144,9 @@ class Zero3(Zero):
         # A full bucket is copied, split and reduced to parts.
         reduced = bucket if arrived >= bucket else 0
         return 0.0, setting.weight_bytes * (_gathered(setting, trace, moment) + 3 * reduced)
+
+    def entering(self, setting: Setting, trace: Trace) -> float:
+        return setting.weight_bytes * _gathered(setting, trace, BEGIN)
 
     def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         """Return the memory of a rank during the update of a sub-group of its part."""

@@ -1,0 +1,98 @@
+"""The plan against what people published of their runs (`published.py`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.finetune.plan.published import ALLOCATED, PUBLISHED, SHAPES, Published
+from workbench import FineTune
+from workbench.finetune.deepspeed.defaults import choose
+from workbench.finetune.model.shapes import model_config
+from workbench.finetune.plan.plan import row_of, traced
+from workbench.finetune.plan.setting import setting_of
+from workbench.finetune.plan.table import GIB, Fit, PlanRow
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("forked", "cache")]
+
+PLAIN = (-0.15, 0.15)
+OFFLOAD = (-0.10, 0.25)
+"""Smallest and largest share that a plan may be off: an offload may not be planned too low."""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def planned(published: Published, folder: Path) -> PlanRow:
+    """Return the plan's row of a published run, with what the run did and `FineTune` does not."""
+    options = dict(published.job)
+    name = str(options["model"])
+    if name in SHAPES:
+        (folder / "config.json").write_text(json.dumps({"dtype": "float32", **SHAPES[name]}))
+        options["model"] = str(folder)
+    job = choose(FineTune(**options), gpus=published.gpus)  # type: ignore[arg-type]
+    config = model_config(job.model)
+    setting = setting_of(job, pods=published.pods, gpus=published.gpus, model=config)
+    if not published.pieces:
+        setting = replace(setting, in_pieces=False)
+    if published.answers is not None:
+        beams, tokens = published.answers
+        width = int(str(config["num_heads"])) * int(str(config["d_kv"]))
+        keys = 2 * int(str(config["num_layers"])) * width * (job.max_source_length + tokens)
+        cached = 4.0 * keys * job.per_device_train_batch_size * beams
+        setting = replace(setting, cache_bytes=cached)
+    trace = traced(job, [setting.arithmetic], gpus=published.gpus, lengths=None)
+    limits = (published.limit_gib, None)
+    return row_of(setting, trace, job.per_device_train_batch_size, limits, searches=False)
+
+
+def named(field: str) -> list[str]:
+    """Return the rows with a figure that has to be within the bounds."""
+    return [
+        name
+        for name, row in PUBLISHED.items()
+        if getattr(row, {"gpu": "gib", "host": "host_gib", "fits": "limit_gib"}[field]) is not None
+        and field not in row.apart
+    ]
+
+
+def gpu_off(published: Published, row: PlanRow) -> float:
+    assert row.gpu is not None and published.gib is not None
+    counted = row.gpu.tensors if published.counts == ALLOCATED else row.gpu.total
+    print(f"planned {counted / GIB:.1f} GiB, published {published.gib:.1f}")
+    return counted / GIB / published.gib - 1
+
+
+def host_off(published: Published, row: PlanRow) -> float:
+    """Compare a process on the host, with the runtime's own memory as the source has it."""
+    assert row.host is not None and published.host_gib is not None
+    counted = row.host.tensors / GIB + published.process_gib
+    print(f"planned {counted:.1f} GiB, published {published.host_gib:.1f}")
+    return counted / published.host_gib - 1
+
+
+@pytest.mark.parametrize("name", named("gpu"))
+def test_a_gpu_is_planned_as_it_was_published(name: str, tmp_path: Path) -> None:
+    published = PUBLISHED[name]
+    low, high = OFFLOAD if published.offloads else PLAIN
+    assert low <= gpu_off(published, planned(published, tmp_path)) <= high
+
+
+@pytest.mark.parametrize("name", named("host"))
+def test_the_host_of_an_offload_is_planned_as_it_was_published(name: str, tmp_path: Path) -> None:
+    published = PUBLISHED[name]
+    low, high = OFFLOAD
+    assert low <= host_off(published, planned(published, tmp_path)) <= high
+
+
+@pytest.mark.parametrize("name", named("fits"))
+def test_what_ran_fits_and_what_ended_without_memory_does_not(name: str, tmp_path: Path) -> None:
+    published = PUBLISHED[name]
+    assert (planned(published, tmp_path).fit is not Fit.NOT) == published.fits
