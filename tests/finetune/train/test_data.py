@@ -357,3 +357,31 @@ def test_a_late_refusal_says_that_the_look_at_the_hub_was_given_up(
     assert "given up" not in refusal("")
     late = "not checked at submit, because the look at the hub was given up: it took more than 30 s"
     assert late in refusal("it took more than 30 s")
+
+
+def test_the_lengths_of_all_rows_are_added_up_once_an_epoch() -> None:
+    class Lengths:
+        """Lengths that count how often all of them are added up."""
+
+        def __init__(self, of_rows: torch.Tensor) -> None:
+            self.of_rows = of_rows
+            self.sums = 0
+
+        def __getitem__(self, rows: Any) -> torch.Tensor:
+            return self.of_rows[rows]
+
+        def sum(self, dim: int) -> torch.Tensor:
+            self.sums += 1
+            return self.of_rows.sum(dim)
+
+    lengths = Lengths(torch.randint(1, 50, (5000, 2)))
+    # A step of 16 rows mixes lengths, in 40 blocks of eight steps.
+    (sampler,) = samplers_of(
+        micro_batch=16,
+        accumulation=1,
+        world_size=1,
+        rows=5000,
+        lengths=cast(torch.Tensor, lengths),
+    )
+    assert sampler.mixes and len([*sampler]) == 313
+    assert lengths.sums == 1

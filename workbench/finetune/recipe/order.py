@@ -99,8 +99,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
         The longest rows would lengthen the other steps.
         """
         size = _STEPS * self.global_batch
+        totals = lengths.sum(1)
         for first in range(0, len(order), size):
-            rows = _sorted(order[first : first + size], lengths.sum(1))
+            rows = _sorted(order[first : first + size], totals)
             rest = rows[: -self.global_batch]
             longest = rows[-self.global_batch :]
             rest = rest[torch.randperm(len(rest), generator=generator)]

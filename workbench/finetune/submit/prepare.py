@@ -8,11 +8,9 @@ from functools import lru_cache
 
 from workbench.base.files import gate, is_folder, user_path
 from workbench.finetune.data.sources.dataset import dataset_from
-from workbench.finetune.data.sources.dataset import prepare as prepare_rows
 from workbench.finetune.data.sources.files import RowFiles
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.not_done import own_keys
-from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune, moved_metric
 from workbench.finetune.job.refusals import check_at_submit
@@ -20,6 +18,7 @@ from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.models import check_model, model_family
 from workbench.finetune.options.tensor import check_pod
+from workbench.finetune.submit import earlier_rows
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.finetune.submit.metric_inputs import metric_inputs, reward_inputs
 from workbench.finetune.submit.origin import origin
@@ -72,9 +71,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
     method.refuse_ranks(job, run.ranks)
     check_pod(job, max(1, run.gpus))
     deepspeed = resolve(job, gpus=run.gpus, world_size=run.ranks)
-    with checked_rows(job) as refusal:
-        dataset = dataset_from(job.dataset)
-        data = prepare_rows(dataset, paths.inputs, refusal=refusal, reader=method.rows)
+    data = earlier_rows.checked(job, paths.inputs)
     try_rewards(asked.rewards, data.train)
     chosen = []
     for name in _LEFT_OPEN:

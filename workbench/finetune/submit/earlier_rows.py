@@ -1,0 +1,190 @@
+"""Reuse the checked rows of an earlier run of this process if nothing behind the rows changed.
+
+The check of a million rows takes 15 s of CPU. A copy of their files takes a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from workbench.base.files import gate, is_folder, user_path
+from workbench.finetune.data.sources.dataset import Prepared, dataset_from
+from workbench.finetune.data.sources.dataset import prepare as prepare_rows
+from workbench.finetune.data.sources.files import RowFiles
+from workbench.finetune.job.checked_rows import checked_rows
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.registry import method_of
+from workbench.rundir.stores.address import is_address
+
+# Options that the check of a row does not read. Any other change makes the rows be checked again.
+_UNREAD = {
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "attn_implementation",
+    "checkpoints",
+    "communication",
+    "ddp_timeout",
+    "deepspeed",
+    "device_map",
+    "early_stopping_patience",
+    "early_stopping_threshold",
+    "env",
+    "epochs",
+    "eval_steps",
+    "fsdp",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "label_smoothing_factor",
+    "launcher",
+    "learning_rate",
+    "local_sgd",
+    "logging_steps",
+    "lora",
+    "lr_scheduler_type",
+    "max_grad_norm",
+    "max_memory",
+    "max_steps",
+    "optimizer",
+    "peft",
+    "per_device_eval_batch_size",
+    "per_device_train_batch_size",
+    "precision",
+    "profile_step",
+    "report_to",
+    "restarts",
+    "resume",
+    "save_steps",
+    "save_total_limit",
+    "stall_timeout_s",
+    "technique",
+    "torch_compile",
+    "trace_steps",
+    "train_sampling_strategy",
+    "warmup_ratio",
+    "warmup_steps",
+    "weight_decay",
+}
+_MOST = 4  # datasets
+_FILES = ("train", "eval", "tables")
+
+_State = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Earlier:
+    made: Prepared
+    states: Mapping[str, _State]
+    """State of each written file, by name in `_FILES`."""
+
+
+_EARLIER: OrderedDict[str, _Earlier] = OrderedDict()
+
+
+def checked(job: FineTune, folder: Path) -> Prepared:
+    """Write the rows of a job to a folder, after a check of every row.
+
+    Raises:
+        ConfigError: A row is refused.
+    """
+    key = _key(job)
+    if key is not None:
+        copied = _copied(key, folder)
+        if copied is not None:
+            return copied
+    with checked_rows(job) as refusal:
+        made = prepare_rows(
+            dataset_from(job.dataset),
+            folder,
+            refusal=refusal,
+            reader=method_of(job.method).rows,
+        )
+    # A file that was written to while it was read must be read again.
+    if key is not None and key == _key(job):
+        _remember(key, made)
+    return made
+
+
+def _key(job: FineTune) -> str | None:
+    """Return all that the rows depend on. None: it cannot be told from files of this machine."""
+    dataset = dataset_from(job.dataset)
+    if not isinstance(dataset, RowFiles):
+        return None
+    if any(is_address(path) for option in _FILES for path in dataset.given(option)):
+        return None
+    options = {name: value for name, value in job.to_dict().items() if name not in _UNREAD}
+    files = [path for option in _FILES for path in dataset.paths(option)]
+    model = user_path(job.model)
+    if is_folder(model):
+        # The folder has the chat template.
+        files += sorted(path for path in model.iterdir() if path.is_file())
+    # A saved dataset is a folder.
+    if not all(path.is_file() for path in files):
+        return None
+    seen = [(str(path.absolute()), _state(path.stat())) for path in files]
+    return json.dumps([options, dataset.model_dump(), seen], sort_keys=True, default=str)
+
+
+def _state(status: os.stat_result) -> _State:
+    """Return numbers that change with the content of a file."""
+    return (
+        status.st_dev,
+        status.st_ino,
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ctime_ns,
+    )
+
+
+def _remember(key: str, made: Prepared) -> None:
+    states: dict[str, _State] = {}
+    with suppress(OSError):
+        for name, path in _written(made):
+            with gate.open_record(path) as file:
+                states[name] = _state(os.fstat(file.fileno()))
+        _EARLIER[key] = _Earlier(made=made, states=states)
+    while len(_EARLIER) > _MOST:
+        _EARLIER.popitem(last=False)
+
+
+def _written(made: Prepared) -> Sequence[tuple[str, Path]]:
+    paths = ((name, getattr(made, name)) for name in _FILES)
+    return [(name, path) for name, path in paths if path is not None]
+
+
+def _copied(key: str, folder: Path) -> Prepared | None:
+    """Copy the files of an earlier run. None: there are none, or one was changed since."""
+    earlier = _EARLIER.get(key)
+    if earlier is None:
+        return None
+    files: dict[str, BinaryIO] = {}
+    try:
+        for name, path in _written(earlier.made):
+            files[name] = gate.open_record(path)
+            if _state(os.fstat(files[name].fileno())) != earlier.states[name]:
+                return None
+        gate.make_folders(folder, folder.parent)
+        made = {}
+        for name, source in files.items():
+            made[name] = folder / f"{name}.jsonl"
+            with gate.open_anew(made[name], folder) as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+    except FileNotFoundError:  # the earlier run was removed
+        return None
+    finally:
+        for file in files.values():
+            file.close()
+    return replace(
+        earlier.made,
+        train=made.get("train"),
+        eval=made.get("eval"),
+        tables=made.get("tables"),
+    )
