@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
@@ -12,10 +12,18 @@ from workbench.base.redact import mask_secrets
 from workbench.finetune.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
 from workbench.finetune.deepspeed.kinds import check_kinds
 from workbench.finetune.deepspeed.not_done import check_done
-from workbench.finetune.options.choices import Communication, Optimizer, Precision, Schedule
+from workbench.finetune.options.choices import (
+    Communication,
+    MuonRate,
+    Optimizer,
+    Precision,
+    Schedule,
+)
 from workbench.finetune.options.models import Family, model_family
+from workbench.finetune.options.optimizers import LionOptions, MuonOptions
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.techniques.zero.zero import is_offloaded
 
 SCHEDULES = {
     "WarmupLR": Schedule.CONSTANT_WITH_WARMUP,
@@ -36,7 +44,19 @@ FIELDS: Mapping[str, str] = {
     "flops_profiler.profile_step": "profile_step",
 }
 """Job options by key of the configuration. The profiler's key counts only if enabled."""
-_KINDS_OF_OPTIMIZER = ("adamw", "adam", "sgd")
+_KINDS_OF_OPTIMIZER: Mapping[Optimizer, Sequence[str]] = {
+    Optimizer.ADAMW: ("adamw", "adam"),
+    Optimizer.SGD: ("sgd",),
+    Optimizer.LION: ("lion",),
+    Optimizer.MUON: ("muon",),
+}
+# Keys of `optimizer.params` with an effect on the package's own optimizers.
+_PARAMS: Mapping[Optimizer, Sequence[str]] = {
+    Optimizer.LION: ("lr", "betas", "weight_decay"),
+    Optimizer.MUON: ("lr", "muon_lr", "adam_lr", "momentum", "betas", "eps", "weight_decay"),
+}
+# Keys of `zero_optimization` that move the matrices of a rank's part.
+_MOVES_MATRICES = ("round_robin_gradients", "parameter_alignment")
 _QUANTIZED = (
     "zero_quantized_weights",
     "zero_quantized_nontrainable_weights",
@@ -68,6 +88,7 @@ def check(
         _check_no_gpus(config, source)
     _check_precision(config, job, source)
     _check_optimizer(config, job, source)
+    _check_muon(config, job, source)
     _check_scheduler(config, job, source)
     _check_equal(config, job, source, world_size)
 
@@ -175,16 +196,14 @@ def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source:
         raise ConfigError(
             f"{source}: optimizer.type {block['type']!r} was removed from DeepSpeed: use 'AdamW'"
         )
-    fitting = {Optimizer.ADAMW: ("adamw", "adam"), Optimizer.SGD: ("sgd",)}.get(
-        Optimizer(job.optimizer), ()
-    )
-    if kind not in _KINDS_OF_OPTIMIZER:
+    known = [name for names in _KINDS_OF_OPTIMIZER.values() for name in names]
+    if kind not in known:
         raise ConfigError(
             f"{source}: optimizer.type is {block.get('type')!r}, which FineTune "
-            "does not have; write 'AdamW' or 'SGD', remove the block and choose "
+            "does not have; write 'AdamW', 'SGD', 'Lion' or 'Muon', remove the block and choose "
             f"one of {', '.join(Optimizer)} as the job's optimizer, or use a Script"
         )
-    if kind not in fitting:
+    if kind not in _KINDS_OF_OPTIMIZER.get(Optimizer(job.optimizer), ()):
         raise ConfigError(
             f"{source}: optimizer.type is {block.get('type')!r}, and the "
             f"job's optimizer is '{job.optimizer}'; change one of them"
@@ -193,6 +212,57 @@ def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source:
         raise ConfigError(
             f"{source}: optimizer.params.adam_w_mode is false, and the job's optimizer is 'adamw'"
         )
+    for key in part(block, "params"):
+        if key not in _PARAMS.get(Optimizer(job.optimizer), (key,)):
+            raise ConfigError(
+                f"{source}: optimizer.params.{key} has no effect on optimizer '{job.optimizer}', "
+                "which torch computes and not DeepSpeed; remove it"
+            )
+
+
+def _check_muon(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
+    """Raise ConfigError for keys that keep a rank from updating whole matrices."""
+    if job.optimizer != Optimizer.MUON:
+        return
+    zero = part(config, "zero_optimization")
+    for key in _MOVES_MATRICES:
+        if zero.get(key) is True:
+            raise ConfigError(
+                f"{source}: zero_optimization.{key} changes the place of matrices, and optimizer "
+                "'muon' needs the matrices in order; remove it"
+            )
+    if is_offloaded(zero, "offload_optimizer"):
+        raise ConfigError(
+            f"{source}: zero_optimization.offload_optimizer is set, and optimizer 'muon' updates "
+            "matrices on the device of the model; remove it, or use optimizer 'adamw' or 'lion'"
+        )
+
+
+def own_options(config: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Return a JSON's values of the package's own optimizers: for `lion` and for `muon`.
+
+    Example:
+        >>> own_options({"optimizer": {"type": "Muon", "params": {"lr": 0.02}}})["muon"]
+        {'adjust_lr_fn': 'original'}
+    """
+    lion: dict[str, object] = {}
+    betas = value_at(config, "optimizer.params.betas")
+    if isinstance(betas, list) and len(betas) == 2:
+        lion = {"beta1": betas[0], "beta2": betas[1]}
+    muon: dict[str, object] = {}
+    rates = ("optimizer.params.lr", "optimizer.params.muon_lr")
+    if any(value_at(config, key) is not None for key in rates):
+        # A rate for DeepSpeed's Muon needs DeepSpeed's scale.
+        muon["adjust_lr_fn"] = MuonRate.ORIGINAL.value
+    momentum = value_at(config, "optimizer.params.momentum")
+    if momentum not in (None, "auto"):
+        muon["momentum"] = momentum
+    rate = value_at(config, "optimizer.params.adam_lr")
+    if rate is None and value_at(config, "optimizer.params.muon_lr") is not None:
+        rate = value_at(config, "optimizer.params.lr")
+    if rate not in (None, "auto"):
+        muon["adam_learning_rate"] = rate
+    return {Optimizer.LION.value: lion, Optimizer.MUON.value: muon}
 
 
 def _check_scheduler(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
@@ -204,6 +274,25 @@ def _check_scheduler(config: Mapping[str, object], job: FineTuneOptions, source:
         )
 
 
+def _muon_values(
+    config: Mapping[str, object], job: FineTuneOptions
+) -> dict[str, tuple[str, object]]:
+    """Return the names and values of a job's options, by the keys of DeepSpeed's Muon."""
+    options = MuonOptions.from_dict(job.optimizer_options)
+    of_adam = options.adam_learning_rate or job.learning_rate
+    values: dict[str, tuple[str, object]] = {
+        "optimizer.params.muon_lr": ("learning_rate", job.learning_rate),
+        "optimizer.params.adam_lr": ("adam_learning_rate", of_adam),
+        "optimizer.params.momentum": ("momentum", options.momentum),
+    }
+    # DeepSpeed uses `lr` where a rate of its own is missing.
+    if value_at(config, "optimizer.params.muon_lr") is not None:
+        values["optimizer.params.lr"] = ("adam_learning_rate", of_adam)
+        if value_at(config, "optimizer.params.adam_lr") is not None:
+            values["optimizer.params.lr"] = ("", value_at(config, "optimizer.params.lr"))
+    return values
+
+
 def _check_equal(
     config: Mapping[str, object],
     job: FineTuneOptions,
@@ -212,10 +301,14 @@ def _check_equal(
 ) -> None:
     """Raise ConfigError for keys that contradict the job's options."""
     wanted = {key: (name, getattr(job, name)) for key, name in FIELDS.items()}
-    wanted["optimizer.params.betas"] = (
-        "adam_beta1 and adam_beta2",
-        [job.adam_beta1, job.adam_beta2],
-    )
+    betas = [job.adam_beta1, job.adam_beta2]
+    if job.optimizer == Optimizer.LION:
+        lion = LionOptions.from_dict(job.optimizer_options)
+        wanted["optimizer.params.betas"] = ("optimizer_options", [lion.beta1, lion.beta2])
+    else:
+        wanted["optimizer.params.betas"] = ("adam_beta1 and adam_beta2", betas)
+    if job.optimizer == Optimizer.MUON:
+        wanted |= _muon_values(config, job)
     if world_size is not None:
         name = f"per_device_train_batch_size x gradient_accumulation_steps x {world_size} ranks"
         # DeepSpeed counts the ranks, also if several share a row.

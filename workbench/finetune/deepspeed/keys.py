@@ -175,8 +175,9 @@ size: sequence_parallel_size
     text: type
     flag: legacy_fusion
 [optimizer.params]
-    flag: nesterov amsgrad bias_correction adam_w_mode torch_adam set_grad_none fp32_optimizer_states
-    positive,auto: lr eps
+    flag: nesterov amsgrad bias_correction adam_w_mode torch_adam set_grad_none fp32_optimizer_states per_head_muon
+    positive,auto: lr eps muon_lr adam_lr
+    gram/standard: ns_method
     number,auto: weight_decay momentum
     numbers,auto: betas
     number: dampening

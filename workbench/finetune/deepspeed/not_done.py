@@ -59,7 +59,7 @@ NOT_DONE: Mapping[str, str] = {
     "zero_optimization.load_from_fp32_weights": _OWN_CHECKPOINTS,
     "zero_optimization.pipeline_loading_checkpoint": _OWN_CHECKPOINTS,
     "zero_optimization.save_muon_momentum_buffer_in_memory": (
-        "Muon is not among the optimizers: remove the key"
+        "DeepSpeed uses it under stage 3, where 'muon' is refused: remove the key"
     ),
     "zero_optimization.zenflow": (
         "checkpoints and the audit do not know its optimizer: use a Script"

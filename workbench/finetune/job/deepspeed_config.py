@@ -82,6 +82,9 @@ def _fill_optimizer(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) 
     if job.optimizer != Optimizer.ADAMW:
         config["zero_allow_untested_optimizer"] = True
         config["zero_force_ds_cpu_optimizer"] = False
+        if Optimizer(job.optimizer).is_own:
+            # DeepSpeed would make its own optimizer, with another arithmetic.
+            config.pop("optimizer", None)
         return
     offloaded = is_offloaded(config["zero_optimization"], "offload_optimizer")
     if offloaded and "optimizer" not in config:

@@ -27,6 +27,7 @@ from workbench.finetune.options.models import (
     has_chat_template,
     model_family,
 )
+from workbench.finetune.options.optimizers import OPTIMIZER_OPTIONS
 from workbench.finetune.options.sequence import check_sequence, check_sequence_at_submit
 from workbench.finetune.options.tensor import check_tensor, check_tensor_at_submit
 from workbench.finetune.options.training import check_training
@@ -298,7 +299,22 @@ def _check_optimizer(job: FineTuneOptions) -> None:
     for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
         if getattr(job, name) != fields[name].default:
             adams.append(name)
-    if optimizer is Optimizer.SGD and adams:
+    if optimizer in (Optimizer.SGD, Optimizer.LION) and adams:
+        instead = " or use optimizer_options," if optimizer is Optimizer.LION else ""
         raise ConfigError(
-            f"{adams[0]} is AdamW's, and the optimizer is 'sgd'; drop {adams[0]}, or choose 'adamw'"
+            f"{adams[0]} is AdamW's, and the optimizer is '{optimizer}'; drop {adams[0]},"
+            f"{instead} or choose 'adamw'"
+        )
+    options = OPTIMIZER_OPTIONS.get(optimizer)
+    if options is not None:
+        options.from_dict(job.optimizer_options)
+    elif job.optimizer_options:
+        raise ConfigError(
+            f"optimizer_options are for {' and '.join(OPTIMIZER_OPTIONS)}, and the optimizer is "
+            f"'{optimizer}'; drop optimizer_options, or choose one of these optimizers"
+        )
+    if optimizer is Optimizer.MUON and job.peft != Peft.NONE:
+        raise ConfigError(
+            f"optimizer 'muon' orthogonalizes the update of a whole matrix, and peft '{job.peft}' "
+            "trains two factors of the update; use 'adamw' or 'lion', or peft 'none'"
         )

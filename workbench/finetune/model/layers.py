@@ -98,6 +98,24 @@ def named_layers(model: nn.Module, names: Sequence[str], option: str) -> list[nn
     return layers
 
 
+def hidden_matrices(model: Any) -> list[nn.Parameter]:
+    """Return the trained matrices of the hidden layers, each once.
+
+    Embeddings, the output layer, other heads, and tensors of more than two dimensions are none.
+    """
+    outer = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    output = model.get_output_embeddings()
+    if output is not None:
+        outer.append(output)
+    # A tied output layer has the weight of an embedding.
+    others = {id(weight) for module in outer for weight in module.parameters()}
+    return [
+        weight
+        for weight in model.base_model.parameters()
+        if weight.dim() == 2 and weight.requires_grad and id(weight) not in others
+    ]
+
+
 def balance_coefficient(model: Any, asked: float | None) -> float | None:
     """Return the weight of a mixture's load-balancing loss: the job's, or else the model's own.
 

@@ -115,9 +115,25 @@ class Schedule(StrEnum):
     WARMUP_STABLE_DECAY = "warmup_stable_decay"
 
 
+class MuonRate(StrEnum):
+    """Scale of Muon's learning rate for a matrix, by torch's names."""
+
+    MATCH_RMS_ADAMW = "match_rms_adamw"
+    """0.2 times the root of the longer side: updates as large as AdamW's."""
+    ORIGINAL = "original"
+    """Root of rows by columns, at least 1, as in DeepSpeed. Rates are around 0.02."""
+
+
 class Optimizer(StrEnum):
     ADAMW = "adamw"
     SGD = "sgd"
+    LION = "lion"
+    """One state per weight; see `LionOptions`."""
+    MUON = "muon"
+    """Orthogonalized updates of the hidden layers' matrices, AdamW for other weights.
+
+    See `MuonOptions`. Only under `single`, `ddp`, `zero1` and `zero2`, and without adapters.
+    """
     ADAMW_8BIT = "adamw-8bit"
     """AdamW with states in 8 bits (bitsandbytes)."""
     PAGED_ADAMW = "paged-adamw"
@@ -127,4 +143,9 @@ class Optimizer(StrEnum):
 
     @property
     def uses_bitsandbytes(self) -> bool:
-        return self not in (Optimizer.ADAMW, Optimizer.SGD)
+        return self in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW, Optimizer.PAGED_ADAMW_8BIT)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the package makes the optimizer, and not transformers or DeepSpeed."""
+        return self in (Optimizer.LION, Optimizer.MUON)

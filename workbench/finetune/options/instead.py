@@ -28,7 +28,7 @@ OTHERWISE = _by_name(
         ),
         "it serves answers, not training": "use_cache",
         "memory is measured anyway; see peak_memory_gib of the result": "skip_memory_metrics",
-        "none of the update rules of `optimizer` takes any": "optim_args",
+        "use optimizer_options": "optim_args",
         "pods train on their GPUs where they have some: PodSpec(gpus=…)": "use_cpu",
         "ranks are started by `launcher`": "local_rank",
         "rows are made into tokens before the first step and "
@@ -196,10 +196,10 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
         "kubeflow": "a handed-over TrainJob reports to Kubeflow by itself; leave it out",
     },
     "optimizer": {
+        "lion_32bit": "use 'lion'",
         **dict.fromkeys(
-            ("lion", "muon"),
-            "FineTune trains with AdamW or SGD; a Script with DeepSpeed's own optimizer can use "
-            "Lion or Muon, Muon under ZeRO 1 and 2 only",
+            ("lion_8bit", "paged_lion_32bit", "paged_lion_8bit"),
+            "use 'lion', whose one state per weight has 32 bits",
         ),
     },
     "attn_implementation": {

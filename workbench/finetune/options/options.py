@@ -192,7 +192,7 @@ class FineTuneOptions(Record):
     """Peak learning rate.
 
     Default None: 1e-3 for a built-in model. Pretrained models: 3e-4 for the T5 family, else 2e-4
-    with adapters and 2e-5 without.
+    with adapters and 2e-5 without. `lion` takes a fifth, because its updates are larger.
     """
     lr_scheduler_type: Annotated[str, Choice(Schedule)] = "linear"
     """One of `Schedule`: the course of the learning rate after the warm-up.
@@ -205,6 +205,8 @@ class FineTuneOptions(Record):
     """Warm-up as a share of all steps. Default None: 0.1, unless `warmup_steps` is set."""
     optimizer: Annotated[str, Choice(Optimizer)] = "adamw"
     """One of `Optimizer`."""
+    optimizer_options: Mapping[str, object] = Field(default_factory=dict)
+    """Options of `lion` and `muon`, see `LionOptions` and `MuonOptions`."""
     weight_decay: NotNegative = 0.0
     """Weight decay, decoupled from the gradient. Biases and norms do not decay."""
     adam_beta1: Share = 0.9

@@ -70,6 +70,9 @@ _SAME = (
 _OPTIM = {
     "adamw": "adamw_torch_fused",
     "sgd": "sgd",
+    # The run's own trainer makes the next two, and a recipe of them needs the project.
+    "lion": "lion_32bit",
+    "muon": "adamw_torch",
     "adamw-8bit": "adamw_bnb_8bit",
     "paged-adamw": "paged_adamw_32bit",
     "paged-adamw-8bit": "paged_adamw_8bit",

@@ -69,6 +69,7 @@ class FSDP(Plain):
     places_weights = True
     gathers_packed = True
     scales_on_cpus = True
+    no_muon = "shards them"
     preference = 40
     recipe = False
 

@@ -56,6 +56,7 @@ class LocalSGD(Plain):
     apart = True
     # Local SGD sends least, but its losses differ from the other techniques' losses.
     preference = 80
+    no_muon = "averages the weights of ranks that train apart, which is untested with Muon"
     timed_as = "single"
     same_losses = False
     recipe = False

@@ -77,6 +77,10 @@ class Technique(ABC):
     scales_on_cpus: ClassVar[bool] = False
     """Whether fp16 trains on CPUs as well."""
 
+    # Optimizers.
+    no_muon: ClassVar[str] = ""
+    """Why optimizer `muon` cannot train under the technique; empty if it can."""
+
     # Forecasts and advice.
     preference: ClassVar[int]
     """Position in `plan`'s order of choice among fitting techniques, the lowest first.
@@ -138,6 +142,11 @@ class Technique(ABC):
             raise ConfigError(
                 f"technique '{self.name}' runs without DeepSpeed: "
                 "drop `deepspeed`, or choose zero1, zero2 or zero3"
+            )
+        if job.optimizer == Optimizer.MUON and self.no_muon:
+            raise ConfigError(
+                f"optimizer 'muon' needs whole matrices, and technique '{self.name}' "
+                f"{self.no_muon}; use 'single', 'ddp', 'zero1' or 'zero2', or optimizer 'adamw'"
             )
         if job.device_map and not self.alone:
             raise ConfigError(

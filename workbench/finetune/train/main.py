@@ -38,6 +38,7 @@ from workbench.finetune.options.models import Family, ModelKind, model_kind
 from workbench.finetune.options.prompts import wording
 from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.train import optimizers
 from workbench.finetune.train.audit import PackingCheck, TechniqueCheck
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
@@ -230,6 +231,7 @@ def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
         technique=technique,
         points=technique.points(job),
         sends_bf16=job.communication == Communication.BF16,
+        make_optimizer=optimizers.maker(job),
         causal=encoder.causal,
         order=work.order,
     )

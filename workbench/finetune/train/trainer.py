@@ -100,6 +100,11 @@ class TrainerParts:
     """Hooks of the technique for the job."""
     sends_bf16: bool = False
     """Whether DDP sends gradients in bf16."""
+    make_optimizer: Callable[[Any, set[str]], Any] | None = None
+    """Make the optimizer from the model and the names of the decaying weights.
+
+    None: the library or DeepSpeed makes the optimizer.
+    """
     causal: bool = False
     """Whether labels are learned from the logits of the token before them."""
     order: int = ROW_ORDER
@@ -134,6 +139,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         """Number of neighbouring ranks with the same rows."""
         self.technique = parts.technique
         self._sends_bf16 = parts.sends_bf16
+        self._make_optimizer = parts.make_optimizer
         self.profiler: StepProfiler | None = None
         self.eval_losses: dict[int, float] = {}
         self.figures: dict[int, dict[str, float]] = {}
@@ -207,6 +213,9 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         return 1
 
     def create_optimizer(self, *args: Any) -> Any:
+        if self.optimizer is None and self._make_optimizer is not None:
+            decays = set(self.get_decay_parameter_names(self.model))
+            self.optimizer = self._make_optimizer(self.model, decays)
         return leave_norms_out_of_decay(self, super().create_optimizer(*args))
 
     def row_lengths(self) -> torch.Tensor:

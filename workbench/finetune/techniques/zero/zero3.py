@@ -44,6 +44,7 @@ class Zero3(Zero):
     places_weights = True
     reads_whole = True
     may_offload = 0
+    no_muon = "shards them"
     preference = 50
     leaner = "shards gradients and parameters too"
 
