@@ -318,8 +318,8 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
         ),
         (
             "zero1",
-            {"zero_optimization": ZERO1, "optimizer": {"type": "Lion"}},
-            "'Lion', which FineTune does not have",
+            {"zero_optimization": ZERO1, "optimizer": {"type": "Adagrad"}},
+            "'Adagrad', which FineTune does not have",
         ),
         (
             "zero1",
@@ -462,6 +462,81 @@ def test_an_optimizer_that_is_not_the_job_s_is_refused() -> None:
         match=sentence("finetune.check._check_optimizer.optimizer-type-jobs", "SGD", "adamw"),
     ):
         resolve(own(config, optimizer="adamw"), gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "params", "rate", "options"),
+    [
+        ("Lion", {}, 2e-4, {}),
+        ("lion", {"lr": 1e-4, "betas": [0.8, 0.95]}, 1e-4, {"beta1": 0.8, "beta2": 0.95}),
+        ("Muon", {}, 1e-3, {}),
+        ("Muon", {"lr": 0.02}, 0.02, {"adjust_lr_fn": "original"}),
+        (
+            "Muon",
+            {"muon_lr": 0.02, "lr": 1e-3, "momentum": 0.9},
+            0.02,
+            {"adjust_lr_fn": "original", "momentum": 0.9, "adam_learning_rate": 1e-3},
+        ),
+        (
+            "Muon",
+            {"lr": 0.02, "adam_lr": 1e-3},
+            0.02,
+            {"adjust_lr_fn": "original", "adam_learning_rate": 1e-3},
+        ),
+    ],
+)
+def test_lion_and_muon_of_a_json_are_the_job_s_and_not_deepspeed_s(
+    optimizer: str, params: object, rate: float, options: object
+) -> None:
+    config = {"zero_optimization": ZERO1, "optimizer": {"type": optimizer, "params": params}}
+    job = choose(FineTune(deepspeed=config), gpus=0)
+    assert (job.optimizer, job.learning_rate) == (optimizer.lower(), rate)
+    assert job.optimizer_options == options
+    again = FineTune.from_dict(job.to_dict())
+    for each in (FineTune(deepspeed=config), job, again):
+        resolved = resolve(each, gpus=0, world_size=2)
+        assert resolved is not None and "optimizer" not in resolved
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "params", "zero", "message"),
+    [
+        ("Muon", {"ns_method": "gram"}, ZERO1, "ns_method has no effect on optimizer 'muon'"),
+        ("Lion", {"eps": 1e-6}, ZERO1, "adam_epsilon is AdamW's, and the optimizer is 'lion'"),
+        ("Lion", {"torch_adam": True}, ZERO1, "torch_adam has no effect on optimizer 'lion'"),
+        (
+            "Muon",
+            {},
+            {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+            "remove it, or use optimizer 'adamw' or 'lion'",
+        ),
+        ("Muon", {}, {"stage": 1, "round_robin_gradients": True}, "matrices in order; remove it"),
+        ("Muon", {}, {"stage": 3}, "technique 'zero3' shards them; use 'single'"),
+    ],
+)
+def test_what_muon_and_lion_cannot_use_is_refused(
+    optimizer: str, params: object, zero: object, message: str
+) -> None:
+    config = {"zero_optimization": zero, "optimizer": {"type": optimizer, "params": params}}
+    with pytest.raises(ConfigError, match=message):
+        resolve(FineTune(deepspeed=config), gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"muon_lr": 0.02}, "optimizer.params.muon_lr is 0.02, and the job's learning_rate"),
+        ({"adam_lr": 0.02}, "optimizer.params.adam_lr is 0.02, and the job's adam_learning_rate"),
+        ({"momentum": 0.5}, "optimizer.params.momentum is 0.5, and the job's momentum is 0.95"),
+    ],
+)
+def test_a_json_that_contradicts_muon_s_options_is_refused(params: object, message: str) -> None:
+    config = {"zero_optimization": ZERO1, "optimizer": {"type": "Muon", "params": params}}
+    options = {"adjust_lr_fn": "original"}
+    with pytest.raises(ConfigError, match=message):
+        resolve(
+            own(config, optimizer="muon", learning_rate=1e-3, optimizer_options=options), gpus=0
+        )
 
 
 def test_every_key_that_is_refused_is_one_that_deepspeed_knows() -> None:

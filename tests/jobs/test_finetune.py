@@ -272,8 +272,32 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
             sentence("finetune.instead.leave-out-tracker", "job report_to 'none'")
             + sentence("base.record._refusal.offered"),
         ),
-        ({"optimizer": "muon"}, "Muon under ZeRO 1 and 2 only"),
-        ({"optimizer": "lion"}, "a Script with DeepSpeed's own optimizer"),
+        ({"optimizer": "lion_32bit"}, "use 'lion'"),
+        ({"optimizer": "paged_lion_8bit"}, "use 'lion', whose one state"),
+        (
+            {"optimizer": "lion", "adam_beta2": 0.9},
+            "drop adam_beta2, or use optimizer_options, or choose 'adamw'",
+        ),
+        (
+            {"optimizer": "lion", "optimizer_options": {"momentum": 0.9}},
+            "optimizer_options option 'momentum' is not known",
+        ),
+        (
+            {"optimizer": "muon", "optimizer_options": {"adjust_lr_fn": "none"}},
+            "optimizer_options adjust_lr_fn 'none'",
+        ),
+        (
+            {"optimizer_options": {"momentum": 0.9}},
+            "for lion and muon, and the optimizer is 'adamw'; drop optimizer_options",
+        ),
+        (
+            {"optimizer": "muon", "peft": "lora"},
+            "trains two factors of the update; use 'adamw' or 'lion', or peft 'none'",
+        ),
+        *(
+            ({"optimizer": "muon", "technique": name}, f"{name}.*; use 'single', 'ddp', 'zero1'")
+            for name in ("zero3", "zero3-offload", "fsdp", "local-sgd")
+        ),
         (
             {"report_to": ["aim"]},
             "transformers reports to no such tracker",

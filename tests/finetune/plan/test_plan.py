@@ -415,7 +415,7 @@ def test_a_trace_that_fails_refuses_its_own_rows_alone(
 
     def ask(request: Request) -> Answer:
         asked.append(request["arithmetic"])
-        sizes = {"layers": [[[1000, 1, 0]]], "rest": []}
+        sizes = {"layers": [[[1000, 1, 0, 0]]], "rest": []}
         return {
             "points": {"bf16": [[0.0, 1.0, 0.0, 0.0, 0.0]]},
             "sizes": sizes,

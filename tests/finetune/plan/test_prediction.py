@@ -39,7 +39,7 @@ HOSTS = (HOST, replace(HOST, pod="pod-1", address="127.0.0.3"))
 # holds 1 MiB a row: 1.6e9 bytes, and 0.4e9 of DDP.
 RAW = {
     "points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]},
-    "sizes": {"layers": [[[50_000_000, 1, 0]], [[50_000_000, 1, 0]]], "rest": []},
+    "sizes": {"layers": [[[50_000_000, 1, 0, 0]], [[50_000_000, 1, 0, 0]]], "rest": []},
 }
 TRACE = trace_of([RAW])
 ON_CPU, ON_GPU = PodSpec(memory_gib=8.0), PodSpec(gpus=1)

@@ -29,7 +29,7 @@ from workbench.finetune.plan.setting import setting_from, setting_of
 from workbench.finetune.plan.table import GIB, Fit, PlanRow
 from workbench.finetune.plan.tracing import cached_answer, trace_of
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
-from workbench.finetune.techniques.sizes import Setting, Trace
+from workbench.finetune.techniques.sizes import Setting, Trace, states_of
 from workbench.jobs.job import Job
 
 LARGEST = "largest_micro_batch"
@@ -176,7 +176,8 @@ def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
     if trace.trained < trace.parameters:
         # Only the adapters are saved.
         model = setting.weight_bytes * trace.trained
-    share = trace.cut(setting.sharers).trained / setting.shards * setting.on_pod
-    checkpoint = (4 + setting.state_bytes) * share
+    trace_of_rank = trace.cut(setting.sharers)
+    weights = FP32 * trace_of_rank.trained + states_of(setting, trace_of_rank)
+    checkpoint = weights / setting.shards * setting.on_pod
     offloaded = technique_of(setting.technique).bytes_on_disk(setting, trace)
     return (model + 2 * checkpoint * saves + offloaded) / GIB

@@ -20,10 +20,18 @@ from workbench.finetune.techniques.sizes import Setting
 _STATES = {
     Optimizer.ADAMW: 8.0,
     Optimizer.SGD: 0.0,
+    Optimizer.LION: 4.0,
+    Optimizer.MUON: 8.0,
     Optimizer.ADAMW_8BIT: 2 * (1 + 4 / 256),
     Optimizer.PAGED_ADAMW: 8.0,
     Optimizer.PAGED_ADAMW_8BIT: 2 * (1 + 4 / 256),
 }
+
+# Muon keeps an FP32 number per element of a matrix.
+_MATRIX_STATES = {Optimizer.MUON: 4.0}
+# Temporary bytes per element of the tensor that is updated: an FP32 number, and for Muon three
+# matrices in bf16.
+_UPDATES = {Optimizer.LION: 4.0, Optimizer.MUON: 10.0}
 
 
 def setting_of(
@@ -46,6 +54,7 @@ def setting_of(
     file_format = model.get("dtype") or model.get("torch_dtype")
     saved = str(file_format).removeprefix("torch.")
     # Start with a rank that holds everything. The technique then changes its own numbers.
+    optimizer = Optimizer(job.optimizer)
     plain = Setting(
         technique=technique.name,
         ranks=ranks,
@@ -59,7 +68,10 @@ def setting_of(
         file_bytes=2 if saved in ("bfloat16", "float16") else 4,
         compute_bytes=2 if half and job.peft == Peft.QLORA else 4,
         packed=job.peft == Peft.QLORA,
-        state_bytes=_STATES[Optimizer(job.optimizer)],
+        state_bytes=_STATES[optimizer],
+        matrix_state_bytes=_MATRIX_STATES.get(optimizer),
+        update_bytes=_UPDATES.get(optimizer, 0.0),
+        updates_apart=optimizer.is_own,
         paged=job.optimizer.startswith("paged"),
         accumulates=job.gradient_accumulation_steps > 1,
         reduce_bytes=2 if job.communication == Communication.BF16 else 4,

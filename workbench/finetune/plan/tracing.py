@@ -33,7 +33,7 @@ once, None for all. `part` is the same for layers spread over GPUs.
 _MEMORY_BYTES = 16 << 30
 _LIMIT_S = 300.0
 # Format of the cached files. A new number makes the older files be ignored.
-_FORM = 3
+_FORM = 4
 
 
 def cached_trace(request: Request) -> Trace | None:
@@ -157,9 +157,9 @@ def _version(package: str) -> str:
 
 
 def _parameters(entries: Sequence[Sequence[int]]) -> Parameters:
-    sizes = [size for size, _, _ in entries]
-    trained = sum(size for size, is_trained, _ in entries if is_trained)
-    packed = [size for size, _, can_pack in entries if can_pack]
+    sizes = [size for size, _, _, _ in entries]
+    trained = sum(size for size, is_trained, _, _ in entries if is_trained)
+    packed = [size for size, _, can_pack, _ in entries if can_pack]
     return Parameters(
         frozen=sum(sizes) - trained - sum(packed),
         trained=trained,
@@ -167,4 +167,5 @@ def _parameters(entries: Sequence[Sequence[int]]) -> Parameters:
         largest=max(sizes, default=0),
         largest_packed=max(packed, default=0),
         small=Counter(sizes),
+        matrices=sum(size for size, _, _, is_matrix in entries if is_matrix),
     )

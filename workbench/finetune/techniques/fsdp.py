@@ -24,6 +24,7 @@ from workbench.finetune.techniques.sizes import (
     gathered_to_save,
     pinned_one_by_one,
     scales_of,
+    states_of,
     turned_of,
     weights_of,
 )
@@ -156,7 +157,7 @@ class FSDP(Plain):
         reduce_bytes = 2 if half and not options.reduce_in_fp32 else 4
         if job.communication:
             reduce_bytes = 4 if job.communication == Communication.FP32 else 2
-        update_bytes = 0.0
+        update_bytes = plain.update_bytes
         if job.optimizer == Optimizer.ADAMW:
             update_bytes = 4.0 if plain.gpu and not options.offload else 8.0
         return replace(
@@ -171,7 +172,7 @@ class FSDP(Plain):
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         weights = weights_of(setting, trace) / setting.shards
-        states = setting.state_bytes * trace.trained / setting.shards
+        states = states_of(setting, trace) / setting.shards
         scales = Memory(parameters=scales_of(setting, trace))  # which stay whole
         if setting.offload:
             gradients = FP32 * trace.trained / setting.shards

@@ -14,6 +14,7 @@ from workbench.finetune.techniques.sizes import (
     Trace,
     gathered_to_save,
     scales_of,
+    states_of,
     turned_of,
     weights_of,
 )
@@ -50,7 +51,7 @@ class Plain(Technique, shared=True):
         return self.replicates and not self.apart and trainer.tensor is None
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
-        states = setting.state_bytes * trace.trained / setting.shards
+        states = states_of(setting, trace) / setting.shards
         device = Memory(
             parameters=scales_of(setting, trace) + weights_of(setting, trace),
             optimizer=setting.outer_bytes * trace.trained,
@@ -74,7 +75,8 @@ class Plain(Technique, shared=True):
         shard = trace.trained / setting.shards
         at_once = shard
         # On a host the optimizer updates one tensor after another.
-        if not setting.gpu or "optimizer" in setting.offload:
+        apart = not setting.gpu or (setting.updates_apart and not outer)
+        if apart or "optimizer" in setting.offload:
             at_once = min(trace.largest, trace.trained) / setting.shards
         if setting.offload:
             return device, host.plus(Memory(optimizer=makes * at_once))

@@ -109,6 +109,8 @@ class Parameters:
     """Elements of the largest parameter that can be stored in 4 bits."""
     small: Mapping[int, int]
     """Number of parameters by their number of elements."""
+    matrices: int = 0
+    """Trained elements of matrices, outside of embeddings and heads."""
 
     @property
     def all(self) -> int:
@@ -157,6 +159,11 @@ class Trace:
     @property
     def trained(self) -> int:
         return sum(group.trained for group in self._groups)
+
+    @property
+    def matrices(self) -> int:
+        """Trained elements of the hidden layers' matrices."""
+        return sum(group.matrices for group in self._groups)
 
     @property
     def packed(self) -> int:
@@ -234,6 +241,8 @@ class Setting:
     packed: bool
     state_bytes: float
     """Bytes of optimizer states for a trained element."""
+    matrix_state_bytes: float | None = None
+    """The same for an element of a hidden layer's matrix. None: `state_bytes`."""
     outer_bytes: float = 0.0
     """Bytes of local SGD's outer step for a trained element.
 
@@ -243,6 +252,8 @@ class Setting:
     """Whether optimizer states move to the host when the GPU is short of memory."""
     update_bytes: float = 0.0
     """Temporary bytes of an update that is not fused, for an element, beside the states."""
+    updates_apart: bool = False
+    """Whether the optimizer updates one tensor after another, also on a GPU."""
     accumulates: bool
     """Whether gradients are kept for more than one micro-batch."""
     bucket: int = 500_000_000
@@ -378,6 +389,14 @@ def weights_of(setting: Setting, trace: Trace) -> float:
     frozen = trace.parameters - trace.trained - trace.packed
     packed = trace.packed * (FOUR_BITS if setting.packed else setting.frozen_bytes)
     return float(setting.frozen_bytes * frozen + setting.weight_bytes * trace.trained + packed)
+
+
+def states_of(setting: Setting, trace: Trace) -> float:
+    """Return the bytes of the optimizer states of all trained weights."""
+    states = setting.state_bytes * trace.trained
+    if setting.matrix_state_bytes is not None:
+        states += (setting.matrix_state_bytes - setting.state_bytes) * trace.matrices
+    return states
 
 
 def scales_of(setting: Setting, trace: Trace) -> float:

@@ -109,7 +109,8 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
             to_update.extend(group["params"])
     updated = _share(to_update, whole=_whole(trained))
     states = _share(_states(optimizer, files), whole=0)
-    per_element = round(states.local / max(1, updated.local))
+    # Not a whole number where groups of weights have other numbers of states, as under Muon.
+    per_element = states.local / max(1, updated.local)
     packed = set()
     for module in trainer.model.modules():
         if getattr(module, "quant_state", None) is not None:
@@ -122,7 +123,7 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
         trained=_share(trained, whole=_whole(trained)),
         gradients=gradients,
         updated=updated,
-        states=replace(states, whole=per_element * updated.whole),
+        states=replace(states, whole=round(per_element * updated.whole)),
         arithmetic=arithmetic,
         offload=_offload(engine),
         packed=bool(packed),

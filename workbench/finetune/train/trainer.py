@@ -120,6 +120,8 @@ class TrainerParts:
 class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers publishes no types
     """Train, evaluate and profile under every technique, with any trainer of transformers."""
 
+    optimizer: Any
+
     def __init__(self, *, parts: TrainerParts, args: Any, **options: Any) -> None:
         self.clock = parts.clock
         self.stop = parts.stop

@@ -26,7 +26,12 @@ from transformers import (
 )
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.model.layers import balance_coefficient, recompute, with_lora
+from workbench.finetune.model.layers import (
+    balance_coefficient,
+    hidden_matrices,
+    recompute,
+    with_lora,
+)
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.plan.trace.recorder import Recorder, front, layer_stacks, watch_layers
 from workbench.finetune.recipe.lean_loss import LeanLoss, piece_tokens
@@ -157,7 +162,7 @@ def _bytes(sizes: Mapping[str, Any], *, packed: bool, size: int) -> float:
         groups.extend(stack)
     total = 0.0
     for group in groups:
-        for elements, _, can_pack in group:
+        for elements, _, can_pack, _ in group:
             element_bytes = 0.5 if packed and can_pack else size
             total += elements * element_bytes
     return total
@@ -366,7 +371,10 @@ def _line(values: Sequence[Sequence[float]], at: Sequence[int], depth: int) -> l
 
 
 def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
-    """List the parameters by stack and layer as [elements, is trained, can be packed in 4 bits]."""
+    """List the parameters by stack and layer.
+
+    A parameter is [elements, is trained, can be packed in 4 bits, is a matrix of a hidden layer].
+    """
     here = {id(p) for name, p in model.named_parameters() if is_here(name)}
     output = model.get_output_embeddings()
     packable = set()
@@ -377,9 +385,12 @@ def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[
         if not any(parameter.requires_grad for parameter in module.parameters()):
             packable.add(id(module.weight))
 
+    matrices = {id(parameter) for parameter in hidden_matrices(model)}
+
     def entry(parameter: Any) -> list[int]:
         frozen = not parameter.requires_grad
-        return [parameter.numel(), int(not frozen), int(frozen and id(parameter) in packable)]
+        packs = frozen and id(parameter) in packable
+        return [parameter.numel(), int(not frozen), int(packs), int(id(parameter) in matrices)]
 
     stacks = []
     inside: set[int] = set()

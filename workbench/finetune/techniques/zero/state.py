@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, ClassVar
 
@@ -61,33 +61,31 @@ class ZeroState:
         """Return the rank's part, from the parts of another number of ranks."""
         first = states[0]
         kept = [state["optimizer"]["state"] for state in states]
-        shape = first["weights"][0].shape
-        like = kept[0].get(0, {})
         # States with the shape of the weights are cut in the same way. Others are equal on all
         # ranks.
-        flat = set()
-        for key, value in like.items():
-            if not torch.is_tensor(value):
-                continue
-            if value.shape == shape:
-                flat.add(key)
-            elif value.dim():
-                raise RunError(
-                    "the states of this optimizer cannot be cut up "
-                    "anew; resume on as many ranks as saved them"
-                )
+        flat = {}
+        for number, values in kept[0].items():
+            flat[number] = _flat_keys(values, first["weights"][number].shape)
         parts = {}
-        for key in flat:
-            of_ranks = [[each[number][key] for number in sorted(each)] for each in kept]
+        for key in set().union(*flat.values()):
+            of_ranks = []
+            for each, state in zip(kept, states, strict=True):
+                # Groups of Muon and of AdamW have states of different names.
+                buffers = []
+                for number, owned in enumerate(state["weights"]):
+                    buffers.append(each[number].get(key, torch.zeros_like(owned)))
+                of_ranks.append(buffers)
             parts[key] = self.cut(of_ranks, rank, ranks)
         weights = self.cut([state["weights"] for state in states], rank, ranks)
-        rest = {key: value for key, value in like.items() if key not in flat}
         of_buffer = {}
-        for number in range(len(weights)):
+        for number in range(len(weights)) if flat else ():
+            # Stage 3 can have more buffers than before, with the states of the first.
+            like = number if number in flat else 0
             # Every buffer needs a step counter of its own: a shared counter would be increased
             # twice.
+            rest = {key: value for key, value in kept[0][like].items() if key not in flat[like]}
             own = deepcopy(rest)
-            for key in flat:
+            for key in flat[like]:
                 own[key] = parts[key][number]
             of_buffer[number] = own
         param_groups = []
@@ -213,6 +211,22 @@ class Stage3State(ZeroState):
         for number in range(len(self.zero.fp16_groups)):
             groups[self.zero.sub_group_to_group_id[number]].append(number)
         return groups
+
+
+def _flat_keys(values: Mapping[str, Any], shape: torch.Size) -> set[str]:
+    """Return the names of the states that have the shape of their weights."""
+    keys = set()
+    for key, value in values.items():
+        if not torch.is_tensor(value):
+            continue
+        if value.shape == shape:
+            keys.add(key)
+        elif value.dim():
+            raise RunError(
+                "the states of this optimizer cannot be cut up "
+                "anew; resume on as many ranks as saved them"
+            )
+    return keys
 
 
 def _check(difference: int, limit: int) -> None:

@@ -24,6 +24,7 @@ from workbench.finetune.techniques.sizes import (
     gathered_to_save,
     pinned_bytes,
     scales_of,
+    states_of,
     turned_of,
     weights_of,
 )
@@ -158,12 +159,16 @@ class Zero(Technique, shared=True):
             ahead = prefetch_of(zero, PREFETCH)
             prefetch = number_of(zero, "stage3_prefetch_bucket_size", ahead)
         weight_bytes = 2 if half else 4
+        # A rank's part is one tensor for Lion and Muon. Muon's matrices in bf16 are small.
+        update_bytes = min(plain.update_bytes, 4.0)
+        if own and job.optimizer == Optimizer.ADAMW:
+            update_bytes = 8.0
         return replace(
             plain,
             weight_bytes=weight_bytes,
             frozen_bytes=weight_bytes,
             compute_bytes=weight_bytes,
-            update_bytes=8.0 if own and job.optimizer == Optimizer.ADAMW else 0.0,
+            update_bytes=update_bytes,
             bucket=number_of(zero, "reduce_bucket_size", plain.bucket),
             buckets=2 if zero.get("overlap_comm") and self.zero_stage < 3 else 1,
             prefetch=prefetch,
@@ -180,7 +185,7 @@ class Zero(Technique, shared=True):
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         shard = trace.trained / setting.shards
         master = FP32 * trace.trained / setting.shards
-        states = setting.state_bytes * trace.trained / setting.shards
+        states = states_of(setting, trace) / setting.shards
         device = Memory(parameters=scales_of(setting, trace) + weights_of(setting, trace))
         if "optimizer" in setting.offload:
             # Gradients are kept there in FP32. The rest:

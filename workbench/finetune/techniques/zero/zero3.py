@@ -21,6 +21,7 @@ from workbench.finetune.techniques.sizes import (
     pinned_bytes,
     pinned_one_by_one,
     scales_of,
+    states_of,
     weights_of,
 )
 from workbench.finetune.techniques.technique import UPDATE
@@ -105,7 +106,7 @@ class Zero3(Zero):
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         master = FP32 * trace.trained / setting.shards
-        states = setting.state_bytes * trace.trained / setting.shards
+        states = states_of(setting, trace) / setting.shards
         gradients = setting.weight_bytes * trace.trained / setting.shards
         bucket = float(setting.bucket * setting.weight_bytes)
         device = Memory(parameters=scales_of(setting, trace), communication=bucket)

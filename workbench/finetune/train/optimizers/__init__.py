@@ -28,9 +28,10 @@ def maker(job: FineTune) -> Make | None:
 
 def _lion(job: FineTune, model: Any, decays: set[str]) -> torch.optim.Optimizer:
     options = LionOptions.from_dict(job.optimizer_options)
+    assert job.learning_rate is not None
     return Lion(
         _groups(job, model, decays, but=set()),
-        lr=float(job.learning_rate or 0),
+        lr=job.learning_rate,
         betas=(options.beta1, options.beta2),
     )
 
