@@ -15,10 +15,11 @@ from workbench.base.errors import ConfigError
 from workbench.cli import main
 from workbench.finetune.model.shapes import KNOWN, model_config
 from workbench.finetune.plan.gpus import KINDS
-from workbench.finetune.plan.plan import predict
+from workbench.finetune.plan.plan import as_planned, predict
+from workbench.finetune.plan.prediction import _disk_gib
 from workbench.finetune.plan.setting import setting_of
 from workbench.finetune.plan.table import Fit, PlanRow, PlanTable
-from workbench.finetune.plan.tracing import Answer, Request, cached_trace
+from workbench.finetune.plan.tracing import Answer, Request, cached_trace, trace_of
 from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, technique_of
 
 WALK = {
@@ -403,6 +404,30 @@ def test_mixtures_of_experts_are_planned_under_every_technique_and_precision(
     table = plan(job, pods=2, gpu_memory_gib=gpu_gib, memory_gib=8)
     assert [row.technique for row in table.rows] == [*TECHNIQUE_NAMES]
     assert {row.fit for row in table.rows} == {Fit.FITS}, [row.why for row in table.rows]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "states"), [("adamw", 8 * 1800), ("lion", 4 * 1800), ("muon", 4 * 1000 + 8 * 800)]
+)
+def test_lion_has_one_state_and_muon_one_for_a_matrix(optimizer: str, states: int) -> None:
+    sizes = {"layers": [[[1000, 1, 0, 1], [200, 1, 0, 0]]], "rest": [[600, 1, 0, 0]]}
+    trace = trace_of([{"points": {}, "sizes": sizes}])
+    for name, shards, master in (("ddp", 1, 0), ("zero1", 2, 4 * 1800)):
+        job = FineTune(optimizer=optimizer, technique=name)
+        device, _ = technique_of(name).kept(setting_of(job, pods=2, gpus=1), trace)
+        assert device.optimizer == (master + states) / shards
+    disk = [
+        _disk_gib(setting_of(FineTune(optimizer=optimizer), pods=2, gpus=1), trace, saves=saves)
+        for saves in (False, True)
+    ]
+    assert disk[1] - disk[0] == pytest.approx(2 * (4 * 1800 + states) / 2 / 2**30)
+
+
+def test_muon_s_plan_refuses_what_shards_matrices() -> None:
+    job = FineTune(model="tiny-llama", optimizer="muon")
+    for technique in ("zero3", "fsdp"):
+        with pytest.raises(ConfigError, match="use 'single', 'ddp', 'zero1' or 'zero2'"):
+            as_planned(job, technique)
 
 
 def test_a_trace_that_fails_refuses_its_own_rows_alone(

@@ -60,6 +60,15 @@ def test_two_shallow_copies_say_what_the_whole_model_does(
             assert peak(shallow, rows, weight) == pytest.approx(peak(whole, rows, weight), rel=1e-9)
 
 
+def test_the_matrices_of_hidden_layers_are_told_apart() -> None:
+    request = {"source": 8, "target": 8, "arithmetic": ["fp32"], "lora": None}
+    sizes = trace({**request, "config": SHAPES["llama"]})["sizes"]
+    assert [
+        sum(size for size, *_, is_matrix in layer if is_matrix) for layer in sizes["layers"]
+    ] == [4 * 32 * 32 + 3 * 32 * 88] * 5
+    assert [is_matrix for *_, is_matrix in sizes["rest"]] == [0, 0, 0]
+
+
 def test_of_spread_layers_the_fullest_device_is_a_model_of_its_layers_alone() -> None:
     request = {
         "config": SHAPES["llama"],
