@@ -161,7 +161,7 @@ def test_what_was_never_counted_is_counted_beside(
 
     def count(composition: Composition) -> None:
         asked.append(composition)
-        sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
+        sizes = {"layers": [[[1000, 1, 0, 1]]], "rest": [[2000, 1, 0, 0]]}
         config = model_config(composition["model"])
         request = request_of(composition.make_job(), config, ["fp32"], gpus=0, lengths=None)
         remember(

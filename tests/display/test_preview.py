@@ -135,7 +135,7 @@ def test_memory_is_predicted_where_the_step_was_counted_before(
     request = request_of(
         form.make_job(), model_config(form["model"]), ["fp32"], gpus=0, lengths=None
     )
-    sizes = {"layers": [[[1000, 1, 0]]], "rest": [[2000, 1, 0]]}
+    sizes = {"layers": [[[1000, 1, 0, 1]]], "rest": [[2000, 1, 0, 0]]}
     remember(request, {"points": {"fp32": [[0.0, float(2**20), 0.0, 0.0, 0.0]]}, "sizes": sizes})
     preview = preview_of(form)
     assert preview.is_counted and preview.memory.startswith("Predicted peak at the longest rows: ")
