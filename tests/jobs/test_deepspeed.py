@@ -522,6 +522,15 @@ def test_what_muon_and_lion_cannot_use_is_refused(
         resolve(FineTune(deepspeed=config), gpus=0)
 
 
+def test_a_scheduler_of_deepspeed_leaves_no_second_rate() -> None:
+    scheduler = {"type": "WarmupLR", "params": {"warmup_num_steps": 2}}
+    config = {"zero_optimization": ZERO1, "scheduler": scheduler}
+    assert resolve(own(config, optimizer="muon"), gpus=0) is not None
+    config["optimizer"] = {"type": "Muon", "params": {"lr": 0.02, "adam_lr": 1e-3}}
+    with pytest.raises(ConfigError, match="remove scheduler and use lr_scheduler_type"):
+        resolve(own(config), gpus=0)
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [

@@ -36,7 +36,13 @@ real_ranks = pytest.mark.slow
 ROWS = 240
 WARMUP, CLIP, DECAY, RESUMED = 2, 0.5, 0.1, 6
 RATES = {"lion": 4e-4, "muon": 1e-3}
-COMMON = {"warmup_steps": WARMUP, "max_grad_norm": CLIP, "weight_decay": DECAY, "profile_step": 0}
+COMMON = {
+    "warmup_steps": WARMUP,
+    "max_grad_norm": CLIP,
+    "weight_decay": DECAY,
+    "profile_step": 0,
+    "eval_strategy": "no",
+}
 OPTIONS: dict[str, dict[str, object]] = {
     "lion": {"optimizer": "lion", "optimizer_options": {"beta1": 0.8, "beta2": 0.95}},
     "muon": {
@@ -49,7 +55,19 @@ OPTIONS: dict[str, dict[str, object]] = {
 JSON = {
     "zero_optimization": {"stage": 2},
     "optimizer": {"type": "Muon", "params": {"lr": RATES["muon"], "weight_decay": DECAY}},
+    "scheduler": {
+        "type": "WarmupLR",
+        "params": {
+            "warmup_num_steps": WARMUP,
+            "warmup_type": "linear",
+            "warmup_max_lr": RATES["muon"],
+        },
+    },
 }
+# The rate of a step as a share of its peak: of transformers' linear schedule, and of DeepSpeed's
+# WarmupLR, which begins a step later.
+LINEAR = [min(n / WARMUP, (STEPS - n) / (STEPS - WARMUP)) for n in range(STEPS)]
+WARMS_UP = [min(max(0, n - 1) / WARMUP, 1) for n in range(STEPS)]
 TECHNIQUES = {
     "lion": ("single", "ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp"),
     "muon": ("single", "ddp", "zero1", "zero2"),
@@ -70,8 +88,6 @@ def small_llama(folder: Path, examples: Sequence[Any]) -> None:
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     plan = Plan(tmp_path_factory.mktemp("optimizers"))
-    rows = plan.root / "eval.jsonl"
-    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:4]))
     small_llama(plan.root / "llama", list(mini_rows(0, ROWS)))
     return plan
 
@@ -101,7 +117,8 @@ def ran(plan: Plan) -> dict[str, Ran]:
             plan.runs[-1]["checkpoint"] = str(saved)
     read = choose(FineTune(deepspeed=JSON), gpus=0).to_dict()
     assert (read["optimizer"], read["technique"]) == ("muon", "zero2")
-    of_json = {name: read[name] for name in ("optimizer_options", "learning_rate")}
+    chosen = ("optimizer_options", "learning_rate", "lr_scheduler_type")
+    of_json = {name: read[name] for name in chosen}
     add("muon-json", "muon", "zero2", deepspeed=JSON, **of_json)
     return plan.run()
 
@@ -109,21 +126,22 @@ def ran(plan: Plan) -> dict[str, Ran]:
 Step = Callable[[float], None]
 
 
-def by_hand(root: Path, optimizer: Callable[[Any], Step]) -> list[float]:
+def by_hand(
+    root: Path, optimizer: Callable[[Any], Step], shares: Sequence[float] = LINEAR
+) -> list[float]:
     """Train on the same rows with a loop of torch alone, and return the losses."""
     model = AutoModelForCausalLM.from_pretrained(root / "llama", dtype=torch.float32)
     model.train()
     step = optimizer(model)
     losses = []
-    for number, batch in enumerate(batches(root)):
+    for share, batch in zip(shares, batches(root), strict=True):
         labels = batch["labels"][:, 1:]
         logits = model(batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
         loss.backward()
         losses.append(loss.item())
         torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        # The rate rises to its peak, and falls to zero.
-        step(min(number / WARMUP, (STEPS - number) / (STEPS - WARMUP)))
+        step(share)
         model.zero_grad()
     return losses
 
@@ -195,8 +213,11 @@ def expected(plan: Plan) -> dict[str, list[float]]:
     def of_json(model: Any) -> Step:
         return muon(model, adam_rate=RATES["muon"], scale=None, momentum=0.95, beta2=0.99)
 
-    loops = {"lion": lion, "muon": of_options, "muon-json": of_json}
-    return {name: by_hand(plan.root, loop) for name, loop in loops.items()}
+    return {
+        "lion": by_hand(plan.root, lion),
+        "muon": by_hand(plan.root, of_options),
+        "muon-json": by_hand(plan.root, of_json, WARMS_UP),
+    }
 
 
 @real_ranks
@@ -210,7 +231,7 @@ def test_the_losses_are_those_of_a_loop_by_hand(
 
 
 @real_ranks
-def test_a_json_s_muon_is_trained_with_deepspeed_s_scale(
+def test_a_json_s_muon_is_trained_with_deepspeed_s_scale_and_schedule(
     ran: dict[str, Ran], expected: dict[str, list[float]]
 ) -> None:
     run = ran["muon-json"]

@@ -221,9 +221,15 @@ def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source:
 
 
 def _check_muon(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
-    """Raise ConfigError for keys that keep a rank from updating whole matrices."""
+    """Raise ConfigError for keys that keep Muon from whole matrices, or AdamW from its rate."""
     if job.optimizer != Optimizer.MUON:
         return
+    rate = MuonOptions.from_dict(job.optimizer_options).adam_learning_rate
+    if "scheduler" in config and rate is not None:
+        raise ConfigError(
+            f"{source}: scheduler sets one learning rate for all weights, and adam_learning_rate "
+            f"is {rate!r}; remove scheduler and use lr_scheduler_type, or drop adam_learning_rate"
+        )
     zero = part(config, "zero_optimization")
     for key in _MOVES_MATRICES:
         if zero.get(key) is True:

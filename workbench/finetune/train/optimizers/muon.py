@@ -35,7 +35,8 @@ class MuonAdamW(torch.optim.Optimizer):
         self._adamw = torch.optim.AdamW(others, fused=True)
         for group in matrices:
             group[MATRICES] = [tuple(weight.shape) for weight in group["params"]]
-        super().__init__([*matrices, *self._adamw.param_groups], {})
+        # accelerate reads the default rate for a scheduler of DeepSpeed.
+        super().__init__([*matrices, *self._adamw.param_groups], {"lr": matrices[0]["lr"]})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
