@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images lint types doctests collect sentences bench chaos pictures notebooks docs docs-check clean
+.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images lint types doctests collect sentences bench chaos pictures notebooks docs docs-check options clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,9 @@ lint: setup docs-check
 # All pages anew: what is read again warns again.
 docs-check: setup
 	@$(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
+
+options: setup ## Write the tables of options and public names in docs/ anew, from the code
+	@$(BIN)/python -m tools.options
 
 docs: docs-check ## Build the documentation and serve it on this machine
 	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory docs/_build/html $(PORT)

@@ -21,13 +21,28 @@ for notebook in sorted((HERE.parent / "notebooks").glob("*.ipynb")):
 
 project = "DeepSpeed Workbench"
 version = release = workbench.__version__
-extensions = ["myst_nb", "sphinx_copybutton", "options"]
+extensions = [
+    "myst_nb",
+    "sphinx_copybutton",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "anchors",
+    "records",
+]
 exclude_patterns = ["_build", "_ext", "walkthroughs/runs", "**/.ipynb_checkpoints"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # the notebooks are run by the tests
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would be loaded from another server
+
+# The API page: Google docstrings, with the types in the signature.
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autoclass_content = "both"
+default_role = "literal"  # docstrings write code in single backticks
+maximum_signature_line_length = 88
+toc_object_entries = False
 
 smartquotes = False
 html_theme = "furo"  # its left column shows every page below its caption, on every page

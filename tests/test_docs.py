@@ -7,12 +7,14 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import metadata, version
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import yaml
@@ -21,6 +23,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 import workbench
+from workbench.finetune.advice import rules
+from workbench.rundir.result import RunFault
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -121,9 +125,11 @@ def private_names(source: str) -> list[str]:
 
 
 def anchors_of(path: Path) -> set[str]:
-    """Anchors of a page's headings, as GitHub and MyST make them."""
-    headings = re.findall(r"^#+ (.+)$", path.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    """Anchors of a page: its own, and those that GitHub and MyST make of headings."""
+    page = path.read_text()
+    headings = re.findall(r"^#+ (.+)$", page, flags=re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', page))
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:
@@ -382,24 +388,26 @@ def test_the_site_is_built_with_warnings_as_errors_by_lint() -> None:
     assert "sphinx" in recipe and " -W " in recipe
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_every_page_of_the_site_shows_all_pages_in_its_left_column(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site."""
+    there = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-q", str(ROOT / "docs"), str(tmp_path)],
+        [sys.executable, "-m", "sphinx", "-q", str(ROOT / "docs"), str(there)],
         capture_output=True,
         text=True,
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    captions = re.findall(
-        r"^:caption: (.+)$", (ROOT / "docs" / "index.md").read_text(), flags=re.MULTILINE
-    )
-    assert len(captions) == 5
+    return there
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_every_page_of_the_site_shows_all_pages_in_its_left_column(site: Path) -> None:
+    captions = ["Tutorials", "How-to guides", "Reference", "Explanation"]
     pages = [
-        path
-        for path in tmp_path.rglob("*.html")
-        if path.name not in ("genindex.html", "search.html")
+        path for path in site.rglob("*.html") if path.name not in ("genindex.html", "search.html")
     ]
     assert len(pages) > 30
     for page in pages:
@@ -411,10 +419,59 @@ def test_every_page_of_the_site_shows_all_pages_in_its_left_column(tmp_path: Pat
             for link in column.select("li a")
         }
         # A page's own link is an anchor.
-        assert {each.resolve() for each in pages} - {tmp_path / "index.html"} <= linked | {
+        assert {each.resolve() for each in pages} - {site / "index.html"} <= linked | {
             page.resolve(),
             page.parent,
         }, page
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_options_have_anchors_and_the_api_has_every_name_on_the_site(site: Path) -> None:
+    options_page = BeautifulSoup((site / "options.html").read_text(), "html.parser")
+    row = options_page.select_one("tr:has(#learning-rate)")
+    assert row is not None
+    assert row.select_one('a[href="#learning-rate"]').get_text() == "learning_rate"
+    api = BeautifulSoup((site / "api.html").read_text(), "html.parser")
+    for name in workbench.__all__:
+        described = api.find(id=f"workbench.{name}")
+        assert described is not None and described.parent is not None, name
+        first = (inspect.getdoc(getattr(workbench, name)) or "").partition("\n")[0]
+        words = re.sub(r"\W+", " ", first)
+        assert words in re.sub(r"\W+", " ", described.parent.get_text()), name
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.browser
+def test_a_search_finds_the_right_page_first(site: Path) -> None:
+    """Sphinx's own search, in a browser: titles and entries of the index count most."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no chromium here")
+    wanted = {
+        "out of memory": "troubleshooting.html#out-of-memory",
+        "CUDA out of memory": "troubleshooting.html#out-of-gpu-memory",
+        "No space left on device": "troubleshooting.html#the-disk-is-full",
+        "learning_rate": "options.html#learning-rate",
+        "gradient_accumulation_steps": "options.html#gradient-accumulation-steps",
+        "hostfile": "glossary.html#hostfile",
+        "keeper": "glossary.html#keeper",
+        "install": "install.html",
+        "troubleshooting": "troubleshooting.html",
+        "FineTune": "api.html#workbench.FineTune",
+    }
+    found = {}
+    with playwright.sync_playwright() as api:
+        browser = api.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        for query in wanted:
+            page.goto(f"{(site / 'search.html').as_uri()}?q={quote(query)}")
+            first = page.locator("#search-results li a").first
+            found[query] = str(first.get_attribute("href"))
+        browser.close()
+    assert {query: href.removeprefix("./") for query, href in found.items()} == wanted
 
 
 def test_private_keys_are_refused_by_the_hook() -> None:
@@ -424,3 +481,66 @@ def test_private_keys_are_refused_by_the_hook() -> None:
     assert pattern.search("-----BEGIN " + "PRIVATE KEY-----")
     assert not pattern.search("-----BEGIN PUBLIC KEY-----")
     assert not pattern.search((ROOT / ".pre-commit-config.yaml").read_text())
+
+
+def files_with_links() -> list[Path]:
+    tracked = subprocess.run(
+        ["git", "ls-files", "*.md", "*.ipynb"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    return [ROOT / name for name in tracked.splitlines()]
+
+
+def links_of(path: Path) -> list[str]:
+    """Relative links of a page or of a notebook's text, outside of code."""
+    texts = [path.read_text()]
+    if path.suffix == ".ipynb":
+        texts = [cell["source"] for cell in cells_of(path) if cell["cell_type"] == "markdown"]
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", "\n".join(texts), flags=re.DOTALL)
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+
+
+def test_no_relative_link_is_dead_on_a_code_host() -> None:
+    """A code host shows the files as they are: a link is a path, and an anchor a heading of it."""
+    dead, count = [], 0
+    for path in files_with_links():
+        for link in links_of(path):
+            count += 1
+            target, _, anchor = link.partition("#")
+            there = path.parent / target if target else path
+            alive = there.exists() and not there.is_relative_to(ROOT / "docs" / "notebooks")
+            if alive and anchor and there.suffix == ".md":
+                alive = anchor in anchors_of(there)
+            if not alive:
+                dead.append(f"{path.relative_to(ROOT)}: {link}")
+    assert dead == []
+    assert count > 300
+
+
+def test_the_extras_of_the_install_page_are_those_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    page = (ROOT / "docs" / "install.md").read_text()
+    table = page.partition("| Extra |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", table, flags=re.MULTILINE)) == set(
+        project["optional-dependencies"]
+    )
+    pins = dict(line.split("==") for line in PINS)
+    needs = {need.name: need for need in map(Requirement, project["dependencies"])}
+    table = page.partition("| Package | Tested version |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| ([\w-]+) \| ([\d.]+) \| ([\d.]+) \|", table, flags=re.MULTILINE)
+    assert len(rows) == 7
+    for name, tested, least in rows:
+        assert (tested, f">={least}") == (pins[name.lower()], str(needs[name.lower()].specifier))
+
+
+def test_every_cause_of_a_failure_has_a_section_that_quotes_its_words() -> None:
+    """Each quoted message leads to the section of its own cause, so a search for it does too."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    parts = re.split(r"^##+ (.+)\n\n", page, flags=re.MULTILINE)[1:]
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    for rule in rules._RULES:
+        seen = sections[rule.title].partition("\n\n")[0]
+        assert seen.startswith("You see "), rule.title
+        kind = rule.kinds[0] if rule.kinds else "RuntimeError"
+        for words in re.findall(r"`([^`]+)`", seen):
+            advice = rules.advise(RunFault(kind=kind, message=words))
+            assert advice.title == rule.title, words

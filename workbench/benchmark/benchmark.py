@@ -170,7 +170,7 @@ class Benchmark(Shown):
             force: Also run rows that cannot fit according to the planner.
             side_by_side: Run rows together that fit on the pods: for a sweep, where losses count.
                 Default: in turn, since speeds are comparable only without other load on machine and
-                    network.
+                network.
 
         Returns:
             All rows.

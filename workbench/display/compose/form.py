@@ -58,13 +58,12 @@ def compose(**choices: object) -> Form:
 
     Args:
         **choices: Initial choices, by the names of the options: `technique="zero3"`, `count=2`,
-            `lora={"r": 16}`,
-            `backend=SSHPods([…])`, …
+            `lora={"r": 16}`, `backend=SSHPods([…])`, …
 
     Returns:
         The form. `form.composition` holds the choices. `form.preview` holds their result and the
-            equivalent
-        Python cell. After Start, `form.cluster` and `form.run` are the started cluster and run.
+        equivalent Python cell. After Start, `form.cluster` and `form.run` are the started cluster
+        and run.
 
     Raises:
         ConfigError: A name is unknown.

@@ -371,7 +371,7 @@ _RULES: tuple[_Rule, ...] = (
         ),
     ),
     _Rule(
-        r"host key|permission denied \(publickey|no banner|ssh:|ssh_",
+        r"host key|permission denied \(publickey|no (ssh )?banner|ssh:|ssh_",
         "A pod could not be reached over SSH",
         (
             "cluster.doctor() tries every pod and shows ssh's own words",

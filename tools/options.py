@@ -1,8 +1,13 @@
-"""The directive `options`: a table of every option of a record, a class or a function.
+"""Write the tables of options, of result fields and of public names into the pages of docs/.
+
+`make options` renews the tables, so a code host shows them without a build. A table stands between
+`<!-- options: FineTune -->` and `<!-- end -->`. Words after the name change the table: `own` leaves
+out inherited options, and `fields` leaves out the defaults. `<!-- names -->` is the table of all
+public names.
 
 Pydantic fields bring their description. Other records have a string literal below each field, which
 only the source has. A class without fields, or a function, describes its parameters in the Args
-section of its docstring. An option that nobody describes is a warning, and warnings fail the build.
+section of its docstring. An option without a description is an error.
 """
 
 from __future__ import annotations
@@ -11,27 +16,27 @@ import ast
 import importlib
 import inspect
 import re
+import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from docutils import nodes
-from docutils.parsers.rst import directives
-from docutils.statemachine import StringList
-from sphinx.application import Sphinx
-from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
-
 import workbench
 
-__all__ = ["Option", "find", "options_of", "setup", "table_of"]
+__all__ = ["PAGES", "Option", "anchors_of", "find", "options_of", "renewed", "table_of"]
 
-_PACKAGE = Path(workbench.__file__).parent
-_LOG = logging.getLogger(__name__)
+_ROOT = Path(__file__).resolve().parent.parent
+_PACKAGE = _ROOT / "workbench"
+PAGES = sorted(path for path in (_ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
+"""Every page of docs/."""
+_TABLE = re.compile(
+    r"(?P<begin><!-- (?P<kind>options|names):?(?P<words>[\w ]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _REQUIRED = inspect.Parameter.empty
 _CHOICES = re.compile(r"One of `(\w+)`")
 _ENTRY = re.compile(r"(?P<name>\w+): (?P<text>.*)")
@@ -97,72 +102,94 @@ def options_of(thing: Any) -> list[Option]:
     ]
 
 
-def table_of(options: Sequence[Option], *, defaults: bool = True) -> list[str]:
-    """Return the lines of a Markdown table, with or without a column of defaults."""
-    if not defaults:
-        return [
-            "| field | meaning |",
-            "|---|---|",
-            *(f"| `{o.name}` | {_cell(o.meaning)} |" for o in options),
-        ]
-    rows = [f"| `{o.name}` | {_default_text(o.default)} | {_cell(o.meaning)} |" for o in options]
+def table_of(options: Sequence[Option], anchors: Sequence[str] = ()) -> list[str]:
+    """Return the lines of a Markdown table. With anchors, the name of each option is a link to it."""
+    places = anchors or [""] * len(options)
+    named = [_named(o.name, anchor) for o, anchor in zip(options, places, strict=True)]
+    rows = [
+        f"| {name} | {_default_text(o.default)} | {_cell(o.meaning)} |"
+        for name, o in zip(named, options, strict=True)
+    ]
     return ["| option | default | meaning |", "|---|---|---|", *rows]
 
 
-class OptionsDirective(SphinxDirective):
-    """Insert the table of one object's options."""
-
-    required_arguments = 1
-    option_spec = {"own": directives.flag, "fields": directives.flag}  # noqa: RUF012 - the form that docutils asks for
-
-    def run(self) -> list[nodes.Node]:
-        """Read the options, warn of those without a meaning, and parse the table as Markdown."""
-        name = self.arguments[0]
-        thing = find(name)
-        for path in _sources(thing):
-            self.env.note_dependency(path)
-        options = options_of(thing)
-        if "own" in self.options:
-            options = [o for o in options if o.name in thing.__annotations__]
-        for option in options:
-            if not option.meaning:
-                _LOG.warning(
-                    "%s.%s has no description", name, option.name, location=self.get_location()
-                )
-        return _parsed(self, table_of(options, defaults="fields" not in self.options))
+def fields_of(options: Sequence[Option]) -> list[str]:
+    """Return the lines of a Markdown table without a column of defaults."""
+    rows = [f"| `{o.name}` | {_cell(o.meaning)} |" for o in options]
+    return ["| field | meaning |", "|---|---|", *rows]
 
 
-class NamesDirective(SphinxDirective):
-    """Insert the table of all public names, each with the first line of its docstring."""
-
-    def run(self) -> list[nodes.Node]:
-        """Read the names and parse the table as Markdown."""
-        self.env.note_dependency(str(_PACKAGE / "__init__.py"))
-        first = {
-            name: (inspect.getdoc(find(name)) or "").partition("\n")[0]
-            for name in sorted(workbench.__all__)
-        }
-        lines = [
-            "| name | is |",
-            "|---|---|",
-            *(f"| `{name}` | {_cell(text)} |" for name, text in first.items()),
-        ]
-        return _parsed(self, lines)
+def names_table() -> list[str]:
+    """Return the lines of a table of the public names, each with the first line of its docstring."""
+    first = {
+        name: (inspect.getdoc(find(name)) or "").partition("\n")[0]
+        for name in sorted(workbench.__all__, key=str.lower)
+    }
+    rows = [f"| [`{n}`](#{_slug(n)}) | {_cell(text)} |" for n, text in first.items()]
+    return ["| name | is |", "|---|---|", *rows]
 
 
-def setup(app: Sphinx) -> dict[str, object]:
-    """Register the directives."""
-    app.add_directive("options", OptionsDirective)
-    app.add_directive("names", NamesDirective)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+def anchors_of(owner: str, options: Sequence[Option], taken: set[str]) -> list[str]:
+    """Return an anchor for each option, and add the anchors to those that are taken.
+
+    The first option of a name has the name itself: `learning-rate`. Others begin with the owner.
+    """
+    anchors = []
+    for option in options:
+        short = option.name.replace("_", "-").lower()
+        anchor = short if short not in taken else f"{owner.lower()}-{short}"
+        taken.add(anchor)
+        anchors.append(anchor)
+    return anchors
 
 
-def _parsed(directive: SphinxDirective, lines: Sequence[str]) -> list[nodes.Node]:
-    container = nodes.container()
-    directive.state.nested_parse(
-        StringList(list(lines), source="options"), directive.content_offset, container
-    )
-    return list(container.children)
+def renewed(page: str) -> str:
+    """Return a page with every table as the code is now.
+
+    Raises:
+        LookupError: An option has no description.
+    """
+    taken = {_slug(heading) for heading in _HEADING.findall(page)}
+
+    def table(match: re.Match[str]) -> str:
+        if match["kind"] == "names":
+            lines = names_table()
+        else:
+            owner, *words = match["words"].split()
+            lines = _table(owner, words, taken)
+        return match["begin"] + "\n" + "\n".join(lines) + "\n\n" + match["end"]
+
+    return _TABLE.sub(table, page)
+
+
+def main() -> None:
+    """Renew all pages, and name the changed ones."""
+    for path in PAGES:
+        page = path.read_text(encoding="utf-8")
+        new = renewed(page)
+        if new != page:
+            path.write_text(new, encoding="utf-8")
+            sys.stdout.write(f"renewed {path.relative_to(_ROOT)}\n")
+
+
+def _table(owner: str, words: Sequence[str], taken: set[str]) -> list[str]:
+    thing = find(owner)
+    options = options_of(thing)
+    if "own" in words:
+        options = [o for o in options if o.name in thing.__annotations__]
+    if silent := [o.name for o in options if not o.meaning]:
+        raise LookupError(f"options of {owner} without a description: {', '.join(silent)}")
+    if "fields" in words:
+        return fields_of(options)
+    return table_of(options, anchors_of(owner, options, taken))
+
+
+def _named(name: str, anchor: str) -> str:
+    return f'<a id="{anchor}"></a>[`{name}`](#{anchor})' if anchor else f"`{name}`"
+
+
+def _slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 def _of_pydantic(model: type, name: str, info: Any) -> Option:
@@ -255,8 +282,5 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _sources(thing: Any) -> Iterator[str]:
-    classes = thing.__mro__ if isinstance(thing, type) else (thing,)
-    for each in classes:
-        if each.__module__.startswith("workbench") and (path := inspect.getsourcefile(each)):
-            yield path
+if __name__ == "__main__":
+    main()
