@@ -1,4 +1,4 @@
-"""The tables of options in docs/: what is read from models, dataclasses and docstrings, and kept."""
+"""The tables of options in docs/, read from pydantic models, dataclasses and docstrings."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ _PACKAGE = _ROOT / "workbench"
 PAGES = sorted(path for path in (_ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 """Every page of docs/."""
 _TABLE = re.compile(
-    r"(?P<begin><!-- (?P<kind>options|names):?(?P<words>[\w ]*) -->\n).*?(?P<end><!-- end -->)", re.DOTALL
+    r"(?P<begin><!-- (?P<kind>options|names):?(?P<words>[\w ]*) -->\n).*?(?P<end><!-- end -->)",
+    re.DOTALL,
 )
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _REQUIRED = inspect.Parameter.empty
@@ -103,7 +104,7 @@ def options_of(thing: Any) -> list[Option]:
 
 
 def table_of(options: Sequence[Option], anchors: Sequence[str] = ()) -> list[str]:
-    """Return the lines of a Markdown table. With anchors, the name of each option is a link to it."""
+    """Return the lines of a Markdown table. With anchors, each name links to its own row."""
     places = anchors or [""] * len(options)
     named = [_named(o.name, anchor) for o, anchor in zip(options, places, strict=True)]
     rows = [
@@ -120,7 +121,7 @@ def fields_of(options: Sequence[Option]) -> list[str]:
 
 
 def names_table() -> list[str]:
-    """Return the lines of a table of the public names, each with the first line of its docstring."""
+    """Return the lines of a table of public names and the first lines of their docstrings."""
     first = {
         name: (inspect.getdoc(find(name)) or "").partition("\n")[0]
         for name in sorted(workbench.__all__, key=str.lower)

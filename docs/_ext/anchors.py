@@ -53,7 +53,7 @@ class Headings(SphinxTransform):
     default_priority = 300
 
     def apply(self, **_: object) -> None:
-        """Put an entry before the title of every section but the page's own."""
+        """Put entries below the title of every section but the page's own."""
         if self.env.docname not in _SEARCHED:
             return
         for section in list(self.document.findall(nodes.section)):
@@ -63,7 +63,7 @@ class Headings(SphinxTransform):
             if section[1].astext().startswith("You see "):
                 names += [quoted.astext() for quoted in section[1].findall(nodes.literal)]
             anchor = section["ids"][0]
-            section[0:0] = [_entry(name.strip("… "), anchor) for name in names]
+            section[1:1] = [_entry(name.strip("… "), anchor) for name in names]
 
 
 def _entry(name: str, anchor: str) -> addnodes.index:
