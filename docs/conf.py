@@ -39,6 +39,7 @@ nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would be loaded from another
 # The API page: Google docstrings, with the types in the signature.
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
 autoclass_content = "both"
 default_role = "literal"  # docstrings write code in single backticks
 maximum_signature_line_length = 88
