@@ -106,8 +106,11 @@ def test_commands_exist(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: path.stem)
 def test_python_parses_and_imports_public_names(path: Path) -> None:
+    # A package of another person derives from the interfaces of jobs, which are no public names.
+    extending = {"workbench.jobs.job", "workbench.base.record"}
+    allowed = extending if path.stem == "extending" else set()
     for block in re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL):
-        assert private_names(block) == []
+        assert set(private_names(block)) <= allowed
 
 
 def private_names(source: str) -> list[str]:

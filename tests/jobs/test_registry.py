@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,6 +34,16 @@ from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def guide() -> dict[str, str]:
+    """Files of the package that the page `docs/extending.md` shows."""
+    page = (ROOT / "docs" / "extending.md").read_text()
+    files = re.findall(r"^`([\w.]+)` [^\n]*:\n\n```\w+\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in files] == ["pyproject.toml", "greetings.py"]
+    return dict(files)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -40,6 +52,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     shutil.copy(Path(__file__).with_name("countkind.py"), site)
     info = site / "countkind-1.0.dist-info"
     info.mkdir()
+    for name, text in guide().items():
+        (site / name).write_text(text)
+    project = tomllib.loads((site / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["workbench.jobs"]
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: countkind\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[workbench.jobs]\n"
@@ -47,12 +63,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "absent = countkind:Nothing\n"
         "alien = pathlib:Path\n"
         "script = countkind:Counting\n"
+        + "".join(f"{kind} = {place}\n" for kind, place in points.items())
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(site)
         patch.setenv("PYTHONPATH", str(site))  # for the keeper, as site-packages would be
         yield site
-    sys.modules.pop("countkind", None)
+    for name in ("countkind", "greetings"):
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
@@ -235,6 +253,20 @@ def test_a_job_of_another_package_is_prepared_sent_run_and_reported(cluster: Clu
     view.refresh()
     assert view.state is RunState.SUCCEEDED
     assert run.id in as_text(run)
+
+
+@pytest.mark.slow
+def test_the_package_of_the_guide_adds_a_kind_of_job(cluster: Cluster) -> None:
+    with pytest.raises(ConfigError, match=r"'time'.*times"):
+        registry.job_from_dict({"kind": "greeting", "time": 2})
+    with pytest.raises(ConfigError, match="words is empty"):
+        cluster.submit(registry.job_from_dict({"kind": "greeting", "words": ""}))
+    run = cluster.submit(registry.job_from_dict({"kind": "greeting", "words": "hi", "times": 2}))
+    result = run.wait(120, progress=False)
+    result.raise_for_status()
+    assert run.logs(rank=1).splitlines() == ["hi from rank 1"] * 2
+    steps = [event for event in run.events() if event.kind == "step"]
+    assert [(event.rank, event.data["greetings"]) for event in steps] == [(0, 1), (0, 2)]
 
 
 @pytest.mark.slow
