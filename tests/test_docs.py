@@ -465,7 +465,7 @@ def test_a_search_finds_the_right_page_first(site: Path) -> None:
         "troubleshooting": "troubleshooting.html",
         "FineTune": "api.html#workbench.FineTune",
     }
-    found = {}
+    found, shown = {}, {}
     with playwright.sync_playwright() as api:
         browser = api.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page()
@@ -473,8 +473,11 @@ def test_a_search_finds_the_right_page_first(site: Path) -> None:
             page.goto(f"{(site / 'search.html').as_uri()}?q={quote(query)}")
             first = page.locator("#search-results li a").first
             found[query] = str(first.get_attribute("href"))
+            shown[query] = first.inner_text()
         browser.close()
     assert {query: href.removeprefix("./") for query, href in found.items()} == wanted
+    assert shown["learning_rate"] == "Options > learning_rate"
+    assert shown["out of memory"] == "Troubleshooting > out of memory"
 
 
 def test_private_keys_are_refused_by_the_hook() -> None:
