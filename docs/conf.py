@@ -50,6 +50,7 @@ html_theme = "furo"  # its left column shows every page below its caption, on ev
 html_title = project
 html_static_path = ["_static"]
 html_css_files = ["tables.css"]
+html_js_files = ["labels.js"]
 html_search_scorer = str(HERE / "_ext" / "scorer.js")
 html_show_sphinx = False
 html_show_copyright = False

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import metadata, version
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from urllib.parse import quote
 
 import pytest
 import yaml
+from axe_playwright_python.sync_playwright import Axe
 from bs4 import BeautifulSoup
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from playwright.sync_api import Page, sync_playwright
 
 import workbench
 from workbench.finetune.advice import rules
@@ -444,15 +447,23 @@ def test_options_have_anchors_and_the_api_has_every_name_on_the_site(site: Path)
         assert words in re.sub(r"\W+", " ", described.parent.get_text()), name
 
 
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    """A page of chromium."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs chromium: sudo apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser.new_page()
+        browser.close()
+
+
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.browser
-def test_a_search_finds_the_right_page_first(site: Path) -> None:
-    """Sphinx's own search, in a browser: titles and entries of the index count most."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("no chromium here")
+def test_a_search_finds_the_right_page_first(site: Path, page: Page) -> None:
+    """Sphinx's own search: titles and entries of the index count most."""
     wanted = {
         "out of memory": "troubleshooting.html#out-of-memory",
         "CUDA out of memory": "troubleshooting.html#out-of-gpu-memory",
@@ -466,18 +477,26 @@ def test_a_search_finds_the_right_page_first(site: Path) -> None:
         "FineTune": "api.html#workbench.FineTune",
     }
     found, shown = {}, {}
-    with playwright.sync_playwright() as api:
-        browser = api.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page()
-        for query in wanted:
-            page.goto(f"{(site / 'search.html').as_uri()}?q={quote(query)}")
-            first = page.locator("#search-results li a").first
-            found[query] = str(first.get_attribute("href"))
-            shown[query] = first.inner_text()
-        browser.close()
+    for query in wanted:
+        page.goto(f"{(site / 'search.html').as_uri()}?q={quote(query)}")
+        first = page.locator("#search-results li a").first
+        found[query] = str(first.get_attribute("href"))
+        shown[query] = first.inner_text()
     assert {query: href.removeprefix("./") for query, href in found.items()} == wanted
     assert shown["learning_rate"] == "Options > learning_rate"
     assert shown["out of memory"] == "Troubleshooting > out of memory"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.browser
+def test_a_page_of_the_site_violates_no_rule_of_axe_and_its_code_can_be_copied(
+    site: Path, page: Page
+) -> None:
+    page.goto((site / "install.html").as_uri())
+    assert page.locator("button.copybtn").count() == page.locator("article pre").count() > 4
+    violations = Axe().run(page).response["violations"]
+    assert [(rule["id"], rule["nodes"][0]["html"]) for rule in violations] == []
 
 
 def test_private_keys_are_refused_by_the_hook() -> None:
