@@ -29,7 +29,7 @@ from workbench.finetune.plan.setting import setting_from, setting_of
 from workbench.finetune.plan.table import GIB, Fit, PlanRow
 from workbench.finetune.plan.tracing import cached_answer, trace_of
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
-from workbench.finetune.techniques.sizes import Setting, Trace, states_of
+from workbench.finetune.techniques.sizes import FP32, Setting, Trace, states_of
 from workbench.jobs.job import Job
 
 LARGEST = "largest_micro_batch"
