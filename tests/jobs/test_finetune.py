@@ -294,6 +294,10 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
             {"optimizer": "muon", "peft": "lora"},
             "trains two factors of the update; use 'adamw' or 'lion', or peft 'none'",
         ),
+        (
+            {"optimizer": "muon", "model": "tiny-llama", "tensor_parallel": 2},
+            "use 'adamw' or 'lion', or drop tensor_parallel",
+        ),
         *(
             ({"optimizer": "muon", "technique": name}, f"{name}.*; use 'single', 'ddp', 'zero1'")
             for name in ("zero3", "zero3-offload", "fsdp", "local-sgd")

@@ -318,3 +318,8 @@ def _check_optimizer(job: FineTuneOptions) -> None:
             f"optimizer 'muon' orthogonalizes the update of a whole matrix, and peft '{job.peft}' "
             "trains two factors of the update; use 'adamw' or 'lion', or peft 'none'"
         )
+    if optimizer is Optimizer.MUON and job.tensor_parallel > 1:
+        raise ConfigError(
+            "optimizer 'muon' needs whole matrices, and tensor_parallel cuts the matrices; use "
+            "'adamw' or 'lion', or drop tensor_parallel"
+        )

@@ -125,6 +125,7 @@ class Parameters:
             largest=self.largest // ranks,
             largest_packed=self.largest_packed // ranks,
             small={size // ranks: times for size, times in self.small.items()},
+            matrices=self.matrices // ranks,
         )
 
 
