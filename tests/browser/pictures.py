@@ -124,8 +124,8 @@ def take_sidebar(book: Any) -> None:
     page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
 
 
-def take_moving(book: Any, index: int, card_index: int) -> None:
-    """Take the moving picture: a run's start and training, a stop by the button, a failure card."""
+def take_moving(book: Any, index: int) -> None:
+    """Take the moving picture: a run, from its start to a stop by the button, and the card."""
     area = book.run(index)
     area.locator(".wb").first.wait_for()
     area.evaluate("e => e.scrollIntoView({block: 'start'})")
@@ -143,7 +143,8 @@ def take_moving(book: Any, index: int, card_index: int) -> None:
         book.page.wait_for_timeout(700)
     # The start is the same for seconds: equal neighbours are one frame.
     moving = [frame for at, frame in enumerate(frames) if at == 0 or frame != frames[at - 1]]
-    moving += [frame_of(book, area), frame_of(book, book.output(card_index))]
+    card = on_paper(Image.open(PICTURES / "card.png").convert("RGB"))
+    moving += [frame_of(book, area), card]
     shown = [SHOWN_MS] * (len(moving) - 2) + [HELD_MS, 2 * HELD_MS]
     path = PICTURES / "panel.gif"
     images = [Image.open(io.BytesIO(frame)).convert("RGB").quantize(64) for frame in moving]
@@ -154,7 +155,7 @@ def take_moving(book: Any, index: int, card_index: int) -> None:
 
 
 def frame_of(book: Any, area: Any) -> bytes:
-    """One frame: the top of a cell's output on white paper of a fixed size."""
+    """One frame: the top of a cell's output."""
     area.evaluate("e => e.scrollIntoView({block: 'start'})")
     book.page.evaluate(_NEUTRAL, [str(book.lab.folder)])
     box = area.bounding_box()
@@ -164,7 +165,11 @@ def frame_of(book: Any, area: Any) -> bytes:
         "width": box["width"],
         "height": min(box["height"], box["width"] * MOVING_HEIGHT / MOVING_WIDTH),
     }
-    shot = Image.open(io.BytesIO(book.page.screenshot(clip=clip))).convert("RGB")
+    return on_paper(Image.open(io.BytesIO(book.page.screenshot(clip=clip))).convert("RGB"))
+
+
+def on_paper(shot: Any) -> bytes:
+    """A picture at the width of the frames, on white paper of their size."""
     shot = shot.resize((MOVING_WIDTH, round(shot.height * MOVING_WIDTH / shot.width)))
     paper = Image.new("RGB", (MOVING_WIDTH, MOVING_HEIGHT), "white")
     paper.paste(shot, (0, 0))
@@ -216,7 +221,7 @@ def test_take_the_pictures(lab: Any, open_book: Callable[[str], Any]) -> None:
             )  # what others published is no picture
             take(book, 1 if names[index] == "panel" else index, names[index], most=most)
     book.page.set_viewport_size({"width": 1100, "height": 900})
-    take_moving(book, len(cells), card_index=3)
+    take_moving(book, len(cells))
     book.wait_idle(120)
     book.run(len(cells) + 1)
     book.wait_idle(120)
