@@ -83,9 +83,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(cluster: Cluster, script: Path, *args: str) -> Run:
+def trained(cluster: Cluster, script: Path, *args: str, pods: int = 2) -> Run:
     # The header of TRL's scripts names packages that the pods have, and others without use here.
-    run = cluster.submit(Script(script, args=args, requirements=[], stall_timeout_s=300))
+    run = cluster.submit(Script(script, args=args, requirements=[], stall_timeout_s=300), pods=pods)
     run.wait(500, progress=False).raise_for_status()
     return run
 
@@ -113,6 +113,8 @@ def test_trl_s_own_script_trains(
         "--bf16=False",
         "--report_to=none",
         *MORE.get(method, ()),
+        # A rank imports for ten seconds of CPU: a loss of pairs and a generation run on both pods.
+        pods=2 if method in ("dpo", "grpo") else 1,
     )
     steps = [event for event in run.events() if event.kind == "step"]
     assert [event.whole("step") for event in steps] == [1, 2]
