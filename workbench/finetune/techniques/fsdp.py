@@ -194,9 +194,9 @@ class FSDP(Plain):
         if setting.offload:
             return 0.0, gathered
         whole, _ = super().backward(setting, trace, moment)
-        # The parts of the rest's gradients replace the whole gradients, which `gathered` counts.
+        # `gathered` counts the gradients that are still whole.
         if not setting.accumulates:
-            whole -= FP32 * min(moment.gradients, trace.rest.trained)
+            whole -= FP32 * _unreduced(trace, moment)
         return max(0.0, whole) / setting.shards, gathered
 
     def entering(self, setting: Setting, trace: Trace) -> float:
@@ -252,12 +252,23 @@ def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
     if not moment.gradients:
         return gathered
     gathered += (FP32 + setting.compute_bytes) * layer.trained
-    # Gradients of the rest stay whole until the end of the backward pass: that of the output layer
-    # from the begin on.
-    size = setting.compute_bytes
-    gathered += size * min(moment.gradients, trace.rest.largest, trace.rest.trained)
+    # Gradients of the rest stay whole until the end of the backward pass.
+    unreduced = setting.compute_bytes * _unreduced(trace, moment)
     if moment.gradients < trace.trained:
-        return gathered
+        return gathered + unreduced
     # Then they are copied into one buffer, beside the weights (`foreach_reduce`).
-    reduced = (size + setting.reduce_bytes) * trace.rest.trained
-    return max(gathered, _whole(setting, trace.rest) + reduced)
+    copied = setting.reduce_bytes * trace.rest.trained
+    return max(gathered, _whole(setting, trace.rest) + unreduced + copied)
+
+
+def _unreduced(trace: Trace, moment: Moment) -> int:
+    """Return the elements of the rest's gradients that exist, whole, at a moment of a step."""
+    rest = trace.rest
+    if not rest.trained or not moment.gradients:
+        return 0
+    if moment.gradients >= trace.trained:
+        return rest.trained
+    # The output layer's gradient arrives first. If the embeddings are the same weight, the trace
+    # counts the unfinished gradient.
+    is_tied = rest.small.get(rest.largest, 0) < 2
+    return 0 if is_tied else min(int(moment.gradients), rest.largest)
