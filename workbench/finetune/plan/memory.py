@@ -96,6 +96,9 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
     if setting.packed:  # a layer's weights are unpacked one matrix at a time
         held += trace.largest_packed * setting.compute_bytes
     gradients, communication = technique.backward(setting, trace, moment)
+    # The output layer has arrived before its scores exist.
+    if not moment.gradients:
+        communication += max(0.0, technique.arriving(setting, trace) - logits)
     moving = Memory(
         activations=max(0.0, held - logits),
         logits=logits,

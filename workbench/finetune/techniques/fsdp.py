@@ -270,5 +270,4 @@ def _unreduced(trace: Trace, moment: Moment) -> int:
         return rest.trained
     # The output layer's gradient arrives first. If the embeddings are the same weight, the trace
     # counts the unfinished gradient.
-    is_tied = rest.small.get(rest.largest, 0) < 2
-    return 0 if is_tied else min(int(moment.gradients), rest.largest)
+    return 0 if trace.is_tied else min(int(moment.gradients), rest.largest)

@@ -199,6 +199,11 @@ class Trace:
             ]
         return replace(part, moments=moments)
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether the output layer has no weight of its own, beside the embeddings."""
+        return self.rest.small.get(self.rest.largest, 0) < 2
+
     def no_larger_than(self, elements: int) -> tuple[int, int]:
         """Return the elements and the number of all parameters with at most `elements` elements."""
         small_elements = 0

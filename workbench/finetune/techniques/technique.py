@@ -309,6 +309,11 @@ class Technique(ABC):
         del setting, trace
         return 0.0
 
+    def arriving(self, setting: Setting, trace: Trace) -> float:
+        """Return the bytes of a temporary copy of the output layer, before any scores."""
+        del setting, trace
+        return 0.0
+
     @abstractmethod
     def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         """Return the memory of a rank during the update, on its device and on the host."""

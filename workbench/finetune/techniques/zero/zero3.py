@@ -150,6 +150,17 @@ class Zero3(Zero):
     def entering(self, setting: Setting, trace: Trace) -> float:
         return setting.weight_bytes * _gathered(setting, trace, BEGIN)
 
+    def arriving(self, setting: Setting, trace: Trace) -> float:
+        """Return the bytes of the buffer that the output layer is copied from.
+
+        `AllGatherCoalescedHandle` of DeepSpeed 0.19.8 frees the buffer after the copy. A single
+        rank needs no buffer since DeepSpeed 0.9.2; the sum is then too large by the buffer.
+        """
+        is_kept = trace.is_tied and trace.parameters <= setting.live
+        if is_kept or not setting.prefetch:
+            return 0.0
+        return float(setting.weight_bytes * trace.largest)
+
     def update(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         """Return the memory of a rank during the update of a sub-group of its part."""
         device, host = self.kept(setting, trace)
@@ -231,10 +242,7 @@ def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
     at_work = max(trace.largest_layer.all, trace.rest.largest)
     small, _ = trace.no_larger_than(setting.persist)
     gathered = max(gathered, kept, at_work, small)
-    # What is gathered ahead arrives in a buffer, from which the weights are copied. The forward
-    # pass gathers the output layer so. A single rank needs no buffer since DeepSpeed 0.9.2; the
-    # sum is then too large by the buffer.
-    if setting.prefetch:
-        largest = 0 if moment.gradients else trace.largest
-        gathered += min(ahead_of, max(setting.prefetch, largest))
+    # What the backward pass gathers ahead arrives in a buffer, from which the weights are copied.
+    if setting.prefetch and moment.gradients:
+        gathered += min(setting.prefetch, max(0.0, ahead_of - gathered))
     return gathered
