@@ -6,6 +6,7 @@ from pathlib import Path
 from workbench.rundir.events import EventTail
 from workbench.rundir.output.tail import LogTail, last_of_both
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.totals import TotalsTail
 
 
 def line(number: int, **data: object) -> str:
@@ -132,3 +133,17 @@ def test_both_streams_stand_in_the_order_of_their_turns_whole_lines_alone(tmp_pa
     paths.rank_log(0, "order").unlink()
     paths.rank_log(0, "order").symlink_to(tmp_path / "elsewhere")
     assert last_of_both(paths, 0, 1) == ["C"]
+
+
+def test_totals_read_what_is_new_alone(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+
+    path.write_text(line(1, kind="start", world_size=2) + line(2, step=1))
+    tail = TotalsTail(path)
+    assert tail.read().reached_step == 1
+    # A second reading of the first events would not find them.
+    with path.open("r+b") as file:
+        file.write(b" " * path.stat().st_size)
+        file.write(line(3, step=2).encode())
+    totals = tail.read()
+    assert totals.reached_step == 2 and totals.start == {"world_size": 2}
