@@ -1,8 +1,8 @@
-"""The command line: `workbench run SPEC.json [--out DIR]`, `doctor`, `plan` and `report DIR…`.
+"""The command line: `workbench run SPEC.json [--out DIR]`, `doctor`, `plan`, `verify` and `report`.
 
-Exit codes: 0 the run succeeded, the pods passed all checks or the report is written; 1 failure; 2
-the request is refused and nothing has started. A verb imports only its own modules, so `--help` is
-fast.
+Exit codes: 0 the run succeeded, the pods passed all checks, no claim failed or the report is
+written; 1 failure; 2 the request is refused and nothing has started. A verb imports only its own
+modules, so `--help` is fast.
 """
 
 from __future__ import annotations
@@ -97,6 +97,29 @@ def _plan(args: argparse.Namespace) -> bool:
     return plan.fits
 
 
+def _verify(args: argparse.Namespace) -> bool:
+    """Try the claims that depend on the machine, on local pods or on the pods of a `SPEC.json`."""
+    from workbench.base.files import write_json
+    from workbench.finetune.notebook.cluster import Cluster
+    from workbench.rundir.spec import RunSpec
+    from workbench.verify.claims.registry import chosen
+    from workbench.verify.command import verify
+    from workbench.verify.report import list_text
+
+    rows = chosen(args.only)
+    if args.list:
+        _say(list_text(rows))
+        return True
+    make = None
+    if args.spec is not None:
+        make = partial(Cluster.from_spec, RunSpec.load(args.spec).cluster)
+    report = verify(rows, make=make, minutes=args.minutes, out=args.out)
+    if args.json is not None:
+        write_json(args.json, report.to_dict())
+    _say(report.text)
+    return report.ok
+
+
 def _report(args: argparse.Namespace) -> bool:
     from workbench.benchmark.result import rows_below, write_report
 
@@ -128,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     for parser_of_spec, verb in ((run, _run), (doctor, _doctor), (plan, _plan)):
         parser_of_spec.add_argument("spec", type=Path, metavar="SPEC.json")
         parser_of_spec.set_defaults(verb=verb)
+    _add_verify(commands)
     report = commands.add_parser(
         "report", help="write report.html and report.md on runs; exit 0 written, 2 refused"
     )
@@ -142,6 +166,40 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.set_defaults(verb=_report)
     return parser
+
+
+def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="try all claims on this machine or on the pods of a SPEC.json; exit 0 none failed, 1 "
+        "failed, 2 refused",
+    )
+    verify.add_argument(
+        "spec",
+        type=Path,
+        metavar="SPEC.json",
+        nargs="?",
+        help="the pods to use; default: local pods, on the GPUs of this machine if any",
+    )
+    verify.add_argument(
+        "--only",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="try the rows of a name, a pattern such as 'bf16-*', or a subject; may be repeated",
+    )
+    verify.add_argument("--list", action="store_true", help="print the rows and start nothing")
+    verify.add_argument("--json", type=Path, metavar="FILE", help="also write the table as JSON")
+    verify.add_argument(
+        "--minutes", type=float, default=20.0, help="time limit of all rows; default: 20"
+    )
+    verify.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for runs and logs, new or empty; default: a new folder below runs/",
+    )
+    verify.set_defaults(verb=_verify)
 
 
 def _say(text: str) -> None:

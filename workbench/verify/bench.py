@@ -1,0 +1,184 @@
+"""The clusters of a verification: started when a row needs one, and closed at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from workbench.base.errors import WorkbenchError
+from workbench.base.files.private import cluster_folder
+from workbench.base.versions import gpu_names
+from workbench.verify.row import Cannot
+
+if TYPE_CHECKING:
+    from workbench import Cluster, FineTune, FineTuneRun, Run
+
+_FACTS_S = 120.0
+_KEY = "identity"  # of a cluster, in the user's private folder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What a rank found on its pod."""
+
+    device: str
+    """`cuda` or `cpu`."""
+    name: str
+    """Name of the GPU or of the processor."""
+    capability: tuple[int, int] = (0, 0)
+    """Compute capability of the GPU. (0, 0): no GPU."""
+    bf16: bool = False
+    """Whether the GPU computes bf16 itself."""
+    packages: Sequence[str] = ()
+    """Installed packages among those that some rows need."""
+    compiler: bool = False
+    """Whether the pod has a C++ compiler."""
+    nvcc: bool = False
+    """Whether the pod has NVIDIA's compiler."""
+    versions: Mapping[str, str] | None = None
+    """Versions of torch, CUDA and NCCL."""
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Facts:
+        return cls(**{**raw, "capability": tuple(raw["capability"])})
+
+
+class Bench:
+    """The pods of a verification. Runs of the same job are done once."""
+
+    def __init__(self, folder: Path, make: Callable[[Path], Cluster] | None = None) -> None:
+        """Make a bench in a new folder; `make` returns the user's own cluster in a folder."""
+        self.folder = folder
+        self._make = make
+        self._opened = ExitStack()
+        self._lock = threading.RLock()
+        self._clusters: list[Cluster] = []
+        self._runs: dict[str, FineTuneRun] = {}
+
+    def __enter__(self) -> Self:
+        self.main  # noqa: B018  # the first cluster starts here: a refusal ends the command
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._opened.close()
+
+    @cached_property
+    def main(self) -> Cluster:
+        """The pods of most rows: the user's own, or pods of this machine."""
+        from workbench import Cluster, LocalPods, PodSpec
+
+        path = self.folder / "main"
+        if self._make is not None:
+            return self.open(self._make(path))
+        pods, gpus = layout(len(gpu_names()))
+        cores = os.cpu_count() or 1
+        cpus = max(1, cores // pods) if gpus else 1
+        return self.open(Cluster(LocalPods(), PodSpec(cpus=cpus, gpus=gpus), count=pods, path=path))
+
+    @cached_property
+    def crowded(self) -> Cluster:
+        """A cluster whose first pod has two ranks or more."""
+        from workbench import Cluster, LocalPods, PodSpec, SSHPods
+
+        if any(pod.slots > 1 for pod in self.main.pods):
+            return self.main
+        if not self.is_local:
+            raise Cannot("every pod has one rank; ask for two GPUs per pod, or hosts with slots=2")
+        path = self.folder / "crowded"
+        gpus = len(gpu_names())
+        if gpus > 1:
+            return self.open(Cluster(LocalPods(), PodSpec(gpus=2), path=path))
+        if gpus:
+            raise Cannot("one GPU only, and a GPU takes one rank of NCCL")
+        # Without a GPU, only existing hosts have several ranks: the first pod is such a host.
+        pod = self.main.pods[0]
+        known = cluster_folder(self.main.path) / _KEY
+        host = {"address": pod.address, "port": pod.ssh_port, "user": pod.user, "slots": 2}
+        place = SSHPods(
+            hosts=[host],
+            key=str(known / "id_ed25519"),
+            known_hosts=str(known / "known_hosts"),
+            python=sys.executable,
+            root=str(self.folder / "host"),
+        )
+        return self.open(Cluster(place, PodSpec(cpus=1), path=path))
+
+    @cached_property
+    def without_gpus(self) -> Cluster:
+        """A pod of this machine that computes on the CPU."""
+        from workbench import Cluster, LocalPods, PodSpec
+
+        return self.open(Cluster(LocalPods(), PodSpec(cpus=2), path=self.folder / "cpu"))
+
+    @property
+    def is_local(self) -> bool:
+        return self.main.spec.is_local
+
+    def open(self, cluster: Cluster) -> Cluster:
+        """Start a cluster that is closed at the end of the verification."""
+        with self._lock:
+            self._opened.enter_context(cluster)
+            self._clusters.append(cluster)
+        return cluster
+
+    @cached_property
+    def facts(self) -> Sequence[Facts]:
+        """Facts of every rank of the main cluster."""
+        from workbench.verify.ranks.facts import facts_of_rank
+
+        told = self.main.run(facts_of_rank, timeout_s=_FACTS_S, progress=False)
+        return [Facts.read(json.loads(str(each))) for each in told]
+
+    @property
+    def first(self) -> Facts:
+        return self.facts[0]
+
+    @property
+    def has_gpus(self) -> bool:
+        return all(each.device == "cuda" for each in self.facts)
+
+    def known_run(self, job: FineTune, pods: int | None) -> FineTuneRun | None:
+        """Return the finished run of an equal job on the main cluster."""
+        return self._runs.get(_key_of(job, pods))
+
+    def keep_run(self, job: FineTune, pods: int | None, run: FineTuneRun) -> None:
+        self._runs[_key_of(job, pods)] = run
+
+    def cancel_all(self) -> None:
+        """Cancel all unfinished runs, so that the next row finds free pods."""
+        with self._lock:
+            clusters = list(self._clusters)
+        for cluster in clusters:
+            for run in cluster.runs:
+                if not run.state.is_terminal:
+                    cancel(run)
+
+
+def cancel(run: Run) -> None:
+    """Cancel a run; a run that has ended meanwhile stays as it is."""
+    with suppress(WorkbenchError):
+        run.cancel()
+
+
+def layout(gpus: int) -> tuple[int, int]:
+    """Return the number of local pods, and the GPUs of a pod.
+
+    Example:
+        >>> layout(0), layout(1), layout(2), layout(8)
+        ((2, 0), (1, 1), (2, 1), (2, 4))
+    """
+    if gpus < 2:
+        return (1, 1) if gpus else (2, 0)
+    return 2, gpus // 2
+
+
+def _key_of(job: FineTune, pods: int | None) -> str:
+    return json.dumps([job.to_dict(), pods], sort_keys=True, default=str)

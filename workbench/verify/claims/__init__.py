@@ -1,0 +1,1 @@
+"""The claims, a file for every subject; `registry` has all rows."""

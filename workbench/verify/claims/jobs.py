@@ -1,0 +1,38 @@
+"""Small jobs of the rows. Nothing is downloaded: built-in models and bundled questions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from workbench import FineTune
+    from workbench.verify.turn import Turn
+
+ROWS_A_RANK = 4
+STEPS = 8
+
+
+def tiny(turn: Turn, technique: str, **options: object) -> FineTune:
+    """Return a job with the same global batch for every technique, on the ranks of all pods."""
+    from workbench import FineTune
+
+    ranks = 1 if technique == "single" else turn.ranks
+    given: dict[str, Any] = {
+        "model": "tiny-t5",
+        "dataset": {"kind": "wikisql-mini", "train_rows": 320, "eval_rows": 16},
+        "technique": technique,
+        "precision": "fp32",
+        "max_steps": STEPS,
+        "learning_rate": 2e-3,
+        "max_target_length": 24,
+        "per_device_train_batch_size": ROWS_A_RANK * turn.ranks // ranks,
+        "predict_rows": 0,
+        "profile_step": 0,
+        **options,
+    }
+    return FineTune(**given)
+
+
+def llama(turn: Turn, technique: str, **options: object) -> FineTune:
+    """Return the same job with a causal model."""
+    return tiny(turn, technique, **{"model": "tiny-llama", **options})

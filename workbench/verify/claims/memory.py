@@ -1,0 +1,156 @@
+"""Claims about memory and time: offload, predictions beside measurements, the panel."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from workbench.verify.claims.jobs import tiny
+from workbench.verify.claims.techniques import follows, on_device
+from workbench.verify.ranks.collectives import held_memory
+from workbench.verify.ranks.models import write_llama
+from workbench.verify.row import Broken, Cannot, Row
+from workbench.verify.turn import Turn, at_most, engine
+
+if TYPE_CHECKING:
+    from workbench import FineTuneRun
+
+SUBJECT = "memory and time"
+_SIZES = {True: (768, 12), False: (256, 4)}
+"""Hidden size and layers of the measured model, on GPUs and on CPUs."""
+_HOLD_GIB = 1.0
+_HOLD_S = 14.0
+"""The driver is asked every 5 s."""
+_BETWEEN = (0.5, 1.15)
+"""Measured memory relative to the prediction. More than the prediction may not fit."""
+_STEP_OFF = 0.5
+
+
+def _offload_zero2(turn: Turn) -> str:
+    turn.need_compiler()
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": turn.has_gpus}}
+    run = turn.train(tiny(turn, "zero2", deepspeed={"zero_optimization": zero}))
+    on_device(turn, run)
+    words = follows(run, turn.train(tiny(turn, "single")))
+    return f"{words}; {_on_host(run)}"
+
+
+def _offload_fsdp(turn: Turn) -> str:
+    turn.need_gpus("offload of fsdp has no effect on CPUs")
+    run = turn.train(tiny(turn, "fsdp", fsdp={"offload": True}))
+    words = follows(run, turn.train(tiny(turn, "single")))
+    return f"{words}; {_on_host(run)}"
+
+
+def _on_host(run: FineTuneRun) -> str:
+    devices = engine(run)["updated"]["devices"]
+    if list(devices) != ["cpu"]:
+        raise Broken(f"the optimizer updates on {', '.join(devices)}, not on the host")
+    return "the host updates"
+
+
+def _predicted_memory(turn: Turn) -> str:
+    result = _measured_run(turn).result
+    deadline_s = time.monotonic() + min(60.0, turn.left_s)
+    # The first pod may still trace the model.
+    while result.predicted_memory_gib is None and time.monotonic() < deadline_s:
+        time.sleep(0.5)
+    predicted = result.predicted_memory_gib
+    if predicted is None or not result.peak_memory_gib:
+        raise Broken("the result has no prediction or no measured peak")
+    measured = max(result.peak_memory_gib.values())
+    driver = [gpu.peak_gib for gpu in result.gpus if gpu.peak_gib is not None]
+    words = f"predicted {predicted:.2f} GiB, measured {measured:.2f} ({result.memory_kind})"
+    if driver:
+        words += f", by the driver {max(driver):.2f}"
+    least, most = _BETWEEN
+    if not least * predicted <= measured <= most * predicted:
+        raise Broken(f"{words}; allowed {least:g} to {most:g} times the prediction")
+    return words
+
+
+def _measured_run(turn: Turn) -> FineTuneRun:
+    from workbench import Function, mini_rows
+
+    hidden, layers = _SIZES[turn.has_gpus]
+    texts = [f"{row.source} {row.target}" for row in mini_rows(0, 400)]
+    made = turn.submit(Function(write_llama, (hidden, layers, texts)), pods=1)
+    turn.wait(made)
+    folder = made.paths.outputs / "model"
+    if not folder.is_dir():
+        raise Broken(f"the model was not copied back to {folder}")
+    job = tiny(turn, "ddp", model=str(folder), max_steps=4, per_device_train_batch_size=8)
+    return turn.train(job)
+
+
+def _step_time(turn: Turn) -> str:
+    technique = "ddp" if turn.ranks > 1 else "zero1"
+    job = tiny(turn, technique, max_steps=24, gradient_accumulation_steps=2)
+    table = turn.bench.main.plan(job)
+    (planned,) = [row for row in table.rows if row.technique == technique]
+    measured = turn.train(job).result.step_s
+    if planned.step_s is None or measured is None:
+        raise Broken(f"planned {planned.step_s} s a step, measured {measured}")
+    off = abs(measured - planned.step_s) / measured
+    words = f"{technique}: planned {1000 * planned.step_s:.0f} ms, "
+    words += f"measured {1000 * measured:.0f} ms"
+    return f"{words}, {at_most('off by', off, _STEP_OFF)}"
+
+
+def _panel(turn: Turn) -> str:
+    from workbench import Function
+
+    run = turn.submit(Function(held_memory, (_HOLD_GIB, _HOLD_S)), pods=1)
+    result = turn.wait(run)
+    turn.note(result.world_size, turn.bench.main)
+    text = str(run)
+    if not turn.has_gpus:
+        peak = max(result.host_memory_gib.values(), default=0.0)
+        if peak < _HOLD_GIB:
+            raise Broken(f"{_HOLD_GIB:g} GiB were in use, and the result has {peak:.2f}")
+        if "memory" not in text:
+            raise Broken("the panel has no memory")
+        raise Cannot(f"no CUDA device on the pods; host memory in the panel: {peak:.2f} GiB")
+    peaks = [gpu.peak_gib or 0.0 for gpu in result.gpus]
+    if len(peaks) < result.world_size or min(peaks) < _HOLD_GIB:
+        raise Broken(f"every GPU had {_HOLD_GIB:g} GiB in use, and the result has {peaks}")
+    if "GPUs, by their driver" not in text:
+        raise Broken("the panel has no table of GPUs")
+    return f"{len(peaks)} GPUs in the panel, peak {max(peaks):.2f} GiB"
+
+
+ROWS = (
+    Row(
+        name="offload-zero2",
+        subject=SUBJECT,
+        claim="zero2 with offload_optimizer updates on the host",
+        check=_offload_zero2,
+        limit_s=300.0,
+    ),
+    Row(
+        name="offload-fsdp",
+        subject=SUBJECT,
+        claim="fsdp with offload updates on the host",
+        check=_offload_fsdp,
+    ),
+    Row(
+        name="predicted-memory",
+        subject=SUBJECT,
+        claim="the measured peak is near the prediction",
+        check=_predicted_memory,
+        limit_s=240.0,
+    ),
+    Row(
+        name="predicted-step-time",
+        subject=SUBJECT,
+        claim="a step takes about the planned time",
+        check=_step_time,
+        limit_s=300.0,
+    ),
+    Row(
+        name="memory-in-panel",
+        subject=SUBJECT,
+        claim="the panel shows the memory of every GPU",
+        check=_panel,
+    ),
+)

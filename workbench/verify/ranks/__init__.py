@@ -1,0 +1,1 @@
+"""Functions that the ranks call. Only these modules import torch."""
