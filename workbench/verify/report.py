@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from workbench.base.table import Grid, text_table
 from workbench.base.words import counted, duration
-from workbench.verify.row import Outcome, Row, Verdict
+from workbench.verify.outcome import Outcome, Verdict
+from workbench.verify.row import Row
 
 _WIDTH = 44
 

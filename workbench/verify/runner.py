@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from workbench.base.words import plain
 from workbench.verify.bench import Bench
-from workbench.verify.row import Cannot, Outcome, Row, Verdict
+from workbench.verify.outcome import Cannot, Outcome, Verdict
+from workbench.verify.row import Row
 from workbench.verify.turn import Turn
 
 GRACE_S = 5.0

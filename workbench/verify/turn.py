@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.base.errors import RunError
 from workbench.base.words import counted
 from workbench.verify.bench import Bench, Facts, cancel
-from workbench.verify.row import Broken, Cannot
+from workbench.verify.outcome import Broken, Cannot
 
 if TYPE_CHECKING:
     from workbench import Cluster, FineTune, FineTuneRun, Function, Run
@@ -71,7 +71,8 @@ class Turn:
             raise Cannot(f"package {package} is missing on the pods")
 
     def need_compiler(self) -> None:
-        if not self.first.compiler:
+        """Raise Cannot if DeepSpeed would compile its host AdamW and has no compiler."""
+        if self.has_gpus and not self.first.compiler:
             raise Cannot("the pods have no C++ compiler, and DeepSpeed compiles its host AdamW")
 
     def call(

@@ -6,7 +6,8 @@ from functools import partial
 
 from workbench.verify.claims.jobs import llama
 from workbench.verify.claims.techniques import on_device
-from workbench.verify.row import Broken, Row
+from workbench.verify.outcome import Broken
+from workbench.verify.row import Row
 from workbench.verify.turn import Turn, at_most, curve, difference, engine
 
 SUBJECT = "adapters"

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from workbench.verify.claims.jobs import tiny
+from workbench.verify.outcome import Broken, Cannot
 from workbench.verify.ranks.collectives import all_reduced
-from workbench.verify.row import Broken, Cannot, Row
+from workbench.verify.row import Row
 from workbench.verify.turn import Turn, at_most, curve, difference
 
 SUBJECT = "collectives"

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from workbench import FineTune
     from workbench.verify.turn import Turn
 
+AMPERE = (8, 0)
+"""Compute capability of the first GPUs with bf16, TF32 and flash kernels."""
 ROWS_A_RANK = 4
 STEPS = 8
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from workbench.verify.claims.jobs import llama
+from workbench.verify.claims.jobs import AMPERE, llama
 from workbench.verify.claims.techniques import follows
+from workbench.verify.outcome import Broken, Cannot
 from workbench.verify.ranks.kernels import flash_in_torch, fused_adamw, lean_loss
-from workbench.verify.row import Broken, Row
+from workbench.verify.row import Row
 from workbench.verify.turn import Turn, at_most, curve, difference
 
 SUBJECT = "kernels"
@@ -15,7 +16,7 @@ SUBJECT = "kernels"
 
 def _fused_adamw(turn: Turn) -> str:
     (figures,) = turn.call(fused_adamw, pods=1)[:1]
-    off = at_most("off the plain loop by", figures["off"], 1e-5)
+    off = at_most("off the plain loop by", figures["off"], 1e-4)
     return f"{off}, {1e3 * figures['fused_s']:.2g} ms a step, plain {1e3 * figures['plain_s']:.2g}"
 
 
@@ -25,6 +26,8 @@ def _sdpa(turn: Turn) -> str:
 
 
 def _flash_in_torch(turn: Turn) -> str:
+    if turn.has_gpus and turn.first.capability < AMPERE:
+        raise Cannot("torch's flash kernel needs a GPU of the Ampere generation or later")
     (figures,) = turn.call(flash_in_torch, pods=1)[:1]
     return at_most("bf16 off fp32 by", figures["off"], 0.03)
 
@@ -32,6 +35,8 @@ def _flash_in_torch(turn: Turn) -> str:
 def _flash_attention(turn: Turn) -> str:
     turn.need_gpus()
     turn.need_package("flash_attn", "flash-attn")
+    if turn.first.capability < AMPERE:
+        raise Cannot("flash-attn needs a GPU of the Ampere generation or later")
     how = {"precision": "bf16"}
     run = turn.train(llama(turn, "ddp", attn_implementation="flash_attention_2", **how))
     plain = turn.train(llama(turn, "ddp", attn_implementation="sdpa", **how))

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from workbench.verify.claims.jobs import tiny
 from workbench.verify.claims.techniques import follows, on_device
+from workbench.verify.outcome import Broken, Cannot
 from workbench.verify.ranks.collectives import held_memory
 from workbench.verify.ranks.models import write_llama
-from workbench.verify.row import Broken, Cannot, Row
+from workbench.verify.row import Row
 from workbench.verify.turn import Turn, at_most, engine
 
 if TYPE_CHECKING:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from workbench.verify.claims.jobs import llama, tiny
+from workbench.verify.claims.jobs import AMPERE, llama, tiny
 from workbench.verify.claims.techniques import on_device
-from workbench.verify.row import Broken, Cannot, Row
+from workbench.verify.outcome import Broken, Cannot
+from workbench.verify.row import Row
 from workbench.verify.turn import Turn, at_most, curve, difference, engine
 
 SUBJECT = "precision"
 _HALF_OFF = 0.05
-_AMPERE = (8, 0)
 
 
 def _bf16(technique: str, turn: Turn) -> str:
@@ -48,7 +48,7 @@ def _half(turn: Turn, technique: str, precision: str, dtype: str) -> str:
 
 def _tf32(turn: Turn) -> str:
     turn.need_gpus()
-    if turn.first.capability < _AMPERE:
+    if turn.first.capability < AMPERE:
         raise Cannot("TF32 needs a GPU of the Ampere generation or later")
     # A run whose products are not in TF32 fails after its first step.
     run = turn.train(tiny(turn, "ddp", precision="tf32"))

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.verify.claims.jobs import tiny
 from workbench.verify.claims.techniques import on_device
+from workbench.verify.outcome import Broken
 from workbench.verify.ranks.facts import how_started
 from workbench.verify.ranks.models import hang_at_second_call
-from workbench.verify.row import Broken, Row
+from workbench.verify.row import Row
 from workbench.verify.turn import Turn
 
 if TYPE_CHECKING:

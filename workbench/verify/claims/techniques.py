@@ -6,7 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from workbench.verify.claims.jobs import llama, tiny
-from workbench.verify.row import Broken, Cannot, Row
+from workbench.verify.outcome import Broken, Cannot
+from workbench.verify.row import Row
 from workbench.verify.turn import Turn, at_most, curve, difference, engine
 
 if TYPE_CHECKING:

@@ -1,0 +1,322 @@
+"""The rows on made-up answers of pods: what each asks of GPUs, and what each takes as a failure.
+
+No answer here comes from a GPU, so nothing here says that a claim holds on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workbench import FineTune, Function, PodSpec
+from workbench.finetune.job.refusals import check_at_submit
+from workbench.rundir.events import Event
+from workbench.verify.bench import Facts
+from workbench.verify.claims.registry import ROWS
+from workbench.verify.outcome import Broken, Cannot
+from workbench.verify.row import Row
+from workbench.verify.turn import Turn, difference
+
+H100 = Facts(
+    device="cuda",
+    name="NVIDIA H100 80GB HBM3",
+    capability=(9, 0),
+    bf16=True,
+    packages=("bitsandbytes", "flash_attn", "liger_kernel"),
+    compiler=True,
+    nvcc=True,
+)
+CPU = Facts(device="cpu", name="a processor", compiler=True)
+BY_NAME = {row.name: row for row in ROWS}
+FORMATS = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass
+class MadeUpRun:
+    """A run of a job that went as asked, on the device of the pods."""
+
+    job: FineTune
+    pods: MadeUpPods
+    id: str = "run-1"
+    path: Path = Path("/runs/run-1")
+
+    @property
+    def spec(self) -> Any:
+        return SimpleNamespace(job=self.job)
+
+    @property
+    def paths(self) -> Any:
+        return SimpleNamespace(logs=self.path / "logs", outputs=self.pods.folder)
+
+    @property
+    def result(self) -> Any:
+        memory_kind = "cuda" if self.pods.facts[0].device == "cuda" else "resident"
+        return SimpleNamespace(
+            world_size=1 if self.job.technique == "single" else len(self.pods.facts),
+            memory_kind=memory_kind,
+            first_eval_loss=8.0,
+            eval_loss=5.0,
+            resumed_step=4,
+            metrics={"forked": 1.0, "cuda_before_fork": 0.0},
+            time_to_first_step_s=1.0,
+            peak_memory_gib={"a": 2.0},
+            predicted_memory_gib=2.0,
+            gpus=(),
+            step_s=0.1,
+            error=None,
+            state="succeeded",
+        )
+
+    def events(self) -> Sequence[Event]:
+        first = 4 if self.job.resume else 0
+        events = []
+        for step in range(first, self.job.max_steps or 0):
+            loss = 8.0 - 0.1 * step
+            for name, factor in self.pods.off.items():
+                if self.matches(name):
+                    loss *= factor
+            data = {"step": step + 1, "loss": loss, "grad_norm": 1.0}
+            events.append(Event(time_s=0.0, rank=0, kind="step", data=data))
+        on_host = "offload" in self.job.technique or bool(self.job.deepspeed or self.job.fsdp)
+        state = {
+            "arithmetic": FORMATS.get(str(self.job.precision), "float32"),
+            "packed": self.job.peft == "qlora",
+            "offload": ("optimizer", "parameters") if on_host else (),
+            "updated": {"devices": ("cpu",) if on_host else (self.pods.facts[0].device,)},
+            **self.pods.state,
+        }
+        return [*events, Event(time_s=0.0, rank=0, kind="engine", data=state)]
+
+    def matches(self, value: str) -> bool:
+        return value in [str(each) for each in self.job.to_dict().values()]
+
+    def wait(self, timeout_s: float, progress: bool = True) -> Any:
+        result = self.result
+        result.raise_for_status = lambda: result
+        return result
+
+
+@dataclass
+class MadeUpPods:
+    """A bench and its cluster: every job is noted, and goes as asked."""
+
+    facts: Sequence[Facts]
+    gpus: int
+    folder: Path
+    off: Mapping[str, float] = field(default_factory=dict)
+    """Factors of the losses of runs with an option's value."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    returned: Any = None
+    jobs: list[FineTune] = field(default_factory=list)
+    functions: list[Function] = field(default_factory=list)
+    is_local = True
+
+    @property
+    def main(self) -> Any:
+        return self
+
+    @property
+    def without_gpus(self) -> Any:
+        return self
+
+    @property
+    def crowded(self) -> Any:
+        if len(self.facts) < 2:
+            raise Cannot("one GPU only, and a GPU takes one rank of NCCL")
+        return self
+
+    @property
+    def first(self) -> Facts:
+        return self.facts[0]
+
+    @property
+    def has_gpus(self) -> bool:
+        return self.first.device == "cuda"
+
+    @property
+    def spec(self) -> Any:
+        return SimpleNamespace(pods=PodSpec(gpus=self.gpus))
+
+    @property
+    def pods(self) -> Sequence[object]:
+        return self.facts
+
+    def plan(self, job: FineTune) -> Any:
+        self.submit(job)
+        return SimpleNamespace(rows=[SimpleNamespace(technique=job.technique, step_s=0.11)])
+
+    def known_run(self, job: FineTune, pods: int | None) -> None:
+        return None
+
+    def keep_run(self, job: FineTune, pods: int | None, run: object) -> None:
+        pass
+
+    def submit(self, job: Any, *, pods: int | None = None) -> Any:
+        if isinstance(job, Function):
+            self.functions.append(job)
+            returned = self.returned
+            if returned is None and job.name == "write_llama":
+                # A folder as a pod copies back.
+                (self.folder / "model").mkdir(exist_ok=True)
+                (self.folder / "model" / "config.json").write_text('{"model_type": "llama"}')
+            outputs = SimpleNamespace(outputs=self.folder)
+            result = SimpleNamespace(world_size=1, raise_for_status=lambda: None)
+            return SimpleNamespace(
+                wait=lambda *_, **__: result, returned=returned, paths=outputs, id="run-0"
+            )
+        self.jobs.append(job)
+        return MadeUpRun(job, self)
+
+
+def pods_of(folder: Path, facts: Facts, ranks: int, *, gpus: int = 1, **answers: Any) -> MadeUpPods:
+    return MadeUpPods(
+        facts=[facts] * ranks, gpus=gpus if facts.device == "cuda" else 0, folder=folder, **answers
+    )
+
+
+def tried(name: str, pods: Any) -> str:
+    return BY_NAME[name].check(Turn(pods, 30.0))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize(("ranks", "gpus"), [(1, 1), (2, 1), (4, 2)])
+def test_on_gpus_every_row_asks_for_what_pods_with_gpus_take(
+    tmp_path: Path, row: Row, ranks: int, gpus: int
+) -> None:
+    pods = pods_of(tmp_path, H100, ranks, gpus=gpus)
+    given: Any = pods
+    try:
+        row.check(Turn(given, 30.0))
+    except Cannot as why:
+        assert ranks == 1 or gpus == 1, f"{row.name} with two GPUs on a pod: {why}"
+        assert "one" in str(why)
+        return
+    except (Broken, TypeError, ValueError, AttributeError):
+        pass  # these answers do not fit the row: only its questions are looked at here
+    for job in pods.jobs:
+        check_at_submit(job, gpus=gpus)
+        assert job.global_batch(1 if job.technique == "single" else ranks) % ranks == 0
+    assert pods.jobs or pods.functions or row.name in ("between-pods", "two-ranks-on-a-pod")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("tf32", "no CUDA device"),
+        ("gpu-as-cpu", "no CUDA device"),
+        ("fp16-zero2", "on CPUs only fsdp computes in fp16"),
+        ("flash-attention-2", "no CUDA device"),
+        ("liger", "written in Triton"),
+        ("paged-adamw-8bit", "no CUDA device"),
+        ("offload-fsdp", "no effect on CPUs"),
+        ("zero-quantized", "on GPUs only"),
+        ("qlora-zero2", "bitsandbytes is missing"),
+    ],
+)
+def test_without_a_gpu_or_a_package_a_row_says_why(tmp_path: Path, name: str, why: str) -> None:
+    pods = pods_of(tmp_path, CPU, 2)
+    with pytest.raises(Cannot, match=why):
+        tried(name, pods)
+    assert pods.jobs == []
+
+
+@pytest.mark.parametrize(
+    ("name", "lacks", "why"),
+    [
+        ("zero3-offload", {"compiler": False}, r"no C\+\+ compiler"),
+        ("tf32", {"capability": (7, 0)}, "Ampere"),
+        ("flash-in-torch", {"capability": (7, 5)}, "Ampere"),
+        ("bf16-ddp", {"bf16": False}, "no bf16"),
+        ("zero-quantized", {"nvcc": False}, "no nvcc"),
+        ("liger", {"packages": ()}, "liger-kernel is missing"),
+        ("flash-attention-2", {"packages": ()}, "flash-attn is missing"),
+    ],
+)
+def test_what_a_gpu_lacks_is_named(
+    tmp_path: Path, name: str, lacks: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(Cannot, match=why):
+        tried(name, pods_of(tmp_path, replace(H100, **lacks), 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "off"),
+    [
+        ("zero2", {"zero2": 1.02}),
+        ("fsdp-hybrid", {"fsdp": 1.02}),
+        ("sequence-parallel", {"zero3": 1.02}),
+        ("bf16-zero3", {"bf16": 1.2}),
+        ("fp16-fsdp", {"fp16": float("nan")}),
+        ("tf32", {"tf32": 0.9}),
+        ("flash-attention-2", {"flash_attention_2": 1.1}),
+        ("adamw-8bit", {"adamw-8bit": 1.1}),
+        ("qlora-fsdp", {"fsdp": 1.05}),
+    ],
+)
+def test_losses_that_are_off_break_a_row(
+    tmp_path: Path, name: str, off: Mapping[str, float]
+) -> None:
+    assert tried(name, pods_of(tmp_path, H100, 2))  # the same losses are taken
+    with pytest.raises(Broken, match=r"off|not a number|by"):
+        tried(name, pods_of(tmp_path, H100, 2, off=off))
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "why"),
+    [
+        ("bf16-ddp", {"arithmetic": "float32"}, "computed in float32"),
+        ("qlora-ddp", {"packed": False}, "no weight is in 4 bits"),
+        ("zero3-offload", {"updated": {"devices": ("cuda",)}}, "the optimizer works on"),
+        ("offload-fsdp", {"updated": {"devices": ("cuda",)}}, "updates on cuda"),
+    ],
+)
+def test_another_state_of_the_engine_breaks_a_row(
+    tmp_path: Path, name: str, state: Mapping[str, Any], why: str
+) -> None:
+    with pytest.raises(Broken, match=why):
+        tried(name, pods_of(tmp_path, H100, 2, state=state))
+
+
+def test_a_run_on_the_cpu_of_a_pod_with_gpus_breaks_its_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = MadeUpRun.result.fget
+    assert real is not None
+
+    def on_cpu(run: MadeUpRun) -> Any:
+        result = real(run)
+        result.memory_kind = "resident"
+        return result
+
+    monkeypatch.setattr(MadeUpRun, "result", property(on_cpu))
+    with pytest.raises(Broken, match="was to compute on cuda"):
+        tried("ddp", pods_of(tmp_path, H100, 1))
+
+
+def summed(backend: str, wrong: int = 0) -> dict[str, object]:
+    ways = {"seconds": 0.002, "bytes": 64 << 20, "local_rank": 0, "local_world_size": 1}
+    return {"backend": backend, "wrong": wrong, **ways}
+
+
+def test_an_all_reduce_must_be_right_and_by_nccl(tmp_path: Path) -> None:
+    two = pods_of(tmp_path, H100, 2, returned=[summed("nccl")] * 2)
+    assert "33.6 GB/s" in tried("all-reduce", two)
+    with pytest.raises(Broken, match="rank 1 used gloo"):
+        tried("all-reduce", replace(two, returned=[summed("nccl"), summed("gloo")]))
+    with pytest.raises(Broken, match="7 wrong sums"):
+        tried("all-reduce", replace(two, returned=[summed("nccl", 7)] * 2))
+    with pytest.raises(Cannot, match="one rank only; nccl starts"):
+        tried("all-reduce", pods_of(tmp_path, H100, 1, returned=[summed("nccl")]))
+
+
+def test_a_difference_sees_a_missing_step_and_what_is_not_a_number() -> None:
+    assert difference([1.0, 2.0], [1.0, 2.5]) == pytest.approx(0.2)
+    with pytest.raises(Broken, match="1 steps have a figure"):
+        difference([1.0], [1.0, 2.0])
+    with pytest.raises(Broken, match="not a number"):
+        difference([float("nan"), 1.0], [1.0, 1.0])

@@ -1,0 +1,190 @@
+"""The table of `workbench verify`: its rows, limits, outcomes and exit codes, without pods."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.base.errors import ConfigError
+from workbench.cli import main
+from workbench.verify.claims.registry import ROWS, chosen
+from workbench.verify.outcome import Broken, Cannot, Outcome, Verdict
+from workbench.verify.report import Report, list_text
+from workbench.verify.row import Row
+from workbench.verify.runner import run_rows
+from workbench.verify.turn import Turn
+
+
+class NoPods:
+    """A bench without pods, for rows that use none."""
+
+    main = None
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+
+    def cancel_all(self) -> None:
+        self.cancelled += 1
+
+
+def row(name: str, check: Any, *, limit_s: float = 30.0) -> Row:
+    return Row(name=name, subject="made up", claim="a claim", check=check, limit_s=limit_s)
+
+
+def holds(_turn: Turn) -> str:
+    return "0.1 of 1"
+
+
+def lacks(_turn: Turn) -> str:
+    raise Cannot("no CUDA device on the pods")
+
+
+def breaks(_turn: Turn) -> str:
+    raise Broken("loss off by 0.3, at most 0.01 allowed")
+
+
+def raises(_turn: Turn) -> str:
+    raise ValueError("not ours\nat all")
+
+
+def ends(_turn: Turn) -> str:
+    raise SystemExit(3)
+
+
+def tried(*rows: Row, limit_s: float = 600.0) -> tuple[list[Outcome], list[str]]:
+    lines: list[str] = []
+    bench: Any = NoPods()
+    outcomes = run_rows(rows, bench, limit_s=limit_s, progress=lines.append, grace_s=0.2)
+    return outcomes, lines
+
+
+def report(*outcomes: Outcome) -> Report:
+    return Report(
+        outcomes=outcomes,
+        where="2 pods of place local",
+        versions={"torch": "2.13.0"},
+        began_s=0.0,
+        took_s=12.0,
+        folder="/runs/verify-1",
+    )
+
+
+def test_a_row_that_raises_fails_and_the_others_are_still_tried() -> None:
+    rows = [row("one", raises), row("two", ends), row("three", breaks), row("four", lacks)]
+    outcomes, lines = tried(*rows, row("five", holds))
+    assert [outcome.verdict for outcome in outcomes] == ["failed"] * 3 + [
+        Verdict.CANNOT,
+        Verdict.HELD,
+    ]
+    assert outcomes[0].detail == "ValueError: not ours at all"
+    assert "SystemExit" in outcomes[1].detail
+    assert outcomes[2].detail == "Broken: loss off by 0.3, at most 0.01 allowed"
+    assert outcomes[3].detail == "no CUDA device on the pods"
+    assert outcomes[4].detail == "0.1 of 1"
+    assert lines[0] == "[1/5] one …" and lines[-1].startswith("[5/5] five: held (0.0 s) 0.1")
+
+
+def test_a_row_over_its_limit_fails_and_its_runs_are_cancelled() -> None:
+    waits = threading.Event()
+    turns: list[Turn] = []
+
+    def hangs(turn: Turn) -> str:
+        turns.append(turn)
+        waits.wait(60)
+        return "too late"
+
+    lines: list[str] = []
+    bench = NoPods()
+    given: Any = bench
+    rows = [row("slow", hangs, limit_s=0.1), row("next", holds)]
+    began_s = time.monotonic()
+    slow, after = run_rows(rows, given, limit_s=60, progress=lines.append, grace_s=0.2)
+    assert time.monotonic() - began_s < 20
+    assert (slow.verdict, after.verdict) == (Verdict.FAILED, Verdict.HELD)
+    assert slow.detail == "not done after 0 s"
+    assert bench.cancelled == 1
+    # Its thread may go on, and gets no pods.
+    with pytest.raises(TimeoutError, match="over its limit"):
+        turns[0].call(print)
+    waits.set()
+
+
+def test_no_row_starts_after_the_time_of_all_rows() -> None:
+    outcomes, lines = tried(row("late", holds), limit_s=1.0)
+    assert outcomes[0].verdict is Verdict.CANNOT
+    assert "no time left" in outcomes[0].detail
+    assert len(lines) == 1
+
+
+def test_the_table_has_a_line_for_every_row_and_counts_them() -> None:
+    outcomes, _ = tried(row("one", holds), row("two", raises), row("three", lacks))
+    made = report(*outcomes)
+    lines = made.text.splitlines()
+    assert lines[0].split("  ")[0].strip() == "name" and "ran on" in lines[0]
+    assert [line.split()[0] for line in lines[2:5]] == ["one", "two", "three"]
+    assert "1 claim held, 1 failed, 1 cannot be tried here; 12.0 s" in made.text
+    assert "torch 2.13.0" in made.text and "/runs/verify-1" in made.text
+    assert not made.ok
+    assert report(outcomes[0], outcomes[2]).ok
+    raw = json.loads(json.dumps(made.to_dict()))
+    assert raw["counts"] == {"held": 1, "failed": 1, "cannot be tried here": 1}
+    assert [each["verdict"] for each in raw["rows"]] == ["held", "failed", "cannot be tried here"]
+
+
+def test_the_names_are_unique_and_the_claims_short() -> None:
+    names = [each.name for each in ROWS]
+    assert len(set(names)) == len(names) > 40
+    assert all(len(each.claim) <= 60 and each.limit_s <= 300 for each in ROWS)
+    listed = list_text(ROWS)
+    assert all(name in listed for name in names)
+
+
+def test_only_chooses_by_name_pattern_and_subject() -> None:
+    assert [each.name for each in chosen(["zero1", "bf16-*", "ddp"])] == [
+        "ddp",
+        "zero1",
+        "bf16-ddp",
+        "bf16-zero3",
+        "bf16-fsdp",
+    ]
+    assert {each.subject for each in chosen(["kernels"])} == {"kernels"}
+    assert chosen([]) == list(ROWS)
+    with pytest.raises(ConfigError, match="did you mean 'zero3-offload'"):
+        chosen(["zero3-ofload"])
+
+
+def test_the_command_lists_refuses_and_exits_by_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, object]] = []
+    outcomes, _ = tried(row("one", holds), row("two", breaks))
+
+    def verify(rows: list[Row], **options: object) -> Report:
+        asked.append({"rows": [each.name for each in rows], **options})
+        return report(*outcomes[: len(rows)])
+
+    assert main(["verify", "--list", "--only", "tf32"]) == 0
+    assert "tf32 follows fp32" in capsys.readouterr().out
+    assert main(["verify", "--only", "nothing"]) == 2
+    assert main(["verify", str(tmp_path / "no.json")]) == 2
+    monkeypatch.setattr("workbench.verify.command.verify", verify)
+    table = tmp_path / "table.json"
+    assert main(["verify", "--only", "ddp", "--json", str(table), "--minutes", "3"]) == 0
+    assert asked[0] == {"rows": ["ddp"], "make": None, "minutes": 3.0, "out": None}
+    assert json.loads(table.read_text())["counts"]["held"] == 1
+    assert "1 claim held, 0 failed" in capsys.readouterr().out
+    assert main(["verify", "--only", "ddp", "--only", "tf32"]) == 1
+    assert "1 claim held, 1 failed" in capsys.readouterr().out
+
+
+def test_a_folder_with_content_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").write_text("")
+    assert main(["verify", "--out", str(tmp_path), "--only", "ddp"]) == 2
+    assert "choose a new folder" in capsys.readouterr().out
