@@ -99,7 +99,7 @@ def _plan(args: argparse.Namespace) -> bool:
 
 def _verify(args: argparse.Namespace) -> bool:
     """Try the claims that depend on the machine, on local pods or on the pods of a `SPEC.json`."""
-    from workbench.base.files import write_json
+    from workbench.base.files import is_folder, write_json
     from workbench.finetune.notebook.cluster import Cluster
     from workbench.rundir.spec import RunSpec
     from workbench.verify.claims.registry import chosen
@@ -110,13 +110,15 @@ def _verify(args: argparse.Namespace) -> bool:
     if args.list:
         _say(list_text(rows))
         return True
+    if args.json is not None and not is_folder(args.json.absolute().parent):
+        raise ConfigError(f"--json {args.json}: its folder does not exist; make the folder first")
     make = None
     if args.spec is not None:
         make = partial(Cluster.from_spec, RunSpec.load(args.spec).cluster)
     report = verify(rows, make=make, minutes=args.minutes, out=args.out)
+    _say(report.text)
     if args.json is not None:
         write_json(args.json, report.to_dict())
-    _say(report.text)
     return report.ok
 
 

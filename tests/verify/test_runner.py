@@ -172,6 +172,8 @@ def test_the_command_lists_refuses_and_exits_by_the_table(
     assert "tf32 follows fp32" in capsys.readouterr().out
     assert main(["verify", "--only", "nothing"]) == 2
     assert main(["verify", str(tmp_path / "no.json")]) == 2
+    assert main(["verify", "--json", str(tmp_path / "no" / "table.json")]) == 2
+    assert "make the folder first" in capsys.readouterr().out
     monkeypatch.setattr("workbench.verify.command.verify", verify)
     table = tmp_path / "table.json"
     assert main(["verify", "--only", "ddp", "--json", str(table), "--minutes", "3"]) == 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +22,7 @@ from workbench.verify.outcome import Cannot
 if TYPE_CHECKING:
     from workbench import Cluster, FineTune, FineTuneRun, Run
 
+logger = logging.getLogger(__name__)
 _FACTS_S = 120.0
 _KEY = "identity"  # of a cluster, in the user's private folder
 
@@ -58,17 +60,20 @@ class Bench:
         """Make a bench in a new folder; `make` returns the user's own cluster in a folder."""
         self.folder = folder
         self._make = make
-        self._opened = ExitStack()
         self._lock = threading.RLock()
         self._clusters: list[Cluster] = []
         self._runs: dict[str, FineTuneRun] = {}
 
     def __enter__(self) -> Self:
-        self.main  # noqa: B018  # the first cluster starts here: a refusal ends the command
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        self._opened.close()
+        """Close all clusters. Log a cluster that cannot be closed, and keep the table."""
+        for cluster in reversed(self._clusters):
+            try:
+                cluster.close()
+            except WorkbenchError:
+                logger.exception("%s was not closed", cluster.path)
 
     @cached_property
     def main(self) -> Cluster:
@@ -126,8 +131,8 @@ class Bench:
 
     def started(self, cluster: Cluster) -> Cluster:
         """Start a cluster, to be closed at the end of the verification."""
+        cluster.start()
         with self._lock:
-            self._opened.enter_context(cluster)
             self._clusters.append(cluster)
         return cluster
 

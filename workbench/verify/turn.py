@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from workbench.base.errors import RunError
 from workbench.base.words import counted
@@ -13,6 +13,11 @@ from workbench.verify.outcome import Broken, Cannot
 
 if TYPE_CHECKING:
     from workbench import Cluster, FineTune, FineTuneRun, Function, Run
+
+
+T = TypeVar("T")
+_FREE_S = 20.0
+_LOOK_S = 0.5
 
 
 class Turn:
@@ -133,6 +138,20 @@ class Turn:
             raise TimeoutError(f"{run.id} was not done in time; see {run.paths.logs}") from None
         return result.raise_for_status() if must_succeed else result
 
+    def once_free(self, action: Callable[[], T]) -> T:
+        """Repeat an action that needs free pods: the last run may still be cleared from the pods.
+
+        The action raises RunError while a run uses the pods.
+        """
+        deadline_s = time.monotonic() + min(_FREE_S, self.left_s)
+        while True:
+            try:
+                return action()
+            except RunError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_LOOK_S)
+
     def note(self, ranks: int, cluster: Cluster) -> None:
         """Note device and ranks for the table."""
         # All other clusters of a bench with GPUs are of the same machine.
@@ -181,7 +200,7 @@ def difference(got: Sequence[float], expected: Sequence[float]) -> float:
 
 def at_most(what: str, value: float, limit: float) -> str:
     """Return the figure in words, or raise Broken if the figure is above the limit."""
-    words = f"{what} {value:.2g}"
+    words = f"{what} {value:.3g}"
     if not value <= limit:
         raise Broken(f"{words}, at most {limit:g} allowed")
     return words

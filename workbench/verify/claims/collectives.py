@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from workbench.base.errors import RunError
 from workbench.verify.claims.jobs import tiny
 from workbench.verify.outcome import Broken, Cannot
 from workbench.verify.ranks.collectives import all_reduced
@@ -38,16 +39,22 @@ def _judged(turn: Turn, figures: Sequence[Mapping[str, Any]]) -> str:
 def _between_pods(turn: Turn) -> str:
     if len(turn.bench.main.pods) < 2:
         raise Cannot("one pod only")
-    diagnosis = turn.bench.main.doctor()
-    exchange = diagnosis.exchange
-    if exchange is None or exchange.problem:
-        raise Broken(exchange.problem if exchange else diagnosis.note)
+    exchange = turn.once_free(lambda: _measured(turn))
+    if exchange.problem:
+        raise Broken(exchange.problem)
     turn.note(exchange.pods, turn.bench.main)
     wanted = "nccl" if turn.has_gpus else "gloo"
     if exchange.backend != wanted:
         raise Broken(f"the doctor measured {exchange.backend}, not {wanted}")
     latency = 1e6 * (exchange.latency_s or 0)
     return f"{exchange.backend}, {exchange.bandwidth_gb_per_s:.3g} GB/s, latency {latency:.0f} µs"
+
+
+def _measured(turn: Turn) -> Any:
+    diagnosis = turn.bench.main.doctor()
+    if diagnosis.exchange is None:
+        raise RunError(f"nothing was measured between the pods: {diagnosis.note}")
+    return diagnosis.exchange
 
 
 def _two_ranks_on_a_pod(turn: Turn) -> str:
