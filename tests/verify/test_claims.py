@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from workbench import FineTune, Function, PodSpec
+from workbench import FineTune, Function, PodSpec, RunError
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.rundir.events import Event
 from workbench.verify.bench import Facts
@@ -55,22 +55,22 @@ class MadeUpRun:
 
     @property
     def result(self) -> Any:
-        memory_kind = "cuda" if self.pods.facts[0].device == "cuda" else "resident"
-        return SimpleNamespace(
-            world_size=1 if self.job.technique == "single" else len(self.pods.facts),
-            memory_kind=memory_kind,
-            first_eval_loss=8.0,
-            eval_loss=5.0,
-            resumed_step=4,
-            metrics={"forked": 1.0, "cuda_before_fork": 0.0},
-            time_to_first_step_s=1.0,
-            peak_memory_gib={"a": 2.0},
-            predicted_memory_gib=2.0,
-            gpus=(),
-            step_s=0.1,
-            error=None,
-            state="succeeded",
-        )
+        facts = {
+            "world_size": 1 if self.job.technique == "single" else len(self.pods.facts),
+            "memory_kind": "cuda" if self.pods.has_gpus else "resident",
+            "first_eval_loss": 8.0,
+            "eval_loss": 5.0,
+            "resumed_step": 4,
+            "metrics": {"forked": 1.0, "cuda_before_fork": 0.0},
+            "time_to_first_step_s": 1.0,
+            "peak_memory_gib": {"a": 2.0},
+            "predicted_memory_gib": 2.0,
+            "gpus": (),
+            "step_s": 0.1,
+            "error": None,
+            "state": "succeeded",
+        }
+        return SimpleNamespace(**{**facts, **self.pods.result})
 
     def events(self) -> Sequence[Event]:
         first = 4 if self.job.resume else 0
@@ -102,6 +102,28 @@ class MadeUpRun:
 
 
 @dataclass
+class MadeUpCall:
+    """A run of a function."""
+
+    pods: MadeUpPods
+    returned: Any
+    id: str = "run-0"
+
+    @property
+    def paths(self) -> Any:
+        return SimpleNamespace(outputs=self.pods.folder)
+
+    def wait(self, timeout_s: float, progress: bool = True) -> Any:
+        facts = {"world_size": len(self.pods.facts), **self.pods.result}
+        result = SimpleNamespace(**facts)
+        result.raise_for_status = lambda: result
+        return result
+
+    def __str__(self) -> str:
+        return self.pods.panel
+
+
+@dataclass
 class MadeUpPods:
     """A bench and its cluster: every job is noted, and goes as asked."""
 
@@ -111,6 +133,11 @@ class MadeUpPods:
     off: Mapping[str, float] = field(default_factory=dict)
     """Factors of the losses of runs with an option's value."""
     state: Mapping[str, Any] = field(default_factory=dict)
+    result: Mapping[str, Any] = field(default_factory=dict)
+    """Facts of the result of every run."""
+    busy: int = 0
+    """Number of refused plans, while the last run is cleared."""
+    panel: str = ""
     returned: Any = None
     jobs: list[FineTune] = field(default_factory=list)
     functions: list[Function] = field(default_factory=list)
@@ -147,6 +174,9 @@ class MadeUpPods:
         return self.facts
 
     def plan(self, job: FineTune) -> Any:
+        if self.busy:
+            self.busy -= 1
+            raise RunError("nothing was measured between the pods: run-1 is using the pods")
         self.submit(job)
         return SimpleNamespace(rows=[SimpleNamespace(technique=job.technique, step_s=0.11)])
 
@@ -164,11 +194,7 @@ class MadeUpPods:
                 # A folder as a pod copies back.
                 (self.folder / "model").mkdir(exist_ok=True)
                 (self.folder / "model" / "config.json").write_text('{"model_type": "llama"}')
-            outputs = SimpleNamespace(outputs=self.folder)
-            result = SimpleNamespace(world_size=1, raise_for_status=lambda: None)
-            return SimpleNamespace(
-                wait=lambda *_, **__: result, returned=returned, paths=outputs, id="run-0"
-            )
+            return MadeUpCall(self, returned)
         self.jobs.append(job)
         return MadeUpRun(job, self)
 
@@ -282,20 +308,71 @@ def test_another_state_of_the_engine_breaks_a_row(
         tried(name, pods_of(tmp_path, H100, 2, state=state))
 
 
-def test_a_run_on_the_cpu_of_a_pod_with_gpus_breaks_its_row(
+STALL = SimpleNamespace(
+    kind="stall",
+    message="no step for 10 s; collective 7 (nccl:broadcast of [1]): rank 1 waits; ended",
+    traceback="in hang_at_second_call",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "result", "why"),
+    [
+        ("ddp", {"memory_kind": "resident"}, "was to compute on cuda"),
+        ("bf16-ddp", {"eval_loss": 8.5}, "evaluation loss went from 8.0 to 8.5"),
+        ("resume", {"resumed_step": None}, "continued from step None"),
+        ("local-sgd", {"eval_loss": None}, "no evaluation loss"),
+        ("warm-start", {"metrics": {"forked": 0.0, "cuda_before_fork": 0.0}}, "was not forked"),
+        ("warm-start", {"metrics": {"forked": 1.0, "cuda_before_fork": 1.0}}, "before the fork"),
+        ("warm-start", {"metrics": {}}, "was not forked"),
+        ("predicted-memory", {"peak_memory_gib": {"a": 2.4}}, "allowed 0.5 to 1.15"),
+        ("predicted-memory", {"peak_memory_gib": {"a": 0.9}}, "allowed 0.5 to 1.15"),
+        ("predicted-step-time", {"step_s": 0.05}, "off by 1.2"),
+        ("stall", {"error": None}, "ended without a stall: succeeded"),
+        ("flight-recorder", {"error": None}, "ended without a stall: succeeded"),
+    ],
+)
+def test_another_result_breaks_a_row(
+    tmp_path: Path, name: str, result: Mapping[str, Any], why: str
+) -> None:
+    with pytest.raises(Broken, match=why):
+        tried(name, pods_of(tmp_path, H100, 2, result=result))
+
+
+def test_the_recorder_must_name_a_collective_of_the_backend(tmp_path: Path) -> None:
+    pods = pods_of(tmp_path, H100, 2, result={"error": STALL})
+    assert tried("flight-recorder", pods) == STALL.message.split("; ")[1]
+    with pytest.raises(Broken, match="names no collective of gloo"):
+        tried("flight-recorder", pods_of(tmp_path, CPU, 2, result={"error": STALL}))
+    with pytest.raises(Cannot, match="one GPU only"):
+        tried("flight-recorder", pods_of(tmp_path, H100, 1, result={"error": STALL}))
+
+
+def test_a_plan_waits_until_the_last_run_is_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = MadeUpRun.result.fget
-    assert real is not None
+    monkeypatch.setattr("workbench.verify.turn._LOOK_S", 0.01)
+    assert "planned 110 ms, measured 100 ms" in tried(
+        "predicted-step-time", pods_of(tmp_path, CPU, 2, busy=2)
+    )
+    monkeypatch.setattr("workbench.verify.turn._FREE_S", 0.05)
+    with pytest.raises(RunError, match="is using the pods"):
+        tried("predicted-step-time", pods_of(tmp_path, CPU, 2, busy=1000))
 
-    def on_cpu(run: MadeUpRun) -> Any:
-        result = real(run)
-        result.memory_kind = "resident"
-        return result
 
-    monkeypatch.setattr(MadeUpRun, "result", property(on_cpu))
-    with pytest.raises(Broken, match="was to compute on cuda"):
-        tried("ddp", pods_of(tmp_path, H100, 1))
+def test_every_gpu_must_be_in_the_panel(tmp_path: Path) -> None:
+    def panel(text: str, *peaks: float) -> Any:
+        gpus = [SimpleNamespace(peak_gib=peak) for peak in peaks]
+        return pods_of(tmp_path, H100, 2, result={"gpus": gpus}, panel=text)
+
+    table = "GPUs, by their driver"
+    assert "2 GPUs in the panel, peak 1.60 GiB" in tried("memory-in-panel", panel(table, 1.5, 1.6))
+    with pytest.raises(Broken, match="every GPU had 1 GiB"):
+        tried("memory-in-panel", panel(table, 1.5, 0.3))
+    with pytest.raises(Broken, match="every GPU had 1 GiB"):
+        tried("memory-in-panel", panel(table, 1.5))
+    with pytest.raises(Broken, match="no table of GPUs"):
+        tried("memory-in-panel", panel("a panel", 1.5, 1.6))
 
 
 def summed(backend: str, wrong: int = 0) -> dict[str, object]:

@@ -13,6 +13,7 @@ from workbench.verify.outcome import Outcome, Verdict
 from workbench.verify.row import Row
 
 _WIDTH = 44
+_SHORT_S = 0.1  # a row that only looked, or found the run of another row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +50,7 @@ class Report:
                     str(outcome.verdict),
                     outcome.detail,
                     outcome.ran_on,
-                    duration(outcome.seconds) if outcome.seconds else "",
+                    duration(outcome.seconds) if outcome.seconds >= _SHORT_S else "",
                 )
             )
         columns = ("name", "claim", "outcome", "figures, or reason", "ran on", "time")
