@@ -226,7 +226,9 @@ def test_on_gpus_every_row_asks_for_what_pods_with_gpus_take(
         pass  # these answers do not fit the row: only its questions are looked at here
     for job in pods.jobs:
         check_at_submit(job, gpus=gpus)
-        assert job.global_batch(1 if job.technique == "single" else ranks) % ranks == 0
+        if row.subject in ("techniques", "precision", "kernels", "adapters"):
+            # Losses are compared at equal global batches.
+            assert job.global_batch(1 if job.technique == "single" else ranks) == 4 * ranks
     assert pods.jobs or pods.functions or row.name in ("between-pods", "two-ranks-on-a-pod")
 
 

@@ -66,7 +66,6 @@ def _try(row: Row, bench: Bench, limit_s: float, grace_s: float) -> Outcome:
     in_time = answer.done.wait(limit_s + grace_s)
     seconds = time.monotonic() - began_s
     if not in_time:
-        turn.end()
         bench.cancel_all()
         verdict, detail = Verdict.FAILED, f"not done after {limit_s:.0f} s"
     else:

@@ -26,13 +26,12 @@ class Turn:
     def __init__(self, bench: Bench, limit_s: float) -> None:
         self.bench = bench
         self._deadline_s = time.monotonic() + limit_s
-        self._over = False
         self._ran_on: dict[str, set[int]] = {}
 
     @property
     def left_s(self) -> float:
         """Seconds until the limit of the row."""
-        return 0.0 if self._over else max(0.0, self._deadline_s - time.monotonic())
+        return max(0.0, self._deadline_s - time.monotonic())
 
     @property
     def ran_on(self) -> str:
@@ -42,10 +41,6 @@ class Turn:
             ranks = ", ".join([*(str(count) for count in some), counted(most, "rank")])
             parts.append(f"{ranks} on {device}")
         return "; ".join(parts)
-
-    def end(self) -> None:
-        """Refuse further work: the row is over its limit, but its thread may still run."""
-        self._over = True
 
     @property
     def ranks(self) -> int:
@@ -125,6 +120,7 @@ class Turn:
         pods: int | None = None,
         cluster: Cluster | None = None,
     ) -> Any:
+        # The thread of a row that was given up may still run.
         if not self.left_s:
             raise TimeoutError("the row is over its limit")
         return (cluster or self.bench.main).submit(job, pods=pods)
