@@ -190,3 +190,5 @@ def test_a_folder_with_content_is_refused(
     (tmp_path / "mine").write_text("")
     assert main(["verify", "--out", str(tmp_path), "--only", "ddp"]) == 2
     assert "choose a new folder" in capsys.readouterr().out
+    assert main(["verify", "--minutes", "nan", "--only", "ddp"]) == 2
+    assert "--minutes is nan" in capsys.readouterr().out

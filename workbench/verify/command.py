@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -40,8 +41,10 @@ def verify(
         out: Folder for clusters, runs and logs, new or empty. Default: a new folder below `runs`.
 
     Raises:
-        ConfigError: The folder is not empty, or the pods are refused.
+        ConfigError: The folder is not empty, the time is not above 0, or the pods are refused.
     """
+    if not 0 < minutes < math.inf:
+        raise ConfigError(f"--minutes is {minutes:g}; allowed: a number above 0")
     began_s = time.time()
     folder = (out or Path("runs") / time.strftime("verify-%Y%m%d-%H%M%S")).absolute()
     if not gate.is_empty(folder):
