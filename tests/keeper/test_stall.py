@@ -135,6 +135,12 @@ def test_stacks_tell_who_waits_and_who_is_waited_for() -> None:
     assert culprits(stall, {0: LOOP, 1: LOOP}) == ()
 
 
+def test_a_rank_alone_is_the_culprit_of_its_stall() -> None:
+    (first, _) = Story().ranks().values()
+    assert culprits(Stall(30, "", [first]), {0: LOOP}) == [first]
+    assert culprits(Stall(30, "", [first]), {}) == (), "no stack, no place"
+
+
 def test_a_rank_that_computes_is_waited_for_where_all_idle_ones_wait() -> None:
     story = Story()
     story.passes(40, busy=(0.0, 1.0))

@@ -157,7 +157,10 @@ class StallWatch:
 
 
 def culprits(stall: Stall, stacks: Mapping[int, str]) -> Sequence[RankStatus]:
-    """Return the ranks whose stacks are outside collectives. Empty if no rank stands out."""
+    """Return the ranks whose stacks are outside collectives. Empty if no rank stands out.
+
+    A rank alone waits for no other rank, so its own place is the culprit.
+    """
     waiting = set()
     for number, stack in stacks.items():
         if _IN_A_COLLECTIVE.search(innermost(stack)):
@@ -165,7 +168,8 @@ def culprits(stall: Stall, stacks: Mapping[int, str]) -> Sequence[RankStatus]:
     apart = [rank for rank in stall.suspects if rank.rank not in waiting]
     if not apart:
         apart = [rank for rank in stall.others if rank.rank not in waiting]
-    return apart if len(apart) < len(stacks) else ()
+    alone = len(apart) == len(stacks) == 1
+    return apart if alone or len(apart) < len(stacks) else ()
 
 
 def innermost(stack: str) -> str:
