@@ -135,6 +135,18 @@ def test_stacks_tell_who_waits_and_who_is_waited_for() -> None:
     assert culprits(stall, {0: LOOP, 1: LOOP}) == ()
 
 
+def test_a_rank_that_reads_the_result_of_a_collective_waits() -> None:
+    """NCCL's calls return at once."""
+    reads = (
+        "Current thread 0x1 (most recent call first):\n"
+        '  File "workbench/agent/rank/collectives.py", line 72 in broadcast_bytes\n'
+        '  File "workbench/finetune/train/evaluation.py", line 210 in figures\n'
+    )
+    ranks = list(Story().ranks().values())
+    stall = Stall(30, "", ranks)
+    assert [rank.rank for rank in culprits(stall, {0: LOOP, 1: reads})] == [0]
+
+
 def test_a_rank_alone_is_the_culprit_of_its_stall() -> None:
     (first, _) = Story().ranks().values()
     assert culprits(Stall(30, "", [first]), {0: LOOP}) == [first]

@@ -37,6 +37,8 @@ _IDLE_SHARE = 0.03
 _IDLE_SLACK_S = 0.2
 _IN_A_COLLECTIVE = re.compile(
     r"torch/distributed/|torch/autograd/|deepspeed/comm|multiprocessing/(connection|synchronize)"
+    # Over NCCL a rank waits where it reads the result, and not in torch's own call.
+    r"|workbench/agent/rank/collectives"
 )
 _FRAMES = 8
 logger = logging.getLogger(__name__)
