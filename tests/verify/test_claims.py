@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from workbench import FineTune, Function, PodSpec, RunError
+from workbench import FineTune, Function, PodSpec, RunError, resolve_deepspeed_config
 from workbench.finetune.job.refusals import check_at_submit
+from workbench.finetune.techniques.registry import technique_of
 from workbench.rundir.events import Event
 from workbench.verify.bench import Facts
 from workbench.verify.claims.registry import ROWS
@@ -226,6 +227,8 @@ def test_on_gpus_every_row_asks_for_what_pods_with_gpus_take(
         pass  # these answers do not fit the row: only its questions are looked at here
     for job in pods.jobs:
         check_at_submit(job, gpus=gpus)
+        if technique_of(job.technique).uses_deepspeed:
+            assert resolve_deepspeed_config(job, gpus=gpus, world_size=ranks)
         if row.subject in ("techniques", "precision", "kernels", "adapters"):
             # Losses are compared at equal global batches.
             assert job.global_batch(1 if job.technique == "single" else ranks) == 4 * ranks

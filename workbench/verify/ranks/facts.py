@@ -24,7 +24,8 @@ def facts_of_rank() -> str:
         "capability": [0, 0],
         "packages": [name for name in _PACKAGES if find_spec(name) is not None],
         "compiler": any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++")),
-        "nvcc": cpp_extension.CUDA_HOME is not None,
+        # A folder of the runtime alone has no compiler.
+        "nvcc": shutil.which("nvcc", path=f"{cpp_extension.CUDA_HOME}/bin") is not None,
         "versions": versions,
     }
     if torch.cuda.is_available():
