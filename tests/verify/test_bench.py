@@ -1,0 +1,76 @@
+"""The clusters of a verification: opened once, cleared of runs, and closed whatever happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workbench.base.errors import PodError, RunError
+from workbench.verify.bench import Bench
+
+
+@dataclass
+class MadeUpRun:
+    done: bool
+    cancelled: bool = False
+
+    @property
+    def state(self) -> Any:
+        return SimpleNamespace(is_terminal=self.done)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        raise RunError("it has just ended")
+
+
+@dataclass
+class MadeUpCluster:
+    path: Path
+    fails: bool = False
+    calls: list[str] = field(default_factory=list)
+    runs: list[MadeUpRun] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def close(self) -> None:
+        self.calls.append("close")
+        if self.fails:
+            raise PodError("a process remains")
+
+
+def test_the_users_own_pods_start_once_and_are_closed(tmp_path: Path) -> None:
+    made: list[MadeUpCluster] = []
+
+    def make(path: Path) -> Any:
+        made.append(MadeUpCluster(path))
+        return made[-1]
+
+    with Bench(tmp_path, make) as bench:
+        assert made == []
+        assert bench.main is bench.main
+        assert made[0].path == tmp_path / "main"
+    assert [cluster.calls for cluster in made] == [["start", "close"]]
+
+
+def test_a_cluster_that_cannot_be_closed_leaves_the_others_and_the_table(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clusters: list[Any] = [MadeUpCluster(tmp_path / "a"), MadeUpCluster(tmp_path / "b", fails=True)]
+    with Bench(tmp_path) as bench:
+        for cluster in clusters:
+            bench.started(cluster)
+    assert [cluster.calls for cluster in clusters] == [["start", "close"]] * 2
+    assert "b was not closed" in caplog.text and "a process remains" in caplog.text
+
+
+def test_only_unfinished_runs_are_cancelled(tmp_path: Path) -> None:
+    cluster: Any = MadeUpCluster(tmp_path, runs=[MadeUpRun(done=True), MadeUpRun(done=False)])
+    with Bench(tmp_path) as bench:
+        bench.started(cluster)
+        bench.cancel_all()
+    assert [run.cancelled for run in cluster.runs] == [False, True]
