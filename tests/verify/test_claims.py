@@ -15,6 +15,7 @@ import pytest
 
 from workbench import FineTune, Function, PodSpec, RunError, resolve_deepspeed_config
 from workbench.finetune.job.refusals import check_at_submit
+from workbench.finetune.options.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of
 from workbench.rundir.events import Event
 from workbench.verify.bench import Facts
@@ -141,6 +142,8 @@ class MadeUpPods:
     panel: str = ""
     returned: Any = None
     jobs: list[FineTune] = field(default_factory=list)
+    gpus_of: list[int] = field(default_factory=list)
+    """GPUs of a pod, for every job."""
     functions: list[Function] = field(default_factory=list)
     is_local = True
 
@@ -156,7 +159,8 @@ class MadeUpPods:
     def crowded(self) -> Any:
         if len(self.facts) < 2:
             raise Cannot("one GPU only, and a GPU takes one rank of NCCL")
-        return self
+        # The pods of a bench with single GPUs have another cluster, of a pod with two.
+        return self if self.gpus > 1 or not self.has_gpus else replace(self, gpus=2)
 
     @property
     def first(self) -> Facts:
@@ -197,6 +201,7 @@ class MadeUpPods:
                 (self.folder / "model" / "config.json").write_text('{"model_type": "llama"}')
             return MadeUpCall(self, returned)
         self.jobs.append(job)
+        self.gpus_of.append(self.gpus)
         return MadeUpRun(job, self)
 
 
@@ -225,13 +230,15 @@ def test_on_gpus_every_row_asks_for_what_pods_with_gpus_take(
         return
     except (Broken, TypeError, ValueError, AttributeError):
         pass  # these answers do not fit the row: only its questions are looked at here
-    for job in pods.jobs:
-        check_at_submit(job, gpus=gpus)
+    for job, on_pod in zip(pods.jobs, pods.gpus_of, strict=True):
+        check_at_submit(job, gpus=on_pod)
+        check_pod(job, on_pod)
         if technique_of(job.technique).uses_deepspeed:
-            assert resolve_deepspeed_config(job, gpus=gpus, world_size=ranks)
+            assert resolve_deepspeed_config(job, gpus=on_pod, world_size=ranks)
         if row.subject in ("techniques", "precision", "kernels", "adapters"):
             # Losses are compared at equal global batches.
-            assert job.global_batch(1 if job.technique == "single" else ranks) == 4 * ranks
+            many = on_pod if job.tensor_parallel > 1 else ranks
+            assert job.global_batch(1 if job.technique == "single" else many) == 4 * ranks
     assert pods.jobs or pods.functions or row.name in ("between-pods", "two-ranks-on-a-pod")
 
 
@@ -245,6 +252,7 @@ def test_on_gpus_every_row_asks_for_what_pods_with_gpus_take(
         ("liger", "written in Triton"),
         ("paged-adamw-8bit", "no CUDA device"),
         ("offload-fsdp", "no effect on CPUs"),
+        ("tensor-parallel", "on CPUs a pod has one rank"),
         ("zero-quantized", "on GPUs only"),
         ("qlora-zero2", "bitsandbytes is missing"),
     ],
@@ -287,6 +295,8 @@ def test_what_a_gpu_lacks_is_named(
         ("flash-attention-2", {"flash_attention_2": 1.1}),
         ("adamw-8bit", {"adamw-8bit": 1.1}),
         ("qlora-fsdp", {"fsdp": 1.05}),
+        ("tensor-parallel", {"zero1": 1.02}),
+        ("muon-zero2", {"zero2": 1.02}),
     ],
 )
 def test_losses_that_are_off_break_a_row(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from workbench.verify.claims.jobs import AMPERE, llama
-from workbench.verify.claims.techniques import follows
+from workbench.verify.claims.techniques import follows, on_device
 from workbench.verify.outcome import Broken, Cannot
 from workbench.verify.ranks.kernels import flash_in_torch, fused_adamw, lean_loss
 from workbench.verify.row import Row
@@ -75,6 +75,12 @@ def _optimizer(name: str, turn: Turn) -> str:
     return at_most("loss off adamw by", off, 0.05)
 
 
+def _own_optimizer(name: str, turn: Turn) -> str:
+    run = turn.train(llama(turn, "zero2", optimizer=name))
+    on_device(turn, run)
+    return follows(run, turn.train(llama(turn, "single", optimizer=name)))
+
+
 ROWS = (
     Row(
         name="fused-adamw",
@@ -90,6 +96,15 @@ ROWS = (
             check=partial(_optimizer, name),
         )
         for name in ("adamw-8bit", "paged-adamw", "paged-adamw-8bit")
+    ),
+    *(
+        Row(
+            name=f"{name}-zero2",
+            subject=SUBJECT,
+            claim=f"optimizer {name} under zero2 follows single",
+            check=partial(_own_optimizer, name),
+        )
+        for name in ("lion", "muon")
     ),
     Row(
         name="sdpa",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from workbench.verify.claims.jobs import llama, tiny
+from workbench.verify.claims.jobs import ROWS_A_RANK, llama, tiny
 from workbench.verify.outcome import Broken, Cannot
 from workbench.verify.row import Row
 from workbench.verify.turn import Turn, at_most, curve, difference, engine
@@ -91,6 +91,25 @@ def _sequence_parallel(turn: Turn) -> str:
         )
         run = turn.train(job)
         on_device(turn, run)
+        words.append(f"{technique}: {follows(run, reference)}")
+    return "; ".join(words)
+
+
+def _tensor_parallel(turn: Turn) -> str:
+    turn.need_gpus("on CPUs a pod has one rank, and a group lies within a pod")
+    crowded = turn.bench.crowded
+    on_pod = crowded.spec.pods.gpus
+    if on_pod < 2:
+        raise Cannot("one GPU on a pod only, and a group lies within a pod")
+    reference = turn.train(llama(turn, "single"))
+    groups = on_pod // 2
+    if turn.ranks % groups or on_pod % 2:
+        raise Cannot(f"{on_pod} GPUs of a pod form no groups of two for the same global batch")
+    words = []
+    for technique in ("ddp", "zero1"):
+        rows = ROWS_A_RANK * turn.ranks // groups
+        job = llama(turn, technique, tensor_parallel=2, per_device_train_batch_size=rows)
+        run = turn.train(job, pods=1, cluster=crowded)
         words.append(f"{technique}: {follows(run, reference)}")
     return "; ".join(words)
 
@@ -182,6 +201,13 @@ ROWS = (
         subject=SUBJECT,
         claim="two ranks that share rows follow single",
         check=_sequence_parallel,
+        limit_s=180.0,
+    ),
+    Row(
+        name="tensor-parallel",
+        subject=SUBJECT,
+        claim="two GPUs that share the weights of layers follow single",
+        check=_tensor_parallel,
         limit_s=180.0,
     ),
     Row(
