@@ -35,11 +35,13 @@ BOARD = "workbench.client.tensorboard.server"
 
 GUARDIAN = "workbench.pods.guest.guardian"
 CML_WORKER = "workbench.pods.cml.worker"
+SLURM_WORKER = "workbench.pods.slurm.worker"
 
 PLACES = {
     "local": "workbench.pods.local.pods:LocalPods",
     "ssh": "workbench.pods.hosts.pods:SSHPods",
     "cml": "workbench.pods.cml.pods:CMLPods",
+    "slurm": "workbench.pods.slurm.pods:SlurmPods",
     "kubernetes": "workbench.pods.kubernetes.pods:KubernetesPods",
 }
 """Classes of the pods, by the name of the place."""

@@ -182,6 +182,11 @@ def session_environment() -> dict[str, str]:
     return {**usable, "SHLVL": "1"}
 
 
+def session_variables() -> tuple[str, ...]:
+    """Return the names of the variables that sessions take over from their machine."""
+    return _SESSION_VARIABLES
+
+
 def tail_of(path: Path, lines: int) -> str:
     """Read the last lines of a file; nothing if there is none."""
     with contextlib.suppress(OSError):

@@ -1,0 +1,109 @@
+"""The program of a pod on a platform's worker: run the guardian until the pod or its lease ends.
+
+The worker reads its configuration from a private file, in a folder that it shares with the keeper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from workbench.base.errors import WorkbenchError
+from workbench.base.files.folders import remove_folder
+from workbench.base.process import live_descendants
+from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
+from workbench.pods.guest.machine import check_free, free_port
+from workbench.pods.guest.pod_main import Stop, stop
+from workbench.pods.guest.process import LocalWorker, session_environment
+
+_LOOK_S = 1.0
+_END_S = 30.0  # the guardian leaves ranks the time for a checkpoint
+_PORTS_TRIED = 5  # another process may take a port between the look and the daemon's start
+
+
+def run(
+    path: Path,
+    address: Callable[[WorkerConfig], str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    leaving: Callable[[], str] = lambda: "",
+) -> int:
+    """Run the pod's guardian until the pod ends or is no longer wanted; return the exit code.
+
+    Args:
+        path: File of the configuration.
+        address: Returns the worker's address.
+        environment: More variables of the pod's sessions. Default: none.
+        leaving: Returns why the platform will end the worker soon, or nothing. The pod then ends,
+            and its ranks get time for a checkpoint.
+    """
+    signal.signal(signal.SIGTERM, stop)
+    config = WorkerConfig.from_line(path.read_bytes())
+    root = Path(config.root)
+    try:
+        root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for _ in range(_PORTS_TRIED):
+            code = _hold(_completed(config, address(config), environment or {}), leaving)
+            if code != PORT_IN_USE:
+                break
+            remove_folder(str(root))
+        return code
+    except Stop:
+        return 0
+    except (WorkbenchError, OSError) as error:
+        _say(config, str(error))
+        return 1
+    finally:
+        remove_folder(str(root))
+        if not list(root.parent.glob("pod-*")):
+            remove_folder(str(root.parent))
+
+
+def _hold(config: WorkerConfig, leaving: Callable[[], str]) -> int:
+    worker = LocalWorker.start(config).process
+    assert worker.stdin is not None
+    try:
+        return _guard(worker, config, leaving)
+    finally:
+        worker.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            worker.wait(_END_S)
+        worker.kill()
+        worker.stdin.close()
+
+
+def _completed(config: WorkerConfig, address: str, environment: Mapping[str, str]) -> WorkerConfig:
+    try:
+        check_free([address], config.port)
+        port = config.port
+    except WorkbenchError:  # the platform's own sshd may be there
+        port = free_port([address])
+    whole = {**session_environment(), **environment, **config.environment}
+    return replace(config, address=address, port=port, environment=whole)
+
+
+def _guard(
+    worker: subprocess.Popen[bytes], config: WorkerConfig, leaving: Callable[[], str]
+) -> int:
+    deadline = time.monotonic() + config.timeout_s + config.lease_s
+    while worker.poll() is None:
+        if why := leaving():
+            _say(config, f"{why}; this pod ends")
+            return 0
+        if len(live_descendants(worker.pid)) > 1:  # the daemon, and a child of its for each login
+            deadline = time.monotonic() + config.lease_s
+        elif time.monotonic() > deadline:
+            _say(config, f"nobody was logged in for {config.lease_s:.0f} s; this pod ends")
+            return 0
+        time.sleep(_LOOK_S)
+    return worker.returncode
+
+
+def _say(config: WorkerConfig, line: str) -> None:
+    with Path(config.log).open("a") as log:
+        log.write(f"worker: {line}\n")

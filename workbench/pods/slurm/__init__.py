@@ -1,0 +1,1 @@
+"""Nodes of a Slurm cluster, by one batch job."""

@@ -1,0 +1,193 @@
+"""Slurm's commands, with their errors in Slurm's own words."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from workbench.base.errors import BackendError, ConfigError
+from workbench.pods.guest.process import session_variables
+
+_LIMIT_S = 60.0  # sbatch itself waits for a busy controller for some ten seconds
+_DEFAULTS = frozenset(
+    f"SBATCH_{name}"
+    for name in ("ACCOUNT", "CONSTRAINT", "PARTITION", "QOS", "RESERVATION", "TIMELIMIT")
+)
+"""Variables with a user's defaults for `sbatch`."""
+_OTHERS = frozenset(("HOME", "USER", "LOGNAME", "SHELL", "SLURM_CONF", *_DEFAULTS))
+_SPEAKER = re.compile(r"^(?:\w+: )?(?:error: |fatal: )?")
+_GONE = ("Invalid job id", "already completing or completed")
+_LIVES = frozenset(
+    [
+        "PENDING",
+        "CONFIGURING",
+        "RUNNING",
+        "SUSPENDED",
+        "STOPPED",
+        "RESIZING",
+        "SIGNALING",
+        "STAGE_OUT",
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """A Slurm job, as `squeue` lists it."""
+
+    id: str
+    state: str
+    """Slurm's word, such as PENDING, RUNNING or TIMEOUT."""
+    reason: str
+    """Slurm's reason for the state, such as Priority; empty without a reason."""
+    start: str
+    """Start of the job, expected for a pending job; empty if unknown."""
+    nodes: str
+    """Nodes in Slurm's short form, such as n[1-2]; empty for a pending job."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether Slurm has not started the job yet."""
+        return self.state in ("PENDING", "CONFIGURING")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the job has ended or is ending."""
+        return self.state not in _LIVES
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no process of the job is left."""
+        return self.has_ended and self.state != "COMPLETING"
+
+    def words(self) -> str:
+        """Return the state for people, with Slurm's reason.
+
+        Example:
+            >>> job = Job(id="7", state="PENDING", reason="Priority", start="", nodes="")
+            >>> job.words()
+            'job 7 is PENDING (Priority)'
+        """
+        reason = f" ({self.reason})" if self.reason else ""
+        expected = f", expected to start at {self.start}" if self.is_pending and self.start else ""
+        return f"job {self.id} is {self.state}{reason}{expected}"
+
+
+def submit(argv: Sequence[str], script: str) -> str:
+    """Submit a batch job and return its id."""
+    answer = call("sbatch", "--parsable", *argv, text=script)
+    return answer.strip().partition(";")[0]
+
+
+def jobs(ids: Sequence[str]) -> dict[str, Job]:
+    """Return the jobs that Slurm still knows, by id. Slurm forgets ended jobs after minutes."""
+    form = "%i|%T|%r|%S|%N"
+    try:
+        answer = call(
+            "squeue", "--noheader", "--states=all", f"--jobs={','.join(ids)}", f"--format={form}"
+        )
+    except BackendError as error:
+        if _GONE[0] in str(error):
+            return {}
+        raise
+    return {job.id: job for job in map(_job, answer.splitlines()) if job.id in ids}
+
+
+def _job(line: str) -> Job:
+    number, state, reason, start, nodes = (*line.split("|"), "", "", "", "")[:5]
+    return Job(
+        id=number.strip(),
+        state=state,
+        reason="" if reason == "None" else reason,
+        start="" if start == "N/A" else start,
+        nodes=nodes,
+    )
+
+
+def jobs_named(name: str) -> list[str]:
+    """Return the ids of this user's jobs of a name that have not ended."""
+    answer = call("squeue", "--noheader", "--me", f"--name={name}", "--format=%i")
+    return answer.split()
+
+
+def steps(job: str) -> dict[str, str]:
+    """Return the ids of a job's running steps by name."""
+    try:
+        answer = call("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j")
+    except BackendError as error:
+        if _GONE[0] in str(error):
+            return {}
+        raise
+    pairs = (line.strip().partition("|") for line in answer.splitlines())
+    return {name: number for number, _, name in pairs}
+
+
+def cancel(ids: Sequence[str]) -> None:
+    """End jobs or steps; an id that has ended is no error."""
+    for number in ids:
+        try:
+            call("scancel", number)
+        except BackendError as error:
+            if not any(words in str(error) for words in _GONE):
+                raise BackendError(f"{error}; end the job with: scancel {number}") from error
+
+
+def node_addresses(partition: str = "") -> list[str]:
+    """Return addresses or names of the cluster's nodes, as Slurm reaches the nodes."""
+    limits = [f"--partition={partition}"] if partition else []
+    return call("sinfo", "--noheader", "--Node", "--format=%o", *limits).split()
+
+
+def call(command: str, *words: str, text: str = "") -> str:
+    """Run a command of Slurm and return its output.
+
+    Raises:
+        ConfigError: This machine does not have Slurm's commands.
+        BackendError: Slurm refused, or did not answer in time.
+    """
+    try:
+        done = subprocess.run(
+            [command, *words],
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            env=environment(os.environ),
+        )
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"Slurm's command {command} is not on this machine. SlurmPods works on a login node"
+            " or inside an allocation; use LocalPods, SSHPods or KubernetesPods elsewhere"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(
+            f"Slurm did not answer {command} in {_LIMIT_S:.0f} s; try again"
+        ) from error
+    if done.returncode != 0:
+        raise BackendError(f"Slurm refused {command}: {words_of(done.stderr)}")
+    return done.stdout
+
+
+def words_of(text: str) -> str:
+    """Return Slurm's words without the name of the command.
+
+    Example:
+        >>> words_of("sbatch: error: Batch job submission failed: Invalid qos specification")
+        'Batch job submission failed: Invalid qos specification'
+    """
+    lines = [_SPEAKER.sub("", line.strip()) for line in text.splitlines()]
+    return "; ".join(line for line in lines if line) or "it gives no reason"
+
+
+def environment(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables for Slurm's commands, which `sbatch` hands on to the nodes.
+
+    The variables of an allocation that the notebook is in would change the new job. Tokens and
+    other variables of the login are left out, because Slurm keeps the environment on its disk.
+    """
+    names = {*session_variables(), *_OTHERS} - {"TMPDIR"}  # a folder of this machine alone
+    return {name: own[name] for name in own if name in names}

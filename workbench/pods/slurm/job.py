@@ -1,0 +1,135 @@
+"""The batch job of a cluster: the script, and the options of `sbatch`. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from workbench.base import entries
+from workbench.base.child import HOME
+from workbench.pods.pod_spec import PodSpec
+
+NOTICE_S = 60
+"""Seconds between the notice of the time limit and the limit."""
+
+_LEAVING = "leaving-{}"
+_NOTICE = "Slurm will end this job soon (SIGTERM)"
+_CANCELLED = re.compile(r"^.*\*\*\* ((?:JOB|STEP) .*) \*\*\*\s*$", re.M)
+_SCRIPT = """\
+#!/bin/sh
+# Pods of a cluster of DeepSpeed Workbench: one step on each node of this job.
+export PYTHONPATH={home} PYTHONSAFEPATH=1
+pod() {{
+    srun --nodes=1 --ntasks=1 --relative="$2" --job-name="$1" --cpus-per-task={cpus} \\
+        --mpi=none --input=none --export=ALL \\
+        {python} -P -m {worker} {folder}/"$1".json
+    echo "*** $1 has ended with exit code $? ***"
+}}
+# Slurm signals this script before the time limit. The pods look for the file.
+notice() {{
+    echo "*** {notice} ***"
+    : >{folder}/{leaving}
+}}
+trap notice TERM
+number=0
+for name in {names}; do
+    pod "$name" "$number" &
+    number=$((number + 1))
+done
+until wait; do :; done
+"""
+
+
+def script(names: Sequence[str], folder: Path, cpus: float) -> str:
+    """Return the batch script that starts these pods, one on each node.
+
+    Args:
+        names: Names of the pods.
+        folder: Folder with a configuration `<name>.json` for each pod.
+        cpus: Processor cores of a pod.
+    """
+    return _SCRIPT.format(
+        home=shlex.quote(HOME),
+        cpus=math.ceil(cpus),
+        python=shlex.quote(sys.executable),
+        worker=entries.SLURM_WORKER,
+        folder=shlex.quote(str(folder)),
+        leaving=_LEAVING.format('"$SLURM_JOB_ID"'),
+        notice=_NOTICE,
+        names=shlex.join(names),
+    )
+
+
+def sbatch_options(
+    name: str, comment: str, folder: Path, spec: PodSpec, count: int, gpu_type: str
+) -> list[str]:
+    """Return the options of `sbatch` that this package sets, the resources among them.
+
+    A lost node does not end the job. A job that Slurm would queue again could not find its
+    keeper, so Slurm ends the job, and the run's `restarts` submit another.
+    """
+    options = [
+        f"--job-name={name}",
+        f"--comment={comment}",
+        f"--nodes={count}",
+        f"--ntasks={count}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={math.ceil(spec.cpus)}",
+        "--no-kill",
+        "--no-requeue",
+        f"--signal=B:TERM@{NOTICE_S}",
+        "--export=ALL",
+        "--input=/dev/null",
+        "--chdir=/",
+        f"--output={_literal(folder)}/job-%j.log",
+        f"--error={_literal(folder)}/job-%j.log",
+    ]
+    if spec.memory_gib is not None:
+        options.append(f"--mem={math.ceil(spec.memory_gib * 1024)}M")
+    if spec.gpus:
+        kind = f"{gpu_type}:" if gpu_type else ""
+        options.append(f"--gpus-per-node={kind}{spec.gpus}")
+    return options
+
+
+def _literal(folder: Path) -> str:
+    """Return a path in which `sbatch` replaces nothing."""
+    return str(folder).replace("%", "%%")
+
+
+def log_of(folder: Path, job: str) -> Path:
+    """Return the log of a job: the output of its script, and Slurm's own lines."""
+    return folder / f"job-{job}.log"
+
+
+def leaving_file(folder: Path, job: str) -> Path:
+    """Return the file that tells the job's pods of the end of the job."""
+    return folder / _LEAVING.format(job)
+
+
+def why_ended(log: str) -> str:
+    """Return Slurm's line on the end of a job in its log; empty without such a line.
+
+    Example:
+        >>> why_ended("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT … DUE TO TIME LIMIT ***")
+        'JOB 7 ON n1 CANCELLED AT … DUE TO TIME LIMIT'
+    """
+    lines: list[str] = _CANCELLED.findall(log)
+    # The line of the job has the cause; lines of its steps may not.
+    of_job = [line for line in lines if line.startswith("JOB")]
+    notice = _NOTICE if f"*** {_NOTICE} ***" in log else ""
+    return (of_job or lines or [notice])[-1]
+
+
+def ended_pods(log: str) -> dict[str, str]:
+    """Return the exit codes of ended pods, by name, from the log of a job.
+
+    Example:
+        >>> ended_pods("*** pod-1 has ended with exit code 1 ***")
+        {'pod-1': '1'}
+    """
+    return dict(re.findall(r"^\*\*\* (pod-\d+) has ended with exit code (\d+) \*\*\*$", log, re.M))

@@ -1,0 +1,83 @@
+"""Checks of the options that `SlurmPods` hands on to `sbatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from workbench.base.errors import ConfigError
+
+_INSTEAD = {
+    "partition": "SlurmPods(partition=…)",
+    "time": "SlurmPods(time=…)",
+    "account": "SlurmPods(account=…)",
+    "nodes": "Cluster(…, count=…)",
+    "cpus-per-task": "PodSpec(cpus=…)",
+    "mem": "PodSpec(memory_gib=…)",
+    "gpus": "PodSpec(gpus=…)",
+    "gpus-per-node": "PodSpec(gpus=…) and SlurmPods(gpu_type=…)",
+}
+"""Options of `sbatch` with an option of this package."""
+_OURS = (
+    "array",
+    "batch",
+    "chdir",
+    "clusters",
+    "comment",
+    "error",
+    "export",
+    "export-file",
+    "help",
+    "hold",
+    "input",
+    "job-name",
+    "kill-on-invalid-dep",
+    "no-kill",
+    "no-requeue",
+    "ntasks",
+    "ntasks-per-node",
+    "output",
+    "parsable",
+    "quiet",
+    "requeue",
+    "signal",
+    "test-only",
+    "usage",
+    "version",
+    "wait",
+    "wrap",
+)
+"""Options of `sbatch` that the package sets itself, or that start no job."""
+_WHOLE = frozenset(("mem-per-cpu", "mem-bind", "time-min", "wait-all-nodes", "gpu-bind"))
+"""Options of `sbatch` that begin like one of the others."""
+
+
+def check_options(options: Sequence[str]) -> tuple[str, ...]:
+    """Return the options unchanged. Refuse a word that `sbatch` would read as something else."""
+    for word in options:
+        name, _, _ = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not name or not word.isprintable():
+            raise ConfigError(
+                f"SlurmPods options has {word!r}. Write each option of sbatch as one text in the"
+                ' long form, such as "--qos=high" or "--exclusive"'
+            )
+        if name in _WHOLE:
+            continue
+        # sbatch accepts an abbreviation, such as --part for --partition.
+        instead = next((field for each, field in _INSTEAD.items() if each.startswith(name)), "")
+        if instead:
+            raise ConfigError(f"SlurmPods options has {word!r}. Use {instead}")
+        if any(each.startswith(name) for each in _OURS):
+            raise ConfigError(
+                f"SlurmPods options has {word!r}, which the workbench sets itself. Leave"
+                " the option out"
+            )
+    return tuple(options)
+
+
+def check_root(root: str) -> str:
+    """Return the folder unchanged if the path is absolute."""
+    path = PurePosixPath(root)
+    if not path.is_absolute() or ".." in path.parts:
+        raise ConfigError(f"SlurmPods root is {root!r}; it must be an absolute path on the nodes")
+    return root

@@ -1,0 +1,433 @@
+"""`SlurmPods`: one batch job with a node for each pod.
+
+Each node's step reads its configuration from a private file in the cluster's directory, which this
+machine and the nodes share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
+
+from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
+from workbench.base.files import gate, write_text
+from workbench.base.json_values import part
+from workbench.base.process import POD_MARK
+from workbench.base.record import Positive, Text, Unit
+from workbench.base.words import counted
+from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.guest.process import tail_of
+from workbench.pods.notes import note_of, read_note, write_note
+from workbench.pods.place import Place, Port
+from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
+from workbench.pods.rendezvous.listener import Rendezvous
+from workbench.pods.slurm import commands, job
+from workbench.pods.slurm.commands import Job
+from workbench.pods.slurm.options import check_options, check_root
+from workbench.pods.slurm.route import own_address_to
+from workbench.pods.ssh.identity import check_key_line
+
+logger = logging.getLogger(__name__)
+
+JOBS = "slurm.json"
+"""Name of the note on the jobs: the id of each job by name, and the name of each pod's job."""
+_FIRST_LOOKS_S = 0.5
+_LOOK_S = 5.0  # between questions to Slurm's controller
+_END_S = 10.0
+_LINES_SHOWN = 10
+_HOPELESS = frozenset(
+    ["BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionNodeLimit", "PartitionTimeLimit"]
+)
+"""Slurm's reasons for a pending job that no wait removes."""
+
+
+class SlurmPods(Place):
+    """Nodes of a Slurm cluster as pods: one batch job with a node for each pod."""
+
+    model_config = ConfigDict(populate_by_name=True)
+    label: ClassVar[str] = "SlurmPods"
+    kind: ClassVar[str] = "slurm"
+
+    partition: Text | None = None
+    """Partition of the job. Default: Slurm's own default."""
+    time: Text | None = None
+    """Time limit of the job in Slurm's form, such as `8:00:00`. Default: the partition's own."""
+    account: Text | None = None
+    """Account of the job. Default: Slurm's own default."""
+    gpu_type: Text | None = None
+    """Type of the GPUs in Slurm's configuration, such as `a100`. Default: any type."""
+    arguments: Annotated[Sequence[Text], AfterValidator(check_options)] = Field(
+        default=(), alias="options"
+    )
+    """More options of `sbatch` in the long form, such as `--qos=high` or `--constraint=ib`."""
+    port: Port = 2222
+    """Port of the nodes' SSH daemons. If the port is taken, a free one is used. Default 2222."""
+    root: Annotated[str, AfterValidator(check_root)] = "/tmp"
+    """Folder on the nodes for the pods' own folders. It must not be shared. Default `/tmp`."""
+    connect_timeout_s: Annotated[Positive, Unit("s")] = 5
+    """Time limit for a new connection to a node, in seconds. Default 5."""
+
+    _ids: dict[str, str] = PrivateAttr(default_factory=dict)
+    """Slurm's id of each job by the job's name; empty until Slurm has accepted the job."""
+    _job_of: dict[str, str] = PrivateAttr(default_factory=dict)
+    """Name of each pod's job."""
+    _pods: list[Pod] = PrivateAttr(default_factory=list)
+    _folder: Path = PrivateAttr(default=Path())
+    _launched: set[str] = PrivateAttr(default_factory=set)
+    _files: list[Path] = PrivateAttr(default_factory=list)
+    _looked_s: float = 0.0
+    _stopped: bool = False
+    _starting: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+
+    def launch(self, spec: PodSpec, count: int, context: LaunchContext) -> list[Pod]:
+        """Submit one job and wait until every node's pod has reported; see `Place.launch`."""
+        if self._ids:
+            raise BackendError("a job with the pods is submitted already; stop the pods first")
+        if count < 1:
+            raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
+        self._check(spec)
+        check_key_line(context.public_key)
+        self._stopped = False
+        self._folder = context.directory.absolute() / "pods"
+        gate.make_folders(self._folder, context.directory)
+        names = [f"pod-{i}" for i in range(count)]
+        root = self.root.rstrip("/")
+        own = f"{root}/workbench-{context.cluster_id}-{secrets.token_hex(8)}"
+        try:
+            self._pods = self._launch_job(names, own, spec, context)
+            return list(self._pods)
+        except BaseException:
+            with contextlib.suppress(BackendError):  # the first error is the one to tell
+                self.stop()
+            raise
+
+    def _check(self, spec: PodSpec) -> None:
+        if spec.image is not None:
+            raise ConfigError(
+                f"PodSpec.image is {spec.image!r}, and SlurmPods starts no containers. Leave image"
+                " out; the pods use this Python, from a folder that the nodes share"
+            )
+        if self.gpu_type is not None and not spec.gpus:
+            raise ConfigError(
+                f"SlurmPods.gpu_type is {self.gpu_type!r}, and PodSpec.gpus is 0. Give"
+                " PodSpec(gpus=…), or leave gpu_type out"
+            )
+
+    def _launch_job(
+        self, names: Sequence[str], own: str, spec: PodSpec, context: LaunchContext
+    ) -> list[Pod]:
+        name = f"workbench-{context.cluster_id}-{secrets.token_hex(4)}"
+        with Rendezvous(names, host=self._own_address()) as rendezvous:
+            for pod in names:
+                root = f"{own}/{pod}"
+                config = WorkerConfig(
+                    name=pod,
+                    address="",
+                    port=self.port,
+                    slots=spec.slots,
+                    root=root,
+                    log=str(self._log(pod)),
+                    public_key=context.public_key,
+                    environment={POD_MARK: root},
+                    lease_s=context.lease_s,
+                    timeout_s=context.timeout_s,
+                    rendezvous=(rendezvous.host, rendezvous.port),
+                    token=rendezvous.token.hex(),
+                    allowed_from=rendezvous.host,
+                )
+                file = self._log(pod).with_suffix(".json")
+                self._files.append(file)
+                write_text(file, config.to_line().decode())
+            self._submit(name, names, spec, context)
+            number = self._ids[name]
+            watch = _StartWatch(self, number, names, context)
+            context.report(f"asked Slurm for {counted(len(names), 'node')}: job {number}")
+            try:
+                came = rendezvous.wait(
+                    context.timeout_s,
+                    watch=watch.look,
+                    status_of=watch.status_of,
+                    report=context.report,
+                    arrived=context.arrived,
+                )
+            except PodTimeout as error:
+                if watch.is_pending:
+                    raise PodTimeout(
+                        f"{error}. The job waited in Slurm's queue; for a longer wait use"
+                        f" Cluster(…, start_timeout_s={10 * context.timeout_s:.0f})"
+                    ) from error
+                raise
+        self._check_open()
+        limit_s = float(self.connect_timeout_s)
+        return [replace(pod, connect_timeout_s=limit_s) for pod in came]
+
+    def _submit(
+        self, name: str, names: Sequence[str], spec: PodSpec, context: LaunchContext
+    ) -> None:
+        """Submit the job. The note has the job's name first, and then its id."""
+        comment = f"DeepSpeed Workbench, cluster {context.cluster_id}"
+        given = {"partition": self.partition, "time": self.time, "account": self.account}
+        options = [
+            *job.sbatch_options(name, comment, self._folder, spec, len(names), self.gpu_type or ""),
+            *(f"--{option}={value}" for option, value in given.items() if value is not None),
+            *self.arguments,
+        ]
+        with self._starting:
+            self._check_open()
+            self._launched.update(names)
+            self._ids[name] = ""
+            self._job_of.update(dict.fromkeys(names, name))
+            self._note(context.directory)
+            self._ids[name] = commands.submit(options, job.script(names, self._folder, spec.cpus))
+            self._files.append(job.leaving_file(self._folder, self._ids[name]))
+            self._note(context.directory)
+
+    def _note(self, directory: Path) -> None:
+        note = note_of(directory, JOBS)
+        if note not in self._files:
+            self._files.append(note)
+        write_note(directory, JOBS, {"ids": self._ids, "job_of": self._job_of})
+
+    def _own_address(self) -> str:
+        """Return this machine's address on the route to the nodes."""
+        nodes = commands.node_addresses(self.partition or "") or commands.node_addresses()
+        for node in nodes[:3]:
+            if address := own_address_to(node):
+                return address
+        raise BackendError(
+            f"this machine, {socket.gethostname()}, has no route to Slurm's nodes"
+            f" ({', '.join(nodes[:3]) or 'sinfo lists none'}); run the notebook on a login node"
+        )
+
+    def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
+        """Submit another job for lost pods; see `Place.restore`."""
+        names = sorted(lost, key=[pod.name for pod in self._pods].index)
+        with contextlib.suppress(BackendError):
+            self._end_pods(names)
+        own = PurePosixPath(self._pods[0].root).parent
+        came = self._launch_job(names, str(own), spec, context)
+        replacements = {pod.name: pod for pod in came}
+        self._pods = [replacements.get(pod.name, pod) for pod in self._pods]
+        return self.refresh()
+
+    def _end_pods(self, names: Collection[str]) -> None:
+        """End the jobs that have no other pods, and the steps of the pods in other jobs."""
+        ended: list[str] = []
+        for name, number in list(self._ids.items()):
+            pods = {pod for pod, of in self._job_of.items() if of == name}
+            if pods <= set(names):
+                ended.append(number)
+                del self._ids[name]
+            elif lost := pods & set(names):
+                running = commands.steps(number)
+                commands.cancel([running[pod] for pod in lost if pod in running])
+        commands.cancel(ended)
+        self._await_end(ended)
+
+    def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
+        """Take the jobs over, by the ids that their keeper noted."""
+        self._recall(context.directory)
+        if any(not self._id_of(pod.name) for pod in pods):
+            raise BackendError(
+                f"{note_of(context.directory, JOBS)} does not hold the jobs of all pods; start"
+                " another cluster"
+            )
+        self._launched = {pod.name for pod in pods}
+        self._pods = list(pods)
+        return self.refresh()
+
+    def _recall(self, directory: Path) -> None:
+        note = read_note(directory, JOBS)
+        self._folder = directory.absolute() / "pods"
+        self._ids = {name: str(number) for name, number in part(note, "ids").items()}
+        self._job_of = {pod: str(name) for pod, name in part(note, "job_of").items()}
+        self._files = []
+        if note:
+            files = [*gate.files_in(self._folder, "pod-*.json")]
+            files += gate.files_in(self._folder, "leaving-*")
+            self._files = [note_of(directory, JOBS), *files]
+
+    def _id_of(self, pod: str) -> str:
+        return self._ids.get(self._job_of.get(pod, ""), "")
+
+    def refresh(self) -> list[Pod]:
+        """Ask Slurm for the jobs, at most every five seconds.
+
+        While Slurm's controller does not answer, the pods stay as they were.
+        """
+        now_s = time.monotonic()
+        if self._pods and (not self._looked_s or now_s - self._looked_s >= _LOOK_S):
+            self._looked_s = now_s
+            try:
+                jobs = commands.jobs(list(self._ids.values()))
+            except BackendError as error:
+                logger.warning("%s", error)
+                return list(self._pods)
+            logs = {number: self._job_log(number) for number in self._ids.values()}
+            self._pods = [self._seen(pod, jobs, logs) for pod in self._pods]
+        return list(self._pods)
+
+    def _seen(self, pod: Pod, jobs: dict[str, Job], logs: dict[str, str]) -> Pod:
+        if pod.phase.is_terminal:
+            return pod
+        number = self._id_of(pod.name)
+        log = logs.get(number, "")
+        found = jobs.get(number)
+        why = job.why_ended(log)
+        because = f": {why}" if why else ""
+        if found is None:
+            message = f"Slurm no longer lists job {number}{because}"
+            return replace(pod, phase=Phase.FAILED, message=message)
+        if found.has_ended:
+            return replace(pod, phase=Phase.FAILED, message=f"{found.words()}{because}")
+        code = job.ended_pods(log).get(pod.name)
+        if code is not None:
+            message = f"its step of job {number} has ended with exit code {code}{because}"
+            return replace(pod, phase=Phase.FAILED, message=message)
+        return replace(pod, message="" if found.state == "RUNNING" else found.words())
+
+    def logs(self, name: str, tail: int = 50) -> str:
+        """Return the last lines of a pod and its SSH daemon; also after `stop`."""
+        if name not in self._launched:
+            raise ConfigError(
+                f"no pod {name!r} was launched; there are:"
+                f" {', '.join(sorted(self._launched)) or 'none'}"
+            )
+        return tail_of(self._log(name), tail)
+
+    def stop(self) -> None:
+        """Cancel the jobs of `launch` and no others.
+
+        A pod that cannot be reached ends by its lease or by the time limit.
+        """
+        with self._starting:
+            self._stopped = True
+        ids = self._ids
+        files = self._files
+        self._ids = {}
+        self._job_of = {}
+        self._pods = []
+        self._files = []
+        self._looked_s = 0.0
+        self._end(ids)
+        for file in files:
+            gate.remove(file)
+
+    def _end(self, ids: dict[str, str]) -> None:
+        numbers = []
+        for name, number in ids.items():
+            # The keeper was killed before Slurm's answer: the name is unique.
+            numbers += [number] if number else commands.jobs_named(name)
+        commands.cancel(numbers)
+        self._await_end(numbers)
+
+    def _await_end(self, numbers: Sequence[str]) -> None:
+        """Wait until the processes of the jobs have ended, for ten seconds at most."""
+        deadline = time.monotonic() + _END_S
+        pause_s = 0.1
+        while numbers and time.monotonic() < deadline:
+            if all(found.is_gone for found in commands.jobs(numbers).values()):
+                return
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.5)
+
+    def remove_left(self, directory: Path) -> None:
+        """Cancel the jobs of a dead keeper, by the noted ids."""
+        self._recall(directory)
+        if self._ids:
+            self.stop()
+
+    def _check_open(self) -> None:
+        if self._stopped:
+            raise PodError("the pods were stopped before all had reported")
+
+    def _log(self, pod: str) -> Path:
+        return self._folder / f"{pod}.log"
+
+    def _job_log(self, number: str) -> str:
+        """Return the end of a job's log; empty without a log."""
+        with contextlib.suppress(OSError):
+            file = job.log_of(self._folder, number)
+            return gate.read_end(file, self._folder).decode(errors="replace")
+        return ""
+
+
+class _StartWatch:
+    """What becomes of a job until its pods have reported."""
+
+    def __init__(
+        self, place: SlurmPods, number: str, names: Iterable[str], context: LaunchContext
+    ) -> None:
+        self._place = place
+        self._number = number
+        self._names = list(names)
+        self._context = context
+        self._told = ""
+        self._job: Job | None = None
+        self._pause_s = _FIRST_LOOKS_S
+        self._due_s = time.monotonic()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether Slurm had not started the job at the last look."""
+        return self._job is not None and self._job.is_pending
+
+    def status_of(self, name: str) -> str:
+        """Return the state of a missing pod for people."""
+        words = self._job.words() if self._job is not None else f"job {self._number}"
+        if self.is_pending:
+            return words
+        line = tail_of(self._place._log(name), 1) or "none"
+        return f"{words}, last log line: {line}"
+
+    def look(self) -> None:
+        """Ask Slurm for the job now and then; PodError if the pods cannot come any more."""
+        self._place._check_open()
+        if time.monotonic() < self._due_s:
+            return
+        found = commands.jobs([self._number]).get(self._number)
+        self._job = found
+        self._pause_s = min(1.5 * self._pause_s, _LOOK_S)
+        self._due_s = time.monotonic() + self._pause_s
+        log = self._place._job_log(self._number)
+        if found is None or found.has_ended:
+            state = found.words() if found is not None else f"Slurm no longer lists {self._number}"
+            raise PodError(f"{state} before all pods had reported. {self._last_lines(log)}")
+        if found.is_pending and found.reason in _HOPELESS:
+            raise BackendError(f"Slurm will not start the job: {found.words()}")
+        for name, code in job.ended_pods(log).items():
+            raise PodError(
+                f"{name} ended with exit code {code} during its start."
+                f" {self._last_lines(log, name)}"
+            )
+        if found.is_pending:
+            self._tell(found.words())
+
+    def _tell(self, words: str) -> None:
+        """Report a new reason for the wait."""
+        if words == self._told:
+            return
+        self._told = words
+        self._context.arrived([Pod(name=name, message=words) for name in self._names])
+        self._context.report(words)
+
+    def _last_lines(self, log: str, name: str = "") -> str:
+        lines = tail_of(self._place._log(name), _LINES_SHOWN) if name else ""
+        shown = lines or "\n".join(log.splitlines()[-_LINES_SHOWN:])
+        if shown:
+            return f"Last lines of its log:\n{shown}"
+        return (
+            f"It has no log: the nodes must share {self._place._folder} with this machine; give"
+            " Cluster(…, path=…) a folder that they share"
+        )

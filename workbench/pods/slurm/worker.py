@@ -1,0 +1,85 @@
+"""The program of a Slurm step: run the pod's guardian until the pod, its lease or the job ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from workbench.base.errors import PodError
+from workbench.pods.guest import worker
+from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.slurm.job import leaving_file
+from workbench.pods.slurm.route import own_address_to
+
+_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""Variables by which Slurm names the GPUs of a step."""
+
+
+def main(path: Path) -> int:
+    """Be the pod at the node's address until the pod ends; return the exit code."""
+    notice = leaving_file(path.parent, os.environ["SLURM_JOB_ID"])
+    gpus = {name: os.environ[name] for name in _GPUS if name in os.environ}
+
+    def leaving() -> str:
+        return "Slurm will end this job soon" if notice.exists() else ""
+
+    return worker.run(path, node_address, environment=gpus, leaving=leaving)
+
+
+def node_address(config: WorkerConfig, own: Mapping[str, str] = os.environ) -> str:
+    """Return the node's IP address, as Slurm's controller reaches the node.
+
+    A node may resolve its own name to a loopback address. The address of the route to the keeper
+    is then the node's, unless the keeper has a loopback address too.
+    """
+    name = own["SLURMD_NODENAME"]
+    keeper = config.rendezvous[0]
+    address = ""
+    with contextlib.suppress(OSError):
+        address = _resolved(_slurm_address(name) or name)
+    if not address or (_is_loopback(address) and not _is_loopback(keeper)):
+        address = own_address_to(keeper)
+    if not address:
+        raise PodError(f"node {name} has no address, and no route to the keeper at {keeper}")
+    return address
+
+
+def _slurm_address(name: str) -> str:
+    """Return the node's NodeAddr in Slurm's configuration; empty if the node cannot ask."""
+    try:
+        done = subprocess.run(
+            ["scontrol", "--oneliner", "show", "node", name],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    found = re.search(r"\bNodeAddr=(\S+)", done.stdout)
+    return found[1] if found else ""
+
+
+def _resolved(name: str) -> str:
+    addresses = [
+        str(info[4][0]) for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    ]
+    return next((address for address in addresses if "." in address), addresses[0])
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
