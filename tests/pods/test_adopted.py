@@ -12,6 +12,7 @@ from takeover import counting, exact, kill_keeper, printed
 
 from tests.fakes.cmlplace import CMLPlace
 from tests.fakes.kubeplace import KubernetesPlace
+from tests.fakes.slurmplace import SlurmPlace
 from tests.fakes.sshhosts import HostsPlace
 from tests.pods.conftest import PLACES, Platform, on_pods
 from workbench import Cluster, FineTune, PodSpec, Run
@@ -151,6 +152,8 @@ def lose(place: Platform, pod: Pod, folder: Path) -> None:
             place.do(place.kubelet.delete(pod.name))
         case CMLPlace():
             place.api.stop_workers(read_note(folder, IDS)[pod.name])
+        case SlurmPlace():
+            place.end_step(pod.name)
         case HostsPlace():
             place.hosts[int(pod.name.removeprefix("pod-"))].stop()
             for process in on_pods([pod]):

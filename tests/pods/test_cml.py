@@ -21,6 +21,7 @@ from workbench.base.process import find
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.cml import worker as cmlworker
 from workbench.pods.cml.pods import IDS, CMLPods
+from workbench.pods.guest import worker
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.notes import read_note
 from workbench.pods.pod import LaunchContext, Phase
@@ -188,8 +189,8 @@ def test_a_worker_takes_another_port_when_one_is_snatched(
     with socket.create_server(("127.0.0.2", 0)) as other:
         port = other.getsockname()[1]
         looks = iter([lambda *_: None])  # the first look comes before the other process
-        look = cmlworker.check_free
-        monkeypatch.setattr(cmlworker, "check_free", lambda *asked: next(looks, look)(*asked))
+        look = worker.check_free
+        monkeypatch.setattr(worker, "check_free", lambda *asked: next(looks, look)(*asked))
         config = WorkerConfig(
             name="pod-0",
             address="",

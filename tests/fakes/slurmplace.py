@@ -1,0 +1,232 @@
+"""A real Slurm on this machine: munged, slurmctld and a slurmd for each of three nodes.
+
+The nodes are loopback addresses. All state is in a folder of `/tmp`. One Slurm serves a session.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from tests.poll import until
+from workbench.pods.guest.machine import free_port
+from workbench.pods.notes import note_of
+from workbench.pods.place import Place
+from workbench.pods.pod import LaunchContext
+from workbench.pods.slurm.pods import JOBS, SlurmPods
+
+NODES = ("n1", "n2", "n3")
+_CORES = 4
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
+_CONFIG = """\
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.sock
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+JobSubmitPlugins=lua
+SchedulerParameters=bf_interval=1
+ReturnToService=2
+{nodes}
+PartitionName=main Nodes=n[1-3] Default=YES MaxTime=60 PriorityTier=1
+PartitionName=urgent Nodes=n[1-3] MaxTime=60 PriorityTier=10
+"""
+_SUBMIT = """\
+-- Accounts and QOS need Slurm's database. This plugin refuses with the same codes.
+function slurm_job_submit(job, partitions, user)
+    if job.account == "nobody" then return 2045 end
+    if job.qos == "nosuch" then return 2066 end
+    return slurm.SUCCESS
+end
+function slurm_job_modify(job, record, partitions, user)
+    return slurm.SUCCESS
+end
+return slurm.SUCCESS
+"""
+"""Slurm's codes ESLURM_INVALID_ACCOUNT and ESLURM_INVALID_QOS."""
+
+
+class Slurm:
+    """The daemons, and what a person does with Slurm's commands."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self.config = self.folder / "slurm.conf"
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Start all daemons and wait until the nodes are idle."""
+        ports = [free_port(["127.0.0.1"]) for _ in (*NODES, "controller")]
+        lines = [
+            f"NodeName={node} NodeAddr=127.0.0.{number} Port={port} CPUs={_CORES} RealMemory=8000"
+            for number, (node, port) in enumerate(zip(NODES, ports, strict=False), 11)
+        ]
+        text = _CONFIG.format(folder=self.folder, port=ports[-1], nodes="\n".join(lines))
+        self.config.write_text(text)
+        (self.folder / "job_submit.lua").write_text(_SUBMIT)
+        key = self.folder / "munge.key"
+        key.write_bytes(secrets.token_bytes(128))
+        key.chmod(0o600)
+        self._start_daemon("munged", "--foreground", "--force", *self._munge())
+        until((self.folder / "munge.sock").exists, 20, why=self._logs)
+        self._start_daemon("slurmctld", "-D", "-f", str(self.config))
+        for node in NODES:
+            self._start_daemon("slurmd", "-D", "-N", node, "-f", str(self.config))
+        until(lambda: self._states() == {"idle"}, 60, every_s=0.2, why=self._logs)
+
+    def end(self) -> None:
+        """End the jobs and the daemons, by their ids."""
+        if self.config.exists():
+            self.cancel_all()
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+        for daemon in self._daemons:
+            daemon.wait(20)
+        shutil.rmtree(self.folder)
+
+    def do(self, *words: str, text: str = "") -> str:
+        """Run a command of Slurm and return its output."""
+        done = subprocess.run(
+            words, input=text, capture_output=True, text=True, timeout=30, env=self.environment()
+        )
+        assert done.returncode == 0, (words, done.stderr)
+        return done.stdout.strip()
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "SLURM_CONF": str(self.config)}
+
+    def jobs(self) -> list[str]:
+        """Return the ids of jobs with processes."""
+        return self.do("squeue", "--noheader", "--format=%i").split()
+
+    def cancel_all(self) -> None:
+        """Cancel every job, and wait until its processes have ended."""
+        if jobs := self.jobs():
+            self.do("scancel", *jobs)
+            until(lambda: not self.jobs(), 60, every_s=0.1)
+
+    def _start_daemon(self, *words: str) -> None:
+        with (self.folder / "daemons.log").open("ab") as log:
+            daemon = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment()
+            )
+        self._daemons.append(daemon)
+
+    def _munge(self) -> Iterator[str]:
+        yield f"--socket={self.folder}/munge.sock"
+        yield f"--key-file={self.folder}/munge.key"
+        yield from (f"--{name}-file={self.folder}/munge.{name}" for name in ("log", "pid", "seed"))
+
+    def _states(self) -> set[str]:
+        done = subprocess.run(
+            ["sinfo", "--noheader", "--Node", "--partition=main", "--format=%T"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=self.environment(),
+        )
+        states = done.stdout.split()
+        return set(states) if len(states) == len(NODES) else set()
+
+    def _logs(self) -> str:
+        return "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
+
+
+_RUNNING: list[Slurm] = []
+
+
+def slurm() -> Slurm:
+    """Return the session's Slurm; skip the test where there can be none."""
+    if not _RUNNING:
+        missing = [program for program in _PROGRAMS if shutil.which(program) is None]
+        if missing:
+            pytest.skip(f"Slurm is not installed here: {', '.join(missing)} is missing")
+        if os.geteuid() != 0:
+            pytest.skip("Slurm's daemons need root here")
+        made = Slurm()
+        _RUNNING.append(made)
+        made.start()
+    return _RUNNING[0]
+
+
+def end_slurm() -> None:
+    """End the session's Slurm, if one was started."""
+    while _RUNNING:
+        _RUNNING.pop().end()
+
+
+@contextmanager
+def variables(given: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+class SlurmPlace:
+    """A login node of the session's Slurm."""
+
+    owns_daemons = True
+    launchers = ("ssh",)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __enter__(self) -> Self:
+        self.slurm = slurm()
+        self.folder.mkdir()
+        # A notebook inside an allocation has variables that would change a new job.
+        inside = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "9", "SLURM_MEM_PER_NODE": "9"}
+        own = {"SLURM_CONF": str(self.slurm.config), **inside, "SBATCH_ARRAY_INX": "1-9"}
+        self._variables = variables(own)
+        self._variables.__enter__()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._variables.__exit__(None, None, None)
+        self.slurm.cancel_all()
+
+    def backend(self, **options: Any) -> Place:
+        return SlurmPods(**{"root": str(self.folder), **options})
+
+    def left(self, context: LaunchContext) -> list[str]:
+        folders = self.folder.glob("workbench-*")
+        files = [path for path in (context.directory / "pods").glob("*") if path.suffix != ".log"]
+        notes = [note for note in [note_of(context.directory, JOBS)] if note.exists()]
+        return [*self.slurm.jobs(), *map(str, [*folders, *files, *notes])]
+
+    def end_step(self, pod: str) -> None:
+        """Kill a pod's step, as a failing node would."""
+        listed = self.slurm.do("squeue", "--noheader", "--steps", "--format=%i|%j")
+        (step,) = re.findall(rf"^\s*([\d.]+)\|{pod}$", listed, re.M)
+        self.slurm.do("scancel", step)
