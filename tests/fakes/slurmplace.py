@@ -25,7 +25,7 @@ from workbench.pods.place import Place
 from workbench.pods.pod import LaunchContext
 from workbench.pods.slurm.pods import JOBS, SlurmPods
 
-NODES = ("n1", "n2", "n3")
+_NODES = 3
 _CORES = 4
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 _CONFIG = """\
@@ -42,12 +42,12 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
-ProctrackType=proctrack/pgid
-TaskPlugin=task/none
+{limits}
 SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
+DefMemPerNode=1000
 SlurmdParameters=config_overrides
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
@@ -55,8 +55,15 @@ JobSubmitPlugins=lua
 SchedulerParameters=bf_interval=1
 ReturnToService=2
 {nodes}
-PartitionName=main Nodes=n[1-3] Default=YES MaxTime=60 PriorityTier=1
-PartitionName=urgent Nodes=n[1-3] MaxTime=60 PriorityTier=10
+PartitionName=main Nodes={names} Default=YES MaxTime=60 PriorityTier=1
+PartitionName=urgent Nodes={names} MaxTime=60 PriorityTier=10
+"""
+_GROUPS = [Path("/sys/fs/cgroup", name) for name in ("freezer", "memory")]
+_CGROUPS = """\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+CgroupAutomount=no
+ConstrainRAMSpace=yes
 """
 _SUBMIT = """\
 -- Accounts and QOS need Slurm's database. This plugin refuses with the same codes.
@@ -79,16 +86,31 @@ class Slurm:
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.config = self.folder / "slurm.conf"
+        # Control groups of nodes bear their names, and other sessions have nodes too.
+        tag = self.folder.name.removeprefix("slurm-").replace("_", "x")
+        self.nodes = [f"{tag}n{number}" for number in range(1, _NODES + 1)]
+        self.limits_memory = all(os.access(folder, os.W_OK) for folder in _GROUPS)
+        """Whether jobs have control groups: version 1, and this machine lets us make some."""
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
         """Start all daemons and wait until the nodes are idle."""
-        ports = [free_port(["127.0.0.1"]) for _ in (*NODES, "controller")]
+        ports = [free_port(["127.0.0.1"]) for _ in (*self.nodes, "controller")]
         lines = [
             f"NodeName={node} NodeAddr=127.0.0.{number} Port={port} CPUs={_CORES} RealMemory=8000"
-            for number, (node, port) in enumerate(zip(NODES, ports, strict=False), 11)
+            for number, (node, port) in enumerate(zip(self.nodes, ports, strict=False), 11)
         ]
-        text = _CONFIG.format(folder=self.folder, port=ports[-1], nodes="\n".join(lines))
+        limits = ["ProctrackType=proctrack/pgid", "TaskPlugin=task/none"]
+        if self.limits_memory:
+            limits = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"]
+            (self.folder / "cgroup.conf").write_text(_CGROUPS)
+        text = _CONFIG.format(
+            folder=self.folder,
+            port=ports[-1],
+            nodes="\n".join(lines),
+            names=",".join(self.nodes),
+            limits="\n".join(limits),
+        )
         self.config.write_text(text)
         (self.folder / "job_submit.lua").write_text(_SUBMIT)
         key = self.folder / "munge.key"
@@ -97,7 +119,7 @@ class Slurm:
         self._start_daemon("munged", "--foreground", "--force", *self._munge())
         until((self.folder / "munge.sock").exists, 20, why=self._logs)
         self._start_daemon("slurmctld", "-D", "-f", str(self.config))
-        for node in NODES:
+        for node in self.nodes:
             self._start_daemon("slurmd", "-D", "-N", node, "-f", str(self.config))
         until(lambda: self._states() == {"idle"}, 60, every_s=0.2, why=self._logs)
 
@@ -109,6 +131,10 @@ class Slurm:
             daemon.terminate()
         for daemon in self._daemons:
             daemon.wait(20)
+        for node in self.nodes:
+            for group in _GROUPS:
+                for folder, _, _ in os.walk(group / f"slurm_{node}", topdown=False):
+                    Path(folder).rmdir()
         shutil.rmtree(self.folder)
 
     def do(self, *words: str, text: str = "") -> str:
@@ -153,7 +179,7 @@ class Slurm:
             env=self.environment(),
         )
         states = done.stdout.split()
-        return set(states) if len(states) == len(NODES) else set()
+        return set(states) if len(states) == _NODES else set()
 
     def _logs(self) -> str:
         return "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
@@ -226,7 +252,13 @@ class SlurmPlace:
         return [*self.slurm.jobs(), *map(str, [*folders, *files, *notes])]
 
     def end_step(self, pod: str) -> None:
-        """Kill a pod's step, as a failing node would."""
+        """Tell a pod's process to end."""
         listed = self.slurm.do("squeue", "--noheader", "--steps", "--format=%i|%j")
         (step,) = re.findall(rf"^\s*([\d.]+)\|{pod}$", listed, re.M)
-        self.slurm.do("scancel", step)
+        # Slurm 22.05 signals the step, and then reports that there is no such job.
+        subprocess.run(
+            ["scancel", "--quiet", "--signal=TERM", step],
+            env=self.slurm.environment(),
+            timeout=30,
+            stderr=subprocess.DEVNULL,
+        )

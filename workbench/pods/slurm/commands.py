@@ -76,6 +76,15 @@ class Job:
         return f"job {self.id} is {self.state}{reason}{expected}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A running step of a job."""
+
+    id: str
+    nodes: str
+    """Nodes of the step in Slurm's short form."""
+
+
 def submit(argv: Sequence[str], script: str) -> str:
     """Submit a batch job and return its id."""
     answer = call("sbatch", "--parsable", *argv, text=script)
@@ -113,16 +122,19 @@ def jobs_named(name: str) -> list[str]:
     return answer.split()
 
 
-def steps(job: str) -> dict[str, str]:
-    """Return the ids of a job's running steps by name."""
+def steps(job: str) -> dict[str, Step]:
+    """Return a job's running steps by name."""
     try:
-        answer = call("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j")
+        answer = call("squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%i|%j|%N")
     except BackendError as error:
         if _GONE[0] in str(error):
             return {}
         raise
-    pairs = (line.strip().partition("|") for line in answer.splitlines())
-    return {name: number for number, _, name in pairs}
+    found = {}
+    for line in answer.splitlines():
+        number, name, nodes = (*line.strip().split("|"), "", "")[:3]
+        found[name] = Step(id=number, nodes=nodes)
+    return found
 
 
 def cancel(ids: Sequence[str]) -> None:

@@ -12,21 +12,22 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.pods.pod_spec import PodSpec
+from workbench.pods.slurm.notice import LEAVING
 
 NOTICE_S = 60
 """Seconds between the notice of the time limit and the limit."""
 
-_LEAVING = "leaving-{}"
 _NOTICE = "Slurm will end this job soon (SIGTERM)"
-_CANCELLED = re.compile(r"^.*\*\*\* ((?:JOB|STEP) .*) \*\*\*\s*$", re.M)
+_OF_JOB = re.compile(r"\*\*\* (JOB .*) \*\*\*")
 _SCRIPT = """\
 #!/bin/sh
 # Pods of a cluster of DeepSpeed Workbench: one step on each node of this job.
+umask 077
 export PYTHONPATH={home} PYTHONSAFEPATH=1
 pod() {{
     srun --nodes=1 --ntasks=1 --relative="$2" --job-name="$1" --cpus-per-task={cpus} \\
         --mpi=none --input=none --export=ALL \\
-        {python} -P -m {worker} {folder}/"$1".json
+        {python} -P -m {worker} {folder}/"$1".json >>{folder}/"$1".log 2>&1
     echo "*** $1 has ended with exit code $? ***"
 }}
 # Slurm signals this script before the time limit. The pods look for the file.
@@ -58,7 +59,7 @@ def script(names: Sequence[str], folder: Path, cpus: float) -> str:
         python=shlex.quote(sys.executable),
         worker=entries.SLURM_WORKER,
         folder=shlex.quote(str(folder)),
-        leaving=_LEAVING.format('"$SLURM_JOB_ID"'),
+        leaving=LEAVING.format('"$SLURM_JOB_ID"'),
         notice=_NOTICE,
         names=shlex.join(names),
     )
@@ -106,23 +107,22 @@ def log_of(folder: Path, job: str) -> Path:
     return folder / f"job-{job}.log"
 
 
-def leaving_file(folder: Path, job: str) -> Path:
-    """Return the file that tells the job's pods of the end of the job."""
-    return folder / _LEAVING.format(job)
-
-
-def why_ended(log: str) -> str:
+def why_job_ended(log: str) -> str:
     """Return Slurm's line on the end of a job in its log; empty without such a line.
 
     Example:
-        >>> why_ended("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT … DUE TO TIME LIMIT ***")
-        'JOB 7 ON n1 CANCELLED AT … DUE TO TIME LIMIT'
+        >>> why_job_ended("slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***")
+        'JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT'
     """
-    lines: list[str] = _CANCELLED.findall(log)
-    # The line of the job has the cause; lines of its steps may not.
-    of_job = [line for line in lines if line.startswith("JOB")]
     notice = _NOTICE if f"*** {_NOTICE} ***" in log else ""
-    return (of_job or lines or [notice])[-1]
+    lines: list[str] = _OF_JOB.findall(log)
+    return (lines or [notice])[-1]
+
+
+def why_step_ended(log: str, job: str) -> str:
+    """Return Slurm's line on the end of a job's step in the log of the pod, or nothing."""
+    lines: list[str] = re.findall(rf"\*\*\* (STEP {job}\..*) \*\*\*", log)
+    return lines[-1] if lines else ""
 
 
 def ended_pods(log: str) -> dict[str, str]:

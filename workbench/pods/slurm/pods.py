@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, ClassVar
@@ -34,6 +34,7 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.slurm import commands, job
 from workbench.pods.slurm.commands import Job
+from workbench.pods.slurm.notice import leaving_file
 from workbench.pods.slurm.options import check_options, check_root
 from workbench.pods.slurm.route import own_address_to
 from workbench.pods.ssh.identity import check_key_line
@@ -125,7 +126,12 @@ class SlurmPods(Place):
             )
 
     def _launch_job(
-        self, names: Sequence[str], own: str, spec: PodSpec, context: LaunchContext
+        self,
+        names: Sequence[str],
+        own: str,
+        spec: PodSpec,
+        context: LaunchContext,
+        taken: Sequence[str] = (),
     ) -> list[Pod]:
         name = f"workbench-{context.cluster_id}-{secrets.token_hex(4)}"
         with Rendezvous(names, host=self._own_address()) as rendezvous:
@@ -149,7 +155,7 @@ class SlurmPods(Place):
                 file = self._log(pod).with_suffix(".json")
                 self._files.append(file)
                 write_text(file, config.to_line().decode())
-            self._submit(name, names, spec, context)
+            self._submit(name, names, spec, context, taken)
             number = self._ids[name]
             watch = _StartWatch(self, number, names, context)
             context.report(f"asked Slurm for {counted(len(names), 'node')}: job {number}")
@@ -173,7 +179,12 @@ class SlurmPods(Place):
         return [replace(pod, connect_timeout_s=limit_s) for pod in came]
 
     def _submit(
-        self, name: str, names: Sequence[str], spec: PodSpec, context: LaunchContext
+        self,
+        name: str,
+        names: Sequence[str],
+        spec: PodSpec,
+        context: LaunchContext,
+        taken: Sequence[str],
     ) -> None:
         """Submit the job. The note has the job's name first, and then its id."""
         comment = f"DeepSpeed Workbench, cluster {context.cluster_id}"
@@ -181,6 +192,7 @@ class SlurmPods(Place):
         options = [
             *job.sbatch_options(name, comment, self._folder, spec, len(names), self.gpu_type or ""),
             *(f"--{option}={value}" for option, value in given.items() if value is not None),
+            *([f"--exclude={','.join(taken)}"] if taken else []),
             *self.arguments,
         ]
         with self._starting:
@@ -190,7 +202,6 @@ class SlurmPods(Place):
             self._job_of.update(dict.fromkeys(names, name))
             self._note(context.directory)
             self._ids[name] = commands.submit(options, job.script(names, self._folder, spec.cpus))
-            self._files.append(job.leaving_file(self._folder, self._ids[name]))
             self._note(context.directory)
 
     def _note(self, directory: Path) -> None:
@@ -213,27 +224,33 @@ class SlurmPods(Place):
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Submit another job for lost pods; see `Place.restore`."""
         names = sorted(lost, key=[pod.name for pod in self._pods].index)
-        with contextlib.suppress(BackendError):
-            self._end_pods(names)
+        taken = self._end_pods(names)
         own = PurePosixPath(self._pods[0].root).parent
-        came = self._launch_job(names, str(own), spec, context)
+        came = self._launch_job(names, str(own), spec, context, taken)
         replacements = {pod.name: pod for pod in came}
         self._pods = [replacements.get(pod.name, pod) for pod in self._pods]
-        return self.refresh()
+        return list(self._pods)
 
-    def _end_pods(self, names: Collection[str]) -> None:
-        """End the jobs that have no other pods, and the steps of the pods in other jobs."""
+    def _end_pods(self, names: Collection[str]) -> list[str]:
+        """End the jobs that have no other pods, and the steps of the pods in other jobs.
+
+        Returns the nodes of the other pods: two pods may not share a node.
+        """
         ended: list[str] = []
+        taken: list[str] = []
         for name, number in list(self._ids.items()):
             pods = {pod for pod, of in self._job_of.items() if of == name}
             if pods <= set(names):
                 ended.append(number)
                 del self._ids[name]
-            elif lost := pods & set(names):
-                running = commands.steps(number)
-                commands.cancel([running[pod] for pod in lost if pod in running])
+                self._files.append(leaving_file(self._folder, number))
+                continue
+            running = commands.steps(number)
+            taken += [running[pod].nodes for pod in pods - set(names) if pod in running]
+            commands.cancel([running[pod].id for pod in pods & set(names) if pod in running])
         commands.cancel(ended)
         self._await_end(ended)
+        return taken
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the jobs over, by the ids that their keeper noted."""
@@ -254,9 +271,8 @@ class SlurmPods(Place):
         self._job_of = {pod: str(name) for pod, name in part(note, "job_of").items()}
         self._files = []
         if note:
-            files = [*gate.files_in(self._folder, "pod-*.json")]
-            files += gate.files_in(self._folder, "leaving-*")
-            self._files = [note_of(directory, JOBS), *files]
+            configs = gate.files_in(self._folder, "pod-*.json")
+            self._files = [note_of(directory, JOBS), *configs]
 
     def _id_of(self, pod: str) -> str:
         return self._ids.get(self._job_of.get(pod, ""), "")
@@ -278,24 +294,24 @@ class SlurmPods(Place):
             self._pods = [self._seen(pod, jobs, logs) for pod in self._pods]
         return list(self._pods)
 
-    def _seen(self, pod: Pod, jobs: dict[str, Job], logs: dict[str, str]) -> Pod:
+    def _seen(self, pod: Pod, jobs: Mapping[str, Job], logs: Mapping[str, str]) -> Pod:
         if pod.phase.is_terminal:
             return pod
         number = self._id_of(pod.name)
         log = logs.get(number, "")
         found = jobs.get(number)
-        why = job.why_ended(log)
-        because = f": {why}" if why else ""
-        if found is None:
-            message = f"Slurm no longer lists job {number}{because}"
-            return replace(pod, phase=Phase.FAILED, message=message)
-        if found.has_ended:
-            return replace(pod, phase=Phase.FAILED, message=f"{found.words()}{because}")
         code = job.ended_pods(log).get(pod.name)
-        if code is not None:
-            message = f"its step of job {number} has ended with exit code {code}{because}"
-            return replace(pod, phase=Phase.FAILED, message=message)
-        return replace(pod, message="" if found.state == "RUNNING" else found.words())
+        if found is None:
+            words = f"Slurm no longer lists job {number}"
+        elif found.has_ended:
+            words = found.words()
+        elif code is not None:
+            words = f"its step of job {number} has ended with exit code {code}"
+        else:
+            return replace(pod, message="" if found.state == "RUNNING" else found.words())
+        own = tail_of(self._log(pod.name), _LINES_SHOWN)
+        why = job.why_job_ended(log) or job.why_step_ended(own, number)
+        return replace(pod, phase=Phase.FAILED, message=f"{words}: {why}" if why else words)
 
     def logs(self, name: str, tail: int = 50) -> str:
         """Return the last lines of a pod and its SSH daemon; also after `stop`."""
@@ -321,7 +337,7 @@ class SlurmPods(Place):
         self._files = []
         self._looked_s = 0.0
         self._end(ids)
-        for file in files:
+        for file in [*files, *(leaving_file(self._folder, number) for number in ids.values())]:
             gate.remove(file)
 
     def _end(self, ids: dict[str, str]) -> None:

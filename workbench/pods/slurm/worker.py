@@ -15,7 +15,7 @@ from pathlib import Path
 from workbench.base.errors import PodError
 from workbench.pods.guest import worker
 from workbench.pods.guest.guardian import WorkerConfig
-from workbench.pods.slurm.job import leaving_file
+from workbench.pods.slurm.notice import leaving_file
 from workbench.pods.slurm.route import own_address_to
 
 _GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
