@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,12 +22,11 @@ import pytest
 from tests.poll import until
 from workbench.pods.guest.machine import free_port
 from workbench.pods.notes import note_of
-from workbench.pods.place import Place
 from workbench.pods.pod import LaunchContext
 from workbench.pods.slurm.pods import JOBS, SlurmPods
 
 _NODES = 3
-_CORES = 4
+_SIZE = "CPUs=4 RealMemory=8000 Gres=gpu:a100:2"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 _CONFIG = """\
 ClusterName=test
@@ -49,6 +49,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerNode=1000
 SlurmdParameters=config_overrides
+GresTypes=gpu
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
 JobSubmitPlugins=lua
@@ -97,7 +98,7 @@ class Slurm:
         """Start all daemons and wait until the nodes are idle."""
         ports = [free_port(["127.0.0.1"]) for _ in (*self.nodes, "controller")]
         lines = [
-            f"NodeName={node} NodeAddr=127.0.0.{number} Port={port} CPUs={_CORES} RealMemory=8000"
+            f"NodeName={node} NodeAddr=127.0.0.{number} Port={port} {_SIZE}"
             for number, (node, port) in enumerate(zip(self.nodes, ports, strict=False), 11)
         ]
         limits = ["ProctrackType=proctrack/pgid", "TaskPlugin=task/none"]
@@ -113,6 +114,10 @@ class Slurm:
         )
         self.config.write_text(text)
         (self.folder / "job_submit.lua").write_text(_SUBMIT)
+        # Slurm hands out any device as a GPU.
+        (self.folder / "gres.conf").write_text(f"Name=gpu Type=a100 File={self.folder}/gpu[0-1]\n")
+        for number in range(2):
+            os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o600, os.makedev(1, 3))
         key = self.folder / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
@@ -146,7 +151,13 @@ class Slurm:
         return done.stdout.strip()
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "SLURM_CONF": str(self.config)}
+        """Return this process's variables, without those of an allocation."""
+        own = {
+            name: os.environ[name]
+            for name in os.environ
+            if not name.startswith(("SLURM", "SBATCH"))
+        }
+        return {**own, "SLURM_CONF": str(self.config)}
 
     def jobs(self) -> list[str]:
         """Return the ids of jobs with processes."""
@@ -242,7 +253,7 @@ class SlurmPlace:
         self._variables.__exit__(None, None, None)
         self.slurm.cancel_all()
 
-    def backend(self, **options: Any) -> Place:
+    def backend(self, **options: Any) -> SlurmPods:
         return SlurmPods(**{"root": str(self.folder), **options})
 
     def left(self, context: LaunchContext) -> list[str]:

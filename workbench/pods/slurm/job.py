@@ -17,7 +17,7 @@ from workbench.pods.slurm.notice import LEAVING
 NOTICE_S = 60
 """Seconds between the notice of the time limit and the limit."""
 
-_NOTICE = "Slurm will end this job soon (SIGTERM)"
+_NOTICE = "Slurm will end this job soon"
 _OF_JOB = re.compile(r"\*\*\* (JOB .*) \*\*\*")
 _SCRIPT = """\
 #!/bin/sh
@@ -30,12 +30,14 @@ pod() {{
         {python} -P -m {worker} {folder}/"$1".json >>{folder}/"$1".log 2>&1
     echo "*** $1 has ended with exit code $? ***"
 }}
-# Slurm signals this script before the time limit. The pods look for the file.
+# Slurm sends USR1 before the time limit. The pods look for the file.
 notice() {{
     echo "*** {notice} ***"
     : >{folder}/{leaving}
 }}
-trap notice TERM
+trap notice USR1
+# Slurm sends TERM to this script and to the pods, which may take the time to end.
+trap : TERM
 number=0
 for name in {names}; do
     pod "$name" "$number" &
@@ -82,7 +84,7 @@ def sbatch_options(
         f"--cpus-per-task={math.ceil(spec.cpus)}",
         "--no-kill",
         "--no-requeue",
-        f"--signal=B:TERM@{NOTICE_S}",
+        f"--signal=B:USR1@{NOTICE_S}",
         "--export=ALL",
         "--input=/dev/null",
         "--chdir=/",

@@ -48,7 +48,14 @@ _LOOK_S = 5.0  # between questions to Slurm's controller
 _END_S = 10.0
 _LINES_SHOWN = 10
 _HOPELESS = frozenset(
-    ["BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionNodeLimit", "PartitionTimeLimit"]
+    [
+        "BadConstraints",
+        "InvalidAccount",
+        "InvalidQOS",
+        "PartitionConfig",
+        "PartitionNodeLimit",
+        "PartitionTimeLimit",
+    ]
 )
 """Slurm's reasons for a pending job that no wait removes."""
 
@@ -417,16 +424,16 @@ class _StartWatch:
         self._pause_s = min(1.5 * self._pause_s, _LOOK_S)
         self._due_s = time.monotonic() + self._pause_s
         log = self._place._job_log(self._number)
-        if found is None or found.has_ended:
-            state = found.words() if found is not None else f"Slurm no longer lists {self._number}"
-            raise PodError(f"{state} before all pods had reported. {self._last_lines(log)}")
-        if found.is_pending and found.reason in _HOPELESS:
-            raise BackendError(f"Slurm will not start the job: {found.words()}")
         for name, code in job.ended_pods(log).items():
             raise PodError(
                 f"{name} ended with exit code {code} during its start."
                 f" {self._last_lines(log, name)}"
             )
+        if found is None or found.has_ended:
+            state = found.words() if found is not None else f"Slurm no longer lists {self._number}"
+            raise PodError(f"{state} before all pods had reported. {self._last_lines(log)}")
+        if found.is_pending and found.reason in _HOPELESS:
+            raise BackendError(f"Slurm will not start the job: {found.words()}")
         if found.is_pending:
             self._tell(found.words())
 

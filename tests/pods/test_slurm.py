@@ -1,0 +1,420 @@
+"""`SlurmPods` beyond the contract, on a real Slurm: its refusals and limits; only ours is ended."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from poll import until
+from smalljobs import small_job
+from takeover import counting, printed
+
+from tests.fakes.slurmplace import SlurmPlace
+from tests.support.sentences import says, sentence
+from workbench import Cluster, Script
+from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
+from workbench.pods.backends import backend_from_dict, remove_left
+from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.notes import read_note, write_note
+from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
+from workbench.pods.slurm import commands, worker
+from workbench.pods.slurm.job import sbatch_options, script
+from workbench.pods.slurm.pods import JOBS, SlurmPods
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
+
+TOLD = Path(__file__).parent.parent / "scripts" / "told.py"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[SlurmPlace]:
+    with SlurmPlace(tmp_path / "place") as made:
+        yield made
+
+
+@pytest.fixture
+def filled(place: SlurmPlace) -> Iterator[str]:
+    """A job of another user that has every node."""
+    words = ["--parsable", "--exclusive", "--nodes=3", "--output=/dev/null"]
+    job = place.slurm.do("sbatch", *words, text="#!/bin/sh\nsleep 600\n")
+    until(lambda: place.slurm.do("squeue", "--noheader", f"--jobs={job}", "--format=%T"), 20)
+    yield job
+    place.slurm.cancel_all()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "spec", "words"),
+    [
+        ({"partition": "nope"}, {}, "Invalid partition name specified"),
+        ({"time": "soon"}, {}, "Invalid --time specification"),
+        ({"account": "nobody"}, {}, "Invalid account or account/partition combination specified"),
+        ({"options": ["--qos=nosuch"]}, {}, "Invalid qos specification"),
+        ({"options": ["--constraint=ib"]}, {}, "Invalid feature specification"),
+        ({"gpu_type": "h100"}, {"gpus": 1}, "Requested node configuration is not available"),
+    ],
+)
+def test_slurm_refuses_in_its_own_words_and_nothing_is_left(
+    place: SlurmPlace,
+    context: LaunchContext,
+    options: dict[str, Any],
+    spec: dict[str, Any],
+    words: str,
+) -> None:
+    backend = place.backend(**options)
+    with pytest.raises(BackendError) as caught:
+        backend.launch(PodSpec(**spec), 1, context)
+    assert says(str(caught.value), "pods.commands.call.slurm-refused", "sbatch")
+    assert words in str(caught.value)
+    assert place.left(context) == []
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "count", "reason"),
+    # Slurm's first reason, PartitionConfig, covers both.
+    [({"time": "3-00:00:00"}, 1, "PartitionConfig"), ({}, 9, "PartitionConfig")],
+)
+def test_a_job_that_slurm_will_never_start_is_refused_at_once(
+    place: SlurmPlace, context: LaunchContext, options: dict[str, Any], count: int, reason: str
+) -> None:
+    backend = place.backend(**options)
+    with pytest.raises(BackendError, match=sentence("pods.pods.look.slurm-will-start", reason)):
+        backend.launch(PodSpec(), count, context)
+    assert place.left(context) == []
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_job_in_the_queue_says_why_it_waits(
+    place: SlurmPlace, context: LaunchContext, filled: str
+) -> None:
+    told: list[str] = []
+    awaited: list[str] = []
+    backend = place.backend()
+    listening = replace(
+        context,
+        timeout_s=3.0,
+        report=told.append,
+        arrived=lambda pods: awaited.extend(pod.message for pod in pods),
+    )
+    with pytest.raises(PodTimeout) as caught:
+        backend.launch(PodSpec(), 2, listening)
+    assert "PENDING (Resources)" in str(caught.value)
+    assert "start_timeout_s=30" in str(caught.value)
+    assert any("PENDING (Resources)" in line for line in told)
+    assert any("PENDING (Resources)" in line for line in awaited)
+    assert place.left(context) == [filled], "another job must live on"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
+    place: SlurmPlace, context: LaunchContext, identity: Identity
+) -> None:
+    backend = place.backend(gpu_type="a100", partition="main", time="10", connect_timeout_s=9)
+    spec = PodSpec(cpus=2, memory_gib=0.5, gpus=2)
+    (pod,) = backend.launch(spec, 1, context)
+    try:
+        identity.pin([pod])
+        job = place.slurm.do("squeue", "--noheader", "--format=%P|%l|%C|%m|%b|%k")
+        with SSHConnection(pod, identity) as connection:
+            gpus = connection.run(["printenv", "CUDA_VISIBLE_DEVICES"]).stdout.strip()
+            groups = connection.run(["cat", "/proc/self/cgroup"]).stdout
+    finally:
+        backend.stop()
+    assert job.startswith("main|10:00|2|512M|gres:gpu:a100:2|DeepSpeed Workbench, cluster test")
+    assert (pod.slots, pod.connect_timeout_s, gpus) == (2, 9, "0,1")
+    if place.slurm.limits_memory:
+        assert "memory:/slurm_" in groups
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_pod_that_cannot_start_is_named_with_the_lines_of_its_log(
+    place: SlurmPlace, context: LaunchContext
+) -> None:
+    with pytest.raises(PodError) as caught:  # no folder can be made below a file
+        place.backend(root="/dev/null").launch(PodSpec(), 1, context)
+    assert says(str(caught.value), "pods.pods.look.ended-exit-code", "pod-0", 1)
+    assert "Not a directory" in str(caught.value)
+    assert place.left(context) == []
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_jobs_of_a_dead_keeper_are_cancelled(place: SlurmPlace, context: LaunchContext) -> None:
+    backend = place.backend()
+    backend.launch(PodSpec(), 1, context)
+    (number,) = place.slurm.jobs()
+    note = read_note(context.directory, JOBS)
+    for _ in range(2):  # another process, which knows the backend's JSON form alone
+        remove_left(backend.to_dict(), context.directory)
+    assert place.left(context) == []
+    # A keeper that died between Slurm's acceptance and the note of the id.
+    (name,) = note["ids"]  # type: ignore[misc]
+    again = place.slurm.do("sbatch", "--parsable", f"--job-name={name}", text=SLEEP)
+    other = place.slurm.do("sbatch", "--parsable", "--job-name=other", text=SLEEP)
+    write_note(context.directory, JOBS, {"ids": {name: ""}, "job_of": {"pod-0": name}})
+    remove_left(backend.to_dict(), context.directory)
+    assert number not in (again, other)
+    assert place.left(context) == [other]
+
+
+SLEEP = "#!/bin/sh\n#SBATCH --output=/dev/null\nsleep 600\n"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scancel(
+    place: SlurmPlace, tmp_path: Path
+) -> None:
+    backend = place.backend(partition="main", time="30")
+    with Cluster(backend, PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
+        # A fine-tuning runs as on other places.
+        tiny = small_job(40, 4, technique="ddp", max_steps=2, per_device_train_batch_size=2)
+        result = cluster.submit(tiny).wait(300, progress=False).raise_for_status()
+        assert (result.world_size, result.steps) == (2, 2)
+        # A job of a higher partition takes the nodes; Slurm cancels ours.
+        run = counting(cluster, "--lines", "400", restarts=1)
+        until(lambda: " line 20" in printed(run, 0), 120, why=lambda: run.message)
+        urgent = ["--partition=urgent", "--exclusive", "--nodes=3", "--output=/dev/null"]
+        place.slurm.do("sbatch", *urgent, text="#!/bin/sh\nsleep 2\n")
+        result = run.wait(180, progress=False).raise_for_status()
+        (restart,) = result.restarts
+        assert restart.what == "pod-0 and pod-1 were lost"
+        assert "DUE TO PREEMPTION" in restart.why
+        # Ranks hear of the time limit before it comes, and a run continues in another job.
+        run = cluster.submit(Script(path=str(TOLD), restarts=1))
+        until(lambda: "at work" in printed(run, 1), 120, why=lambda: run.message)
+        (job,) = place.slurm.jobs()
+        place.slurm.do("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+        result = run.wait(240, progress=False).raise_for_status()
+        (restart,) = result.restarts
+        assert says(restart.why, "pods.job.slurm-will-end")
+        assert printed(run, 1).count("told") == 1
+        # Another person cancels the job, of a run without restarts.
+        run = counting(cluster, "--lines", "100000")
+        until(lambda: " line 20" in printed(run, 0), 120, why=lambda: run.message)
+        place.slurm.do("scancel", *place.slurm.jobs())
+        message = run.wait(120, progress=False).message
+        assert "CANCELLED AT" in message
+        context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")
+    assert place.left(context) == []
+
+
+LIVES = Pod(name="pod-0", phase=Phase.RUNNING, address="10.0.0.1")
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> SlurmPods:
+    """A backend with a pod in job 7, without Slurm."""
+    backend = SlurmPods()
+    backend._folder = tmp_path
+    backend._ids = {"workbench-test": "7"}
+    backend._job_of = {"pod-0": "workbench-test"}
+    backend._pods = [LIVES]
+    return backend
+
+
+def test_pods_stay_as_they_were_while_the_controller_is_away(
+    watched: SlurmPods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_ids: object) -> None:
+        raise BackendError("Unable to contact slurm controller")
+
+    monkeypatch.setattr(commands, "jobs", away)
+    assert watched.refresh() == [LIVES]
+
+
+def job(state: str, reason: str = "") -> commands.Job:
+    return commands.Job(id="7", state=state, reason=reason, start="", nodes="n1")
+
+
+@pytest.mark.parametrize(
+    ("found", "log", "phase", "words"),
+    [
+        (job("RUNNING"), "", Phase.RUNNING, ""),
+        (job("SUSPENDED"), "", Phase.RUNNING, "job 7 is SUSPENDED"),
+        (job("NODE_FAIL", "NodeDown"), "", Phase.FAILED, "job 7 is NODE_FAIL (NodeDown)"),
+        (
+            job("TIMEOUT", "TimeLimit"),
+            "*** JOB 7 ON n1 CANCELLED AT 12:00 DUE TO TIME LIMIT ***",
+            Phase.FAILED,
+            "job 7 is TIMEOUT (TimeLimit): JOB 7 ON n1 CANCELLED AT 12:00 DUE TO TIME LIMIT",
+        ),
+        (job("RUNNING"), "*** pod-1 has ended with exit code 1 ***", Phase.RUNNING, ""),
+        (
+            job("RUNNING"),
+            "*** pod-0 has ended with exit code 137 ***",
+            Phase.FAILED,
+            "its step of job 7 has ended with exit code 137: STEP 7.1 ON n2 CANCELLED",
+        ),
+        (None, "", Phase.FAILED, "Slurm no longer lists job 7"),
+    ],
+)
+def test_a_pods_phase_has_slurms_reason(
+    watched: SlurmPods,
+    monkeypatch: pytest.MonkeyPatch,
+    found: commands.Job | None,
+    log: str,
+    phase: Phase,
+    words: str,
+) -> None:
+    monkeypatch.setattr(commands, "jobs", lambda _ids: {"7": found} if found else {})
+    (watched._folder / "job-7.log").write_text(f"{log}\n")
+    own = "*** STEP 6.0 ON n9 CANCELLED ***\n*** STEP 7.1 ON n2 CANCELLED ***\nanother line\n"
+    (watched._folder / "pod-0.log").write_text(own if "137" in log else "")
+    (pod,) = watched.refresh()
+    assert (pod.phase, pod.message) == (phase, words)
+
+
+def test_slurm_is_asked_at_most_every_five_seconds(
+    watched: SlurmPods, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(commands, "jobs", lambda ids: asked.append(ids) or {"7": job("RUNNING")})
+    for _ in range(3):
+        watched.refresh()
+    assert asked == [["7"]]
+
+
+def test_without_slurms_commands_the_error_says_so(
+    context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(
+        ConfigError, match=sentence("pods.commands.call.slurms-command-machine", "sinfo")
+    ):
+        SlurmPods().launch(PodSpec(), 1, context)
+
+
+@pytest.mark.parametrize(
+    ("backend", "spec", "words"),
+    [
+        (SlurmPods(), {"image": "x"}, sentence("pods.pods._check.podspec-image-slurmpods", "x")),
+        (
+            SlurmPods(gpu_type="a100"),
+            {},
+            sentence("pods.pods._check.slurmpods-gpu-type", "a100"),
+        ),
+    ],
+)
+def test_an_option_without_effect_is_refused(
+    backend: SlurmPods, spec: dict[str, Any], words: str, context: LaunchContext
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        backend.launch(PodSpec(**spec), 1, context)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"options": ["-p", "main"]},
+            sentence("pods.options.check_options.slurmpods-options-write", "-p"),
+        ),
+        (
+            {"options": ["high"]},
+            sentence("pods.options.check_options.slurmpods-options-write", "high"),
+        ),
+        ({"options": ["--part=main"]}, "SlurmPods(partition=…)"),
+        ({"options": ["--mem=4G"]}, "PodSpec(memory_gib=…)"),
+        ({"options": ["--gpus-per-node=2"]}, "PodSpec(gpus=…)"),
+        (
+            {"options": ["--requeue"]},
+            sentence("pods.options.check_options.slurmpods-options-workbench"),
+        ),
+        (
+            {"options": ["--arr=1-4"]},
+            sentence("pods.options.check_options.slurmpods-options-workbench"),
+        ),
+        ({"root": "tmp"}, sentence("pods.options.check_root.slurmpods-root-must", "tmp")),
+        ({"time": 60}, "time is 60"),
+    ],
+)
+def test_refusals(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words) if "=…" in words else words):
+        SlurmPods(**options)
+
+
+def test_it_comes_back_from_json() -> None:
+    backend = SlurmPods(partition="gpu", time="8:00:00", account="ml", options=["--qos=high"])
+    written = "SlurmPods(partition='gpu', time='8:00:00', account='ml', options=['--qos=high'])"
+    assert repr(backend) == written
+    assert repr(backend_from_dict(backend.to_dict())) == written
+
+
+def test_the_environment_of_an_allocation_and_secrets_stay_out_of_the_job() -> None:
+    own = {
+        "PATH": "/bin",
+        "SLURM_CONF": "/etc/slurm.conf",
+        "SBATCH_ACCOUNT": "ml",
+        "SLURM_JOB_ID": "1",
+        "SBATCH_ARRAY_INX": "1-9",
+        "SQUEUE_PARTITION": "x",
+        "HF_TOKEN": "secret",
+        "TMPDIR": "/scratch/1",
+    }
+    assert sorted(commands.environment(own)) == ["PATH", "SBATCH_ACCOUNT", "SLURM_CONF"]
+
+
+def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "it's 100% $HOME"
+    options = sbatch_options("name", "comment", folder, PodSpec(), 1, "")
+    assert f"--output={tmp_path}/it's 100%% $HOME/job-%j.log" in options
+    folder.mkdir()
+    fake = tmp_path / "srun"
+    fake.write_text('#!/bin/sh\nfor last; do :; done; echo "step $last"\n')
+    fake.chmod(0o755)
+    done = subprocess.run(
+        ["sh"],
+        input=script(["pod-0", "pod-1"], folder, 1.5),
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7"},
+        timeout=20,
+    )
+    ended = [f"*** pod-{number} has ended with exit code 0 ***" for number in (0, 1)]
+    assert (sorted(done.stdout.splitlines()), done.stderr) == (ended, "")
+    assert (folder / "pod-1.log").read_text() == f"step {folder}/pod-1.json\n"
+
+
+@pytest.mark.parametrize(
+    ("node", "keeper", "address"),
+    [
+        ("10.1.2.3", "127.0.0.1", "10.1.2.3"),
+        ("127.0.0.12", "127.0.0.1", "127.0.0.12"),
+        # A node whose own name is a loopback address has the address of its route to the keeper.
+        ("127.0.1.1", "10.9.9.9", "10.1.2.3"),
+        ("", "10.9.9.9", "10.1.2.3"),
+    ],
+)
+def test_a_nodes_address_is_the_one_that_slurm_uses(
+    node: str, keeper: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_slurm_address", lambda _name: node)
+    monkeypatch.setattr(worker, "own_address_to", lambda _host: "10.1.2.3")
+    config = WorkerConfig(
+        name="pod-0",
+        address="",
+        port=22,
+        slots=1,
+        root="/tmp/x",
+        log="/tmp/log",
+        public_key="",
+        environment={},
+        lease_s=1,
+        timeout_s=1,
+        rendezvous=(keeper, 1),
+        token="",
+    )
+    assert worker.node_address(config, {"SLURMD_NODENAME": "no.such.invalid"}) == address
