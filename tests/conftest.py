@@ -115,6 +115,8 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     yield
     if (forked := sys.modules.get("forkedruns")) is not None:
         forked.end_parent()
+    if (slurm := sys.modules.get("tests.fakes.slurmplace")) is not None:
+        slurm.end_slurm()
     # What a login on a pod starts has a fresh environment: it
     # is known by a path of this session's in its arguments.
     left = left_after(mark, f"{tmp_path_factory.getbasetemp()}/")

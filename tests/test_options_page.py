@@ -24,6 +24,7 @@ PUBLIC = (
     "Volume",
     "CMLPods",
     "CMLProject",
+    "SlurmPods",
     "Benchmark",
 )
 

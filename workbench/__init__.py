@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from workbench.pods.local.pods import LocalPods as LocalPods
     from workbench.pods.pod import Pod as Pod
     from workbench.pods.pod_spec import PodSpec as PodSpec
+    from workbench.pods.slurm.pods import SlurmPods as SlurmPods
     from workbench.rundir.events import log as log
 
     prepare_dataset = prepare
@@ -95,6 +96,7 @@ _HOME = {
     "RunResult": "workbench.client.result",
     "SSHPods": "workbench.pods.hosts.pods",
     "Script": "workbench.jobs.script",
+    "SlurmPods": "workbench.pods.slurm.pods",
     "Volume": "workbench.pods.kubernetes.manifests.volumes",
     "WorkbenchError": "workbench.base.errors",
     "can_limit_memory": "workbench.pods.guest.machine",

@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.cmlplace import CMLPlace
 from tests.fakes.kubeplace import KubernetesPlace
-from tests.fakes.slurmplace import SlurmPlace, end_slurm
+from tests.fakes.slurmplace import SlurmPlace
 from tests.fakes.sshhosts import HostsPlace
 from workbench.base.process import Process, find, with_mark
 from workbench.pods.local.pods import LocalPods
@@ -80,13 +80,6 @@ PLACES: dict[str, type[Platform]] = {
 """By kind of backend, the maker of its platform in an empty folder, for the contract suite."""
 
 _OTHERS: list[Process] = []
-
-
-@pytest.fixture(scope="session", autouse=True)
-def slurm_ended(nothing_left_running: None) -> Iterator[None]:
-    """End the session's Slurm before the check for processes that are left."""
-    yield
-    end_slurm()
 
 
 @pytest.fixture(autouse=True)

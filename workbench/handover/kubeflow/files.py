@@ -35,6 +35,7 @@ _LEFT_OUT = (
     "pods/cml",
     "pods/hosts",
     "pods/kubernetes",
+    "pods/slurm",
     "rundir/stores/work",
     "cli.py",
     "__main__.py",

@@ -1,6 +1,6 @@
 """The program of a pod on a platform's worker: run the guardian until the pod or its lease ends.
 
-The worker reads its configuration from a private file, in a folder that it shares with the keeper.
+The worker reads its configuration from a private file, in a folder shared with the keeper.
 """
 
 from __future__ import annotations

@@ -36,17 +36,17 @@ _LIVES = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A Slurm job, as `squeue` lists it."""
+    """A Slurm job in the list of `squeue`."""
 
     id: str
     state: str
-    """Slurm's word, such as PENDING, RUNNING or TIMEOUT."""
+    """Slurm's word: PENDING, RUNNING, TIMEOUT or another."""
     reason: str
-    """Slurm's reason for the state, such as Priority; empty without a reason."""
+    """Slurm's reason for the state, for example Priority; empty without a reason."""
     start: str
     """Start of the job, expected for a pending job; empty if unknown."""
     nodes: str
-    """Nodes in Slurm's short form, such as n[1-2]; empty for a pending job."""
+    """Nodes in Slurm's short form: n[1-2]. Empty for a pending job."""
 
     @property
     def is_pending(self) -> bool:
@@ -92,7 +92,7 @@ def submit(argv: Sequence[str], script: str) -> str:
 
 
 def jobs(ids: Sequence[str]) -> dict[str, Job]:
-    """Return the jobs that Slurm still knows, by id. Slurm forgets ended jobs after minutes."""
+    """Return the jobs in Slurm's memory by id. Slurm forgets ended jobs after minutes."""
     form = "%i|%T|%r|%S|%N"
     try:
         answer = call(
@@ -117,7 +117,7 @@ def _job(line: str) -> Job:
 
 
 def jobs_named(name: str) -> list[str]:
-    """Return the ids of this user's jobs of a name that have not ended."""
+    """Return the ids of the user's live jobs of a name."""
     answer = call("squeue", "--noheader", "--me", f"--name={name}", "--format=%i")
     return answer.split()
 
@@ -138,7 +138,7 @@ def steps(job: str) -> dict[str, Step]:
 
 
 def cancel(ids: Sequence[str]) -> None:
-    """End jobs or steps; an id that has ended is no error."""
+    """End jobs or steps; an ended id is no error."""
     for number in ids:
         try:
             call("scancel", number)
@@ -157,7 +157,7 @@ def call(command: str, *words: str, text: str = "") -> str:
     """Run a command of Slurm and return its output.
 
     Raises:
-        ConfigError: This machine does not have Slurm's commands.
+        ConfigError: Slurm's commands are missing.
         BackendError: Slurm refused, or did not answer in time.
     """
     try:
@@ -196,9 +196,9 @@ def words_of(text: str) -> str:
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables for Slurm's commands, which `sbatch` hands on to the nodes.
+    """Return the variables for Slurm's commands. `sbatch` passes the variables to the nodes.
 
-    The variables of an allocation that the notebook is in would change the new job. Tokens and
+    The variables of an allocation around the notebook would change the new job. Tokens and
     other variables of the login are left out, because Slurm keeps the environment on its disk.
     """
     names = {*session_variables(), *_OTHERS} - {"TMPDIR"}  # a folder of this machine alone

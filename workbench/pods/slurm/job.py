@@ -48,11 +48,11 @@ until wait; do :; done
 
 
 def script(names: Sequence[str], folder: Path, cpus: float) -> str:
-    """Return the batch script that starts these pods, one on each node.
+    """Return the batch script with a pod for every node.
 
     Args:
         names: Names of the pods.
-        folder: Folder with a configuration `<name>.json` for each pod.
+        folder: Folder with the pods' configurations, `<name>.json`.
         cpus: Processor cores of a pod.
     """
     return _SCRIPT.format(
@@ -70,10 +70,10 @@ def script(names: Sequence[str], folder: Path, cpus: float) -> str:
 def sbatch_options(
     name: str, comment: str, folder: Path, spec: PodSpec, count: int, gpu_type: str
 ) -> list[str]:
-    """Return the options of `sbatch` that this package sets, the resources among them.
+    """Return the package's own options of `sbatch`, with the resources.
 
-    A lost node does not end the job. A job that Slurm would queue again could not find its
-    keeper, so Slurm ends the job, and the run's `restarts` submit another.
+    A lost node does not end the job. A requeued job could not find its keeper, so Slurm ends a
+    preempted job, and the run's `restarts` submit another.
     """
     options = [
         f"--job-name={name}",
@@ -100,7 +100,7 @@ def sbatch_options(
 
 
 def _literal(folder: Path) -> str:
-    """Return a path in which `sbatch` replaces nothing."""
+    """Return a path without patterns of `sbatch`."""
     return str(folder).replace("%", "%%")
 
 
@@ -110,7 +110,7 @@ def log_of(folder: Path, job: str) -> Path:
 
 
 def why_job_ended(log: str) -> str:
-    """Return Slurm's line on the end of a job in its log; empty without such a line.
+    """Return Slurm's line on the end of a job in its log; empty without a line.
 
     Example:
         >>> why_job_ended("slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***")

@@ -1,4 +1,4 @@
-"""The file that tells a job's pods of the end of the job."""
+"""The file in the shared folder that announces the end of a job to the pods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the options that `SlurmPods` hands on to `sbatch`."""
+"""Checks of the options of `SlurmPods` for `sbatch`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INSTEAD = {
     "gpus": "PodSpec(gpus=…)",
     "gpus-per-node": "PodSpec(gpus=…) and SlurmPods(gpu_type=…)",
 }
-"""Options of `sbatch` with an option of this package."""
+"""Options of `sbatch` with a counterpart in this package."""
 _OURS = (
     "array",
     "batch",
@@ -47,13 +47,13 @@ _OURS = (
     "wait",
     "wrap",
 )
-"""Options of `sbatch` that the package sets itself, or that start no job."""
+"""Options of `sbatch` set by the package itself, and options without a new job."""
 _WHOLE = frozenset(("mem-per-cpu", "mem-bind", "time-min", "wait-all-nodes", "gpu-bind"))
-"""Options of `sbatch` that begin like one of the others."""
+"""Options of `sbatch` with the first letters of a refused option."""
 
 
 def check_options(options: Sequence[str]) -> tuple[str, ...]:
-    """Return the options unchanged. Refuse a word that `sbatch` would read as something else."""
+    """Return the options unchanged. Refuse a word with another meaning for `sbatch`."""
     for word in options:
         name, _, _ = word.removeprefix("--").partition("=")
         if not word.startswith("--") or not name or not word.isprintable():

@@ -1,7 +1,7 @@
-"""`SlurmPods`: one batch job with a node for each pod.
+"""`SlurmPods`: one batch job with a node for every pod.
 
-Each node's step reads its configuration from a private file in the cluster's directory, which this
-machine and the nodes share.
+A node's step reads the pod's configuration from a private file in the cluster's directory. The
+nodes share the directory with the notebook's machine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from workbench.pods.ssh.identity import check_key_line
 logger = logging.getLogger(__name__)
 
 JOBS = "slurm.json"
-"""Name of the note on the jobs: the id of each job by name, and the name of each pod's job."""
+"""Name of the note on the jobs: ids of the jobs by name, and names of the pods' jobs."""
 _FIRST_LOOKS_S = 0.5
 _LOOK_S = 5.0  # between questions to Slurm's controller
 _END_S = 10.0
@@ -57,11 +57,11 @@ _HOPELESS = frozenset(
         "PartitionTimeLimit",
     ]
 )
-"""Slurm's reasons for a pending job that no wait removes."""
+"""Slurm's reasons for a pending job without hope."""
 
 
 class SlurmPods(Place):
-    """Nodes of a Slurm cluster as pods: one batch job with a node for each pod."""
+    """Nodes of a Slurm cluster as pods: one batch job with a node for every pod."""
 
     model_config = ConfigDict(populate_by_name=True)
     label: ClassVar[str] = "SlurmPods"
@@ -70,26 +70,26 @@ class SlurmPods(Place):
     partition: Text | None = None
     """Partition of the job. Default: Slurm's own default."""
     time: Text | None = None
-    """Time limit of the job in Slurm's form, such as `8:00:00`. Default: the partition's own."""
+    """Time limit of the job in Slurm's form: `8:00:00` or another. Default: the partition's."""
     account: Text | None = None
     """Account of the job. Default: Slurm's own default."""
     gpu_type: Text | None = None
-    """Type of the GPUs in Slurm's configuration, such as `a100`. Default: any type."""
+    """Type of the GPUs in Slurm's configuration, for example `a100`. Default: any type."""
     arguments: Annotated[Sequence[Text], AfterValidator(check_options)] = Field(
         default=(), alias="options"
     )
-    """More options of `sbatch` in the long form, such as `--qos=high` or `--constraint=ib`."""
+    """More options of `sbatch` in the long form: `--qos=high`, `--constraint=ib` and others."""
     port: Port = 2222
     """Port of the nodes' SSH daemons. If the port is taken, a free one is used. Default 2222."""
     root: Annotated[str, AfterValidator(check_root)] = "/tmp"
-    """Folder on the nodes for the pods' own folders. It must not be shared. Default `/tmp`."""
+    """Folder on the nodes for the pods' own folders, not shared by the nodes. Default `/tmp`."""
     connect_timeout_s: Annotated[Positive, Unit("s")] = 5
     """Time limit for a new connection to a node, in seconds. Default 5."""
 
     _ids: dict[str, str] = PrivateAttr(default_factory=dict)
-    """Slurm's id of each job by the job's name; empty until Slurm has accepted the job."""
+    """Slurm's ids by the jobs' names; empty until Slurm has accepted the job."""
     _job_of: dict[str, str] = PrivateAttr(default_factory=dict)
-    """Name of each pod's job."""
+    """Names of the pods' jobs."""
     _pods: list[Pod] = PrivateAttr(default_factory=list)
     _folder: Path = PrivateAttr(default=Path())
     _launched: set[str] = PrivateAttr(default_factory=set)
@@ -124,7 +124,7 @@ class SlurmPods(Place):
         if spec.image is not None:
             raise ConfigError(
                 f"PodSpec.image is {spec.image!r}, and SlurmPods starts no containers. Leave image"
-                " out; the pods use this Python, from a folder that the nodes share"
+                " out; the pods use the notebook's own Python"
             )
         if self.gpu_type is not None and not spec.gpus:
             raise ConfigError(
@@ -239,7 +239,7 @@ class SlurmPods(Place):
         return list(self._pods)
 
     def _end_pods(self, names: Collection[str]) -> list[str]:
-        """End the jobs that have no other pods, and the steps of the pods in other jobs.
+        """End the jobs without other pods, and the steps of the pods in other jobs.
 
         Returns the nodes of the other pods: two pods may not share a node.
         """
@@ -260,7 +260,7 @@ class SlurmPods(Place):
         return taken
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Take the jobs over, by the ids that their keeper noted."""
+        """Take the jobs over, by the ids in their keeper's note."""
         self._recall(context.directory)
         if any(not self._id_of(pod.name) for pod in pods):
             raise BackendError(
@@ -332,7 +332,7 @@ class SlurmPods(Place):
     def stop(self) -> None:
         """Cancel the jobs of `launch` and no others.
 
-        A pod that cannot be reached ends by its lease or by the time limit.
+        An unreachable pod ends by its lease or by the time limit.
         """
         with self._starting:
             self._stopped = True
@@ -387,7 +387,7 @@ class SlurmPods(Place):
 
 
 class _StartWatch:
-    """What becomes of a job until its pods have reported."""
+    """The state of a job until the job's pods have reported."""
 
     def __init__(
         self, place: SlurmPods, number: str, names: Iterable[str], context: LaunchContext

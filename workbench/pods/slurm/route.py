@@ -1,4 +1,4 @@
-"""The address of this machine, as another machine sees it."""
+"""The address of this machine for another machine."""
 
 from __future__ import annotations
 
