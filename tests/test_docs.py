@@ -155,7 +155,7 @@ def test_numbers_of_the_promises_are_those_of_the_code() -> None:
     code = {
         (o, n): inspect.signature(getattr(workbench, o)).parameters[n].default for o, n in promised
     }
-    assert len(promised) == 9
+    assert len(promised) == 10
     assert promised == code
 
 
