@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from workbench.pods.guest.machine import can_limit_memory as can_limit_memory
     from workbench.pods.hosts.pods import SSHPods as SSHPods
     from workbench.pods.kubernetes.manifests.volumes import Volume as Volume
-    from workbench.pods.kubernetes.nodes import nodes as nodes
     from workbench.pods.kubernetes.pods import KubernetesPods as KubernetesPods
     from workbench.pods.local.pods import LocalPods as LocalPods
+    from workbench.pods.nodes import nodes as nodes
     from workbench.pods.pod import Pod as Pod
     from workbench.pods.pod_spec import PodSpec as PodSpec
     from workbench.pods.slurm.pods import SlurmPods as SlurmPods
@@ -111,7 +111,7 @@ _HOME = {
     "load_deepspeed_config": "workbench.finetune.deepspeed.files:load",
     "log": "workbench.rundir.events",
     "mini_rows": "workbench.finetune.data.sql.mini",
-    "nodes": "workbench.pods.kubernetes.nodes",
+    "nodes": "workbench.pods.nodes",
     "parse_sql": "workbench.finetune.data.sql.query:parse",
     "plan": "workbench.finetune.plan.plan",
     "prepare_dataset": "workbench.finetune.data.sources.dataset:prepare",

@@ -200,14 +200,14 @@ def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPl
     planned = plan(FineTune(technique="ddp"), pods=3, gpus=4, techniques=["ddp"], nodes=table)
     assert planned.gpu_memory_gib == pytest.approx(81559 / 1024)
     assert planned.scheduling == table.verdict
-    assert says(as_text(planned), "pods.nodes.verdict.pods-could-scheduled", 1, 3)
+    assert says(as_text(planned), "pods.node_table.verdict.pods-could-scheduled", 1, 3)
 
 
 def test_nodes_of_another_place_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=sentence("pods.nodes.nodes.nodes-matter-kubernetes", "LocalPods")
     ):
-        workbench.nodes(LocalPods())  # type: ignore[arg-type]
+        workbench.nodes(LocalPods())
 
 
 def cluster_role() -> set[tuple[str, str]]:

@@ -14,10 +14,13 @@ from poll import until
 from smalljobs import small_job
 from takeover import counting, printed
 
+import workbench
 from tests.fakes.slurmplace import SlurmPlace
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Script
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
+from workbench.base.shown import as_text
+from workbench.client.checkup import more_pods
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.notes import read_note, write_note
@@ -25,10 +28,13 @@ from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.slurm import commands, worker
 from workbench.pods.slurm.job import sbatch_options, script
+from workbench.pods.slurm.nodes import node_of
 from workbench.pods.slurm.pods import JOBS, SlurmPods
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
+from workbench.rundir.spec import ClusterSpec
 
+DOWN = "it is down, and does not answer (Not responding)"
 TOLD = Path(__file__).parent.parent / "scripts" / "told.py"
 
 
@@ -207,6 +213,71 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
         assert "CANCELLED AT" in message
         context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")
     assert place.left(context) == []
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_nodes_of_the_partition_and_what_would_fit(place: SlurmPlace, tmp_path: Path) -> None:
+    do = place.slurm.do
+    first, second, third = sorted(place.slurm.nodes)
+    do("sbatch", f"--nodelist={first}", "--gpus-per-node=1", text=SLEEP)
+    do("scontrol", "update", f"NodeName={third}", "State=DRAIN", "Reason=broken fan")
+    try:
+        until(lambda: do("squeue", "--noheader", "--format=%T") == "RUNNING", 20)
+        table = workbench.nodes(place.backend(), pod=PodSpec(memory_gib=2, gpus=2), count=2)
+        spec = ClusterSpec.from_dict({"backend": place.backend().to_dict(), "pods": {"gpus": 2}})
+        more = more_pods(spec)
+        none = workbench.nodes(place.backend(partition="nope"))
+    finally:
+        do("scontrol", "update", f"NodeName={third}", "State=RESUME")
+    assert [(n.name, n.product, n.gpus, n.taken, n.fits) for n in table.nodes] == [
+        (first, "a100", 2, 1, 0),
+        (second, "a100", 2, 0, 1),
+        (third, "a100", 2, 0, 0),
+    ]
+    assert [node.why for node in table.nodes] == [
+        "GPUs: 2 asked, 1 free of 2",
+        "",
+        "it is drained (broken fan)",
+    ]
+    assert table.nodes[0].free_cpus == 3
+    assert table.nodes[0].free_memory_gib == pytest.approx((8000 - 1000) / 1024)
+    assert says(as_text(table), "pods.node_table.verdict.pods-could-scheduled", 1, 2)
+    assert more.startswith("1 more pod like these")
+    assert says(none.verdict, "pods.nodes.nodes.slurm-lists-node", "nope")
+
+
+ROW = {
+    "Partition": "gpu*",
+    "NodeList": "n1",
+    "StateLong": "mixed",
+    "CPUsState": "56/8/0/64",
+    "Memory": "524288",
+    "AllocMem": "516096",
+    "Gres": "gpu:a100:4(S:0-1),gpu:t4:2",
+    "GresUsed": "gpu:a100:3(IDX:0-2),gpu:t4:0(IDX:N/A)",
+    "Reason": "none",
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "asked", "gpu_type", "gpus", "why"),
+    [
+        ({}, {"cpus": 8, "memory_gib": 8, "gpus": 3}, "", 6, ""),
+        ({}, {"gpus": 2}, "a100", 4, "GPUs: 2 asked, 1 free of 4"),
+        ({}, {"cpus": 9}, "", 6, "cores: 9 asked, 8 free of 64"),
+        ({}, {"memory_gib": 9}, "", 6, "memory: 9 GiB asked, 8 free of 512"),
+        ({"StateLong": "idle~"}, {}, "", 6, ""),
+        ({"StateLong": "down*", "Reason": "Not responding"}, {}, "", 6, DOWN),
+        ({"StateLong": "allocated"}, {}, "", 6, "it is allocated"),
+        ({"Gres": "(null)", "GresUsed": "(null)"}, {}, "", 0, ""),
+    ],
+)
+def test_a_line_of_sinfo_is_read(
+    row: dict[str, str], asked: dict[str, Any], gpu_type: str, gpus: int, why: str
+) -> None:
+    node = node_of({**ROW, **row}, PodSpec(**asked), gpu_type)
+    assert (node.gpus, node.why, node.fits) == (gpus, why, 0 if why else 1)
 
 
 LIVES = Pod(name="pod-0", phase=Phase.RUNNING, address="10.0.0.1")

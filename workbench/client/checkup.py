@@ -13,9 +13,11 @@ from workbench.base.messages.wire import ask
 from workbench.base.words import counted
 from workbench.pods.doctor.examination import Diagnosis, examine_pods
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
-from workbench.pods.kubernetes.nodes import nodes
 from workbench.pods.kubernetes.options import KubernetesOptions
+from workbench.pods.nodes import nodes
+from workbench.pods.place import PlaceOptions
 from workbench.pods.pod import Pod
+from workbench.pods.slurm.pods import SlurmPods
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.registered import registered
@@ -66,14 +68,19 @@ def _obstacle(pods: int, bandwidth: bool, running: Sequence[str], reached: bool)
 
 
 def more_pods(spec: ClusterSpec) -> str:
-    """Return how many more pods Kubernetes could schedule now, or the reason if unknown.
+    """Return how many more pods Kubernetes or Slurm could schedule now, or why that is unknown.
 
     Empty for other places.
     """
-    if spec.backend.get("kind") != KubernetesOptions.kind:
+    kinds: dict[object, type[PlaceOptions]] = {
+        KubernetesOptions.kind: KubernetesOptions,
+        SlurmPods.kind: SlurmPods,
+    }
+    place = kinds.get(spec.backend.get("kind"))
+    if place is None:
         return ""
     try:
-        table = nodes(KubernetesOptions.from_dict(spec.backend), pod=spec.pods)
+        table = nodes(place.from_dict(spec.backend), pod=spec.pods)
     except WorkbenchError as error:
         return f"how many more pods could be scheduled is not known: {error}"
     more = ""

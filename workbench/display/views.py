@@ -52,7 +52,7 @@ from workbench.finetune.profile.parse import Profile
 from workbench.handover.kubeflow.manifest import Manifest
 from workbench.keeper.launch import LaunchCommand
 from workbench.pods.doctor.examination import Diagnosis
-from workbench.pods.kubernetes.nodes import NodeTable
+from workbench.pods.node_table import NodeTable
 
 
 @contextmanager

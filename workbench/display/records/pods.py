@@ -11,7 +11,7 @@ from workbench.display.kit.templates import render
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.doctor.exchange import Exchange, bus_bytes_per_s
 from workbench.pods.doctor.verdicts import CHECKS, MEMORY_OF_JOB, Finding, Verdict
-from workbench.pods.kubernetes.nodes import NodeTable
+from workbench.pods.node_table import NodeTable
 
 _SIGN = {
     Verdict.GOOD: "✓",

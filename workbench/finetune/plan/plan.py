@@ -21,7 +21,7 @@ from workbench.finetune.techniques.registry import TECHNIQUES, by_preference, te
 from workbench.finetune.techniques.sizes import Setting, Trace
 from workbench.jobs.launcher import Launcher
 from workbench.pods.doctor.exchange import Exchange
-from workbench.pods.kubernetes.nodes import NodeTable
+from workbench.pods.node_table import NodeTable
 
 Limits = tuple[float | None, float | None]
 """GiB of a GPU and of a pod's own memory. None: unknown."""
@@ -70,7 +70,7 @@ def plan(  # noqa: PLR0913
             `cluster.plan(job).paces`. Default None: no speeds are predicted.
         exchange: The doctor's measurement between the pods, as `cluster.doctor().exchange`.
         price_per_pod_hour: Price of a pod for an hour. Default None: costs are in pod-hours only.
-        nodes: Kubernetes nodes, as `workbench.nodes(backend, pod=…, count=…)`. The table then
+        nodes: Nodes of the cluster, as `workbench.nodes(backend, pod=…, count=…)`. The table then
             shows whether the pods could be scheduled now, and `gpu_memory_gib` None is read from
             the labels of the nodes. Default None.
 

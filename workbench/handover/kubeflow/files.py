@@ -35,6 +35,7 @@ _LEFT_OUT = (
     "pods/cml",
     "pods/hosts",
     "pods/kubernetes",
+    "pods/nodes.py",
     "pods/slurm",
     "rundir/stores/work",
     "cli.py",

@@ -1,16 +1,14 @@
-"""`nodes`: the nodes of a Kubernetes cluster, their GPUs, and the number of pods that fit now."""
+"""The nodes of a Kubernetes cluster, their GPUs, and the number of pods that fit now."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from workbench.base.errors import ConfigError, suggests
-from workbench.base.shown import Shown
 from workbench.pods.kubernetes.manifests.podspec import resources
 from workbench.pods.kubernetes.options import KubernetesOptions
+from workbench.pods.node_table import Node, NodeTable
 from workbench.pods.pod_spec import PodSpec
 
 _ROLE = (
@@ -30,104 +28,11 @@ Amounts = Counter[str]
 """Decimal amounts by resource; what is not named is 0."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Node:
-    """A node, and the resources for a pod there."""
-
-    name: str
-    product: str
-    """GPU model from the node's labels; else the instance type; else empty."""
-    gpus: int
-    """GPUs that pods can be given."""
-    taken: int | None
-    """GPUs that pods bound there ask for; None where pods may not be listed."""
-    gpu_memory_gib: float | None
-    """Memory of a GPU in GiB, from the labels. None: unknown."""
-    free_cpus: float
-    free_memory_gib: float
-    """Free cores and memory; all of the node's if its pods may not be listed."""
-    fits: int
-    """Pods of the asked kind that would be scheduled here now."""
-    why: str
-    """Why no pod would be; empty where one would."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeTable(Shown):
-    """The nodes of a cluster, and what a job's pods would get now."""
-
-    nodes: Sequence[Node]
-    pod: PodSpec
-    """The pod that was asked for."""
-    count: int
-    """How many of it."""
-    note: str = ""
-    """Information that was not accessible, and the remedy; empty if all was accessible."""
-
-    @property
-    def schedulable(self) -> int:
-        """Number of pods that could be scheduled now on the visible nodes."""
-        return sum(node.fits for node in self.nodes)
-
-    @property
-    def verdict(self) -> str:
-        """Whether the pods would be scheduled now; with the reasons where they would not."""
-        if not self.nodes:
-            return self.note or "the cluster has no node"
-        possible = min(self.schedulable, self.count)
-        text = f"{possible} of {self.count} pods could be scheduled now"
-        if self.schedulable >= self.count:
-            places = [node.name for node in self.nodes if node.fits]
-            named = ", ".join(places[:3])
-            more = " …" if len(places) > 3 else ""
-            return f"{text}, on {named}{more}"
-        reasons = dict.fromkeys(f"{node.name}: {node.why}" for node in self.nodes if node.why)
-        if not reasons:
-            return text
-        first = "; ".join(list(reasons)[:3])
-        return f"{text}; {first}"
-
-    @property
-    def gpu_memory_gib(self) -> float | None:
-        """The least memory of a GPU on the nodes that would take a pod.
-
-        None where labels do not say.
-        """
-        sizes = []
-        for node in self.nodes:
-            if node.fits and node.gpus:
-                if node.gpu_memory_gib is None:
-                    return None
-                sizes.append(node.gpu_memory_gib)
-        return min(sizes, default=None)
-
-
-@suggests("nodes")
-def nodes(backend: KubernetesOptions, *, pod: PodSpec | None = None, count: int = 1) -> NodeTable:
-    """List the nodes of a Kubernetes cluster, their GPUs, and the share for a job's pods.
-
-    Ignores quotas, affinity between pods and preemption. Without permission to list nodes, the
-    table is empty and its note names the permission. Without permission to list pods of other
-    namespaces, all GPUs count as free, and the note says so.
-
-    Args:
-        backend: The place, `KubernetesPods(…)`.
-        pod: Resources of a pod. Default: `PodSpec()`, one core.
-        count: Number of pods of the job.
-
-    Raises:
-        ConfigError: The place is another, or its kubeconfig cannot be used.
-        BackendError: The API server does not answer, or rejects the credentials.
-    """
-    if not isinstance(backend, KubernetesOptions):
-        raise ConfigError(
-            "nodes are a matter of Kubernetes; "
-            f"{type(backend).__name__} has none: give KubernetesPods(…)"
-        )
+def nodes(options: KubernetesOptions, asked: PodSpec, count: int) -> NodeTable:
+    """List the nodes of a Kubernetes cluster; see `workbench.nodes`."""
     from workbench.pods.kubernetes.api import KubeApi
 
-    api = KubeApi(backend)
-    asked = pod or PodSpec()
+    api = KubeApi(options)
     seen = api.list_everywhere("node")
     if seen is None:
         return NodeTable(
@@ -141,7 +46,7 @@ def nodes(backend: KubernetesOptions, *, pod: PodSpec | None = None, count: int 
         f"this account may not list the pods of other namespaces, so all shows as free; {_ROLE}"
     )
     note = "" if pods is not None else unseen
-    table = [node_of(node, _bound_to(node, pods), backend, asked) for node in seen]
+    table = [node_of(node, _bound_to(node, pods), options, asked) for node in seen]
     return NodeTable(
         nodes=sorted(table, key=lambda node: (-node.gpus, node.name)),
         pod=asked,
