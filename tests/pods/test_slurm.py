@@ -29,7 +29,7 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.slurm import commands, worker
 from workbench.pods.slurm.job import sbatch_options, script
 from workbench.pods.slurm.nodes import node_of
-from workbench.pods.slurm.pods import JOBS, SlurmPods
+from workbench.pods.slurm.pods import JOBS, SlurmPods, _StartWatch
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.spec import ClusterSpec
@@ -205,6 +205,16 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
         (restart,) = result.restarts
         assert says(restart.why, "pods.job.slurm-will-end")
         assert printed(run, 1).count("told") == 1
+        # An administrator has Slurm queue the job again.
+        run = counting(cluster, "--lines", "400", restarts=1)
+        until(lambda: " line 20" in printed(run, 0), 120, why=lambda: run.message)
+        (job,) = place.slurm.jobs()
+        place.slurm.do("scontrol", "update", f"JobId={job}", "Requeue=1")
+        place.slurm.do("scontrol", "requeue", job)
+        result = run.wait(180, progress=False).raise_for_status()
+        (restart,) = result.restarts
+        assert restart.what == "pod-0 and pod-1 were lost"
+        assert place.slurm.jobs() != [job]
         # Another person cancels the job, of a run without restarts.
         run = counting(cluster, "--lines", "100000")
         until(lambda: " line 20" in printed(run, 0), 120, why=lambda: run.message)
@@ -313,6 +323,7 @@ def job(state: str, reason: str = "") -> commands.Job:
     [
         (job("RUNNING"), "", Phase.RUNNING, ""),
         (job("SUSPENDED"), "", Phase.RUNNING, "job 7 is SUSPENDED"),
+        (job("PENDING", "BeginTime"), "", Phase.FAILED, "job 7 is PENDING (BeginTime)"),
         (job("NODE_FAIL", "NodeDown"), "", Phase.FAILED, "job 7 is NODE_FAIL (NodeDown)"),
         (
             job("TIMEOUT", "TimeLimit"),
@@ -346,6 +357,36 @@ def test_a_pods_phase_has_slurms_reason(
     assert (pod.phase, pod.message) == (phase, words)
 
 
+def test_a_job_that_left_no_log_names_the_folder_that_the_nodes_must_share(
+    watched: SlurmPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "jobs", lambda _ids: {"7": job("FAILED", "RaisedSignal")})
+    with pytest.raises(PodError) as caught:
+        _StartWatch(watched, "7", ["pod-0"], context).look()
+    assert says(
+        str(caught.value), "pods.pods._last_lines.log-nodes-must", watched._folder, "RaisedSignal"
+    )
+
+
+def test_a_job_that_replaces_no_pod_in_time_is_cancelled(
+    watched: SlurmPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job would start later, for no one."""
+    cancelled: list[str] = []
+    monkeypatch.setattr(commands, "jobs", lambda _ids: {"8": waits})
+    monkeypatch.setattr(commands, "submit", lambda _options, _script: "8")
+    monkeypatch.setattr(commands, "cancel", cancelled.extend)
+    monkeypatch.setattr(commands, "node_addresses", lambda _partition="": ["127.0.0.1"])
+    waits = replace(job("PENDING", "Priority"), id="8")
+    brief = replace(context, timeout_s=0.2)
+    with pytest.raises(PodTimeout, match=re.escape("PENDING (Priority)")):
+        watched.restore(["pod-0"], PodSpec(), brief)
+    assert cancelled == ["7", "8"]
+    (pod,) = watched.refresh()
+    assert (pod.phase, "Priority" in pod.message) == (Phase.FAILED, True)
+    watched.stop()
+
+
 def test_slurm_is_asked_at_most_every_five_seconds(
     watched: SlurmPods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,7 +402,7 @@ def test_without_slurms_commands_the_error_says_so(
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(
-        ConfigError, match=sentence("pods.commands.call.slurms-command-machine", "sinfo")
+        ConfigError, match=sentence("pods.commands._missing.slurms-command-machine", "sinfo")
     ):
         SlurmPods().launch(PodSpec(), 1, context)
 

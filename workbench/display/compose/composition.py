@@ -24,6 +24,8 @@ from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.place import Place
 from workbench.pods.pod_spec import PodSpec
+from workbench.pods.slurm.commands import check_here
+from workbench.pods.slurm.pods import SlurmPods
 from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.spec import ClusterSpec
 
@@ -142,6 +144,8 @@ class Composition(Mapping[str, Any]):
             backend.hosts_for(cluster.count)
         elif isinstance(backend, CMLPods):
             WorkersApi().find()
+        elif isinstance(backend, SlurmPods):
+            check_here()
         elif isinstance(backend, LocalPods):
             refusal = _gpu_refusal(cluster.pods.gpus * cluster.count)
             if refusal:

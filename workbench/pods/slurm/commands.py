@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,8 @@ def submit(argv: Sequence[str], script: str) -> str:
 
 def jobs(ids: Sequence[str]) -> dict[str, Job]:
     """Return the jobs in Slurm's memory by id. Slurm forgets ended jobs after minutes."""
+    if not ids:  # squeue would list all jobs
+        return {}
     form = "%i|%T|%r|%S|%N"
     try:
         answer = call(
@@ -153,6 +156,19 @@ def node_addresses(partition: str = "") -> list[str]:
     return call("sinfo", "--noheader", "--Node", "--format=%o", *limits).split()
 
 
+def check_here() -> None:
+    """Refuse a machine without Slurm's commands."""
+    if shutil.which("sbatch") is None:
+        raise _missing("sbatch")
+
+
+def _missing(command: str) -> ConfigError:
+    return ConfigError(
+        f"Slurm's command {command} is not on this machine. SlurmPods works on a login node or"
+        " inside an allocation; use LocalPods, SSHPods or KubernetesPods elsewhere"
+    )
+
+
 def call(command: str, *words: str, text: str = "") -> str:
     """Run a command of Slurm and return its output.
 
@@ -171,10 +187,7 @@ def call(command: str, *words: str, text: str = "") -> str:
             env=environment(os.environ),
         )
     except FileNotFoundError as error:
-        raise ConfigError(
-            f"Slurm's command {command} is not on this machine. SlurmPods works on a login node"
-            " or inside an allocation; use LocalPods, SSHPods or KubernetesPods elsewhere"
-        ) from error
+        raise _missing(command) from error
     except subprocess.TimeoutExpired as error:
         raise BackendError(
             f"Slurm did not answer {command} in {_LIMIT_S:.0f} s; try again"

@@ -19,7 +19,13 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 
-from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
+from workbench.base.errors import (
+    BackendError,
+    ConfigError,
+    PodError,
+    PodTimeout,
+    WorkbenchError,
+)
 from workbench.base.files import gate, write_text
 from workbench.base.json_values import part
 from workbench.base.process import POD_MARK
@@ -45,6 +51,7 @@ JOBS = "slurm.json"
 """Name of the note on the jobs: ids of the jobs by name, and names of the pods' jobs."""
 _FIRST_LOOKS_S = 0.5
 _LOOK_S = 5.0  # between questions to Slurm's controller
+_REPORT_S = 120.0  # for a pod of a running job; the time in the queue does not count
 _END_S = 10.0
 _LINES_SHOWN = 10
 _HOPELESS = frozenset(
@@ -154,7 +161,7 @@ class SlurmPods(Place):
                     public_key=context.public_key,
                     environment={POD_MARK: root},
                     lease_s=context.lease_s,
-                    timeout_s=context.timeout_s,
+                    timeout_s=min(context.timeout_s, _REPORT_S),
                     rendezvous=(rendezvous.host, rendezvous.port),
                     token=rendezvous.token.hex(),
                     allowed_from=rendezvous.host,
@@ -162,8 +169,7 @@ class SlurmPods(Place):
                 file = self._log(pod).with_suffix(".json")
                 self._files.append(file)
                 write_text(file, config.to_line().decode())
-            self._submit(name, names, spec, context, taken)
-            number = self._ids[name]
+            number = self._submit(name, names, spec, context, taken)
             watch = _StartWatch(self, number, names, context)
             context.report(f"asked Slurm for {counted(len(names), 'node')}: job {number}")
             try:
@@ -192,7 +198,7 @@ class SlurmPods(Place):
         spec: PodSpec,
         context: LaunchContext,
         taken: Sequence[str],
-    ) -> None:
+    ) -> str:
         """Submit the job. The note has the job's name first, and then its id."""
         comment = f"DeepSpeed Workbench, cluster {context.cluster_id}"
         given = {"partition": self.partition, "time": self.time, "account": self.account}
@@ -210,6 +216,7 @@ class SlurmPods(Place):
             self._note(context.directory)
             self._ids[name] = commands.submit(options, job.script(names, self._folder, spec.cpus))
             self._note(context.directory)
+            return self._ids[name]
 
     def _note(self, directory: Path) -> None:
         note = note_of(directory, JOBS)
@@ -233,7 +240,13 @@ class SlurmPods(Place):
         names = sorted(lost, key=[pod.name for pod in self._pods].index)
         taken = self._end_pods(names)
         own = PurePosixPath(self._pods[0].root).parent
-        came = self._launch_job(names, str(own), spec, context, taken)
+        try:
+            came = self._launch_job(names, str(own), spec, context, taken)
+        except WorkbenchError as error:
+            with contextlib.suppress(BackendError):  # the first error is the one to tell
+                self._end_pods(names)
+            self._pods = [_failed(pod, error) if pod.name in lost else pod for pod in self._pods]
+            raise
         replacements = {pod.name: pod for pod in came}
         self._pods = [replacements.get(pod.name, pod) for pod in self._pods]
         return list(self._pods)
@@ -248,7 +261,7 @@ class SlurmPods(Place):
         for name, number in list(self._ids.items()):
             pods = {pod for pod, of in self._job_of.items() if of == name}
             if pods <= set(names):
-                ended.append(number)
+                ended += [number] if number else commands.jobs_named(name)
                 del self._ids[name]
                 self._files.append(leaving_file(self._folder, number))
                 continue
@@ -310,7 +323,7 @@ class SlurmPods(Place):
         code = job.ended_pods(log).get(pod.name)
         if found is None:
             words = f"Slurm no longer lists job {number}"
-        elif found.has_ended:
+        elif found.has_ended or found.is_pending:  # an administrator may queue a job again
             words = found.words()
         elif code is not None:
             words = f"its step of job {number} has ended with exit code {code}"
@@ -384,6 +397,10 @@ class SlurmPods(Place):
             file = job.log_of(self._folder, number)
             return gate.read_end(file, self._folder).decode(errors="replace")
         return ""
+
+
+def _failed(pod: Pod, error: WorkbenchError) -> Pod:
+    return replace(pod, phase=Phase.FAILED, message=str(error))
 
 
 class _StartWatch:
