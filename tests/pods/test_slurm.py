@@ -173,6 +173,8 @@ def test_the_jobs_of_a_dead_keeper_are_cancelled(place: SlurmPlace, context: Lau
     assert place.left(context) == [other]
 
 
+SOON = ("--lines", "30", "--pause-s", "0.2")
+LONG = ("--lines", "1000", "--pause-s", "0.2")
 SLEEP = "#!/bin/sh\n#SBATCH --output=/dev/null\nsleep 600\n"
 
 
@@ -188,8 +190,8 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
         result = cluster.submit(tiny).wait(300, progress=False).raise_for_status()
         assert (result.world_size, result.steps) == (2, 2)
         # A job of a higher partition takes the nodes; Slurm cancels ours.
-        run = counting(cluster, "--lines", "400", restarts=1)
-        until(lambda: " line 20" in printed(run, 0), 120, why=lambda: run.message)
+        run = counting(cluster, *SOON, restarts=1)
+        until(lambda: " line 2" in printed(run, 0), 120, every_s=0.2, why=lambda: run.message)
         urgent = ["--partition=urgent", "--exclusive", "--nodes=3", "--output=/dev/null"]
         place.slurm.do("sbatch", *urgent, text="#!/bin/sh\nsleep 2\n")
         result = run.wait(180, progress=False).raise_for_status()
@@ -198,7 +200,7 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
         assert "DUE TO PREEMPTION" in restart.why
         # Ranks hear of the time limit before it comes, and a run continues in another job.
         run = cluster.submit(Script(path=str(TOLD), restarts=1))
-        until(lambda: "at work" in printed(run, 1), 120, why=lambda: run.message)
+        until(lambda: "at work" in printed(run, 1), 120, every_s=0.2, why=lambda: run.message)
         (job,) = place.slurm.jobs()
         place.slurm.do("scontrol", "update", f"JobId={job}", "TimeLimit=1")
         result = run.wait(240, progress=False).raise_for_status()
@@ -206,8 +208,8 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
         assert says(restart.why, "pods.job.slurm-will-end")
         assert printed(run, 1).count("told") == 1
         # An administrator has Slurm queue the job again.
-        run = counting(cluster, "--lines", "400", restarts=1)
-        until(lambda: " line 20" in printed(run, 0), 120, why=lambda: run.message)
+        run = counting(cluster, *SOON, restarts=1)
+        until(lambda: " line 2" in printed(run, 0), 120, every_s=0.2, why=lambda: run.message)
         (job,) = place.slurm.jobs()
         place.slurm.do("scontrol", "update", f"JobId={job}", "Requeue=1")
         place.slurm.do("scontrol", "requeue", job)
@@ -216,8 +218,8 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
         assert restart.what == "pod-0 and pod-1 were lost"
         assert place.slurm.jobs() != [job]
         # Another person cancels the job, of a run without restarts.
-        run = counting(cluster, "--lines", "100000")
-        until(lambda: " line 20" in printed(run, 0), 120, why=lambda: run.message)
+        run = counting(cluster, *LONG)
+        until(lambda: " line 2" in printed(run, 0), 120, every_s=0.2, why=lambda: run.message)
         place.slurm.do("scancel", *place.slurm.jobs())
         message = run.wait(120, progress=False).message
         assert "CANCELLED AT" in message
