@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -389,6 +389,37 @@ def test_a_job_that_replaces_no_pod_in_time_is_cancelled(
     watched.stop()
 
 
+def test_a_replacement_stays_off_the_nodes_of_the_other_pods(
+    watched: SlurmPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    asked: list[str] = []
+
+    def refuse(options: Sequence[str], _script: str) -> str:
+        asked.extend(options)
+        raise BackendError("Slurm refused sbatch")
+
+    running = {
+        "pod-0": commands.Step(id="7.0", nodes="n1"),
+        "pod-1": commands.Step(id="7.1", nodes="n2"),
+    }
+    backend = SlurmPods(options=["--exclude=n9"])
+    backend._folder, backend._ids = watched._folder, watched._ids
+    backend._job_of = {"pod-0": "workbench-test", "pod-1": "workbench-test"}
+    backend._pods = [LIVES, replace(LIVES, name="pod-1")]
+    monkeypatch.setattr(commands, "steps", lambda _job: running)
+    monkeypatch.setattr(commands, "cancel", ended.extend)
+    monkeypatch.setattr(commands, "jobs_named", lambda _name: [])
+    monkeypatch.setattr(commands, "node_addresses", lambda _partition="": ["127.0.0.1"])
+    monkeypatch.setattr(commands, "submit", refuse)
+    with pytest.raises(BackendError):
+        backend.restore(["pod-0"], PodSpec(), context)
+    assert ended == ["7.0"], "the step of the other pod must live on"
+    assert asked[-2:] == ["--exclude=n9", "--exclude=n9,n2"]
+    monkeypatch.setattr(commands, "jobs", lambda _ids: {"7": job("RUNNING")})
+    assert [pod.phase for pod in backend.refresh()] == [Phase.FAILED, Phase.RUNNING]
+
+
 def test_slurm_is_asked_at_most_every_five_seconds(
     watched: SlurmPods, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,7 +520,7 @@ def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
     fake.chmod(0o755)
     done = subprocess.run(
         ["sh"],
-        input=script(["pod-0", "pod-1"], folder, 1.5),
+        input=script("workbench-test-ab12", ["pod-0", "pod-1"], folder, 1.5),
         capture_output=True,
         text=True,
         env={"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7"},
@@ -497,7 +528,7 @@ def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
     )
     ended = [f"*** pod-{number} has ended with exit code 0 ***" for number in (0, 1)]
     assert (sorted(done.stdout.splitlines()), done.stderr) == (ended, "")
-    assert (folder / "pod-1.log").read_text() == f"step {folder}/pod-1.json\n"
+    assert (folder / "pod-1.log").read_text() == f"step {folder}/pod-1-ab12.json\n"
 
 
 @pytest.mark.parametrize(

@@ -27,19 +27,20 @@ export PYTHONPATH={home} PYTHONSAFEPATH=1
 pod() {{
     srun --nodes=1 --ntasks=1 --relative="$2" --job-name="$1" --cpus-per-task={cpus} \\
         --mpi=none --input=none --export=ALL \\
-        {python} -P -m {worker} {folder}/"$1".json >>{folder}/"$1".log 2>&1
+        {python} -P -m {worker} {folder}/"$1"{suffix} >>{folder}/"$1".log 2>&1
     echo "*** $1 has ended with exit code $? ***"
 }}
-# Slurm sends USR1 before the time limit. The pods look for the file.
+# Slurm sends USR1 before the time limit. The pods read the file.
+: >{folder}/{leaving}
 notice() {{
     echo "*** {notice} ***"
-    : >{folder}/{leaving}
+    echo "{notice}" >{folder}/{leaving}
 }}
 trap notice USR1
 # Slurm sends TERM to this script and to the pods, which may take the time to end.
 trap : TERM
 number=0
-for name in {names}; do
+for name in {pods}; do
     pod "$name" "$number" &
     number=$((number + 1))
 done
@@ -47,12 +48,25 @@ until wait; do :; done
 """
 
 
-def script(names: Sequence[str], folder: Path, cpus: float) -> str:
+def config_of(folder: Path, pod: str, name: str) -> Path:
+    """Return the file of a pod's configuration.
+
+    Every job has other names: a node may have an earlier file of a name in its cache of NFS.
+    """
+    return folder / f"{pod}{_suffix(name)}"
+
+
+def _suffix(name: str) -> str:
+    return f"-{name.rpartition('-')[2]}.json"
+
+
+def script(name: str, pods: Sequence[str], folder: Path, cpus: float) -> str:
     """Return the batch script with a pod for every node.
 
     Args:
-        names: Names of the pods.
-        folder: Folder with the pods' configurations, `<name>.json`.
+        name: Name of the job.
+        pods: Names of the pods.
+        folder: Folder with the pods' configurations.
         cpus: Processor cores of a pod.
     """
     return _SCRIPT.format(
@@ -63,7 +77,8 @@ def script(names: Sequence[str], folder: Path, cpus: float) -> str:
         folder=shlex.quote(str(folder)),
         leaving=LEAVING.format('"$SLURM_JOB_ID"'),
         notice=_NOTICE,
-        names=shlex.join(names),
+        pods=shlex.join(pods),
+        suffix=_suffix(name),
     )
 
 

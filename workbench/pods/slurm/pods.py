@@ -53,6 +53,7 @@ _FIRST_LOOKS_S = 0.5
 _LOOK_S = 5.0  # between questions to Slurm's controller
 _REPORT_S = 120.0  # for a pod of a running job; the time in the queue does not count
 _END_S = 10.0
+_EXCLUDE = "--exclude="
 _LINES_SHOWN = 10
 _HOPELESS = frozenset(
     [
@@ -166,7 +167,7 @@ class SlurmPods(Place):
                     token=rendezvous.token.hex(),
                     allowed_from=rendezvous.host,
                 )
-                file = self._log(pod).with_suffix(".json")
+                file = job.config_of(self._folder, pod, name)
                 self._files.append(file)
                 write_text(file, config.to_line().decode())
             number = self._submit(name, names, spec, context, taken)
@@ -205,16 +206,20 @@ class SlurmPods(Place):
         options = [
             *job.sbatch_options(name, comment, self._folder, spec, len(names), self.gpu_type or ""),
             *(f"--{option}={value}" for option, value in given.items() if value is not None),
-            *([f"--exclude={','.join(taken)}"] if taken else []),
             *self.arguments,
         ]
+        if taken:
+            # sbatch reads the last --exclude alone.
+            own = [word.partition("=")[2] for word in self.arguments if word.startswith(_EXCLUDE)]
+            options.append(f"{_EXCLUDE}{','.join([*own, *taken])}")
         with self._starting:
             self._check_open()
             self._launched.update(names)
             self._ids[name] = ""
             self._job_of.update(dict.fromkeys(names, name))
             self._note(context.directory)
-            self._ids[name] = commands.submit(options, job.script(names, self._folder, spec.cpus))
+            script = job.script(name, names, self._folder, spec.cpus)
+            self._ids[name] = commands.submit(options, script)
             self._note(context.directory)
             return self._ids[name]
 

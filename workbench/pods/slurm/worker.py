@@ -15,7 +15,7 @@ from pathlib import Path
 from workbench.base.errors import PodError
 from workbench.pods.guest import worker
 from workbench.pods.guest.guardian import WorkerConfig
-from workbench.pods.slurm.notice import leaving_file
+from workbench.pods.slurm.notice import leaving_file, notice_in
 from workbench.pods.slurm.route import own_address_to
 
 _GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
@@ -27,10 +27,7 @@ def main(path: Path) -> int:
     notice = leaving_file(path.parent, os.environ["SLURM_JOB_ID"])
     gpus = {name: os.environ[name] for name in _GPUS if name in os.environ}
 
-    def leaving() -> str:
-        return "Slurm will end this job soon" if notice.exists() else ""
-
-    return worker.run(path, node_address, environment=gpus, leaving=leaving)
+    return worker.run(path, node_address, environment=gpus, leaving=lambda: notice_in(notice))
 
 
 def node_address(config: WorkerConfig, own: Mapping[str, str] = os.environ) -> str:
