@@ -452,7 +452,8 @@ class _StartWatch:
                 f" {self._last_lines(log, name)}"
             )
         if found is None or found.has_ended:
-            state = found.words() if found is not None else f"Slurm no longer lists {self._number}"
+            gone = f"Slurm no longer lists job {self._number}"
+            state = found.words() if found is not None else gone
             raise PodError(f"{state} before all pods had reported. {self._last_lines(log)}")
         if found.is_pending and found.reason in _HOPELESS:
             raise BackendError(f"Slurm will not start the job: {found.words()}")
