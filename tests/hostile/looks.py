@@ -213,7 +213,7 @@ def commands(reader: Reader, run: Run) -> Iterator[Look]:
         if isinstance(action, argparse._SubParsersAction)
     ]
     for verb, parser in verbs.choices.items():
-        if verb in ("run", "doctor"):  # start the pods of the user's SPEC.json
+        if verb in ("run", "doctor", "verify"):  # start the pods of the user's SPEC.json
             continue
         words = [verb]
         flags = []
