@@ -26,6 +26,7 @@ _LEFT_OUT = (
     "display",
     "finetune/advice",
     "finetune/answers",
+    "finetune/benchmarks",
     "finetune/export",
     "finetune/notebook",
     "finetune/profile",
@@ -37,7 +38,9 @@ _LEFT_OUT = (
     "pods/kubernetes",
     "pods/nodes.py",
     "pods/slurm",
+    "pods/ssh",
     "rundir/stores/work",
+    "verify",
     "cli.py",
     "__main__.py",
 )
