@@ -91,13 +91,11 @@ def seen(run: Run) -> Mapping[str, object]:
 
 
 def environments(cluster: Cluster) -> dict[str, int]:
-    """Return the inode of every environment's mark, by name."""
+    """Return the inode of every made environment's mark, by name."""
     store = cluster.path / "pods" / "store"
-    return {
-        folder.name: (folder / ".workbench-made").stat().st_ino
-        for folder in store.glob("environment-*")
-        if folder.is_dir()
-    }
+    # The folder of an installation that was ended has no mark until it is removed.
+    marks = store.glob("environment-*/.workbench-made")
+    return {mark.parent.name: mark.stat().st_ino for mark in marks}
 
 
 def test_two_versions_on_the_same_pods_and_each_is_installed_once(

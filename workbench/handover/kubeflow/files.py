@@ -34,7 +34,6 @@ _LEFT_OUT = (
     "keeper",
     "lab",
     "pods/cml",
-    "pods/guest",
     "pods/hosts",
     "pods/kubernetes",
     "pods/nodes.py",

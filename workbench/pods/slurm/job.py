@@ -18,7 +18,8 @@ NOTICE_S = 60
 """Seconds between the notice of the time limit and the limit."""
 
 _NOTICE = "Slurm will end this job soon"
-_OF_JOB = re.compile(r"\*\*\* (JOB .*) \*\*\*")
+_OF_JOB = re.compile(r"\*\*\* (JOB [^*\n]+) \*\*\*")
+_OF_STEP = re.compile(r"\*\*\* (STEP (\d{1,20})\.[^*\n]+) \*\*\*")
 _SCRIPT = """\
 #!/bin/sh
 # Pods of a cluster of DeepSpeed Workbench: one step on each node of this job.
@@ -138,7 +139,7 @@ def why_job_ended(log: str) -> str:
 
 def why_step_ended(log: str, job: str) -> str:
     """Return Slurm's line on the end of a job's step in the log of the pod, or nothing."""
-    lines: list[str] = re.findall(rf"\*\*\* (STEP {job}\..*) \*\*\*", log)
+    lines: list[str] = [line for line, number in _OF_STEP.findall(log) if number == job]
     return lines[-1] if lines else ""
 
 
