@@ -120,5 +120,5 @@ def test_a_run_a_restart_and_a_takeover_call_every_place(tmp_path: Path) -> None
         assert site.give_up() == []
     assert hook.noted("missing") == set()
     assert called == set(PLACES)
-    assert (plain.state, plain.is_bad, plain.fired) == ("succeeded", False, 2), plain
-    assert (more.state, more.is_bad) == ("succeeded", False), more
+    assert (plain.state, plain.is_bad, plain.fired) == ("succeeded", False, 2), repr(plain)
+    assert (more.state, more.is_bad) == ("succeeded", False), repr(more)
