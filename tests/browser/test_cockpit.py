@@ -199,7 +199,7 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     book = nbformat.read(QUICKSTART, as_version=4)
     for cell in book.cells:  # fewer steps and pods: what is looked at here is the screen
         cell.source = cell.source.replace("PodSpec(cpus=1), 3", "PodSpec(cpus=1), 2")
-        cell.source = re.sub(r"max_steps=\d+", "max_steps=60", cell.source)
+        cell.source = re.sub(r"max_steps=\d+", "max_steps=90", cell.source)
         cell.source = re.sub(r"eval_steps=\d+", "eval_steps=20", cell.source)
     panel, result = (
         next(i for i, cell in enumerate(book.cells) if each in cell.source)
@@ -211,7 +211,7 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     expect = pytest.importorskip("playwright.sync_api").expect
     for words in ("127.0.0.2", "start, "):
         expect(page.output(panel).get_by_text(words).first).to_be_in_viewport(timeout=120_000)
-    steps = moving_steps(page, panel, 4, 180)
+    steps = moving_steps(page, panel, 3, 180)
     assert steps == sorted(steps)
     page.output(panel).locator("svg.wb-plot").first.wait_for(timeout=60_000)
     page.see(panel, "Ranks: all gone", 120)
