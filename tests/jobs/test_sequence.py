@@ -11,7 +11,7 @@ import pytest
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.sequence import check_model
+from workbench.finetune.options.groups.sequence import check_model
 from workbench.finetune.plan.setting import request_of
 
 LLAMA: dict[str, Any] = {

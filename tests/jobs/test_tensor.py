@@ -11,7 +11,7 @@ import pytest
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.tensor import check_model, check_pod
+from workbench.finetune.options.groups.tensor import check_model, check_pod
 from workbench.finetune.plan.memory import host_of, need_of
 from workbench.finetune.plan.setting import setting_of
 from workbench.finetune.submit.prepare import check_early

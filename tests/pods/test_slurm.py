@@ -296,6 +296,11 @@ def test_a_line_of_sinfo_is_read(
     assert (node.gpus, node.why, node.fits) == (gpus, why, 0 if why else 1)
 
 
+def test_gpus_of_several_types_are_counted_together() -> None:
+    node = node_of({**ROW, "Gres": "gpu:a100:4(S:0-1),gpu:t4:2,nic:1"}, PodSpec(), "")
+    assert (node.product, node.gpus) == ("a100, t4", 6)
+
+
 LIVES = Pod(name="pod-0", phase=Phase.RUNNING, address="10.0.0.1")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from workbench import FineTune, Function, PodSpec, RunError, resolve_deepspeed_config
 from workbench.finetune.job.refusals import check_at_submit
-from workbench.finetune.options.tensor import check_pod
+from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of
 from workbench.rundir.events import Event
 from workbench.verify.bench import Facts

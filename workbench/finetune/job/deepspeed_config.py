@@ -10,8 +10,8 @@ from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.choices import Optimizer, Precision
+from workbench.finetune.options.groups.sequence import check_ranks
 from workbench.finetune.options.options import FineTuneOptions
-from workbench.finetune.options.sequence import check_ranks
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.zero.zero import is_offloaded
 

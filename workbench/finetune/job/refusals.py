@@ -17,6 +17,8 @@ from workbench.finetune.options.choices import (
     Schedule,
 )
 from workbench.finetune.options.evaluation import check_evaluation
+from workbench.finetune.options.groups.sequence import check_sequence, check_sequence_at_submit
+from workbench.finetune.options.groups.tensor import check_tensor, check_tensor_at_submit
 from workbench.finetune.options.models import (
     TINY_LLAMA,
     TINY_T5,
@@ -28,8 +30,6 @@ from workbench.finetune.options.models import (
     model_family,
 )
 from workbench.finetune.options.optimizers import OPTIMIZER_OPTIONS
-from workbench.finetune.options.sequence import check_sequence, check_sequence_at_submit
-from workbench.finetune.options.tensor import check_tensor, check_tensor_at_submit
 from workbench.finetune.options.training import check_training
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 

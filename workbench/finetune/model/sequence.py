@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from workbench.agent.rank import collectives as ranks
 from workbench.finetune.options.choices import Attention
-from workbench.finetune.options.sequence import check_model
+from workbench.finetune.options.groups.sequence import check_model
 from workbench.finetune.recipe.order import IGNORED
 from workbench.finetune.recipe.standalone import without_shm_op
 

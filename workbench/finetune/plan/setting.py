@@ -10,8 +10,8 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
-from workbench.finetune.options.sequence import check_ranks
-from workbench.finetune.options.tensor import check_pod
+from workbench.finetune.options.groups.sequence import check_ranks
+from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import Setting
 

@@ -16,8 +16,8 @@ from workbench.finetune.job.finetune import FineTune, moved_metric
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
+from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.options.models import check_model, model_family
-from workbench.finetune.options.tensor import check_pod
 from workbench.finetune.submit import earlier_rows
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.finetune.submit.metric_inputs import metric_inputs, reward_inputs

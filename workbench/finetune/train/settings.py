@@ -25,8 +25,8 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import Precision
-from workbench.finetune.options.sequence import check_ranks
-from workbench.finetune.options.tensor import check_pod
+from workbench.finetune.options.groups.sequence import check_ranks
+from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.options.trackers import TRACKERS
 from workbench.finetune.recipe.standalone import CHECKPOINTING, prepare, training_options
 from workbench.finetune.techniques.registry import technique_of

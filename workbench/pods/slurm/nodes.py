@@ -83,12 +83,7 @@ def _refusal(row: dict[str, str]) -> str:
 
 
 def _gpus(text: str, gpu_type: str) -> tuple[str, int]:
-    """Return the GPUs' types and their number.
-
-    Example:
-        >>> _gpus("gpu:a100:4(S:0-1),gpu:t4:2,nic:1", "")
-        ('a100, t4', 6)
-    """
+    """Return the GPUs' types and their number: `gpu:a100:4(S:0-1),gpu:t4:2` is 'a100, t4' and 6."""
     found = [(each["type"] or "", int(each["count"])) for each in _GPUS.finditer(text)]
     ours = [(kind, number) for kind, number in found if gpu_type in ("", kind)]
     return ", ".join(kind for kind, _ in ours if kind), sum(number for _, number in ours)

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.options.tensor import check_model
+from workbench.finetune.options.groups.tensor import check_model
 
 _COLUMNS = "colwise"
 _ROWS = "rowwise"

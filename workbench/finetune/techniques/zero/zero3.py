@@ -199,13 +199,11 @@ class Zero3(Zero):
 
 
 def _weights_on_host(setting: Setting, trace: Trace) -> float:
-    """Return the bytes of a rank's weights on the host.
-
-    DeepSpeed 0.19.8 page-locks every weight's part separately if the JSON has `pin_memory`
-    (partition_parameters.py, `_partition_param`). It then copies the trained ones into one
-    page-locked tensor in any case (stage3.py, `_create_param_groups_fp16_flat_cpu_memory`). torch
-    keeps the memory of the first copies.
-    """
+    """Return the bytes of a rank's weights on the host."""
+    # DeepSpeed 0.19.8 page-locks every weight's part separately if the JSON has `pin_memory`
+    # (partition_parameters.py, `_partition_param`). It then copies the trained ones into one
+    # page-locked tensor in any case (stage3.py, `_create_param_groups_fp16_flat_cpu_memory`). torch
+    # keeps the memory of the first copies.
     if setting.weight_buffers or not setting.gpu:
         return memory.weights_in_memory(setting, trace)
     trained = setting.weight_bytes * trace.trained / setting.shards
@@ -224,11 +222,9 @@ def _pinned_sub_groups(setting: Setting, trace: Trace) -> float:
 
 
 def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
-    """Return the number of whole elements at a moment of a step, with those in a buffer.
-
-    The rules are those of DeepSpeed 0.19.8, `zero/partitioned_param_coordinator.py` and
-    `zero/partition_parameters.py`.
-    """
+    """Return the number of whole elements at a moment of a step, with those in a buffer."""
+    # The rules are those of DeepSpeed 0.19.8, `zero/partitioned_param_coordinator.py` and
+    # `zero/partition_parameters.py`.
     whole = float(trace.parameters)
     # The backward pass frees layers, and gathers only remaining layers ahead.
     ahead_of = max(0.0, whole - whole * moment.gradients / max(1, trace.trained))

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import whole
 from workbench.finetune.options.choices import Peft, Precision
-from workbench.finetune.options.models import TINY_LLAMA, Family, config_of, model_family
+from workbench.finetune.options.groups.shared import (
+    check_causal,
+    check_heads,
+    check_others,
+    has_experts,
+    known_config,
+)
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
@@ -45,22 +51,17 @@ def check_tensor(job: FineTuneOptions, *, alone: bool, shards: bool) -> None:
         "lora modules_to_save": bool(job.lora.get("modules_to_save")),
         "lora bias": job.lora.get("bias") not in (None, "none"),
     }
-    for name, is_set in others.items():
-        if is_set:
-            raise ConfigError(f"tensor_parallel works without {name}; drop {name}")
-    if model_family(job.model) is Family.ENCODER_DECODER:
-        raise ConfigError(
-            f"tensor_parallel is for causal models, and {job.model!r} is an encoder-decoder "
-            "model; drop tensor_parallel"
-        )
+    check_others("tensor_parallel", others)
+    check_causal("tensor_parallel", job)
 
 
 def check_tensor_at_submit(job: FineTuneOptions) -> None:
     """Raise ConfigError if the model's folder shows that ranks cannot share its weights."""
-    if job.tensor_parallel > 1 and job.model != TINY_LLAMA:
-        config = config_of(job.model)
-        if config:
-            check_model(config, job.tensor_parallel)
+    if job.tensor_parallel == 1:
+        return
+    config = known_config(job)
+    if config:
+        check_model(config, job.tensor_parallel)
 
 
 def check_pod(job: FineTuneOptions, on_pod: int) -> None:
@@ -82,21 +83,14 @@ def check_pod(job: FineTuneOptions, on_pod: int) -> None:
 
 def check_model(config: Mapping[str, object], size: int) -> None:
     """Raise ConfigError if `size` ranks cannot share the weights of a model by configuration."""
-    heads = whole(config.get("num_attention_heads")) or 0
-    kv_heads = whole(config.get("num_key_value_heads")) or heads
-    for name, count in (("attention heads", heads), ("key and value heads", kv_heads)):
-        if count % size:
-            raise ConfigError(
-                f"tensor_parallel is {size}, and the model has {count} {name}; use a number that "
-                f"divides {kv_heads or count}"
-            )
+    check_heads("tensor_parallel", config, size, may_lack=True)
     inner = whole(config.get("intermediate_size")) or 0
     if inner % size:
         raise ConfigError(
             f"tensor_parallel is {size}, and intermediate_size of the model is {inner}; use a "
             f"number that divides {inner}"
         )
-    if config.get("num_local_experts") or config.get("num_experts"):
+    if has_experts(config):
         raise ConfigError(
             "tensor_parallel does not support mixtures of experts; use 'zero3' or 'fsdp' without "
             "tensor_parallel"

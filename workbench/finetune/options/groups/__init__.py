@@ -1,0 +1,1 @@
+"""Checks of options by which groups of neighbouring ranks share rows or weights."""

@@ -1,0 +1,53 @@
+"""Checks that shared rows and shared weights have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError
+from workbench.base.json_values import whole
+from workbench.finetune.options.models import TINY_LLAMA, Family, config_of, model_family
+
+if TYPE_CHECKING:
+    from workbench.finetune.options.options import FineTuneOptions
+
+
+def check_others(option: str, others: Mapping[str, bool]) -> None:
+    """Raise ConfigError for a set option that excludes `option`."""
+    for name, is_set in others.items():
+        if is_set:
+            raise ConfigError(f"{option} works without {name}; drop {name}")
+
+
+def check_causal(option: str, job: FineTuneOptions) -> None:
+    """Raise ConfigError for an encoder-decoder model."""
+    if model_family(job.model) is Family.ENCODER_DECODER:
+        raise ConfigError(
+            f"{option} is for causal models, and {job.model!r} is an encoder-decoder "
+            f"model; drop {option}"
+        )
+
+
+def check_heads(
+    option: str, config: Mapping[str, object], size: int, *, may_lack: bool = False
+) -> None:
+    """Raise ConfigError if `size` does not divide the model's heads, or the model names none."""
+    heads = whole(config.get("num_attention_heads")) or 0
+    kv_heads = whole(config.get("num_key_value_heads")) or heads
+    for name, count in (("attention heads", heads), ("key and value heads", kv_heads)):
+        if count % size or not (count or may_lack):
+            raise ConfigError(
+                f"{option} is {size}, and the model has {count} {name}; use a number that "
+                f"divides {kv_heads or count}"
+            )
+
+
+def known_config(job: FineTuneOptions) -> Mapping[str, object]:
+    """Return the configuration in the model's folder; empty if unknown here, or built in."""
+    return {} if job.model == TINY_LLAMA else config_of(job.model)
+
+
+def has_experts(config: Mapping[str, object]) -> bool:
+    """Return whether the model is a mixture of experts."""
+    return bool(config.get("num_local_experts") or config.get("num_experts"))
