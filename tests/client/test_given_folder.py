@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,7 +54,13 @@ from workbench.rundir.registered import (
 )
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import QueuedRun, cluster_status, own_runs, write_queue
+from workbench.rundir.status import (
+    QueuedRun,
+    cluster_status,
+    is_keeper,
+    own_runs,
+    write_queue,
+)
 
 LOCAL = {"kind": "local"}
 WAYS: dict[str, Callable[[ClusterPaths], object]] = {
@@ -260,7 +267,13 @@ def test_a_folder_in_the_place_of_a_live_cluster_is_data(tmp_path: Path) -> None
 def keeper_for(root: Path) -> subprocess.Popen[bytes]:
     """A process that the process table shows as the keeper of a directory."""
     wait = "import time; time.sleep(600)"
-    return subprocess.Popen([sys.executable, "-c", wait, "-m", entries.KEEPER, str(root)])
+    keeper = subprocess.Popen([sys.executable, "-c", wait, "-m", entries.KEEPER, str(root)])
+    # Popen may return a moment before the table of processes shows the new command.
+    deadline = time.monotonic() + 30
+    while not is_keeper(keeper.pid, root):
+        assert time.monotonic() < deadline, "the process table does not show the keeper"
+        time.sleep(0.01)
+    return keeper
 
 
 def alive_state(paths: ClusterPaths, pid: int) -> dict[str, object]:
