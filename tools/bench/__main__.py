@@ -24,6 +24,7 @@ from tools.bench.link import link
 from tools.bench.pair import Laps, Measured, Pair, Turn, measure
 from tools.bench.starts import first_steps, launchers, many_pods, output
 from tools.bench.work import answers, reading, training
+from tools.bench.yardsticks import yardsticks
 from workbench import Cluster, LocalPods
 from workbench.base.table import Grid
 
@@ -78,6 +79,7 @@ def transfers(root: Path) -> Rows:
 GROUPS: Sequence[Callable[[Path], Rows]] = (
     *(
         training,
+        yardsticks,
         answers,
         reading,
         forecasts,
