@@ -1,9 +1,11 @@
-"""Rows that an earlier run of the process checked are copied, if nothing behind them changed."""
+"""Rows that an earlier run of the user checked are copied, if nothing behind them changed."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from workbench.finetune.submit import earlier_rows
 
 
 @pytest.fixture(autouse=True)
-def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+def checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
     """Folders into which rows were checked and written, not copied."""
     folders: list[Path] = []
     real = earlier_rows.prepare_rows
@@ -26,7 +28,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
         return real(dataset, folder, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(earlier_rows, "prepare_rows", prepare)
-    monkeypatch.setattr(earlier_rows, "_EARLIER", type(earlier_rows._EARLIER)())
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     yield folders
 
 
@@ -59,9 +61,13 @@ def test_a_second_run_takes_the_rows_of_the_first(
     assert second.train is not None and second.train.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("what", ["source", "copy", "removed", "option"])
+@pytest.mark.parametrize("what", ["source", "copy", "removed", "option", "code", "note"])
 def test_what_changed_is_checked_again(
-    what: str, job: FineTune, tmp_path: Path, checks: list[Path]
+    what: str,
+    job: FineTune,
+    tmp_path: Path,
+    checks: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = earlier_rows.checked(job, tmp_path / "a" / "inputs")
     assert first.train is not None
@@ -75,6 +81,11 @@ def test_what_changed_is_checked_again(
         first.train.write_bytes(first.train.read_bytes()[:-30])
     elif what == "removed":
         first.train.unlink()
+    elif what == "code":
+        monkeypatch.setattr(earlier_rows, "_code", lambda: [("data/rows.py", 1, 2)])
+    elif what == "note":
+        (note,) = (tmp_path / "state" / "deepspeed-workbench" / "rows").iterdir()
+        note.write_text(note.read_text().replace("train.jsonl", "eval.jsonl"))
     else:
         job = job.replace(seed=3)
     second = earlier_rows.checked(job, tmp_path / "b" / "inputs")
@@ -92,3 +103,33 @@ def test_rows_that_were_refused_are_not_taken(
         with pytest.raises(ConfigError, match="line 31"):
             earlier_rows.checked(job, tmp_path / folder / "inputs")
     assert len(checks) == 2
+
+
+def test_another_process_takes_them_too(job: FineTune, tmp_path: Path, checks: list[Path]) -> None:
+    earlier_rows.checked(job, tmp_path / "a" / "inputs")
+    code = (
+        "import json, sys; from pathlib import Path; from workbench import FineTune\n"
+        "from workbench.finetune.submit import earlier_rows\n"
+        "earlier_rows.prepare_rows = None\n"
+        "job = FineTune.from_dict(json.loads(sys.argv[1]))\n"
+        "print(earlier_rows.checked(job, Path(sys.argv[2])).train_rows)\n"
+    )
+    words = [sys.executable, "-c", code, json.dumps(job.to_dict()), str(tmp_path / "b" / "inputs")]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "30\n"
+
+
+def test_the_oldest_notes_are_removed(
+    job: FineTune, tmp_path: Path, checks: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(earlier_rows, "_MOST", 2)
+    for seed in (1, 2, 3, 1):
+        earlier_rows.checked(job.replace(seed=seed), tmp_path / str(len(checks)) / "inputs")
+    assert len(checks) == 4
+    assert len(list((tmp_path / "state" / "deepspeed-workbench" / "rows").iterdir())) == 2
+
+
+def test_a_state_folder_that_cannot_be_written_costs_the_note_alone(
+    job: FineTune, tmp_path: Path, checks: list[Path]
+) -> None:
+    (tmp_path / "state").write_text("a file")
+    assert earlier_rows.checked(job, tmp_path / "a" / "inputs").train_rows == 30
