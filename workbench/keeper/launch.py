@@ -123,7 +123,7 @@ def check_launcher_fits(launcher: Launcher, pods: Sequence[Pod]) -> None:
     if launcher is Launcher.OPENMPI and forwarded:
         raise ConfigError(
             "launcher 'openmpi' needs pods with a connection to this machine, "
-            f"but only a port-forward leads to {', '.join(forwarded[:3])}. Use "
+            f"but only a port-forward or an outer address leads to {', '.join(forwarded[:3])}. Use "
             "launcher 'ssh' or 'pdsh', or a notebook in the cluster"
         )
 

@@ -312,10 +312,12 @@ def pod_of(
             key=via.key,
             host_key=jump_key,
         )
+    reached = host.reached or host.address
     return Pod(
         name=f"pod-{number}",
-        address=host.reached or host.address,
+        address=host.between,
         ssh_port=host.port,
+        ssh_address="" if host.between == reached else reached,
         user=host.user,
         key=host.key,
         slots=host.slots or spec.slots,

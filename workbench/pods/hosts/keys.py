@@ -32,6 +32,7 @@ _KINDS = (
     "ecdsa-sha2-nistp521",
     "ssh-rsa",
 )
+_NOWHERE = "/dev/null"
 
 
 def try_login(host: Host, trust: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
@@ -128,14 +129,20 @@ def _check_key(
         check_host_key(transport, _destination(host, pinned, transport.auth_timeout))
     else:
         kind = shown.split(" ")[0].removeprefix("ssh-").partition("-")[0]
+        noting = (
+            'log in there once with ssh to note the key, and give known_hosts="~/.ssh/known_hosts"'
+        )
+        if _NOWHERE in host.known_hosts:
+            noting = (
+                "give known_hosts=PATH of a file with the key. The ssh configuration notes no keys"
+                f" (UserKnownHostsFile {_NOWHERE})"
+            )
         raise PodError(
             f"the host key of {host} is unknown: {mark}. Compare this fingerprint with the output"
             " of `ssh-keygen -lf"
             f" /etc/ssh/ssh_host_{kind}_key.pub` on {host.address} itself. If both are equal,"
             " either give"
-            f' SSHPods(…, trust={{"{host.address}": "{mark}"}}), or log in there once with ssh to'
-            " note the key,"
-            ' and give known_hosts="~/.ssh/known_hosts"'
+            f' SSHPods(…, trust={{"{host.address}": "{mark}"}}), or {noting}'
         )
 
 

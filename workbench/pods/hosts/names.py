@@ -20,6 +20,7 @@ from workbench.pods.place import LocalPath, Port
 
 _FORM = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<address>\[[^]]*\]|[^:]*)(?::(?P<port>[0-9]{1,5}))?")
 _CONFIG_S = 10.0
+_ITSELF = ("localhost", "127.0.0.1", "::1")
 
 
 class NamedHost(Record):
@@ -37,6 +38,8 @@ class NamedHost(Record):
     """Path of the private key to log in with; empty: the default of all hosts."""
     slots: Size = 0
     """Ranks of the host; 0: the number in the pod's spec."""
+    internal_address: Annotated[str, AfterValidator(check_address)] = ""
+    """Address for the other hosts, such as a private IP; empty: the address from this machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +51,7 @@ class Host:
     port: int = 0
     key: str = ""
     slots: int = 0
+    internal_address: str = ""
     reached: str = ""
     """The address that the name stands for in an OpenSSH configuration; empty: `address`."""
     known_as: str = ""
@@ -59,6 +63,11 @@ class Host:
     @property
     def where(self) -> str:
         return f"{self.reached or self.address}:{self.port}"
+
+    @property
+    def between(self) -> str:
+        """Address for the other hosts."""
+        return self.internal_address or self.reached or self.address
 
     def to_dict(self) -> dict[str, object]:
         options = {}
@@ -126,7 +135,8 @@ def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
     if command != "none":
         raise ConfigError(
             f"the ssh configuration reaches {host.address} by ProxyCommand {command!r}; only"
-            " ProxyJump is supported"
+            " ProxyJump is supported. Write an entry with ProxyJump, or run the notebook on one of"
+            " the hosts"
         )
     has_jump = jump != "none"
     if "," in jump or (on_the_way and has_jump and read_host(jump).address != host.address):
@@ -185,6 +195,27 @@ def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -
         known_hosts=files,
         jump=jump,
     )
+
+
+def check_between(hosts: Sequence[Host]) -> None:
+    """Refuse hosts that cannot reach each other by their addresses, as a tunnel's ends."""
+    example = '{"address": "NAME", "internal_address": "10.0.0.5"}'
+    seen: dict[str, str] = {}
+    for host in hosts:
+        address = host.between.lower()
+        if address in seen:
+            raise ConfigError(
+                f"{seen[address]} and {host.address} have the same address {address}, so pods"
+                " cannot reach each other. Name each host with its own address between the hosts:"
+                f" {example}"
+            )
+        seen[address] = host.address
+        if len(hosts) > 1 and host.jump is not None and address in _ITSELF:
+            raise ConfigError(
+                f"the address of {host.address} behind its jump host is {address}, which is another"
+                " machine for every host. Name the host with its address between the hosts:"
+                f" {example}"
+            )
 
 
 def _read_text(text: str) -> dict[str, object]:

@@ -23,7 +23,14 @@ from workbench.base.errors import BackendError, ConfigError, PodError, Workbench
 from workbench.base.record import Allowed, PathText, Positive, Unit
 from workbench.pods.hostfile import check_user
 from workbench.pods.hosts import entry
-from workbench.pods.hosts.names import Host, completed, configured, from_hostfile, read_host
+from workbench.pods.hosts.names import (
+    Host,
+    check_between,
+    completed,
+    configured,
+    from_hostfile,
+    read_host,
+)
 from workbench.pods.hosts.note import make_folder, note_of, read_note, write_note
 from workbench.pods.place import CoreBinding, LocalPath, Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -83,6 +90,16 @@ def _check_once(hosts: Sequence[Host]) -> Sequence[Host]:
     return hosts
 
 
+def _check_jump(jump: Host | None) -> Host | None:
+    for option in ("slots", "internal_address"):
+        if jump is not None and getattr(jump, option):
+            raise ConfigError(
+                f"the jump host {jump.address} has {option}, and no ranks run on a jump host; leave"
+                f" {option} out"
+            )
+    return jump
+
+
 NamedOrGiven = Annotated[Host, BeforeValidator(_kept), PlainSerializer(Host.to_dict)]
 
 
@@ -96,7 +113,8 @@ class SSHPods(Place):
     hosts: Annotated[
         Sequence[NamedOrGiven], AfterValidator(_check_once), Allowed("a list of hosts")
     ] = ()
-    """Each "name", "user@name:port", or an object with address, user, port, key, slots."""
+    """Each "name", "user@name:port", or an object with address, user, port, key,
+    slots, internal_address."""
     hostfile: Annotated[PathText, Field(exclude=True)] = ""
     """A DeepSpeed or MPI hostfile to take the hosts and their slots from instead."""
     user: Annotated[str, AfterValidator(lambda user: user and check_user(user))] = ""
@@ -109,7 +127,11 @@ class SSHPods(Place):
     """A file of host keys to believe, such as `~/.ssh/known_hosts`."""
     trust: Annotated[Mapping[str, str], AfterValidator(_check_marks)] = Field(default_factory=dict)
     """Fingerprints (`SHA256:…`) of host keys to believe, by host."""
-    jump: Annotated[NamedOrGiven | None, Allowed("a host, as text or as an object, or None")] = None
+    jump: Annotated[
+        NamedOrGiven | None,
+        AfterValidator(_check_jump),
+        Allowed("a host, as text or as an object, or None"),
+    ] = None
     """Jump host, written like an entry of `hosts`; it must allow forwarding."""
     ssh_config: bool | LocalPath = False
     """True: take user, port, key, jump host and known hosts from your ssh configuration where they
@@ -188,7 +210,9 @@ class SSHPods(Place):
                 f"the cluster wants {count} pods and SSHPods names {len(self.hosts)} hosts; name"
                 " more in hosts=[…]"
             )
-        return [self._complete(host) for host in self.hosts[:count]]
+        hosts = [self._complete(host) for host in self.hosts[:count]]
+        check_between(hosts)
+        return hosts
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the pods over, by what their keeper noted in the cluster's private folder."""
