@@ -28,7 +28,7 @@ PREFIX = (
     "docker.io/deepspeed-workbench/"  # where `docker compose` looks for an image without a registry
 )
 BASE = "localhost/workbench-base"
-_PROGRAMS = ("buildah", "podman", "debootstrap", "runc")
+_PROGRAMS = ("buildah", "podman", "debootstrap", "runc", "iptables")
 _FORWARDING = Path("/proc/sys/net/ipv4/ip_forward")
 _CONFIG = """\
 [containers]

@@ -31,6 +31,12 @@ PROJECT = "workbench-test"
 WORKERS = ("worker-1", "worker-2", "worker-3")
 PRIVATE = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{40}")
 UP_S = 120.0
+FEWER = ("--scale", "worker-3=0")
+TWO = """
+with Cluster(backend, pod, count=count, warm=False) as cluster:
+    run = cluster.submit(Script(path="rank.py"))
+    print(*[host.address for host in run.wait(300, progress=False).raise_for_status().hosts])
+"""
 RUN_S = 600.0
 WHOSE = """
 import pathlib
@@ -277,3 +283,15 @@ def test_notebook_three_runs_beside_the_workers_by_its_first_cell_alone(stack: S
     assert re.search(r"^launcher +ssh +pdsh", text, re.MULTILINE), text
     assert "worker-2 slots=1" in text
     assert stack.inside("jupyter", "find", ".cache", "-name", "torch_extensions") == ""
+
+
+def test_two_workers_take_one_option(stack: Stack) -> None:
+    assert " ".join(FEWER) in (REPOSITORY / "docs" / "places" / "images.md").read_text()
+    stack.compose("up", "--no-build", "--pull", "never", "--detach", *FEWER)
+    services = stack.compose("ps", "--services").split()
+    assert sorted(services) == ["jupyter", "worker-1", "worker-2"]
+    cell = first_cell().replace(', "worker-3"', "").replace("PodSpec(cpus=1), 3", "PodSpec(), 2")
+    stack.inside("jupyter", "tee", "rank.py", input="print('here')\n")
+    program = f"from workbench import Script\n{cell}{TWO}"
+    said = stack.inside("jupyter", "python3", "-", input=program, timeout_s=RUN_S)
+    assert said.splitlines()[-1] == "worker-1 worker-2"
