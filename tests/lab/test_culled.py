@@ -92,7 +92,7 @@ def test_a_run_outlives_a_culled_kernel_and_a_killed_server(tmp_path: Path) -> N
     names = {"path": str(path), "script": str(BEAT), "end": str(end)}
     home = tmp_path / "home"
     home.mkdir()
-    culling = ("cull_idle_timeout=6", "cull_interval=1")
+    culling = ("cull_idle_timeout=12", "cull_interval=1")
     options = [f"--MappingKernelManager.{option}" for option in culling]
     try:
         with start_server(home, "jupyter_server", *options) as server:
