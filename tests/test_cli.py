@@ -8,10 +8,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from tests.support.sentences import says
+from workbench.base.versions import VERSION
 from workbench.cli import main
 from workbench.client.run import Run
 from workbench.rundir.state import RunState
@@ -94,11 +96,124 @@ def test_a_missing_spec_and_one_that_is_not_json(
     assert says(capsys.readouterr().out, "rundir.spec.load.spec-json")
 
 
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"workbench {VERSION}\n"
+
+
+def test_runs_are_listed_as_text_and_as_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, loss in (("worse", 0.5), ("better", 0.25)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        about = {"id": name, "cluster": str(tmp_path), "submitted_s": 1e9}
+        (folder / "run.json").write_text(json.dumps(about))
+        (folder / "spec.json").write_text(json.dumps({"job": {"kind": "finetune", "seed": loss}}))
+        result = {"state": "succeeded", "eval_loss": loss, "hosts": []}
+        (folder / "result.json").write_text(json.dumps(result))
+    asked = ["ls", str(tmp_path), "--sort=eval_loss"]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert 0 < said.index("better") < said.index("worse")
+    assert main([*asked, "--json", "-"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert listed["folder"] == str(tmp_path)
+    facts = ("id", "state", "eval_loss", "option.seed", "path")
+    below = tmp_path / "runs"
+    assert [tuple(row[name] for name in facts) for row in listed["runs"]] == [
+        ("better", "succeeded", 0.25, 0.25, str(below / "better")),
+        ("worse", "succeeded", 0.5, 0.5, str(below / "worse")),
+    ]
+    assert main(["ls", str(tmp_path), "--name", "wor", "--json", str(tmp_path / "a.json")]) == 0
+    assert "better" not in capsys.readouterr().out
+    assert [row["id"] for row in json.loads((tmp_path / "a.json").read_text())["runs"]] == ["worse"]
+    assert main(["ls", str(tmp_path), "--state", "failed", "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["runs"] == []
+
+
+def test_beside_json_a_refusal_is_on_standard_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ls", str(tmp_path), "--state", "ended", "--json", "-"]) == 2
+    wrote = capsys.readouterr()
+    assert (wrote.out, "queued" in wrote.err) == ("", True)
+    lost = str(tmp_path / "no" / "plan.json")
+    assert main(["plan", spec(tmp_path, {}), "--json", lost]) == 2
+    assert says(capsys.readouterr().out, "cli._check_json.json-folder-does", lost)
+
+
+def test_a_plan_as_json_has_every_technique(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = {**LOCAL, "pods": {"cpus": 1, "memory_gib": 4}}
+    asked = spec(tmp_path, {"technique": "zero2"}, small)
+    assert main(["plan", asked, "--json", "-"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["fits"], plan["technique"], plan["pods"], plan["memory_gib"]) == (
+        True,
+        "zero2",
+        3,
+        4,
+    )
+    assert {"single", "zero2", "fsdp"} <= {row["technique"] for row in plan["rows"]}
+    assert main(["plan", asked, "--gpus-for", "--json", "-"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["kind"]: row["gpus"] for row in rows}["T4"] == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("workbench comp", "completion"),
+        ("workbench plan --gpu", "--gpu-memory-gib --gpus-for"),
+        ("workbench plan as", "asked.json"),
+        ("workbench completion z", "zsh"),
+    ],
+)
+def test_a_shell_completes_commands_options_and_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, offered: str
+) -> None:
+    spec(tmp_path, {})
+    assert main(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    words = typed.split()
+    asking = (
+        "source ./script; COMP_WORDS=($0); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); "
+        "$(complete -p workbench | grep -o '_shtab_[a-z_]*') 2> /dev/null; echo ${COMPREPLY[@]}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", asking.replace("$0", " ".join(words))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == offered.split()
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh", "powershell"])
+def test_there_is_a_completion_for_other_shells(
+    capsys: pytest.CaptureFixture[str], shell: str
+) -> None:
+    assert main(["completion", shell]) == 0
+    assert "gpus-for" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_the_doctor_looks_at_the_pods_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", spec(tmp_path, {}, {**LOCAL, "count": 1})]) == 0
+    pods = spec(tmp_path, {}, {**LOCAL, "count": 1})
+    with TemporaryDirectory() as other:
+        file = Path(other) / "findings.json"
+        assert main(["doctor", pods, "--json", str(file)]) == 0
+        found = json.loads(file.read_text())
+    assert (found["ok"], len(found["hosts"])) == (True, 1)
+    checks = {each["check"]: each["verdict"] for each in found["hosts"][0]["findings"]}
+    assert checks["ssh"] == "good"
     said = capsys.readouterr().out
     assert "1 host: all well" in said
     assert "nothing was measured: there is one pod" in said
@@ -177,8 +292,11 @@ def test_a_run_that_fails_exits_with_1_and_says_where(
 ) -> None:
     out = tmp_path / "out"
     job = {"model": str(_broken_model(tmp_path)), "technique": "single", "max_steps": 2}
-    assert main(["run", spec(tmp_path, job, {**LOCAL, "count": 1}), "--out", str(out)]) == 1
+    asked = spec(tmp_path, job, {**LOCAL, "count": 1})
+    assert main(["run", asked, "--out", str(out), "--json", str(tmp_path / "a.json")]) == 1
     result = Run.load(out).result
+    facts = json.loads((tmp_path / "a.json").read_text())
+    assert (facts["state"], facts["path"]) == ("failed", str(out))
     assert result.error is not None
     assert result.error.host.startswith("127.0.0.")
     assert "Traceback" in result.error.traceback

@@ -1,15 +1,17 @@
-"""The command line: `workbench run SPEC.json [--out DIR]`, `doctor`, `plan`, `verify` and `report`.
+"""The command line: `workbench run SPEC.json [--out DIR]`, `ls`, `doctor`, `plan` and more.
 
-Exit codes: 0 the run succeeded, the pods passed all checks, no claim failed or the report is
-written; 1 failure; 2 the request is refused and nothing has started. A verb imports only its own
-modules, so `--help` is fast.
+Exit codes: 0 the run succeeded, the pods passed all checks, no claim failed or the text is
+written; 1 failure; 2 the request is refused and nothing has started. With `--json -` standard
+output has the JSON alone; progress, refusals and failures go to standard error. A verb imports only
+its own modules, so `--help` is fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,11 +19,22 @@ from tempfile import TemporaryDirectory
 from workbench.base.errors import ConfigError, DiskFull, WorkbenchError
 from workbench.base.files import gate
 from workbench.base.files.disk import full_disk_named
+from workbench.base.versions import VERSION
+
+_STDOUT = Path("-")
+_SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
+    args.stdout = sys.stdout
+    with redirect_stdout(sys.stderr if args.json == _STDOUT else sys.stdout):
+        return _carry_out(args)
+
+
+def _carry_out(args: argparse.Namespace) -> int:
     try:
+        _check_json(args.json)
         with full_disk_named(getattr(args, "out", None) or Path.cwd()):
             done: bool = args.verb(args)
         return 0 if done else 1
@@ -60,8 +73,17 @@ def _run(args: argparse.Namespace) -> bool:
         _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())
         run = cluster.submit_prepared(prepared)
         result = run.wait()
-        _say(f"{result}\nrun directory: {run.path}")
+        facts = {"id": run.id, "path": str(run.path), **result.to_dict()}
+        _answer(args, f"{result}\nrun directory: {run.path}", facts)
         return result.state is RunState.SUCCEEDED
+
+
+def _ls(args: argparse.Namespace) -> bool:
+    from workbench.client.history import history
+
+    found = history(args.folder, name=args.name, state=args.state, sort=args.sort)
+    _answer(args, str(found), {"folder": str(found.folder), "runs": found.rows()})
+    return True
 
 
 def _doctor(args: argparse.Namespace) -> bool:
@@ -73,7 +95,7 @@ def _doctor(args: argparse.Namespace) -> bool:
     with TemporaryDirectory(prefix="workbench-doctor-") as folder:
         with Cluster.from_spec(spec, path=Path(folder) / "cluster") as cluster:
             diagnosis = cluster.doctor()
-        _say(str(diagnosis))
+        _answer(args, str(diagnosis), diagnosis.to_dict())
     return diagnosis.ok
 
 
@@ -93,13 +115,12 @@ def _plan(args: argparse.Namespace) -> bool:
         plan = forecast.plan_gpus(memory_gib=pod.memory_gib)
     else:
         plan = forecast.plan(gpu_memory_gib=args.gpu_memory_gib, memory_gib=pod.memory_gib)
-    _say(plan.text)
+    _answer(args, plan.text, {"fits": plan.fits, **plan.facts})
     return plan.fits
 
 
 def _verify(args: argparse.Namespace) -> bool:
     """Try the claims that depend on the machine, on local pods or on the pods of a `SPEC.json`."""
-    from workbench.base.files import is_folder, write_json
     from workbench.finetune.notebook.cluster import Cluster
     from workbench.rundir.spec import RunSpec
     from workbench.verify.claims.registry import chosen
@@ -110,15 +131,11 @@ def _verify(args: argparse.Namespace) -> bool:
     if args.list:
         _say(list_text(rows))
         return True
-    if args.json is not None and not is_folder(args.json.absolute().parent):
-        raise ConfigError(f"--json {args.json}: its folder does not exist; make the folder first")
     make = None
     if args.spec is not None:
         make = partial(Cluster.from_spec, RunSpec.load(args.spec).cluster)
     report = verify(rows, make=make, minutes=args.minutes, out=args.out)
-    _say(report.text)
-    if args.json is not None:
-        write_json(args.json, report.to_dict())
+    _answer(args, report.text, report.to_dict())
     return report.ok
 
 
@@ -131,8 +148,33 @@ def _report(args: argparse.Namespace) -> bool:
     return True
 
 
+def _completion(args: argparse.Namespace) -> bool:
+    """Write the script that completes the commands of a shell."""
+    import shtab
+
+    parser = _parser()
+    _complete_files(parser)
+    _say(shtab.complete(parser, args.shell))
+    return True
+
+
+def _complete_files(parser: argparse.ArgumentParser) -> None:
+    """Mark all paths of a parser and of its commands, so that a shell completes files there."""
+    import shtab
+
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_files(command)
+        elif action.type is Path:
+            wanted = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE
+            action.complete = wanted  # type: ignore[attr-defined]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="workbench", description="Fine-tune over several pods.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    parser.set_defaults(json=None)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser(
         "run", help="carry out a SPEC.json; exit 0 succeeded, 1 failed, 2 refused"
@@ -152,7 +194,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     for parser_of_spec, verb in ((run, _run), (doctor, _doctor), (plan, _plan)):
         parser_of_spec.add_argument("spec", type=Path, metavar="SPEC.json")
+        _add_json(parser_of_spec)
         parser_of_spec.set_defaults(verb=verb)
+    _add_ls(commands)
     _add_verify(commands)
     report = commands.add_parser(
         "report", help="write report.html and report.md on runs; exit 0 written, 2 refused"
@@ -167,7 +211,50 @@ def _parser() -> argparse.ArgumentParser:
         help="where to; default: the current folder",
     )
     report.set_defaults(verb=_report)
+    completion = commands.add_parser(
+        "completion", help="print the script that completes these commands in a shell"
+    )
+    completion.add_argument("shell", choices=_SHELLS)
+    completion.set_defaults(verb=_completion)
     return parser
+
+
+def _add_ls(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    ls = commands.add_parser(
+        "ls", help="list the runs below a folder; exit 0 listed, 1 no such folder, 2 refused"
+    )
+    ls.add_argument(
+        "folder",
+        type=Path,
+        metavar="DIR",
+        nargs="?",
+        default=Path(),
+        help="folder to search; default: the current folder",
+    )
+    ls.add_argument(
+        "--name", metavar="TEXT", default="", help="text in the name, note or id of the runs"
+    )
+    ls.add_argument(
+        "--state", action="append", default=[], help="state of the runs; may be repeated"
+    )
+    ls.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        default="-submitted_s",
+        help="column to sort by, a minus for the largest first, as in --sort=-eval_loss; "
+        "default: the newest run first",
+    )
+    _add_json(ls)
+    ls.set_defaults(verb=_ls)
+
+
+def _add_json(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="also write the answer as JSON; -: print the JSON instead of the text",
+    )
 
 
 def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -191,7 +278,7 @@ def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="try the rows of a name, a pattern such as 'bf16-*', or a subject; may be repeated",
     )
     verify.add_argument("--list", action="store_true", help="print the rows and start nothing")
-    verify.add_argument("--json", type=Path, metavar="FILE", help="also write the table as JSON")
+    _add_json(verify)
     verify.add_argument(
         "--minutes", type=float, default=20.0, help="time limit of all rows; default: 20"
     )
@@ -202,6 +289,28 @@ def _add_verify(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="folder for runs and logs, new or empty; default: a new folder below runs/",
     )
     verify.set_defaults(verb=_verify)
+
+
+def _check_json(path: Path | None) -> None:
+    """Refuse a file that cannot be written, before anything starts."""
+    from workbench.base.files import is_folder
+
+    if path is not None and not is_folder(path.absolute().parent):
+        raise ConfigError(f"--json {path}: its folder does not exist; make the folder first")
+
+
+def _answer(args: argparse.Namespace, text: str, facts: Mapping[str, object]) -> None:
+    """Print the answer of a command, or its JSON; also write the JSON to the file of `--json`."""
+    from workbench.base.files import write_json
+    from workbench.base.json_values import json_text
+
+    if args.json == _STDOUT:
+        args.stdout.write(json_text(facts) + "\n")
+        args.stdout.flush()
+        return
+    _say(text)
+    if args.json is not None:
+        write_json(args.json, facts)
 
 
 def _say(text: str) -> None:

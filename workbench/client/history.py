@@ -86,6 +86,10 @@ class History(ShownLive):
         columns are `metric.NAME` for a metric of the last evaluation, `step.NAME` for the last
         value of a figure that the steps report, and `option.NAME` for an option that differs.
         """
+        return data_frame(self.rows(), _COLUMNS)
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return the rows of `to_dataframe` as mappings, without pandas."""
         options = self.options()
         rows = []
         for place, record in enumerate(self.records):
@@ -97,7 +101,7 @@ class History(ShownLive):
             for name, values in options.items():
                 row[f"option.{name}"] = values[place]
             rows.append(row)
-        return data_frame(rows, _COLUMNS)
+        return rows
 
     def metrics(self) -> list[Column]:
         """Return the columns of the table for metrics that are no field of the result.

@@ -7,7 +7,7 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -40,6 +40,8 @@ class Plan:
     """Plan as text, for a terminal."""
     fits: bool
     """Whether the job fits on the pods."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """Plan as JSON, for programs."""
 
 
 class Forecast(Protocol):

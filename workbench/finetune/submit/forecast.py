@@ -62,7 +62,18 @@ class JobForecast:
             memory_gib=memory_gib,
         )
         fit = table.row(self.job.technique).fit
-        return Plan(text=str(table), fits=fit is not Fit.NOT)
+        facts = {
+            "model": table.model,
+            "parameters": table.parameters,
+            "trained": table.trained,
+            "technique": self.job.technique,
+            "pods": table.pods,
+            "gpu_memory_gib": table.gpu_memory_gib,
+            "memory_gib": table.memory_gib,
+            "lengths": table.lengths,
+            "rows": [asdict(row) for row in table.rows],
+        }
+        return Plan(text=str(table), fits=fit is not Fit.NOT, facts=facts)
 
     def plan_gpus(self, *, memory_gib: float | None) -> Plan:
         """Return the least GPUs of every kind, and whether the job fits on any of them."""
@@ -70,7 +81,13 @@ class JobForecast:
 
         table = gpus_for(self.job, memory_gib=memory_gib)
         fits = any(row.plan for row in table.rows)
-        return Plan(text=str(table), fits=fits)
+        facts = {
+            "model": self.job.model,
+            "parameters": table.parameters,
+            "memory_gib": table.memory_gib,
+            "rows": [asdict(row) for row in table.rows],
+        }
+        return Plan(text=str(table), fits=fits, facts=facts)
 
 
 def forecast(job: FineTune, *, pods: int, gpus: int) -> JobForecast:

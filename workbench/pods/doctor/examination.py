@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from workbench.base import entries
 from workbench.base.shown import Shown
@@ -78,6 +78,10 @@ class Diagnosis(Shown):
             for finding in host.findings
             if finding.verdict in wrong
         ]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the JSON form, with the verdict on the whole as `ok`."""
+        return {"ok": self.ok, **asdict(self)}
 
     def __repr__(self) -> str:
         return (
