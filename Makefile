@@ -116,6 +116,7 @@ lint: setup docs-check
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/vulture
+	@$(BIN)/deptry --no-ansi workbench
 
 # All pages anew: what is read again warns again.
 docs-check: setup

@@ -41,6 +41,18 @@ PINS = [
     if line and not line.startswith("#")
 ]
 
+# What a user installs, with the extras whose packages all stand in requirements.txt.
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = ("notebook", "worker", "kubernetes", "trl", "qlora", "gguf", "eval", "s3")
+NEEDS = [
+    Requirement(need)
+    for needs in (
+        PROJECT["dependencies"],
+        *(PROJECT["optional-dependencies"][extra] for extra in EXTRAS),
+    )
+    for need in needs
+]
+
 
 def fenced_block_after(heading: str) -> list[str]:
     """Lines of the first fenced block after a heading of the page of the structure."""
@@ -304,13 +316,10 @@ def test_versions_install_on_the_oldest_python() -> None:
 
 def test_dependencies_of_the_package_are_pinned_within_their_range() -> None:
     pins = dict(line.split("==") for line in PINS)
-    needs = [
-        Requirement(n)
-        for n in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    ]
     assert [
-        str(need) for need in needs if not need.specifier.contains(pins.get(need.name, "0"))
+        str(need) for need in NEEDS if not need.specifier.contains(pins.get(need.name, "0"))
     ] == []
+    assert {need.name for need in NEEDS} >= {"torch", "jupyterlab", "kubernetes", "paramiko"}
 
 
 def test_no_page_sends_users_to_the_package_index_for_this_project() -> None:
@@ -542,19 +551,20 @@ def test_no_relative_link_is_dead_on_a_code_host() -> None:
 
 
 def test_the_extras_of_the_install_page_are_those_of_the_project() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     page = (ROOT / "docs" / "install.md").read_text()
     table = page.partition("| Extra |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `([\w-]+)` \|", table, flags=re.MULTILINE)) == set(
-        project["optional-dependencies"]
+        PROJECT["optional-dependencies"]
     )
     pins = dict(line.split("==") for line in PINS)
-    needs = {need.name: need for need in map(Requirement, project["dependencies"])}
+    needs = {need.name: need.specifier for need in NEEDS}
     table = page.partition("| Package | Tested version |")[2].partition("\n\n")[0]
-    rows = re.findall(r"^\| ([\w-]+) \| ([\d.]+) \| ([\d.]+) \|", table, flags=re.MULTILINE)
+    row = r"^\| ([\w-]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+|–) \|"
+    rows = re.findall(row, table, flags=re.MULTILINE)
     assert len(rows) == 7
-    for name, tested, least in rows:
-        assert (tested, f">={least}") == (pins[name.lower()], str(needs[name.lower()].specifier))
+    for name, tested, least, below in rows:
+        bounds = f">={least}" if below == "–" else f">={least},<{below}"
+        assert (tested, SpecifierSet(bounds)) == (pins[name.lower()], needs[name.lower()])
 
 
 def test_every_cause_of_a_failure_has_a_section_that_quotes_its_words() -> None:

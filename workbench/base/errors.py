@@ -115,6 +115,21 @@ def one_of(what: str, got: object, allowed: Iterable[str]) -> ConfigError:
     )
 
 
+def require_package(package: str, what: str, *, extra: str) -> None:
+    """Refuse work of this machine that needs a package of an extra. The package is not imported.
+
+    Raises:
+        ConfigError: The package is not installed.
+    """
+    from importlib.util import find_spec
+
+    if find_spec(package) is None:
+        raise ConfigError(
+            f"{what} needs {package}, which is not installed here. Install this project with its "
+            f"extra {extra!r}"
+        )
+
+
 def suggests(what: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Make a function refuse unknown options with the nearest option's name, as records do."""
 

@@ -21,7 +21,7 @@ from workbench.base.child import (
     main_of,
     start,
 )
-from workbench.base.errors import DiskFull, RunError
+from workbench.base.errors import DiskFull, RunError, require_package
 from workbench.base.files import load_json, read_json
 from workbench.base.files.gate import check_regular, files_in
 from workbench.base.json_values import part
@@ -82,6 +82,7 @@ class ModelServer:
             return
         self.close()
         check_model(self._paths)
+        require_package("torch", "the model of a run", extra="worker")
         command = [*main_of(entries.ANSWERS), str(self._paths.model)]
         options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()

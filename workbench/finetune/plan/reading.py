@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.child import replies
-from workbench.base.errors import ConfigError, WorkbenchError, suggests
+from workbench.base.errors import ConfigError, WorkbenchError, require_package, suggests
 from workbench.base.shown import Shown
 from workbench.finetune.data.meant import Written
 from workbench.finetune.data.sources.convert import chosen
@@ -157,6 +157,7 @@ def _ask(job: FineTune, folder: Path, count: int, shown: int) -> Mapping[str, An
         "numbers": [number for number, taken in enumerate(sample) if taken],
         "shown": shown,
     }
+    require_package("torch", "a preview of the tokens", extra="worker")
     try:
         (answer,) = replies(
             entries.ROW_LOOK,

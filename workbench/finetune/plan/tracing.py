@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.child import replies
-from workbench.base.errors import WorkbenchError
+from workbench.base.errors import WorkbenchError, require_package
 from workbench.base.files import read_json, write_json
 from workbench.finetune.techniques.sizes import Moment, Parameters, Trace
 
@@ -104,6 +104,7 @@ def remember(request: Request, answer: Answer) -> dict[str, Answer]:
 
 
 def _ask(request: Request) -> Answer:
+    require_package("torch", "a plan for a model that was not traced before", extra="worker")
     try:
         (answer,) = replies(
             entries.TRACE,

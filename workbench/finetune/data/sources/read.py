@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TextIO
 
 from workbench.base import entries
 from workbench.base.child import replies
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, require_package
 from workbench.base.files import is_folder
 from workbench.base.json_values import parse_json
 from workbench.finetune.data.columns import possible_columns
@@ -136,6 +136,7 @@ def child_rows(
 
     This process imports no `datasets` and holds only one row.
     """
+    require_package("datasets", what, extra="worker")
     try:
         yield from replies(entries.ROW_STREAM, request=request, limit_s=limit_s)
     except ValueError as error:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workbench.base.errors import require_package
+
 PAD = "<pad>"
 END = "</s>"
 START = "<s>"
@@ -30,7 +32,11 @@ def train_tokenizer(
 
     Returns:
         The tokenizer as JSON of `tokenizers`.
+
+    Raises:
+        ConfigError: The package `tokenizers` is not installed here.
     """
+    require_package("tokenizers", "train_tokenizer", extra="worker")
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
