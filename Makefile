@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-gpu lint types doctests collect sentences bench chaos pictures notebooks docs docs-check options clean
+.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-gpu lint types doctests collect sentences bench chaos mutate test-matrix pictures notebooks docs docs-check options clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -147,6 +147,12 @@ bench: setup ## Measure our pieces beside the plain way, as ratios (some 17 minu
 chaos: setup ## Kill at random what a cluster is made of and count what comes of it (30 minutes; MINUTES=5 SEED=1 ONLY=pair PAIR="FAULT@PLACE,FAULT@PLACE")
 	@$(BIN)/python -m tools.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(PAIR),--pair "$(PAIR)")
+
+mutate: setup ## Change operators and constants in changed modules and list what no test notices (BASE=HEAD~1; ONLY="workbench/base/words.py")
+	@$(BIN)/python -m tools.mutate --base $(or $(BASE),HEAD~1) $(ONLY)
+
+test-matrix: setup ## Train and test with the lowest and the newest versions that pyproject.toml allows (ONLY=lowest TORCH=2.13.0+cpu)
+	@for which in $(or $(ONLY),lowest newest); do PYTHON=$(PYTHON) TORCH=$(TORCH) nice .ci/matrix $$which || exit 1; done
 
 pictures: setup ## Take the pictures of README and docs anew, of real runs in chromium (minutes)
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/browser/pictures.py

@@ -99,6 +99,43 @@ def test_events_do_not_crowd_out_what_a_rank_printed(tmp_path: Path) -> None:
     assert tail.lines[-1] == "said 29"
 
 
+def test_an_unfinished_line_behind_many_events_is_shown_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("said\n" + '@workbench {"kind": "step"}\n' * 9000 + "half")  # two windows
+    tail = LogTail(path)
+    tail.refresh()
+    assert tail.lines == ["said", "half"]
+
+
+def test_a_single_byte_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("1")
+    tail = LogTail(path)
+    assert tail.refresh()
+    assert tail.lines == ["1"]
+
+
+def test_the_last_lines_of_a_long_log_are_whole_and_as_many_as_there_are(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    paths.logs.mkdir()
+    paths.rank_log(0, "stdout").write_text("".join(f"{n} {'x' * 90}\n" for n in range(2000)))
+    paths.rank_log(0, "stderr").write_text("A\n")
+    # A window on the end of the file holds some 690 lines, of which the first is cut.
+    for most in [*range(650, 720), 1500]:
+        last = last_of_both(paths, 0, most)
+        assert [line.split(" ") for line in last[:-1]] == [
+            [str(n), "x" * 90] for n in range(2001 - most, 2000)
+        ]
+        assert last[-1] == "A"
+    assert len(last_of_both(paths, 0, 5000)) == 2001
+    assert len(last_of_both(paths, 0, None)) == 2001
+    with paths.rank_log(0, "stderr").open("r+b") as out:
+        out.truncate(10 << 30)  # a sparse file of 10 GiB
+        out.seek(0, 2)
+        out.write(b"\nthe end\n")
+    assert last_of_both(paths, 0, 1) == ["the end"]
+
+
 def test_both_streams_stand_in_the_order_of_their_turns_whole_lines_alone(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     paths.logs.mkdir()
