@@ -60,15 +60,14 @@ def outside(wheel: Path, home: Path, *, without: str = "") -> Run:
     install = ["install", "-q", "--no-deps", "--no-compile", str(wheel)]
     python = str(home / "bin" / "python")
     subprocess.run([*pip, "--python", python, *install], check=True, timeout=300)
-    # Links instead of the folder itself: neither this checkout nor a left-out package is there.
-    others = home / "others"
-    others.mkdir()
+    # The other packages lie beside it, as after `pip install`: neither this checkout, which a .pth
+    # file names, nor a package of the extra.
+    (packages,) = home.glob("lib/python*/site-packages")
     hidden = {entry for name in ("deepspeed-workbench", *extra(without)) for entry in tops(name)}
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if entry.suffix != ".pth" and entry.name not in hidden:
-            (others / entry.name).symlink_to(entry)
-    (packages,) = home.glob("lib/python*/site-packages")
-    (packages / "others.pth").write_text(f"{others}\n")
+        beside = packages / entry.name
+        if entry.suffix != ".pth" and entry.name not in hidden and not beside.exists():
+            beside.symlink_to(entry)
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def run(*argv: str) -> str:

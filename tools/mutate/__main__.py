@@ -3,6 +3,7 @@
 `make mutate` tries the modules that differ from a commit. Tests are collected once. One pass notes
 which test runs which line; then a forked child tries each mutant with the tests of its line, the
 quickest first, until one fails. Code outside of functions is not changed, as it has already run.
+Tests that start a process are left out: lines that they alone run have "no test".
 """
 
 from __future__ import annotations
@@ -138,10 +139,10 @@ class Trial:
             lines: dict[str, set[int]] = {path: set() for path in self._modules}
             began_s = time.perf_counter()
             with traced(lines):
-                ok = passes(item, [*items, None][number + 1])
-            if not ok:
+                outcomes = outcomes_of(item, [*items, None][number + 1])
+            if "failed" in outcomes:
                 failed.append(item.nodeid)
-            elif any(lines.values()):
+            elif "skipped" not in outcomes and any(lines.values()):
                 seen = {path: sorted(ran) for path, ran in lines.items()}
                 tests.append({"item": number, "s": time.perf_counter() - began_s, "lines": seen})
         return json.dumps({"tests": tests, "failed": failed})
@@ -178,7 +179,10 @@ class Trial:
             except ValueError:  # a function of the mutant closes over other variables
                 return UNSEEN
             following = [*items[1:], None]
-            return SURVIVED if all(map(passes, items, following)) else KILLED
+            failed = any(
+                "failed" in outcomes_of(*each) for each in zip(items, following, strict=True)
+            )
+            return KILLED if failed else SURVIVED
 
         try:
             # A child that ended without an answer was ended by its mutant.
@@ -187,10 +191,10 @@ class Trial:
             return TIMED_OUT
 
 
-def passes(item: pytest.Item, following: pytest.Item | None) -> bool:
+def outcomes_of(item: pytest.Item, following: pytest.Item | None) -> set[str]:
     """Run a test, and tear down all that the following one does not share."""
     after: Any = item.parent if following is None else following
-    return not any(report.failed for report in runtestprotocol(item, log=False, nextitem=after))
+    return {report.outcome for report in runtestprotocol(item, log=False, nextitem=after)}
 
 
 def forked(work: Callable[[], str], limit_s: float | None = None) -> str:

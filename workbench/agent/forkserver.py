@@ -13,11 +13,12 @@ import os
 import resource
 import select
 import signal
+import site
 import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,27 @@ def _import_package_of(line: socket.socket) -> str:
     for name in imported:
         del sys.modules[name]
     ours = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    rest = [path for path in sys.path if path not in ours]
-    packages = [path for path in package.split(os.pathsep) if path]
-    sys.path[:] = packages + rest
+    sites = [*site.getsitepackages(), site.getusersitepackages()]
+    sys.path[:] = import_path(sys.path, package, ours=ours, sites=sites)
     import_ours()
     return package
+
+
+def import_path(
+    paths: Sequence[str], package: str, *, ours: Sequence[str], sites: Sequence[str]
+) -> list[str]:
+    """Return the import path with another copy of this package instead of `ours`.
+
+    An installed package lies among all others: its folder stays, last, as Python itself has it.
+
+    Example:
+        >>> import_path(["/site", "/std"], "/sent.zip", ours=["/site"], sites=["/site"])
+        ['/sent.zip', '/std', '/site']
+    """
+    packages = [path for path in package.split(os.pathsep) if path]
+    rest = [path for path in paths if path not in ours]
+    installed = [path for path in sites if path in ours and path in paths]
+    return packages + rest + installed
 
 
 def _fork(

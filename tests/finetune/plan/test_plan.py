@@ -154,9 +154,6 @@ def test_loading_and_saving_are_in_the_verdict() -> None:
     )
 
 
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("fsdp", "shards"),
     [
