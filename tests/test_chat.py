@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("deepspeed")
-
 from tests.support.sentences import sentence
 from workbench import Cluster, FineTune, LocalPods, PodSpec
 from workbench.base.errors import ConfigError

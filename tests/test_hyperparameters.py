@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import optuna
 import pytest
 
 from workbench import Cluster
 from workbench.rundir.state import RunState
-
-optuna = pytest.importorskip("optuna")
 
 PAGE = Path(__file__).parents[1] / "docs" / "hyperparameters.md"
 

@@ -8,10 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("deepspeed")
-pytest.importorskip("trl")
-
 from methodruns import rows_of, write_rows
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, compare, history

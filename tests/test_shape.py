@@ -178,3 +178,10 @@ def test_methods_of_what_is_exported_say_what_they_do() -> None:
     assert [
         f"{owner.__name__}.{name}" for owner, name, member in members if not inspect.getdoc(member)
     ] == []
+
+
+def test_no_test_is_skipped_for_a_package_that_make_setup_installs() -> None:
+    """A broken environment must fail, and not leave out the trainer's tests."""
+    skip = "import" + "orskip"
+    tests = PACKAGE.parent / "tests"
+    assert [str(path) for path in tests.rglob("*.py") if skip in path.read_text()] == []

@@ -3,11 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-
-from workbench.agent.rank.records import memory, write_done, write_error  # torch first
+from workbench.agent.rank.records import memory, write_done, write_error
 
 
 def test_an_error_record_carries_the_traceback_of_the_place(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from playwright import sync_api
 from poll import until
 
 from tests.fakes.jupyterserver import Server, start_server
@@ -37,11 +38,6 @@ SETTINGS = {
     },
     "docmanager-extension/plugin": {"autosave": False},
 }
-
-
-def sync_api() -> Any:
-    """Playwright, or a skip where it is not installed."""
-    return pytest.importorskip("playwright.sync_api")
 
 
 def notebook(*cells: str) -> dict[str, Any]:
@@ -75,7 +71,7 @@ class Book:
         try:
             self.wait_idle(30)
         except (
-            sync_api().TimeoutError
+            sync_api.TimeoutError
         ):  # seen once: JupyterLab, just started, never said what the kernel does
             page.reload()
             page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
@@ -206,12 +202,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A window of Debian's Chromium, headless, that all pages share."""
-    playwright_api = sync_api()
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("needs chromium: sudo apt-get install chromium")
     ARTIFACTS.mkdir(exist_ok=True)
-    with playwright_api.sync_playwright() as playwright:
+    with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         # One for all pages: what JupyterLab consists of is read and compiled once.
         context = browser.new_context(viewport={"width": 1280, "height": 800})

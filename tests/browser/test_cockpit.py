@@ -9,6 +9,7 @@ from typing import Any
 
 import nbformat
 import pytest
+from playwright.sync_api import expect
 from poll import until
 
 from tests.browser.conftest import notebook
@@ -208,7 +209,6 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     page = open_book(lab.add(book, "00_quickstart.ipynb"))
     page.run_all()
     # JupyterLab goes to the last cell: what happens is to be seen from there.
-    expect = pytest.importorskip("playwright.sync_api").expect
     for words in ("127.0.0.2", "start, "):
         expect(page.output(panel).get_by_text(words).first).to_be_in_viewport(timeout=120_000)
     steps = moving_steps(page, panel, 3, 180)

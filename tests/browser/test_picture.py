@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Error
 from poll import until
 
 from tests.browser.conftest import notebook
@@ -67,9 +68,7 @@ def answers_under_the_pointer(cell: Any) -> None:
     plot = cell.locator("svg.wb-plot").first
 
     def is_reached() -> bool:
-        with contextlib.suppress(
-            pytest.importorskip("playwright.sync_api").Error
-        ):  # it was drawn anew meanwhile
+        with contextlib.suppress(Error):  # it was drawn anew meanwhile
             plot.scroll_into_view_if_needed()
             plot.hover()
             return True

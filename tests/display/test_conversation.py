@@ -58,7 +58,6 @@ def test_each_model_goes_on_from_its_own_answers() -> None:
 
 
 def test_what_is_entered_is_answered_below_the_field_and_a_failure_is_shown_there() -> None:
-    pytest.importorskip("ipywidgets")
     models = Models()
     talk = Conversation(["one"], models.ask)
     models.goes_on.clear()

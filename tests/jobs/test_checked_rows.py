@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.job.checked_rows import checked_rows

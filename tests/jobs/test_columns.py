@@ -44,14 +44,15 @@ def as_csv(path: Path, rows: Rows) -> None:
 
 
 def as_parquet(path: Path, rows: Rows) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
+    import pyarrow
     from pyarrow import parquet
 
     parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
 
 
 def as_saved(path: Path, rows: Rows) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     datasets.Dataset.from_list(list(rows)).save_to_disk(str(path))
 
 
@@ -84,7 +85,6 @@ def test_paths_and_templates_read_the_same_of_every_format(tmp_path: Path, name:
 
 
 def test_parts_of_a_mix_and_a_folder_for_the_hub_have_paths_too(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
     repository = tmp_path / "repository"
     repository.mkdir()
     as_lines(repository / "train.jsonl", SQUAD)
@@ -100,8 +100,6 @@ def test_parts_of_a_mix_and_a_folder_for_the_hub_have_paths_too(tmp_path: Path) 
 
 
 def test_the_pods_read_paths_and_shares_of_the_hub_alike(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
-    pytest.importorskip("torch")
     from workbench.finetune.data.training.rows import load
 
     repository = tmp_path / "repository"

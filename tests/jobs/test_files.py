@@ -94,7 +94,8 @@ def test_turns_of_a_chat_stand_in_a_table_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_parquet_and_saved_datasets_are_the_same_bytes_as_lines(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     table = datasets.Dataset.from_list(
         [{**row, "score": float("nan"), "at": b"\xff"} for row in ROWS]
     )
@@ -391,7 +392,6 @@ def test_a_record_is_read_back(tmp_path: Path) -> None:
 def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip("datasets")
     folder = tmp_path / "repository"
     folder.mkdir()
     write_text(folder / "train.csv", ROWS)
@@ -430,7 +430,6 @@ def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(
 def test_a_dataset_of_the_hub_is_asked_over_http_before_a_run_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("datasets")
     for name in (
         "HF_HUB_OFFLINE",
         "HF_DATASETS_OFFLINE",
@@ -503,7 +502,8 @@ def test_a_hub_that_cannot_be_reached_from_here_is_left_to_the_pods(
 
 @pytest.mark.long
 def test_the_same_rows_in_four_formats_give_the_same_losses_to_the_digit(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     rows = [{"article": row.source, "highlights": row.target} for row in mini_rows(0, 60)]
     plans = []
     for end in ("jsonl", "json", "csv", "parquet"):

@@ -30,7 +30,9 @@ TURNS = [*CHAT, {"role": "user", "content": "1+1?"}, {"role": "assistant", "cont
 def write(path: Path, rows: Rows) -> Path:
     """Write rows in the format that the end of the name says; a CSV file has lists as JSON."""
     if path.suffix == ".parquet":
-        pytest.importorskip("datasets").Dataset.from_list(list(rows)).to_parquet(path)
+        from datasets import Dataset
+
+        Dataset.from_list(list(rows)).to_parquet(path)
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows))
     elif path.suffix == ".csv":

@@ -96,7 +96,8 @@ def test_openmpi_form() -> None:
 
 
 def test_deepspeeds_own_parser_agrees() -> None:
-    runner = pytest.importorskip("deepspeed.launcher.runner")
+    from deepspeed.launcher import runner
+
     hosts = Hostfile.parse(OPENMPI)
     pool = runner._parse_hostfile(str(hosts).splitlines(keepends=True))
     assert list(pool.items()) == [(e.address, e.slots) for e in hosts.entries]

@@ -79,8 +79,6 @@ FAILS = {
 
 @pytest.mark.slow
 def test_a_failing_reward_ends_the_run_and_loses_no_finished_step(tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed")
-    pytest.importorskip("trl")
     from forkedruns import Plan
 
     plan = Plan(tmp_path)

@@ -7,11 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-
-pytest.importorskip("deepspeed")
-pytest.importorskip("trl")
-
-# deepspeed and trl first: without them nothing runs
 from forkedruns import Plan, Ran, run_all
 from methodruns import rows_of, write_prepared
 

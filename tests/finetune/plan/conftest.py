@@ -29,7 +29,6 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def tracer() -> Iterator[Callable[[Request], Answer]]:
-    pytest.importorskip("transformers")
     env = child_environment(**HELPER)
     argv = [sys.executable, "-P", "-W", "ignore", "-c", TRACER]
     with subprocess.Popen(

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("deepspeed")
-
 from workbench.finetune.data.sql.mini import mini_rows
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
-from workbench.finetune.plan.plan import predict  # deepspeed first: without it nothing runs
+from workbench.finetune.plan.plan import predict
 from workbench.finetune.plan.setting import arithmetic_of, request_of
 from workbench.finetune.plan.tracing import remember
 

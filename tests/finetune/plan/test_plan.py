@@ -44,7 +44,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def big(cache: Path) -> PlanTable:
-    pytest.importorskip("transformers")
     return plan(FineTune(model="t5-3b", technique="zero1", **WALK), pods=3, gpu_memory_gib=40)  # type: ignore[arg-type]
 
 

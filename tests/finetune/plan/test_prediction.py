@@ -226,7 +226,6 @@ def test_why_nothing_is_predicted_is_kept(paths: RunPaths, monkeypatch: pytest.M
 @pytest.mark.long
 @pytest.mark.slow
 def test_where_no_pod_can_answer_a_process_here_does(paths: RunPaths) -> None:
-    pytest.importorskip("transformers")
     begin(JOB, PodSpec(memory_gib=0.4), paths)
     inquiry_thread = PredictionInquiry(Pod({"state": "none"}), "r", paths)  # type: ignore[arg-type]
     inquiry_thread.start()

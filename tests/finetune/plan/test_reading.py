@@ -195,7 +195,7 @@ def test_text_and_html_state_the_same() -> None:
 def test_the_lengths_of_batches_are_those_of_99_in_100(
     causal: bool, found: tuple[int, int]
 ) -> None:
-    look = pytest.importorskip("workbench.finetune.model.look")
+    from workbench.finetune.model import look
 
     class Rows:
         """An encoder: the rows are given as their lengths."""

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from tests.support.sentences import says
 from workbench.finetune.plan.trace.trace import (
     trace,
-)  # transformers first: without it there is nothing to test
+)
 
 pytestmark = pytest.mark.slow
 

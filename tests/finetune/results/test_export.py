@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from huggingface_hub import ModelCard, constants
 from safetensors.torch import load_file

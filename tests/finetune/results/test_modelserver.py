@@ -14,9 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("torch")
-
 from poll import until
 
 from tests.support.sentences import sentence

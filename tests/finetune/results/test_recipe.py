@@ -363,11 +363,11 @@ def test_the_recipe_trains_with_the_options_of_the_run(
     options: Mapping[str, object],
     deepspeed: object,
 ) -> None:
-    settings = pytest.importorskip("workbench.finetune.train.settings")
-    accelerate, transformers = (
-        pytest.importorskip("accelerate"),
-        pytest.importorskip("transformers"),
-    )
+    import accelerate
+    import transformers
+
+    from workbench.finetune.train import settings
+
     known = transformers.Seq2SeqTrainingArguments.__dataclass_fields__
     defaults = {name: field.default for name, field in known.items()}
 

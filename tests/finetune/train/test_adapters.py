@@ -10,9 +10,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
 import torch
 from forkedruns import Plan, Ran
 from safetensors.torch import load_file

@@ -4,10 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("transformers")
-
-import torch  # transformers first: without it there is nothing to test
+import torch
 from torch import nn
 
 from tests.support.sentences import says, sentence

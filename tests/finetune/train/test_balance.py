@@ -8,9 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
 import torch
 from forkedruns import Plan, Ran
 from transformers import AutoModelForCausalLM

@@ -6,9 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
 from forkedruns import Plan, Ran
 from safetensors.numpy import load_file
 

@@ -7,9 +7,6 @@ import math
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
 import torch
 from forkedruns import Plan, Ran
 from transformers import AutoModelForCausalLM, AutoTokenizer

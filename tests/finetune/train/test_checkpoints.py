@@ -9,10 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
-import torch  # deepspeed first: without it nothing runs
+import torch
 from forkedruns import Plan, Ran
 
 from tests.fakes.smalldisk import small_disk

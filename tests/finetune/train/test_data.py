@@ -8,15 +8,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from tests.support.sentences import sentence  # noqa: E402
-from workbench.base.errors import ConfigError  # noqa: E402  # torch first: without it there is nothing to test
-from workbench.finetune.data.training.rows import Rows, load  # noqa: E402
-from workbench.finetune.methods.registry import method_of  # noqa: E402
-from workbench.finetune.options.choices import ROW_ORDER  # noqa: E402
-from workbench.finetune.recipe.order import GlobalBatchSampler, eval_batches, pad  # noqa: E402
+from tests.support.sentences import sentence
+from workbench.base.errors import ConfigError
+from workbench.finetune.data.training.rows import Rows, load
+from workbench.finetune.methods.registry import method_of
+from workbench.finetune.options.choices import ROW_ORDER
+from workbench.finetune.recipe.order import GlobalBatchSampler, eval_batches, pad
 
 
 def samplers_of(
@@ -168,9 +167,8 @@ def test_the_order_of_earlier_runs_and_of_large_global_batches_is_what_it_was() 
 
 
 def test_the_order_is_of_one_version_for_jobs_and_for_the_script_of_a_run_card() -> None:
-    standalone = pytest.importorskip(
-        "workbench.finetune.recipe.standalone", reason="transformers or accelerate is missing"
-    )
+    from workbench.finetune.recipe import standalone
+
     assert standalone.Repetition.order == ROW_ORDER
     default = inspect.signature(GlobalBatchSampler).parameters["order"].default
     assert default == ROW_ORDER
@@ -267,7 +265,6 @@ def test_nothing_to_train_on_is_refused(tmp_path: Path, content: str | None) -> 
 def test_a_hub_dataset_is_loaded_by_datasets_and_its_rows_are_made_examples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("datasets")
     table = {
         "id": "1-1",
         "header": ["Round", "Circuit"],
@@ -303,7 +300,6 @@ def test_a_hub_dataset_is_loaded_by_datasets_and_its_rows_are_made_examples(
 def test_of_a_hub_dataset_the_ranks_name_what_they_do_not_read_and_count_empty_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "repository"
     folder.mkdir()
@@ -335,7 +331,6 @@ def test_of_a_hub_dataset_the_ranks_name_what_they_do_not_read_and_count_empty_a
 def test_a_late_refusal_says_that_the_look_at_the_hub_was_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("datasets")
     from workbench.finetune.train.main import load_rows
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))

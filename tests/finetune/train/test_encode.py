@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers")
-
-import torch  # transformers first: without it there is nothing to test
+import torch
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError

@@ -7,8 +7,6 @@ import math
 import numpy
 import pytest
 
-pytest.importorskip("deepspeed")
-
 from tests.support.sentences import sentence
 from workbench.agent.rank.collectives import FailedAlike, alike
 from workbench.base.errors import ConfigError

@@ -7,9 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
 import torch
 from forkedruns import Plan, Ran
 from safetensors.torch import load_file

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("transformers")
-
-import torch  # transformers first: without it there is nothing to test
+import torch
 
 from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune

@@ -6,10 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
-import torch  # deepspeed first: without it nothing runs
+import torch
 import torch.distributed as dist
 from forkedruns import Plan, Ran
 from measured import MEASURED

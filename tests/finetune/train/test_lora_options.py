@@ -6,10 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
-# deepspeed first: without it nothing runs
 import torch
 from forkedruns import LENGTH, Plan, Ran
 from safetensors.torch import load_file

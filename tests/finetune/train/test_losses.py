@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
-import torch  # deepspeed first: without it nothing runs
+import torch
 from forkedruns import Plan, Ran
 
 from tests.support.sentences import sentence

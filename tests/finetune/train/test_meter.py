@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from tests.support.sentences import says
 from workbench.finetune.recipe.order import (
     pad,
-)  # torch and transformers first: without them there is nothing to test
+)
 from workbench.finetune.train.measure.meter import StepMeter, tokens_of
 from workbench.finetune.train.measure.traffic import Sent, Traffic, addresses, read_sent, unseen
 

@@ -4,10 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("transformers")
-
-import torch  # transformers first: without it there is nothing to test
+import torch
 
 from workbench.finetune.data.rows import Example
 from workbench.finetune.model import load as model

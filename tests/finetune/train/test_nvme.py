@@ -17,8 +17,6 @@ import pytest
 from forkedruns import Plan, Ran
 from poll import until
 
-pytest.importorskip("deepspeed")
-
 from tests.support.sentences import says
 from workbench.finetune.techniques.zero.nvme import folders
 

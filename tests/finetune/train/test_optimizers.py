@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
-import torch  # deepspeed first: without it nothing runs
+import torch
 from forkedruns import GLOBAL_BATCH, STEPS, Plan, Ran
 from transformers import (
     AutoModelForCausalLM,

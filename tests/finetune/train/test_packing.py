@@ -8,10 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
-# deepspeed first: without it nothing runs
 import torch
 from forkedruns import LENGTH, Plan
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
-import torch  # deepspeed first: without it nothing runs
+import torch
 from forkedruns import LENGTH, Plan, Ran
 from measured import MEASURED
 

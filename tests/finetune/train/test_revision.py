@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
-# torch first: without it there is nothing to test
 from workbench.base.errors import ConfigError
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.export.folder import start_lines

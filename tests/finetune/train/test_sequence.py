@@ -8,9 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
 from forkedruns import Plan, Ran
 
 from workbench.finetune.data.rows import Example

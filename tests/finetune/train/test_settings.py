@@ -5,12 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("transformers")
-
 from transformers.training_args import (
     OptimizerNames,
-)  # transformers first: without it there is nothing to test
+)
 
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Optimizer

@@ -6,12 +6,9 @@ import json
 import math
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
 import torch
 import torch.distributed as dist
-from forkedruns import Plan, Ran  # deepspeed first: without it nothing runs
+from forkedruns import Plan, Ran
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -5,9 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
 import torch
 from forkedruns import Plan, Ran
 from safetensors.torch import load_file

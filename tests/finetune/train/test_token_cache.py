@@ -9,18 +9,14 @@ import re
 from pathlib import Path
 
 import pytest
+from forkedruns import LENGTH, Plan, Ran
 
-torch = pytest.importorskip("torch")
-
-# torch first: without it there is nothing to test
-from forkedruns import LENGTH, Plan, Ran  # noqa: E402
-
-from workbench.finetune.data.rows import Example  # noqa: E402
-from workbench.finetune.data.training import token_cache  # noqa: E402
-from workbench.finetune.data.training.rows import content_digest, load  # noqa: E402
-from workbench.finetune.data.training.token_cache import kept_rows  # noqa: E402
-from workbench.finetune.data.training.tokens import TokenRows, packed  # noqa: E402
-from workbench.finetune.model.text import encode  # noqa: E402
+from workbench.finetune.data.rows import Example
+from workbench.finetune.data.training import token_cache
+from workbench.finetune.data.training.rows import content_digest, load
+from workbench.finetune.data.training.token_cache import kept_rows
+from workbench.finetune.data.training.tokens import TokenRows, packed
+from workbench.finetune.model.text import encode
 
 ROWS = [{"input_ids": list(range(n + 1)), "labels": [-100] * n + [7 + n]} for n in range(5)]
 

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from workbench.finetune.data.rows import Example  # noqa: E402  # torch first: without it there is nothing to test
-from workbench.finetune.data.training.tokens import TokenRows, packed, shared_rows  # noqa: E402
+from workbench.finetune.data.rows import Example
+from workbench.finetune.data.training.tokens import TokenRows, packed, shared_rows
 
 ROWS = [{"input_ids": list(range(n + 1)), "labels": [-100] * n + [70_000 + n]} for n in range(5)]
 

@@ -6,10 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
-# torch first: without it there is nothing to test
 from forkedruns import LENGTH, Plan
 
 from workbench.base.errors import ConfigError
@@ -28,7 +24,8 @@ REFUSED = {
 
 
 def test_the_trackers_are_those_of_transformers() -> None:
-    integrations = pytest.importorskip("transformers.integrations.integration_utils")
+    from transformers.integrations import integration_utils as integrations
+
     assert {*TRACKERS, *REFUSED} == set(integrations.INTEGRATION_TO_CALLBACK)
     assert not {*TRACKERS} & {*REFUSED}
 

@@ -10,10 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
-# deepspeed first: without it nothing runs
 from forkedruns import (
     GLOBAL_BATCH,
     LENGTH,

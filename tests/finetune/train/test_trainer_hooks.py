@@ -9,9 +9,6 @@ import textwrap
 from dataclasses import dataclass
 
 import pytest
-
-pytest.importorskip("transformers")
-
 from transformers import Trainer
 
 from workbench.finetune.train import trainer as ours

@@ -8,11 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("deepspeed")
-pytest.importorskip("trl")
-
-# deepspeed and trl first: without them nothing runs
 import torch
 import trl
 from datasets import Dataset

@@ -6,10 +6,6 @@ from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("deepspeed")
-
-# deepspeed first: without it nothing runs
 import torch
 from forkedruns import LENGTH, Plan, Ran
 from transformers import Seq2SeqTrainingArguments
