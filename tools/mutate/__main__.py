@@ -24,6 +24,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, NoReturn
@@ -121,25 +122,36 @@ class Trial:
             print("the tests cannot be collected; run them with pytest first")
             self.failed = True
             return True
-        answer = forked(lambda: self._watched(session.items))
-        watched = json.loads(answer or "{}")
-        if not watched:
-            raise RuntimeError("the tests could not be watched; run them with pytest first")
-        if watched["failed"]:
-            print(f"left out, because they fail without a change: {watched['failed']}")
-        self._tests = sorted(watched["tests"], key=lambda test: float(test["s"]))
+        # A child for each file: a test that ends its process costs no other file.
+        files: dict[Path, list[int]] = {}
+        for number, item in enumerate(session.items):
+            files.setdefault(item.path, []).append(number)
+        failed = []
+        for file, numbers in files.items():
+            answer = forked(partial(self._watched, session.items, numbers))
+            watched = json.loads(answer or json.dumps({"tests": [], "failed": [file.name]}))
+            self._tests += watched["tests"]
+            failed += watched["failed"]
+        if failed:
+            print(
+                f"left out, because they fail or end their process without a change: {failed}",
+                flush=True,
+            )
+        self._tests.sort(key=lambda test: float(test["s"]))
         for path, module in self._modules.items():
             self._try(session.items, path, module)
         return True
 
-    def _watched(self, items: Sequence[pytest.Item]) -> str:
-        """Run all tests; return the seconds and the lines of each that runs any line."""
+    def _watched(self, items: Sequence[pytest.Item], numbers: Sequence[int]) -> str:
+        """Run some tests; return the seconds and the lines of each that runs any line."""
         tests, failed = [], []
-        for number, item in enumerate(items):
+        for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+            item = items[number]
+            after = None if following is None else items[following]
             lines: dict[str, set[int]] = {path: set() for path in self._modules}
             began_s = time.perf_counter()
             with traced(lines):
-                outcomes = outcomes_of(item, [*items, None][number + 1])
+                outcomes = outcomes_of(item, after)
             if "failed" in outcomes:
                 failed.append(item.nodeid)
             elif "skipped" not in outcomes and any(lines.values()):
