@@ -83,7 +83,8 @@ def refused(
 
 
 @pytest.mark.parametrize(
-    ("verb", "resource"), [("create", "secrets"), ("watch", "pods"), ("get", "pods/log")]
+    ("verb", "resource"),
+    [("list", "pods"), ("create", "secrets"), ("watch", "pods"), ("get", "pods/log")],
 )
 def test_what_the_role_forbids_is_named(
     place: KubernetesPlace, context: LaunchContext, verb: str, resource: str
@@ -218,8 +219,9 @@ def test_a_server_that_is_not_there_is_named(
     monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
     with pytest.raises(
         BackendError, match=sentence("pods.api._once.kubernetes-api-server", "http://127.0.0.1")
-    ):
+    ) as caught:
         place.backend().launch(PodSpec(), 1, context)
+    assert "waits longer" not in str(caught.value), "a longer wait mends no refused connection"
 
 
 def test_a_server_that_accepts_and_never_answers_names_the_option(

@@ -242,7 +242,7 @@ class KubeApi:
     def _once(
         self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Any:
-        from urllib3.exceptions import HTTPError, MaxRetryError
+        from urllib3.exceptions import HTTPError, MaxRetryError, NewConnectionError
         from urllib3.exceptions import TimeoutError as TooSlow
 
         try:
@@ -252,7 +252,9 @@ class KubeApi:
         except (HTTPError, OSError) as error:
             cause = error.reason if isinstance(error, MaxRetryError) else error
             advice = ""
-            if isinstance(cause, TooSlow | TimeoutError):
+            # urllib3 counts a refused connection as a time-out, but no wait helps there.
+            slow = isinstance(cause, TooSlow | TimeoutError)
+            if slow and not isinstance(cause, NewConnectionError):
                 longer_s = _ANSWER * self._timeout_s[0]
                 advice = f"; KubernetesPods(…, connect_timeout_s={longer_s:g}) waits longer"
             raise ApiRefusal(

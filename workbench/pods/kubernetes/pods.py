@@ -202,10 +202,11 @@ class KubernetesPods(KubernetesOptions, Place):
             lease_s=context.lease_s + _MARGIN_S,
             wait_s=self.pull_timeout_s + context.timeout_s + _MARGIN_S,
         )
+        # A server that refuses this first call has made nothing, so no record may name it.
+        self._sweep(api)
         record = {"base": base, "namespace": api.namespace, "server": api.host}
         self._record = note_of(context.directory, RECORD)
         write_note(context.directory, RECORD, record)
-        self._sweep(api)
         forward = self.reach == "port-forward" or (self.reach == "auto" and not api.in_cluster)
         return Session(api, objects, context, forward)
 
