@@ -139,7 +139,7 @@ class Kubelet:
                 for task in self._tasks:
                     task.cancel()
                 for pod in self.pods.values():
-                    _kill(pod)
+                    kill(pod)
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     def read_log(self, name: str) -> str | None:
@@ -151,7 +151,7 @@ class Kubelet:
         """End a pod's processes and let its status say why."""
         pod = self._by_host(host)
         pod.ended = status
-        await asyncio.to_thread(_kill, pod)
+        await asyncio.to_thread(kill, pod)
 
     async def condition(self, host: str, **condition: str) -> None:
         """Give a pod one more condition, the first."""
@@ -222,7 +222,7 @@ class Kubelet:
             await pod.deleting.wait()
         finally:
             await asyncio.to_thread(_terminate, pod)
-            await asyncio.to_thread(_kill, pod)
+            await asyncio.to_thread(kill, pod)
             if pod.root:
                 shutil.rmtree(pod.root, ignore_errors=True)
         if (
@@ -233,8 +233,16 @@ class Kubelet:
             )
             await self._patch(pod, {"status": {"phase": "Succeeded", "containerStatuses": [ended]}})
             await asyncio.sleep(self.going_s)
+        await self._let_go(pod)
+
+    async def _let_go(self, pod: Running) -> None:
+        """Have the server forget a pod whose processes have ended, and all that it owned."""
         await self._patch(pod, {"metadata": {"finalizers": []}})
         await self._collect(pod.manifest["metadata"]["uid"])
+
+    async def _bind(self, pod: Running) -> None:
+        """Be the scheduler: note the node."""
+        await self._patch(pod, {"spec": {"nodeName": NODE}})
 
     async def _stay_pending(self, pod: Running, words: str, reason: str) -> None:
         condition = {
@@ -301,7 +309,7 @@ class Kubelet:
                 message = f'exec: "{program}": {error.strerror}'
                 await self._wait_for_ever(pod, "RunContainerError", message)
                 return
-        await self._patch(pod, {"spec": {"nodeName": NODE}})
+        await self._bind(pod)
         running = {"phase": "Running", "podIP": pod.address, "startTime": _now()}
         status = _container_status(running={"startedAt": _now()})
         ready = _condition("Ready", False, "ContainersNotReady")
@@ -411,7 +419,8 @@ class Kubelet:
             folders[volume["name"]] = folder
             if "secret" in volume:
                 while (data := await self._secret(pod, volume["secret"]["secretName"])) is None:
-                    missing = f'object "lab"/"{volume["secret"]["secretName"]}" not registered'
+                    space = pod.manifest["metadata"]["namespace"]
+                    missing = f'object "{space}"/"{volume["secret"]["secretName"]}" not registered'
                     await self._event(
                         pod,
                         "FailedMount",
@@ -450,8 +459,9 @@ class Kubelet:
     async def _config_map(self, pod: Running, volume: str, name: str) -> bool:
         """Wait until a ConfigMap is there, with an Event meanwhile; False if the pod is deleted."""
         words = f'MountVolume.SetUp failed for volume "{volume}" : configmap "{name}" not found'
+        path = f"/api/v1/namespaces/{pod.manifest['metadata']['namespace']}/configmaps"
         while not pod.deleting.is_set():
-            async with self._session.get(f"/api/v1/namespaces/lab/configmaps/{name}") as response:
+            async with self._session.get(f"{path}/{name}") as response:
                 if response.status == 200:
                     return True
             await self._event(pod, "FailedMount", words)
@@ -472,7 +482,8 @@ class Kubelet:
         if data is None:
             return f'secret "{source["name"]}" not found', ""
         if source["key"] not in data:
-            return f"couldn't find key {source['key']} in Secret lab/{source['name']}", ""
+            space = pod.manifest["metadata"]["namespace"]
+            return f"couldn't find key {source['key']} in Secret {space}/{source['name']}", ""
         return "", base64.b64decode(data[source["key"]]).decode()
 
     async def _patch(self, pod: Running, patch: dict[str, Any]) -> None:
@@ -485,7 +496,10 @@ class Kubelet:
         metadata = pod.manifest["metadata"]
         event = {
             "metadata": {"name": f"{metadata['name']}.{reason.lower()}"},
-            "involvedObject": {"kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]},
+            "involvedObject": {
+                "kind": "Pod",
+                **{name: metadata[name] for name in ("namespace", "name", "uid")},
+            },
             "type": kind,
             "lastTimestamp": _now(),
             "reason": reason,
@@ -527,7 +541,7 @@ def _terminate(pod: Running) -> None:
             pod.process.wait(1.0)
 
 
-def _kill(pod: Running) -> None:
+def kill(pod: Running) -> None:
     """End every process of a pod at once, as the end of its container does."""
     if pod.process is not None:
         with contextlib.suppress(ProcessLookupError):

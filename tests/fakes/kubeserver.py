@@ -199,28 +199,37 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         pod = next((item for item in self.live() if item["metadata"]["name"] == name), None)
         if pod is None:
             return refused(404, f'pods "{name}" not found')
-        port = int(raw_request.query["ports"])
-        channel = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
-        await channel.prepare(raw_request)
-        for number in (0, 1):
-            await channel.send_bytes(bytes([number]) + port.to_bytes(2, "little"))
-        try:
-            reader, writer = await asyncio.open_connection(pod["status"]["podIP"], port)
-        except (OSError, KeyError) as error:
-            await channel.send_bytes(
-                b"\x01" + f"error forwarding port {port} to pod {name}: {error}".encode()
-            )
-            await channel.close()
-            return channel
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        back = asyncio.create_task(_copy_back(reader, channel))
-        async for message in channel:
-            if message.type == WSMsgType.BINARY and message.data[0] == 0:
-                writer.write(message.data[1:])
-                await writer.drain()
-        writer.close()
-        back.cancel()
+        address = pod.get("status", {}).get("podIP", "")
+        return await forward(raw_request, name, address, int(raw_request.query["ports"]))
+
+
+async def forward(
+    raw_request: web.BaseRequest, name: str, address: str, port: int
+) -> web.StreamResponse:
+    """Carry a port of a pod over a WebSocket, as a kubelet does."""
+    channel = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+    await channel.prepare(raw_request)
+    for number in (0, 1):
+        await channel.send_bytes(bytes([number]) + port.to_bytes(2, "little"))
+    try:
+        if not address:
+            raise OSError("the pod has no address")
+        reader, writer = await asyncio.open_connection(address, port)
+    except OSError as error:
+        await channel.send_bytes(
+            b"\x01" + f"error forwarding port {port} to pod {name}: {error}".encode()
+        )
+        await channel.close()
         return channel
+    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    back = asyncio.create_task(_copy_back(reader, channel))
+    async for message in channel:
+        if message.type == WSMsgType.BINARY and message.data[0] == 0:
+            writer.write(message.data[1:])
+            await writer.drain()
+    writer.close()
+    back.cancel()
+    return channel
 
 
 async def _copy_back(reader: asyncio.StreamReader, channel: web.WebSocketResponse) -> None:
