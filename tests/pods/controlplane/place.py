@@ -1,0 +1,118 @@
+"""The real control plane as a place for tests, with one node of the tests' own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from tests.fakes.kubelet import NODE, left_below
+from tests.fakes.sshhosts import apart
+from tests.pods.controlplane.server import ControlPlane, control_plane
+from tests.poll import until
+from workbench.pods.kubernetes.pods import KubernetesPods
+from workbench.pods.pod import LaunchContext
+
+if TYPE_CHECKING:
+    from tests.pods.controlplane.node import RealKubelet
+
+_COLLECTED_S = 90.0
+"""The collector is back some time after a server that was killed; else it takes a second."""
+MANAGED = "app.kubernetes.io%2Fmanaged-by%3Ddeepspeed-workbench"
+
+
+class RealKubernetesPlace:
+    """The session's server, a node for this test, and a user with the shipped service account."""
+
+    owns_daemons = True
+    launchers = ("ssh",)
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.kubeconfig = folder / "kubeconfig"
+        self._hidden = [folder.parent / name for name in ("cluster", "runs")]
+        self.plane: ControlPlane
+        self.kubelet: RealKubelet
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+
+    def __enter__(self) -> Self:
+        self.plane = control_plane()
+        self._thread.start()
+        token = self.plane.account_token()
+        self.kubeconfig.write_text(json.dumps(self.plane.kubeconfig(token)))
+        self.do(self._start())
+        until(self._node_takes_pods, 60, every_s=0.1)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.kubelet.silent = False
+        for kind in ("pods", "secrets", "services", "persistentvolumeclaims"):
+            for item in self.plane.items(kind, labelSelector=MANAGED):
+                self.plane.delete(kind, item["metadata"]["name"])
+        until(lambda: not self.plane.items("pods"), 60, every_s=0.1)
+        self.do(self._stop())
+        self.plane.ask("DELETE", f"/api/v1/nodes/{NODE}")
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+        until(lambda: not left_below(str(self.kubelet.folder)), 60)
+
+    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run something on the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    def backend(self, **options: Any) -> KubernetesPods:
+        given = {"image": "example.org/worker:1", "kubeconfig": str(self.kubeconfig), **options}
+        return KubernetesPods(**given)
+
+    def left(self, context: LaunchContext) -> list[str]:
+        """List our objects, once the garbage collector has had its time."""
+        deadline = time.monotonic() + _COLLECTED_S
+        while (left := self.seen()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
+
+    def seen(self) -> list[str]:
+        """List our objects as they are now."""
+        kinds = {
+            "pods": "Pod",
+            "secrets": "Secret",
+            "services": "Service",
+            "persistentvolumeclaims": "PersistentVolumeClaim",
+        }
+        return [
+            f"{word} {item['metadata']['name']}"
+            for kind, word in kinds.items()
+            for item in self.plane.items(kind, labelSelector=MANAGED)
+        ]
+
+    def _node_takes_pods(self) -> bool:
+        for node in self.plane.ask("GET", "/api/v1/nodes")["items"]:
+            conditions = node["status"].get("conditions", ())
+            ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+            if node["metadata"]["name"] == NODE and ready:
+                return not node["spec"].get("taints")
+        return False
+
+    async def _start(self) -> None:
+        from tests.pods.controlplane.node import RealKubelet
+
+        session = {
+            name: value for name, value in os.environ.items() if name == "WORKBENCH_TEST_SESSION"
+        }
+        self.kubelet = RealKubelet(self.plane, session)
+        self.kubelet.apart, python = apart(self.kubelet.folder / "image", self._hidden)
+        self.kubelet.environment["PATH"] = (
+            f"{Path(python).parent}:{self.kubelet.environment['PATH']}"
+        )
+        self._node = asyncio.create_task(self.kubelet.run())
+
+    async def _stop(self) -> None:
+        self._node.cancel()
+        await asyncio.gather(self._node, return_exceptions=True)
