@@ -1,4 +1,7 @@
-"""The losses of every method equal those of TRL's own trainer with the same rows in order."""
+"""The losses of every method equal those of TRL's own trainer with the same rows in order.
+
+The losses on two ranks equal those of one rank, or those of TRL.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from workbench.finetune.recipe.order import GlobalBatchSampler
 
 STEPS, BATCH, ROWS, RATE = 10, 8, 48, 2e-3
 OTHERS = ("ddp", "zero1", "zero2", "zero3", "fsdp")
+TWO = ("ddp", "zero3")
 TRL = {
     "dpo": (trl.DPOConfig, trl.DPOTrainer),
     "kto": (trl.KTOConfig, trl.KTOTrainer),
@@ -34,6 +38,16 @@ ANSWERS, LONGEST = 4, 10
 REWARD = "def shared(completions, answer, **_):\n" + (
     "    return [len({*c} & {*a}) / 10 for c, a in zip(completions, answer)]\n"
 )
+# Every rank has random numbers of its own. Here an answer depends on its number in the group alone.
+CHOSEN = f"""
+import torch
+noise = -torch.empty({ANSWERS}, 4096).exponential_(generator=torch.Generator().manual_seed(0)).log()
+def chosen(probabilities, num_samples):
+    rows, words = probabilities.shape
+    own = noise[torch.arange(rows) % {ANSWERS}, :words]
+    return (probabilities.log() + own).argmax(1, keepdim=True)
+torch.multinomial = chosen
+"""
 PATIENCE_S = 1500
 pytestmark = [
     pytest.mark.slow,
@@ -42,6 +56,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),
 ]
 NAMES = [method.name for method in METHODS if method.uses_trl]
+BESIDE_DPO = [name for name in NAMES if name != "dpo"]
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +97,18 @@ def options(models: Mapping[str, Path], method: str) -> dict[str, Any]:
     }
 
 
+def add(plan: Plan, name: str, ranks: int, reward: str, **how: Any) -> None:
+    """Add a run; grpo's answers are judged by the function in `reward`."""
+    if how["method"] == "grpo":
+        how["rewards"] = ["reward.py:shared"]
+        how["method_options"] = {"num_generations": ANSWERS, "beta": 0.05}
+        how["max_target_length"] = LONGEST
+    plan.add(name, ranks, **how)
+    job = plan.root / name / "job.json"
+    sent = {"path": "reward.py", "function": "shared", "source": reward}
+    job.write_text(json.dumps({**json.loads(job.read_text()), "rewards": [sent]}))
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory, models: Mapping[str, Path]) -> dict[str, Ran]:
     """Do every method on one process."""
@@ -89,15 +116,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory, models: Mapping[str, Path]) ->
     for method in NAMES:
         plan = Plan(tmp_path_factory.mktemp(method))
         write_prepared(plan, method, train=ROWS)
-        how = options(models, method)
-        if method == "grpo":
-            how["rewards"] = ["reward.py:shared"]
-            how["method_options"] = {"num_generations": ANSWERS, "beta": 0.05}
-            how["max_target_length"] = LONGEST
-        plan.add(method, 1, technique="single", per_device_train_batch_size=BATCH, **how)
-        job = Path(str(plan.runs[0]["folder"])) / "job.json"
-        sent = {"path": "reward.py", "function": "shared", "source": REWARD}
-        job.write_text(json.dumps({**json.loads(job.read_text()), "rewards": [sent]}))
+        how = {"technique": "single", "per_device_train_batch_size": BATCH}
+        add(plan, method, 1, REWARD, **options(models, method), **how)
         plans.append(plan)
     done: dict[str, Ran] = {}
     for runs in run_all(*plans, timeout_s=PATIENCE_S):
@@ -119,6 +139,35 @@ def on_ranks(
     whole = {**how, "per_device_train_batch_size": BATCH}
     plan.add("lora", 1, technique="single", peft="lora", **whole)
     return plan.run(timeout_s=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def on_two(
+    tmp_path_factory: pytest.TempPathFactory, models: Mapping[str, Path]
+) -> dict[str, dict[str, Ran]]:
+    """Do the other methods on two ranks, and on one rank with the same rows in a step."""
+    plans = []
+    for method in BESIDE_DPO:
+        plan = Plan(tmp_path_factory.mktemp(f"{method}-two"))
+        write_prepared(plan, method, train=ROWS)
+        if method == "kto":
+            answer_alike(plan.root / "train.jsonl")
+        how = {**options(models, method), "per_device_train_batch_size": BATCH // 2}
+        whole = {"technique": "single", "per_device_train_batch_size": BATCH}
+        # TRL averages over the tokens of a micro-batch, so one rank needs the same micro-batches.
+        if method == "orpo":
+            whole = {"technique": "single", "gradient_accumulation_steps": 2}
+        add(plan, "alone", 1, REWARD + CHOSEN, **{**how, **whole})
+        for technique in TWO:
+            add(plan, technique, 2, REWARD + CHOSEN, **how, technique=technique)
+        plans.append(plan)
+    return dict(zip(BESIDE_DPO, run_all(*plans, timeout_s=PATIENCE_S), strict=True))
+
+
+def answer_alike(path: Path) -> None:
+    """Give all rows one answer: kto's divergence pairs a prompt with the answer of another row."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**row, "target": "SELECT name"}) + "\n" for row in rows))
 
 
 def in_order(rows: Sequence[Any], batch: int) -> list[Any]:
@@ -223,3 +272,15 @@ def test_adapters_have_the_base_as_reference_on_one_rank_and_under_zero3(
     # New adapters change nothing: the first loss of a pair is that of a coin.
     assert losses[0][0] == pytest.approx(torch.log(torch.tensor(2.0)).item(), abs=1e-6)
     assert len({round(loss, 4) for loss in losses[0]}) > 3
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("technique", TWO)
+@pytest.mark.parametrize("method", BESIDE_DPO)
+def test_losses_and_figures_on_two_ranks_equal_those_of_one_rank(
+    on_two: Mapping[str, Mapping[str, Ran]], method: str, technique: str
+) -> None:
+    alone = on_two[method]["alone"].data("step")
+    held(on_two[method][technique], alone, method_of(method).metrics)
+    assert len({round(float(str(step["loss"])), 3) for step in alone}) > 3
+    assert method not in ("kto", "grpo") or any(step["kl"] for step in alone)
