@@ -145,5 +145,5 @@ def test_a_plan_counts_pairs_the_reference_and_the_answers_to_write() -> None:
     assert host("dpo", **lora)["ddp"] == pytest.approx(host("sft", **lora)["ddp"])
     assert "local-sgd" not in host("dpo")
     assert activations("orpo") == pytest.approx(2 * activations("sft"), rel=0.05)
-    many = {"gradient_accumulation_steps": 64}
+    many = {"gradient_accumulation_steps": 512}
     assert activations("grpo", **many) > 2 * activations("grpo")

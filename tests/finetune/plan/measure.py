@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+WORDS = 4000  # of the models of test_measured.py
 REPOSITORY = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests" / "finetune" / "train")]
 
@@ -73,6 +74,10 @@ def main() -> None:
     import forkrun
 
     forkrun.import_once()
+    import trl.trainer.utils as trl_utils
+
+    # TRL's buffer has room for 32,768 words. On a CPU, memory beyond the words is never touched.
+    trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE = WORDS
     import workbench.finetune.train.main as train
 
     real = train.main
@@ -104,10 +109,10 @@ def trace_beside(requests: Sequence[Mapping[str, Any]], answers: Path) -> None:
 
 
 def measured(real: Any) -> None:
-    from workbench.finetune.train.trainer import FineTuner
+    from transformers import Trainer
 
     held = Held()
-    fit, resize = FineTuner.train, torch.UntypedStorage.resize_
+    fit, resize = Trainer.train, torch.UntypedStorage.resize_
 
     def resized(storage: Any, size: int) -> Any:
         resize(storage, size)  # FSDP empties and refills storages behind the dispatcher
@@ -128,7 +133,7 @@ def measured(real: Any) -> None:
         )
         return result
 
-    FineTuner.train, torch.UntypedStorage.resize_ = fit_measured, resized  # type: ignore
+    Trainer.train, torch.UntypedStorage.resize_ = fit_measured, resized  # type: ignore
     with held:
         real()
 

@@ -14,6 +14,7 @@ from workbench.finetune.data.sql.mini import mini_rows
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.plan.plan import predict
 from workbench.finetune.plan.setting import arithmetic_of, request_of
@@ -52,6 +53,11 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     ),
     "fsdp-qlora": ("llama", "fsdp", 2, 4, {"peft": "qlora"}),
     "ddp-half": ("llama-half", "ddp", 2, 2, {}),
+    # The methods of TRL, each with a loss of its own.
+    "dpo-zero3": ("llama", "zero3", 2, 8, {"method": "dpo"}),
+    "kto": ("llama", "single", 1, 16, {"method": "kto"}),
+    "orpo": ("llama", "single", 1, 16, {"method": "orpo"}),
+    "reward-lora": ("llama", "single", 1, 16, {"method": "reward", "peft": "lora"}),
 }
 
 
@@ -102,7 +108,7 @@ def job_of(root: Path, name: str) -> FineTune:
         "predict_rows": 0,
         "eval_strategy": "no",
         # The planner counts the scores of every token.
-        **({} if model == "t5" else {"loss_on": "all"}),
+        **({} if model == "t5" or "method" in more else {"loss_on": "all"}),
         **more,
     }
     plain = FineTune(**options)  # type: ignore[arg-type]
@@ -132,10 +138,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (json.dumps({"source": long, "target": long}) + "\n") * 96, encoding="utf-8"
     )
     make_models(root)
+    for method in {str(more["method"]) for *_, more in RUNS.values() if "method" in more}:
+        row = {"prompt": long, "chosen": long, "rejected": long[::-1]}
+        if method == "kto":
+            row = {"prompt": long, "completion": long, "label": True}
+        line = method_of(method).rows.read(row, "row").to_json() + "\n"
+        (root / f"{method}.jsonl").write_text(line * 96, encoding="utf-8")
     plan = []
     for name, (_, _, ranks, _, _) in RUNS.items():
         job = job_of(root, name)
-        rows = str(root / "train.jsonl")
+        rows = str(root / f"{'train' if job.method == 'sft' else job.method}.jsonl")
         evaluated = rows if job.eval_strategy is None else None
         raw = {"job": job.to_dict(), "train": rows, "eval": evaluated, "hub": None, "gpus": 0}
         (root / name).mkdir()

@@ -81,7 +81,8 @@ def test_of_spread_layers_the_fullest_device_is_a_model_of_its_layers_alone() ->
         "format": "fp32",
     }
     found = trace({**request, "spread": spread})
-    assert {name: found[name] for name in ("points", "sizes", "piece_rows")} == trace(request)
+    same = ("points", "sizes", "piece_rows", "row_tokens")
+    assert {name: found[name] for name in same} == trace(request)
     part, whole = found["part"]["sizes"], found["sizes"]
     # The embeddings with one layer, three layers, one with the output layer.
     assert found["gpus"] == 3 and part == {"layers": whole["layers"][1:4], "rest": []}

@@ -41,8 +41,6 @@ class KTO(Method):
     metrics = ("rewards/margins", "rewards/chosen", "rewards/rejected", "kl")
     trainer = "kto"
     has_reference = True
-    # An answer, and the answer of another row for the estimate of the divergence.
-    sequences = 2
 
     def needs_reference(self, job: FineTuneOptions) -> bool:
         return second_model(job)

@@ -21,17 +21,18 @@ from workbench.finetune.options.choices import LossOn, Peft
 from workbench.finetune.options.models import Family, family_by_name
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
-from workbench.finetune.techniques.sizes import FP32, Setting
+from workbench.finetune.techniques.sizes import FP32, HALF, Setting
 
 PACKAGE = "trl"
 LEAST = "1.16"
 """Oldest version of TRL whose trainers the methods extend."""
 _INSTALL = f"pip install '{PACKAGE}>={LEAST}'"
-# Size of the pieces in which TRL computes scores, and copies of a piece without Triton.
-# https://github.com/huggingface/trl/blob/v1.16.0/trl/kernels
-_TILE_TOKENS = 4096
-_TILE_WORDS = 32768
-_CPU_COPIES = 4
+# Size of the pieces in which TRL computes scores. On a GPU, a single buffer holds every piece.
+# Without Triton, the backward pass has 8.25 copies of a piece in FP32.
+# https://github.com/huggingface/trl/blob/v1.16.0/trl/kernels/chunked_logprob.py
+_PIECE_TOKENS = 4096
+_PIECE_WORDS = 32768
+_CPU_COPIES = 8.25
 # Memory of a process that has imported TRL, beside the other libraries. Measured with a reward
 # model of 1.6 million parameters on a CPU.
 _TRL_BYTES = 0.15 * 2**30
@@ -68,8 +69,8 @@ class Method(ABC):
     """Whether the loss compares the model with a reference: the model before the training."""
     sequences: ClassVar[int] = 1
     """Sequences that the model reads for a row."""
-    whole_logits: ClassVar[bool] = False
-    """Whether the loss has the scores of all words for all tokens at once. TRL mostly computes the
+    logits_copies: ClassVar[float] = 0.0
+    """Copies of the scores of all words for all tokens at the peak of the loss. 0: TRL computes the
     scores in pieces."""
     recipe: ClassVar[bool] = False
     """Whether a run can be repeated with the files of a recipe, without this project."""
@@ -165,7 +166,7 @@ class Method(ABC):
                 "drop use_liger_kernel"
             )
         targets = job.lora.get("target_modules")
-        if not self.whole_logits and isinstance(targets, list | tuple) and "lm_head" in targets:
+        if not self.logits_copies and isinstance(targets, list | tuple) and "lm_head" in targets:
             raise ConfigError(
                 f"lora target_modules names lm_head, and method '{self.name}' computes scores from "
                 "the weight of lm_head without its adapter; leave lm_head out"
@@ -238,22 +239,30 @@ class Method(ABC):
         if not self.uses_trl:
             return plain
         reference = FP32 if self.needs_reference(job) else 0
-        tile = 0.0
-        if not self.whole_logits and not self.scores:
-            tokens = job.per_device_train_batch_size * self.sequences
-            tokens *= sum(self.learns_at_once(job))
-            words = min(whole(model.get("vocab_size")) or 0, _TILE_WORDS)
-            copies = 1 if plain.gpu else _CPU_COPIES
-            tile = float(FP32 * copies * min(tokens, _TILE_TOKENS) * words)
         return replace(
             plain,
             sequences=float(self.sequences),
             reference_bytes=reference,
             in_pieces=False,
-            whole_logits=self.whole_logits,
-            tile_bytes=tile,
+            score_bytes=self._score_bytes(plain, whole(model.get("vocab_size")) or 0),
+            scored_tokens=None if self.logits_copies else _PIECE_TOKENS,
             process_bytes=_TRL_BYTES,
         )
+
+    def _score_bytes(self, plain: Setting, words: int) -> float | None:
+        """Return the bytes of a token's scores at the peak of the loss. None: unknown."""
+        if self.scores:
+            return 0.0
+        if not words:
+            return None
+        if self.logits_copies:
+            # A step under autocast turns the scores into FP32.
+            size = HALF if plain.arithmetic in ("bf16", "fp16") else FP32
+            return self.logits_copies * size * words
+        if plain.gpu:
+            size = FP32 if plain.arithmetic == "fp32" else HALF
+            return float(size * _PIECE_WORDS)
+        return _CPU_COPIES * FP32 * min(words, _PIECE_WORDS)
 
     # Training, on the ranks.
 

@@ -27,4 +27,5 @@ class ORPO(Method):
     metrics = (*REWARDS, "nll_loss", "log_odds_ratio")
     trainer = "orpo"
     sequences = 2
-    whole_logits = True
+    # Counted on CPUs with TRL's loss: the scores, a log-softmax of half, and gradients.
+    logits_copies = 4.5

@@ -90,9 +90,13 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
     pieces = trace.piece_rows if setting.in_pieces else None
     logits = moment.scored(rows, pieces)
     held = moment.held(rows, pieces)
-    if not setting.whole_logits:
-        held = max(0.0, held - logits) + setting.tile_bytes
-        logits = setting.tile_bytes
+    if setting.score_bytes is not None:
+        held = max(0.0, held - logits)
+        # Scores exist at the moments at which they exist in the traced loss.
+        if logits:
+            tokens = rows * trace.row_tokens
+            logits = setting.score_bytes * min(tokens, setting.scored_tokens or tokens)
+            held += logits
     if setting.packed:  # a layer's weights are unpacked one matrix at a time
         held += trace.largest_packed * setting.compute_bytes
     gradients, communication = technique.backward(setting, trace, moment)

@@ -126,6 +126,8 @@ def request_of(
         request["checkpoint_policy"] = job.checkpoint_policy
     request["lora"] = lora
     request["gpu"] = gpus > 0
+    if method_of(job.method).scores:
+        request["scores"] = True
     if job.router_aux_loss_coef is not None:
         request["router_aux_loss_coef"] = job.router_aux_loss_coef
     if job.device_map and gpus > 1:

@@ -26,14 +26,15 @@ Answer = Mapping[str, Any]
 
 `points` maps an arithmetic to its moments, `sizes` lists the parameters, and `failed` holds
 the error of every arithmetic without points. `piece_rows` is the number of rows that are scored at
-once, None for all. `part` is the same for layers spread over GPUs.
+once, None for all, and `row_tokens` the number of scored tokens of a row. `part` is the same for
+layers spread over GPUs.
 """
 
 # A configuration or template of another person may ask for any amount of memory.
 _MEMORY_BYTES = 16 << 30
 _LIMIT_S = 300.0
 # Format of the cached files. A new number makes the older files be ignored.
-_FORM = 4
+_FORM = 5
 
 
 def cached_trace(request: Request) -> Trace | None:
@@ -82,6 +83,7 @@ def trace_of(answers: Sequence[Answer]) -> Trace:
         layers=[_parameters(layer) for layer in sizes["layers"]],
         rest=_parameters(sizes["rest"]),
         piece_rows=first.get("piece_rows"),
+        row_tokens=first.get("row_tokens", 0),
         part=part,
         gpus=first.get("gpus", 1),
         unplaced=first.get("unplaced", ""),

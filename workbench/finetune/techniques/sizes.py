@@ -15,6 +15,8 @@ SAVED_AT_ONCE = 1 << 30
 """Bytes of weights after which rank 0 writes the gathered weights, at the end of a layer."""
 FP32 = 4
 """Bytes of a number in FP32."""
+HALF = 2
+"""Bytes of a number in bf16 or fp16."""
 # Bytes of a CUDA context with its kernels and NCCL's buffers. Assumed, not measured.
 CONTEXT_BYTES = 1.0 * 2**30
 FOUR_BITS = 0.5
@@ -140,6 +142,8 @@ class Trace:
     """Parameters outside of all layers: embeddings, the output layer, last norms."""
     piece_rows: float | None = None
     """Rows whose scores are computed at once. None: all rows."""
+    row_tokens: int = 0
+    """Tokens of a row that have scores, with padding."""
     part: Trace | None = None
     """Part on the fullest GPU, for a model whose layers are spread over several GPUs; else None."""
     gpus: int = 1
@@ -297,10 +301,10 @@ class Setting:
     """Bytes of a weight of a frozen reference model; 0 without such a model."""
     in_pieces: bool = True
     """Whether the trainer scores a piece of the tokens at a time, where the model allows it."""
-    whole_logits: bool = True
-    """Whether the scores of all words exist for all tokens at once."""
-    tile_bytes: float = 0.0
-    """Bytes of the scores that exist at once, if scores are computed in pieces."""
+    score_bytes: float | None = None
+    """Bytes of the scores of a token at the peak of a method's own loss. None: as traced."""
+    scored_tokens: int | None = None
+    """Tokens that a method's own loss scores at once. None: all."""
     process_bytes: float = 0.0
     """Bytes of further libraries in the process."""
     cache_bytes: float = 0.0

@@ -24,6 +24,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
         self.gradients = 0
         self.piece_rows: float | None = None
         """Rows that the trainer scores at once; None for all. The step here scores all."""
+        self.row_tokens = 0
+        """Tokens of a row that have scores."""
         self._vocabulary = vocabulary
         self._rows = rows
         self._held = [0, 0, 0, 0]  # the first four numbers of a `Moment`

@@ -22,6 +22,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     PreTrainedModel,
 )
 
@@ -124,6 +125,7 @@ def _answer(runs: _Runs, depth: int, sizes: Mapping[str, Any]) -> dict[str, Any]
         "points": points,
         "sizes": {"layers": layers, "rest": sizes["rest"]},
         "piece_rows": first.piece_rows,
+        "row_tokens": first.row_tokens,
     }
 
 
@@ -201,6 +203,10 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
                 raw[key] = value[:depth]
     shallow = _config(raw)
     family = AutoModelForSeq2SeqLM if shallow.is_encoder_decoder else AutoModelForCausalLM
+    if request.get("scores"):
+        family = AutoModelForSequenceClassification
+        shallow.num_labels = 1
+        shallow.pad_token_id = 0
     with torch.device("meta"):
         model = family.from_config(shallow)
     model.train()
@@ -265,17 +271,21 @@ def _step(
     others = dtype if dtype is not None and request.get("lora") is not None else trained
     balances = bool(balance_coefficient(model, request.get("router_aux_loss_coef")))
     recorder = Recorder(vocabulary=config.vocab_size, rows=rows)
-    # The planner knows how many of the rows are scored at once.
-    lean = LeanLoss(model, causal=causal)
-    lean.in_pieces = False
+    lean = None
+    if not request.get("scores"):
+        # The planner knows how many of the rows are scored at once.
+        lean = LeanLoss(model, causal=causal)
+        lean.in_pieces = False
     with FakeTensorMode(), ExitStack() as watched:
         _pretend(model, trained=trained, others=others)
         watch_layers(model, recorder)
         watched.enter_context(recorder)
         labels = torch.zeros(rows, length if causal else request["target"], dtype=torch.long)
-        recorder.piece_rows = _piece_rows(
-            lean, config.vocab_size, labels, gpu=bool(request.get("gpu"))
-        )
+        if lean is not None:
+            recorder.row_tokens = labels.shape[1] - int(causal)
+            recorder.piece_rows = _piece_rows(
+                lean, config.vocab_size, labels, gpu=bool(request.get("gpu"))
+            )
         batch: dict[str, Any] = {
             "input_ids": torch.zeros(rows, length, dtype=torch.long),
             "attention_mask": torch.ones(rows, length, dtype=torch.long),
@@ -309,9 +319,14 @@ def _loss(
     recorder: Recorder,
     autocast: torch.dtype | None,
     *,
-    lean: LeanLoss,
+    lean: LeanLoss | None,
 ) -> torch.Tensor:
     """Compute the loss as train/trainer.py does. An import of the Trainer takes two seconds."""
+    if lean is None:
+        outputs = _forward(model, batch, autocast)
+        recorder.place = "loss"
+        total: torch.Tensor = outputs["logits"].sum()
+        return total
     positions = torch.arange(labels.numel()).view(labels.shape)
     if "decoder_input_ids" not in batch:
         positions = positions[:, :-1]
@@ -376,7 +391,8 @@ def _sizes(model: Any, is_here: Callable[[str], bool] = lambda _: True) -> dict[
     A parameter is [elements, is trained, can be packed in 4 bits, is a matrix of a hidden layer].
     """
     here = {id(p) for name, p in model.named_parameters() if is_here(name)}
-    output = model.get_output_embeddings()
+    # A model that scores texts has no layer over the words.
+    output = getattr(model, "score", None) or model.get_output_embeddings()
     packable = set()
     for module in model.modules():
         if not isinstance(module, torch.nn.Linear) or module is output:
