@@ -35,11 +35,13 @@ SHARED = {
 # Clipped gradients: SGD shows a wrong norm, AdamW would divide its effect out.
 SGD = {"optimizer": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.5, "metrics": ["accuracy"]}
 PACKED = {**SGD, "packing": True, "max_source_length": 64, "max_grad_norm": 0}
+LION = {"optimizer": "lion", "learning_rate": 1e-3, "max_grad_norm": 0.5}
 # name: the run of one rank, technique, ranks, options
 OTHERS = {
     "lora-zero1": ("lora", "zero1", 4, {"peft": "lora"}),
     "qwen-ddp": ("qwen", "ddp", 4, PACKED),
     "qwen-zero2": ("qwen", "zero2", 2, PACKED),
+    "lion-zero1": ("lion", "zero1", 4, LION),
 }
 # name: technique, ranks, options
 RESUMED = {
@@ -123,7 +125,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     for name, (technique, ranks) in SHARED.items():
         add(name, technique, ranks, **SGD)
     add("sent-in-bf16", "ddp", 4, **SGD, communication="bf16")
-    for one in ("lora", "qwen"):
+    for one in ("lora", "qwen", "lion"):
         options = next(options for by, *_, options in OTHERS.values() if by == one)
         add(one, "single", 1, **options)
     for name, (_, technique, ranks, options) in OTHERS.items():
