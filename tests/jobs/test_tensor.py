@@ -70,6 +70,10 @@ def test_options_that_exclude_shared_weights_are_refused(
         ({}, 3, "the model has 8 attention heads"),
         ({"intermediate_size": 190}, 4, "intermediate_size of the model is 190"),
         ({"num_local_experts": 4}, 2, "mixtures of experts; use 'zero3' or 'fsdp'"),
+        ({"model_type": "gpt2"}, 2, "no plan to cut the layers of a 'gpt2'. Drop tensor_parallel"),
+        # All its layers have whole inputs and outputs.
+        ({"model_type": "phi3"}, 2, "no plan to cut the layers of a 'phi3'"),
+        ({"model_type": "qwen2_moe"}, 2, "does not know how to cut a 'qwen2_moe'"),
     ],
 )
 def test_a_model_that_ranks_cannot_share_is_refused_before_the_start(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import whole
 from workbench.finetune.options.choices import Peft, Precision
+from workbench.finetune.options.groups.plans import check_plan, known_plan
 from workbench.finetune.options.groups.shared import (
     check_causal,
     check_heads,
@@ -60,8 +61,13 @@ def check_tensor_at_submit(job: FineTuneOptions) -> None:
     if job.tensor_parallel == 1:
         return
     config = known_config(job)
-    if config:
-        check_model(config, job.tensor_parallel)
+    if not config:
+        return
+    check_model(config, job.tensor_parallel)
+    kind = str(config.get("model_type"))
+    plan = known_plan(kind)
+    if plan is not None:
+        check_plan(kind, plan)
 
 
 def check_pod(job: FineTuneOptions, on_pod: int) -> None:

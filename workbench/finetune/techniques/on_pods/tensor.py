@@ -26,25 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.options.groups.plans import COLUMNS, ROWS, SUMMED, check_plan
 from workbench.finetune.options.groups.tensor import check_model
 
-_COLUMNS = "colwise"
-_ROWS = "rowwise"
-_SUMMED = "replicated_with_grad_allreduce"
-"""Style of a whole weight that reads the rank's part of the activations, such as a norm of heads.
-
-The gradients of the ranks add up.
-"""
-_WHOLE = (
-    "colwise_gather_output",
-    "colwise_rep",
-    "embedding_colwise",
-    "embedding_rowwise",
-    "replicate",
-    "rowwise_rep",
-    "rowwise_split_input",
-)
-"""Styles with whole inputs and whole outputs. Their weights stay whole."""
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 
 
@@ -84,22 +68,14 @@ def styles_of(model: Any) -> dict[str, str]:
     """
     kind = model.config.model_type
     plan = model.tp_plan or {}
-    unknown = set(plan.values()) - {_COLUMNS, _ROWS, _SUMMED, *_WHOLE}
-    if unknown:
-        raise ConfigError(
-            f"tensor_parallel does not know how to cut a {kind!r}: its plan in transformers has "
-            f"{', '.join(sorted(unknown))}. Drop tensor_parallel, or use 'zero3' or 'fsdp' instead"
-        )
+    check_plan(kind, plan)
     styles = {}
     for name, _ in model.named_modules():
         style = plan.get(_NUMBER.sub(".*", name))
-        if style in (_COLUMNS, _ROWS, _SUMMED):
+        if style in (COLUMNS, ROWS, SUMMED):
             styles[name] = style
-    if not {_COLUMNS, _ROWS} & set(styles.values()):
-        raise ConfigError(
-            f"transformers has no plan to cut the layers of a {kind!r}. Drop tensor_parallel, or "
-            "use 'zero3' or 'fsdp' instead"
-        )
+    # The names of a plan may fit no module.
+    check_plan(kind, styles)
     return styles
 
 
@@ -127,7 +103,7 @@ class TensorParallel:
         self._summed: list[nn.Parameter] = []
         for name, style in styles.items():
             module = model.get_submodule(name)
-            if style == _SUMMED:
+            if style == SUMMED:
                 self._summed += module.parameters()
             else:
                 self._share(module, style, name)
@@ -140,7 +116,7 @@ class TensorParallel:
             if cut is None:
                 continue
             # The inner side of an adapter, of few numbers, stays whole.
-            style, adapters = (_COLUMNS, module.lora_B) if cut.dim == 0 else (_ROWS, module.lora_A)
+            style, adapters = (COLUMNS, module.lora_B) if cut.dim == 0 else (ROWS, module.lora_A)
             for name, layer in adapters.items():
                 self._share(layer, style, name)
         for parameter in self._summed:
@@ -155,7 +131,7 @@ class TensorParallel:
                 f"tensor_parallel cuts linear layers, and {name} is a {type(layer).__name__}. "
                 "Drop tensor_parallel"
             )
-        if style == _COLUMNS:
+        if style == COLUMNS:
             self._cut(layer.weight, 0, name)
             if layer.bias is not None:
                 self._cut(layer.bias, 0, name)
