@@ -136,6 +136,7 @@ MEMBERS = {
     "on_ranks",
     "prepare",
     "archive_in",
+    "needed",
     "packages_in",
     "files_for",
     "program_on",

@@ -171,6 +171,17 @@ class NewRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NeededPackage:
+    """Package that the ranks of a job import, beside the packages of every job."""
+
+    name: str
+    least: str
+    """Oldest version."""
+    reason: str
+    """Option of the job that needs the package, in words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
     """Outcome of `prepare`."""
 
@@ -396,6 +407,11 @@ class Job(Record):
         """
 
     # On the pods.
+
+    @property
+    def needed(self) -> Sequence[NeededPackage]:
+        """Packages that the pods must have before ranks start."""
+        return ()
 
     def archive_in(self, root: Path) -> Path | None:
         """Return the zip of the ranks' folder in a run directory.

@@ -5,7 +5,7 @@ The verbs are in `submit` and are imported on first use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
@@ -18,6 +18,7 @@ from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.refusals import check_together
 from workbench.finetune.job.verbs import verbs
 from workbench.finetune.job.views import FineTuneViews
+from workbench.finetune.methods.method import LEAST, PACKAGE
 from workbench.finetune.methods.registry import METHOD_NAMES, method_of
 from workbench.finetune.options.instead import value_hint
 from workbench.finetune.options.metrics import Metric, function_name, metric_function, own_metrics
@@ -32,6 +33,7 @@ from workbench.jobs.job import (
     Handover,
     HandoverRequest,
     Job,
+    NeededPackage,
     NewRun,
     PodStore,
     PodView,
@@ -117,6 +119,13 @@ class FineTune(FineTuneOptions, Job):
     def _hint(cls, name: str, value: object = None) -> str:
         """Return the replacement of an option or value of transformers, TRL or peft."""
         return option_hint(name) if value is None else value_hint(name, value)
+
+    @property
+    def needed(self) -> Sequence[NeededPackage]:
+        method = method_of(self.method)
+        if not method.uses_trl:
+            return ()
+        return [NeededPackage(name=PACKAGE, least=LEAST, reason=f"method '{method.name}'")]
 
     @property
     def rules(self) -> Rules:

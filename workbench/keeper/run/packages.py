@@ -1,4 +1,7 @@
-"""Have the agents make the environment of a job, and report their progress and their failure."""
+"""Have the agents make the environment of a job, and report their progress and their failure.
+
+A package that the job needs and a pod lacks fails the run before ranks start.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from contextlib import suppress
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import gate
-from workbench.base.json_values import text
+from workbench.base.json_values import parse_json, part, text
 from workbench.base.words import short_list, told
 from workbench.jobs.requirements.requirements import Requirements
 from workbench.keeper.link.agent import AgentLink
@@ -28,6 +31,20 @@ _MOST_S = 3600.0
 # Time to end pip and to remove a half environment.
 _END_S = 30.0
 _LOG = "packages.log"
+# Prints the versions of packages as ranks would find them. A package may have no metadata.
+_LOOK = """
+import importlib.util, json, sys
+from importlib import metadata
+sys.path[0:1] = []
+sys.path.append(sys.argv[1])
+found = {}
+for name in sys.argv[2:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        found[name] = "unknown" if importlib.util.find_spec(name) else ""
+print(json.dumps(found))
+"""
 _TAIL_LETTERS = 8000
 
 
@@ -66,6 +83,8 @@ class Packages:
             RemoteError: A pod does not answer.
         """
         context = self._context
+        if context.spec.job.needed and not self._env.get("PYTHONPATH"):
+            in_threads(self._check_needed, context.links)
         needs = context.spec.job.packages_in(context.paths.root)
         if needs is None:
             return True
@@ -83,6 +102,28 @@ class Packages:
         finally:
             self._journal.hint("")
         return not self._unwanted()
+
+    def _check_needed(self, link: AgentLink) -> None:
+        needed = self._context.spec.job.needed
+        folder = link.packages_folder(self._context.spec.cluster.pods.pip)
+        argv = [link.pod.python, "-c", _LOOK, folder, *(each.name for each in needed)]
+        try:
+            found = part({"found": parse_json(link.run(argv, again=True))}, "found")
+        except ValueError:
+            # The pod prints other text too. The ranks check their packages themselves.
+            logger.warning("%s did not answer which packages it has", link.pod.name)
+            return
+        for each in needed:
+            has = text(found.get(each.name))
+            if has and not _is_older(has, each.least):
+                continue
+            asked = f"{each.name}>={each.least}"
+            raise self._error(
+                link,
+                f"{each.reason} needs the package {each.name} {each.least} or later, and "
+                f"{link.pod.name} has {told(has) or 'none'}. Ask for the package by "
+                f"PodSpec(pip=[\"{asked}\"]), or use an image with pip install '{asked}'",
+            )
 
     def _install_on(self, link: AgentLink, needs: Requirements) -> None:
         try:
@@ -169,3 +210,13 @@ class Packages:
             # The masking may have failed.
             with suppress(OSError):
                 gate.remove(local, self._context.paths.root)
+
+
+def _is_older(version: str, least: str) -> bool:
+    """Return whether a version is older than another; an unknown version is not."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(version) < Version(least)
+    except InvalidVersion:
+        return False
