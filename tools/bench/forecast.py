@@ -1,4 +1,4 @@
-"""A row of `make bench` on the forecast of a step's time, against what then runs on local pods."""
+"""Rows of `make bench` on forecasts of speed-ups, against what then runs on local pods."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.support.recorded import Case, Outcome, compare
 from tools.bench.pair import Pair
 from workbench import Cluster, FineTune, LocalPods, PodSpec
-from workbench.finetune.plan.plan import plan
 
 __all__ = ["forecasts"]
 
@@ -23,71 +23,79 @@ MODEL = os.environ.get("BENCH_MODEL", "tiny-t5")
 
 
 def forecasts(root: Path) -> Iterator[Sequence[Pair]]:
-    """Compare predicted with measured seconds of a step, technique by accumulation and pods."""
+    """Compare predicted with measured speed-ups, technique by accumulation and pods."""
     job = FineTune(
         model=MODEL, eval_strategy="no", predict_rows=0, profile_step=0, logging_steps=100
     )
     with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=root / "forecasts") as cluster:
-        table: list[tuple[float, float]] = []
+        found: list[Outcome] = []
 
-        def errors() -> float:
-            table[:] = _errors(cluster, job)
-            return 100 * statistics.median(error for error, _ in table)
+        def off() -> float:
+            found[:] = _outcomes(cluster, job)
+            return 100 * statistics.median(abs(outcome.off) for outcome in found)
 
-        def sums() -> float:
-            """The plain way: one pod's step, whatever the pods."""
-            return 100 * statistics.median(error for _, error in table)
+        def off_plain() -> float:
+            """Return how far off the plain way is: as many times faster as there are pods."""
+            return 100 * statistics.median(
+                abs(outcome.pods / outcome.measured - 1) for outcome in found
+            )
 
-        both = {"plain_is": "one pod's step as it is", "turns": 1}
+        both = {"plain_is": "as many times one pod as there are pods", "turns": 1}
         yield [
             Pair(
-                what="% that the forecast of a step is off, median over techniques",
-                ours=errors,
-                plain=sums,
+                what="% that the forecast of a speed-up is off, median over techniques",
+                ours=off,
+                plain=off_plain,
                 bound="<= 15 %",
                 **both,
             ),
             Pair(
-                what="% of the forecasts that are at most 15 % off",
-                ours=lambda: _share(ours for ours, _ in table),
-                plain=lambda: _share(plain for _, plain in table),
-                bound=">= 100 %",
+                what="% of the measured speed-ups that lie inside their intervals",
+                ours=lambda: 100 * statistics.fmean(outcome.inside for outcome in found),
+                plain=lambda: 100 * statistics.fmean(_near(outcome) for outcome in found),
+                bound=">= 90 %",
                 more_is_better=True,
                 **both,
+            ),
+            Pair(
+                what="% of its figure that an interval is wide, median over techniques",
+                ours=lambda: 100 * statistics.median(outcome.width for outcome in found),
+                plain=lambda: 20.0,
+                plain_is="a tenth to either side of the pods",
+                bound="<= 40 %",
+                turns=1,
             ),
         ]
 
 
-def _share(errors: Iterator[float]) -> float:
-    every = list(errors)
-    return 100 * sum(error <= 0.15 for error in every) / len(every)
+def _near(outcome: Outcome) -> bool:
+    return abs(outcome.measured / outcome.pods - 1) <= 0.1
 
 
-def _errors(cluster: Cluster, job: FineTune) -> list[tuple[float, float]]:
-    """Return how far off the forecast, and one pod's own step, were from each measured step."""
-    found: list[tuple[float, float]] = []
+def _outcomes(cluster: Cluster, job: FineTune) -> list[Outcome]:
+    found: list[Outcome] = []
     for peft, techniques in TECHNIQUES.items():
         base = job.replace(peft=peft)
         measured = cluster.plan(base)
-        paces, exchange, one = measured.paces, measured.exchange, measured.paces["single"]
-        print(f"    {one}, {exchange}", file=sys.stderr, flush=True)
+        print(f"    {measured.turns}, {measured.exchange}", file=sys.stderr, flush=True)
+        cases = []
         for accumulation, pods in CASES:
-            planned = base.replace(gradient_accumulation_steps=accumulation)
-            table = plan(planned, pods=pods, paces=paces, exchange=exchange)
-            for technique in techniques:
-                own = planned.replace(technique=technique, max_steps=STEPS)
-                step_s = (
-                    cluster.submit(own, pods=pods).wait(progress=False).raise_for_status().step_s
-                    or 0.0
-                )
-                predicted_s = table.row(technique).step_s or 0.0
-                alone_s = accumulation * one.micro_batch_s + one.update_s
-                found.append((abs(predicted_s / step_s - 1), abs(alone_s / step_s - 1)))
-                words = (
-                    f"{technique} {peft} x{accumulation} on {pods}: "
-                    f"{predicted_s:.4f} s, measured {step_s:.4f}"
-                )
-                print(
-                    f"    {words}, off {predicted_s / step_s - 1:+.0%}", file=sys.stderr, flush=True
-                )
+            case = Case(accumulation, pods)
+            short = base.replace(gradient_accumulation_steps=accumulation, max_steps=STEPS)
+            for technique in _with_single(techniques):
+                count = 1 if technique == "single" else pods
+                run = cluster.submit(short.replace(technique=technique), pods=count)
+                case.add(technique, run.wait(progress=False).raise_for_status().step_s)
+            cases.append(case)
+        found += compare(base, measured.turns, measured.exchange, cases)
+    for outcome in found:
+        print(f"    {outcome}", file=sys.stderr, flush=True)
     return found
+
+
+def _with_single(techniques: Sequence[str]) -> list[str]:
+    """Return the techniques with `single` before and after each three of them."""
+    order = ["single"]
+    for place in range(0, len(techniques), 3):
+        order += [*techniques[place : place + 3], "single"]
+    return order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,12 +14,20 @@ from workbench import Cluster, FineTune, LocalPods, PodSpec
 from workbench.base.errors import ConfigError
 from workbench.display.kit.doc import to_text
 from workbench.display.records.plan import plan_doc
-from workbench.finetune.notebook.checkup import slowdowns
-from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of
+from workbench.finetune.notebook.checkup import plan_for, timed_runs
+from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of, slowdowns_of, widening
 from workbench.finetune.plan.setting import setting_of
-from workbench.finetune.plan.table import Fit, Pace, PlanRow, PlanTable
+from workbench.finetune.plan.table import (
+    Fit,
+    Interval,
+    Pace,
+    PlanRow,
+    PlanTable,
+    TimedStep,
+    Turn,
+)
 from workbench.finetune.techniques.registry import TECHNIQUE_NAMES
-from workbench.finetune.techniques.sizes import Memory, Parameters, Trace
+from workbench.finetune.techniques.sizes import Memory, Moment, Parameters, Trace
 from workbench.pods.doctor.exchange import Exchange
 
 
@@ -32,10 +41,32 @@ def parameters(trained: int) -> Parameters:
 TRACE = Trace(
     moments={}, layers=[parameters(400_000), parameters(400_000)], rest=parameters(200_000)
 )
+FULL_TRACE = replace(
+    TRACE,
+    moments={"fp32": [Moment(base=0.0, row=1.0, logits=0.0, logits_row=0.0, gradients=1_000_000)]},
+)
 EXCHANGE = Exchange(
     pods=3, latency_s=0.0, sizes=((4_000_000, 0.4),), slowdowns=((2, 1.0), (3, 1.5))
 )
 PACE = Pace(rows=8, micro_batch_s=0.5, update_s=0.3)
+
+
+def timed(
+    technique: str, pods: int = 1, *, step_s: float = 1.3, micro_batch_s: float = 0.5
+) -> TimedStep:
+    """Return timed steps of two micro-batches; by default those of `PACE`."""
+    return TimedStep(
+        technique=technique,
+        pods=pods,
+        rows=8,
+        accumulation=2,
+        step_s=step_s,
+        micro_batch_s=micro_batch_s,
+    )
+
+
+SINGLE = timed("single")
+TURNS = [(SINGLE,)] * 3
 
 
 def sending_s(
@@ -153,12 +184,26 @@ def test_nothing_is_forecast_of_pods_between_which_nothing_was_measured() -> Non
     )
 
 
-def planned(accumulation: int, *, exchange: Exchange = EXCHANGE) -> PlanTable:
+def planned(
+    accumulation: int,
+    *,
+    exchange: Exchange = EXCHANGE,
+    names: Sequence[str] = ("single", "ddp", "zero1", "local-sgd"),
+    turns: Sequence[Turn] = TURNS,
+) -> PlanTable:
     job = FineTune(gradient_accumulation_steps=accumulation)
-    names = ["single", "ddp", "zero1", "local-sgd"]
     settings = {name: setting_of(job.replace(technique=name), pods=3, gpus=0) for name in names}
+    timed_settings = {}
+    for step in {step for turn in turns for step in turn}:
+        of_step = job.replace(technique=step.technique)
+        timed_settings[step.technique, step.pods] = setting_of(of_step, pods=step.pods, gpus=0)
     speeds = Speeds(
-        settings=settings, trace=TRACE, micro=8, paces={"single": PACE}, exchange=exchange
+        settings=settings,
+        timed_settings=timed_settings,
+        trace=TRACE,
+        micro=8,
+        turns=turns,
+        exchange=exchange,
     )
     rows = [
         PlanRow(technique=name, fit=Fit.UNKNOWN, host=Memory(), ranks=settings[name].ranks)
@@ -175,32 +220,35 @@ def planned(accumulation: int, *, exchange: Exchange = EXCHANGE) -> PlanTable:
         job=job,
         lengths=(8, 8),
         rows=rows,
-        paces=speeds.paces,
+        turns=turns,
         exchange=exchange,
         speed_ups=speeds.speed_ups(rows, accumulation),
     )
 
 
+def shown(table: PlanTable) -> str:
+    return " ".join(to_text(plan_doc(table)).split())
+
+
+QUICK = Exchange(pods=3, latency_s=0.0, sizes=((4_000_000, 0.3),))
+
+
 def test_several_pods_that_are_faster_are_recommended_with_their_speed_up() -> None:
-    table = planned(4, exchange=Exchange(pods=3, latency_s=0.0, sizes=((4_000_000, 0.3),)))
+    table = planned(4, exchange=QUICK, names=("single", "zero1", "local-sgd"))
     fastest = table.fastest
-    assert (
-        fastest is not None and fastest.technique == "zero1"
-    )  # sends more than ddp and updates a third
+    assert fastest is not None and fastest.technique == "zero1"
     assert fastest.step_s == pytest.approx(2.55)
     assert fastest.samples_per_s == pytest.approx(3 * 4 * 8 / 2.55)
     assert fastest.speed_up == pytest.approx(3 * 2.3 / 2.55)
     hours = 3 * 1e6 / (96 / 2.55) / 3600
     assert (fastest.pod_hours, fastest.cost) == (pytest.approx(hours), pytest.approx(2 * hours))
-    text = " ".join(to_text(plan_doc(table)).split())
-    assert says(
-        text, "display.plan._fastest.fastest-fits-times", "zero1", "3 pods", "2.71"
-    )  # 2.99 at most
-    few = " ".join(to_text(plan_doc(planned(2))).split())
-    assert says(
-        few, "display.plan._fastest.fastest-fits-times", "1.73", "1.84", "4; local-sgd"
-    ) and says(few, "display.plan._more.gradient-accumulation-steps")
-    assert "37.65" in text and says(text, "display.plan._speed_titles.cost-rows")
+    text = shown(table)
+    assert "★ zero1 on 3 pods is the fastest that fits: 2.46 to 2.98 times one pod" in text
+    # The cells of samples/s, of pod-hours and of their price, a tenth to either side.
+    assert "★ zero1" in text and "34.2 to 41.4" in text
+    assert "20.1 to 24.3" in text and "40.2 to 48.7" in text
+    few = shown(planned(2, exchange=QUICK, names=("single", "zero1", "local-sgd")))
+    assert says(few, "display.plan._more.gradient-accumulation-steps")
 
 
 def test_one_pod_that_is_faster_is_named_with_what_would_change_that() -> None:
@@ -213,11 +261,105 @@ def test_one_pod_that_is_faster_is_named_with_what_would_change_that() -> None:
     # ddp takes 0.5 k + 0.3 + 4.0 a step and one pod a
     # third of the rows in 0.5 k + 0.3: equal at k = 3.4.
     assert table.pays_from == 4
-    text = " ".join(to_text(plan_doc(table)).split())
-    assert says(
-        text, "display.plan._fastest.pod-faster-step", "ddp", "3 pods", "1 micro-batch", "0.50"
-    )
+    text = shown(table)
+    assert "ddp on 3 pods with 1 micro-batch a step makes 0.45 to 0.55 times" in text
     assert says(text, "display.plan._fastest.gradient-accumulation-steps", 4)
+
+
+def test_no_row_has_a_star_where_the_intervals_of_two_overlap() -> None:
+    table = planned(4, exchange=QUICK)
+    # zero1 makes 2.71 and ddp 2.65: no interval tells the two apart.
+    assert [row.technique for row in table.leaders] == ["zero1", "ddp"]
+    assert table.fastest is None
+    text = shown(table)
+    assert "No ★: the speeds of zero1, ddp overlap on 3 pods, at 2.41 to 2.98 times one" in text
+    assert "★ zero1" not in text and "★ ddp" not in text
+
+
+def test_an_interval_spans_the_forecasts_of_the_turns() -> None:
+    slow, quick = timed("ddp", 3, step_s=2.6), timed("ddp", 3, step_s=1.3)
+    turns = [(SINGLE, slow, SINGLE), (SINGLE, quick, SINGLE), (SINGLE, slow, SINGLE)]
+    row = planned(2, turns=turns).row("ddp")
+    # Pods and micro-batches as timed: the formula's own figures do not matter.
+    assert row.step_s == pytest.approx(2.6) and row.speed_up == pytest.approx(3 * 1.3 / 2.6)
+    assert row.within["speed_up"] == Interval(pytest.approx(1.5 / 1.1), pytest.approx(3 * 1.1))
+    assert row.within["step_s"] == Interval(pytest.approx(1.3 / 1.1), pytest.approx(2.6 * 1.1))
+    assert row.within["samples_per_s"] == Interval(
+        pytest.approx(48 / 2.6 / 1.1), pytest.approx(48 / 1.3 * 1.1)
+    )
+    # A machine that gets slower as a whole changes no ratio: single has slowed down as well.
+    loaded = timed("single", step_s=2.6, micro_batch_s=1.0)
+    drifting = [(SINGLE, quick, SINGLE), (loaded, slow, loaded), (SINGLE, quick, SINGLE)]
+    within = planned(2, turns=drifting).row("ddp").within
+    assert within["speed_up"] == Interval(pytest.approx(3 / 1.1), pytest.approx(3 * 1.1))
+    assert within["step_s"].high == pytest.approx(2.6 * 1.1)
+    # single is its own yardstick.
+    assert planned(2, turns=drifting).row("single").within["speed_up"] == Interval(1.0, 1.0)
+
+
+def test_fewer_turns_have_wider_intervals() -> None:
+    widths = []
+    for count in (1, 2, 3, 4):
+        within = planned(1, turns=TURNS[:1] * count).row("ddp").within["speed_up"]
+        widths.append(within.high / within.low)
+    assert widths == pytest.approx([widening(count) ** 2 for count in (1, 2, 3, 4)])
+    assert widths[0] > widths[1] > widths[2] == widths[3]
+
+
+def test_single_before_and_after_a_turn_stands_for_the_time_between() -> None:
+    before, after = SINGLE, timed("single", step_s=2.6, micro_batch_s=1.0)
+    ddp = timed("ddp", 3, step_s=1.95)
+    row = planned(2, turns=[(before, ddp, after)]).row("ddp")
+    assert row.speed_up == pytest.approx(3 * (1.3 + 2.6) / 2 / 1.95)
+
+
+def test_the_overhead_of_gathering_is_measured_and_carried_to_other_steps_and_pods() -> None:
+    settings = {n: setting_of(FineTune(technique="zero3"), pods=n, gpus=0) for n in (2, 3)}
+    scaling = scaling_of(settings[3], TRACE, accumulation=2, exchange=EXCHANGE)
+    assert scaling is not None
+    formula_s = scaling.step_s(PACE, rows=8, accumulation=2, spread_s=PACE.update_s)
+    # A micro-batch sends 0.56 s. Gathering takes 0.2 s more, and the rest of the step 0.1 s more.
+    zero3 = timed("zero3", 3, step_s=formula_s + 0.5, micro_batch_s=0.5 * 1.5 + 0.56 + 0.2)
+    turns = [(SINGLE, zero3, SINGLE)] * 3
+    for accumulation in (1, 2, 4):
+        row = planned(accumulation, turns=turns, names=("single", "zero3")).row("zero3")
+        bare = planned(accumulation, names=("single", "zero3")).row("zero3")
+        assert row.step_s is not None and bare.step_s is not None
+        assert row.step_s - bare.step_s == pytest.approx(0.2 * accumulation + 0.1)
+    speeds = Speeds(
+        settings={"zero3": settings[2]},
+        timed_settings={("zero3", 3): settings[3]},
+        trace=TRACE,
+        micro=8,
+        turns=turns,
+        exchange=EXCHANGE,
+    )
+    on_two = scaling_of(settings[2], TRACE, accumulation=4, exchange=EXCHANGE)
+    assert on_two is not None
+    two_s = on_two.step_s(PACE, rows=8, accumulation=4, spread_s=PACE.update_s)
+    three_s = scaling_of(settings[3], TRACE, accumulation=4, exchange=EXCHANGE).step_s(  # type: ignore[union-attr]
+        PACE, rows=8, accumulation=4, spread_s=PACE.update_s
+    )
+    two = speeds.added(PlanRow(technique="zero3", fit=Fit.UNKNOWN, ranks=2), 4)
+    assert two.step_s == pytest.approx((three_s + 4 * 0.2 + 0.1) * two_s / three_s)
+
+
+def test_what_cannot_be_is_clamped() -> None:
+    # Ranks that share a processor are not faster than one, and three not faster than two.
+    apart = [timed("local-sgd", 2, step_s=1.1), timed("local-sgd", 3, step_s=1.0)]
+    assert slowdowns_of((SINGLE, *apart), EXCHANGE) == ((2, 1.0), (3, 1.0))
+    apart = [timed("local-sgd", 2, step_s=2.6), timed("local-sgd", 3, step_s=1.95)]
+    assert slowdowns_of((SINGLE, *apart), EXCHANGE) == ((2, 2.0), (3, 2.0))
+    assert slowdowns_of((SINGLE,), EXCHANGE) == EXCHANGE.slowdowns
+    # A step is not faster than its own computation.
+    impossible = timed("ddp", 3, step_s=0.2, micro_batch_s=0.1)
+    row = planned(2, turns=[(SINGLE, impossible, SINGLE)]).row("ddp")
+    assert (row.step_s, row.speed_up) == (pytest.approx(1.3), pytest.approx(3.0))
+
+
+def test_a_turn_without_single_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no timed step of 'single'"):
+        planned(1, turns=[(timed("ddp", 3),)])
 
 
 def test_a_pod_count_is_extrapolated_between_those_that_computed_at_once() -> None:
@@ -229,28 +371,57 @@ def test_a_pod_count_is_extrapolated_between_those_that_computed_at_once() -> No
     ]  # nine on two cores
 
 
-@pytest.mark.parametrize(
-    ("doctor", "expected"),
-    [
-        (((2, 1.0), (3, 1.5)), ((2, 1.25), (3, 2.0))),
-        (((2, 1.0), (3, 1.01)), ((2, 1.0), (3, 1.01))),
-        (((2, 1.4),), ((2, 1.25),)),
-    ],
-    ids=["two and all by their steps", "no sharing", "all are two"],
-)
-def test_where_pods_share_a_processor_the_job_s_own_steps_tell_how_much(
-    doctor: tuple[tuple[int, float], ...], expected: tuple[tuple[int, float], ...]
-) -> None:
-    class Pods:
-        path = Path("cluster")
+class Pods:
+    """A cluster whose runs have the step times of `took`; keeps the order of its runs."""
 
-        def submit(self, _job: FineTune, *, pods: int, path: Path) -> SimpleNamespace:
-            step_s = 1.3 * {2: 1.25, 3: 2.0}[pods]  # one pod's of two micro-batches is 1.3 s
-            return SimpleNamespace(path=path, wait=lambda *_, **__: SimpleNamespace(step_s=step_s))
+    path = Path("cluster")
 
-    exchange = Exchange(pods=doctor[-1][0], slowdowns=doctor)
-    found = slowdowns(Pods(), FineTune(), exchange, PACE)  # type: ignore[arg-type]
-    assert found == tuple((pods, pytest.approx(times)) for pods, times in expected)
+    def __init__(self) -> None:
+        self.ran: list[tuple[str, int]] = []
+
+    def submit(self, job: FineTune, *, pods: int, path: Path) -> SimpleNamespace:
+        self.ran.append((job.technique, pods))
+        result = SimpleNamespace(path=path, step_s=1.3 * pods, micro_batch_s=0.5 * pods)
+        return SimpleNamespace(path=path, wait=lambda *_, **__: result)
+
+
+@pytest.fixture
+def no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workbench.finetune.plan.plan.trace_step", lambda _: FULL_TRACE)
+
+
+OWN = ("ddp", "zero1", "zero2", "zero3", "fsdp")
+
+
+@pytest.mark.usefixtures("no_trace")
+def test_single_and_shared_steps_are_timed_in_turns() -> None:
+    exchange = replace(EXCHANGE, slowdowns=((2, 1.2), (3, 1.5)))
+    pods = Pods()
+    table = plan_for(pods, FineTune(), exchange, turns=2, pods=3, gpus=1)  # type: ignore[arg-type]
+    turn = [("local-sgd", 2), ("local-sgd", 3), *((name, 3) for name in OWN)]
+    assert pods.ran == [("single", 1), *turn, ("single", 1), *turn, ("single", 1)]
+    assert [len(timed) for timed in table.turns] == [len(turn) + 2] * 2
+    assert table.turns[0][-1] is table.turns[1][0]
+    ddp = table.row("ddp")
+    assert ddp.step_s is not None and ddp.within["speed_up"].low < (ddp.speed_up or 0.0)
+    # Pods with processors of their own are not timed apart, and one pod has less to time.
+    alone = replace(EXCHANGE, slowdowns=((2, 1.0), (3, 1.01)))
+    short = FineTune(technique="zero1")
+    assert [(job.technique, n) for job, n in timed_runs(short, alone, 3)] == [
+        ("single", 1),
+        *((name, 3) for name in OWN),
+    ]
+    on_one = [(job.technique, n) for job, n in timed_runs(short, None, 1)]
+    assert on_one == [(name, 1) for name in ("single", "zero1", "zero3", "fsdp")]
+
+
+@pytest.mark.usefixtures("no_trace")
+def test_no_turn_begins_after_a_minute_and_a_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 91.0])  # the start, and the end of the first turn
+    monkeypatch.setattr("workbench.finetune.notebook.checkup.time.monotonic", lambda: next(clock))
+    pods = Pods()
+    table = plan_for(pods, FineTune(), EXCHANGE, turns=3, pods=3, gpus=1)  # type: ignore[arg-type]
+    assert len(table.turns) == 1
 
 
 @pytest.mark.slow
@@ -258,20 +429,29 @@ def test_where_pods_share_a_processor_the_job_s_own_steps_tell_how_much(
 def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None:
     with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=tmp_path / "cluster") as cluster:
         table = cluster.plan(
-            FineTune(technique="zero1", max_source_length=32, max_target_length=16)
+            FineTune(technique="zero1"),
+            turns=1,
         )
         assert cluster.runs == []
         with pytest.raises(ConfigError, match="pods is 4"):
             cluster.plan(FineTune(), pods=4)
+        for turns in (0, True, 1.5):
+            with pytest.raises(ConfigError, match="turns is"):
+                cluster.plan(FineTune(), turns=turns)  # type: ignore[arg-type]
         timed = [folder.name.rpartition("-")[0] for folder in (cluster.path / "timed").iterdir()]
-    assert (
-        set(table.paces) == {"single", "zero1", "zero3", "fsdp"} and table.paces["single"].rows == 8
-    )
+    (turn,) = table.turns
+    assert (turn[0].technique, turn[-1].technique) == ("single", "single")
+    assert {step.technique for step in turn} - {"local-sgd"} == {"single", *OWN}
+    assert {step.pods for step in turn if step.technique in OWN} == {3} and turn[0].rows == 8
     assert table.exchange is not None and [pods for pods, _ in table.exchange.slowdowns] == [2, 3]
+    assert all(slowdown >= 1 for _, slowdown in table.exchange.slowdowns)
     assert timed.count("local-sgd") in (
         0,
         2,
     )  # none where the doctor saw no sharing, as with other load or more cores
     assert {row.technique for row in table.rows if row.speed_up} == {*TECHNIQUE_NAMES}
     assert table.row("single").speed_up == pytest.approx(1.0)
-    assert table.fastest is not None and says(table, "display.plan._timed.speeds-predicted-steps")
+    for row in table.rows:
+        assert row.speed_up is not None
+        assert row.within["speed_up"].low <= row.speed_up <= row.within["speed_up"].high
+    assert table.leaders and "steps timed in 1 turn" in str(table)

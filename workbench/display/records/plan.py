@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import median
+
 from workbench.base.table import Bar, Cell, Grid
-from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled
+from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled, short_list
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
+from workbench.finetune.plan.forecast import alone_in, slowdowns_of, widening
 from workbench.finetune.plan.gpus import GpuTable
-from workbench.finetune.plan.table import Fit, Pace, PlanRow, PlanTable
-from workbench.finetune.techniques.registry import YARDSTICK, technique_of
+from workbench.finetune.plan.table import Fit, Interval, PlanRow, PlanTable
+from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import Memory
 
 _PARTS = (
@@ -107,14 +111,15 @@ def _grid(table: PlanTable) -> Grid:
         f"needed {unit}",
     ]
     titles = [*first, f"pod's own memory {unit}"] if table.gpu_memory_gib else first
-    best = table.fastest or table.cheapest
+    # Speeds decide if they are known: nothing is marked where their intervals overlap.
+    best = table.fastest if table.leaders else table.cheapest
     rows = []
     for row in table.rows:
         memory = _memory(row)
         cells: list[Cell] = [
             f"★ {row.technique}" if row is best else row.technique,
             f"{_MARKS.get(row.fit, '')}{row.fit}",
-            *[number(getattr(row, field)) for field in speeds.values()],
+            *[_between(row.within.get(field)) for field in speeds.values()],
             UNKNOWN if row.micro_batch is None else count(row.micro_batch),
             UNKNOWN if memory is None else _bar(table, memory, row),
             UNKNOWN if memory is None else _written(memory.total, size),
@@ -136,7 +141,7 @@ def _speed_titles(table: PlanTable) -> dict[str, str]:
 
     None without a timing.
     """
-    if not table.paces:
+    if not table.turns:
         return {}
     titles = {
         "samples/s": "samples_per_s",
@@ -228,14 +233,14 @@ def _verdict(table: PlanTable) -> str:
     limits = [f"{size:g} GiB of a {what}" for what, size in places if size]
     need = f"{least.technique} needs least"
     if not limits:
-        subject = " on memory" if table.fastest else ""
+        subject = " on memory" if table.leaders else ""
         return f"{_fastest(table)}No verdict{subject} without a limit; {need}"
     fits = [row for row in planned if row.fit in (Fit.FITS, Fit.TIGHT)]
     into = (
         f"{count(len(fits))} of {counted(len(table.rows), 'technique')} "
         f"fit into {' and '.join(limits)}"
     )
-    if table.fastest is not None:
+    if table.leaders:
         return f"{_fastest(table)}{into}; {need} memory"
     best = table.cheapest
     if best is None:
@@ -256,9 +261,13 @@ def _verdict(table: PlanTable) -> str:
 
 def _fastest(table: PlanTable) -> str:
     """Name the fastest row that fits, and state when a single pod is the fastest."""
-    best = table.fastest
-    if best is None or best.speed_up is None:
+    leaders = table.leaders
+    if not leaders:
         return ""
+    best = leaders[0]
+    speed_up = best.speed_up or 0.0
+    if len(leaders) > 1:
+        return f"{_undecided(table)}{_more(table, speed_up)}{_apart(table, speed_up)}. "
     several = [
         row
         for row in table.rows
@@ -270,17 +279,54 @@ def _fastest(table: PlanTable) -> str:
         pods = counted(table.pods if best.ranks > 1 else 1, "pod")
         fastest = (
             f"★ {best.technique} on {pods} is the fastest "
-            f"that fits: {best.speed_up:.2f} times one pod"
+            f"that fits: {_between(best.within['speed_up'])} times one pod"
         )
-        return f"{fastest}{_more(table, best.speed_up)}{_apart(table, best.speed_up)}. "
+        return f"{fastest}{_more(table, speed_up)}{_apart(table, speed_up)}. "
     other = max(several, key=lambda row: row.speed_up or 0.0)
     pays = "more micro-batches a step do not change that"
     if table.pays_from:
         pays = f"from gradient_accumulation_steps={table.pays_from} on, more are faster"
     return (
         f"★ One pod is faster: {other.technique} on {counted(table.pods, 'pod')} with {micro} "
-        f"a step makes {other.speed_up:.2f} times its samples/s; {pays}{_apart(table, 1.0)}. "
+        f"a step makes {_between(other.within['speed_up'])} times its samples/s; "
+        f"{pays}{_apart(table, 1.0)}. "
     )
+
+
+def _undecided(table: PlanTable) -> str:
+    """Name the rows that may be the fastest, and the range of their speed."""
+    leaders = table.leaders
+    names = short_list([row.technique for row in leaders], most=8)
+    intervals = [row.within["speed_up"] for row in leaders]
+    whole = Interval(
+        min(interval.low for interval in intervals),
+        max(interval.high for interval in intervals),
+    )
+    return (
+        f"No ★: the speeds of {names} overlap on {counted(table.pods, 'pod')}, "
+        f"at {_between(whole)} times one pod"
+    )
+
+
+def _between(interval: Interval | None) -> str:
+    """Write an interval.
+
+    Example:
+        >>> _between(Interval(1.304, 2.12)), _between(Interval(1.0, 1.0))
+        ('1.30 to 2.12', '1')
+    """
+    if interval is None:
+        return UNKNOWN
+    if interval.low == interval.high:
+        return number(interval.low)
+    return f"{_rounded(interval.low)} to {_rounded(interval.high)}"
+
+
+def _rounded(value: float) -> str:
+    if value < 0.1:
+        return f"{value:.2g}"
+    decimals = 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{decimals}f}"
 
 
 def _more(table: PlanTable, speed_up: float) -> str:
@@ -337,9 +383,9 @@ def _method(table: PlanTable) -> list[str]:
             "has; give memory_gib, or gpu_memory_gib for GPUs."
         )
     notes += _stages(table)
-    if table.paces:
-        notes.append(_timed(table.paces[YARDSTICK], table))
-    if table.paces and table.job.gradient_accumulation_steps > 1 and table.pods > 1:
+    if table.turns:
+        notes.append(_timed(table))
+    if table.turns and table.job.gradient_accumulation_steps > 1 and table.pods > 1:
         notes.append(
             "zero2, zero3 and fsdp send gradients after every micro-batch, since "
             "no rank holds them whole; zero1 and ddp send them once a step."
@@ -371,11 +417,15 @@ def _stages(table: PlanTable) -> list[str]:
     ]
 
 
-def _timed(pace: Pace, table: PlanTable) -> str:
+def _timed(table: PlanTable) -> str:
+    paces = [alone_in(turn).pace for turn in table.turns]
+    micro_batch_s = median(pace.micro_batch_s for pace in paces)
+    update_s = median(pace.update_s for pace in paces)
+    turns = len(table.turns)
     parts = [
-        "Speeds are predicted from steps timed on one pod: "
-        f"{duration(pace.micro_batch_s)} for forward and backward pass of "
-        f"{counted(pace.rows, 'row')}, {duration(pace.update_s)} for the rest of a step"
+        f"Speeds are predicted from steps timed in {counted(turns, 'turn')}; on one pod "
+        f"{duration(micro_batch_s)} for forward and backward pass of "
+        f"{counted(paces[0].rows, 'row')}, {duration(update_s)} for the rest of a step"
     ]
     exchange = table.exchange
     if (
@@ -386,12 +436,18 @@ def _timed(pace: Pace, table: PlanTable) -> str:
         parts.append(
             f"an all-reduce has {duration(exchange.latency_s)} of latency and {speed:.2f} GB/s"
         )
-        if (slowdown := exchange.slowdown(table.pods)) > 1.05:
+        slowdowns = []
+        for turn in table.turns:
+            seen = replace(exchange, slowdowns=slowdowns_of(turn, exchange))
+            slowdowns.append(seen.slowdown(table.pods))
+        if (slowdown := median(slowdowns)) > 1.05:
             parts.append(
                 f"{counted(table.pods, 'pod')} that compute "
                 f"at once take {slowdown:.2f} times as long"
             )
     return (
         "; ".join(parts)
-        + ". Speed-up is over single. local-sgd is not marked: its losses are others."
+        + ". An interval runs from the lowest turn to the highest, and "
+        + f"{100 * (widening(turns) - 1):.0f} % beyond. "
+        + "Speed-up is over single. local-sgd is not marked: its losses are others."
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +12,13 @@ from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.client.result import RunResult
 from workbench.client.submission import Submission
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.plan.forecast import Scaling
 from workbench.finetune.plan.plan import as_planned, plan, predict
 from workbench.finetune.plan.prediction import FIX, judge
-from workbench.finetune.plan.table import Fit, Pace, PlanTable
+from workbench.finetune.plan.table import Fit, PlanTable, TimedStep, Turn
+from workbench.finetune.techniques.ddp import DDP
 from workbench.finetune.techniques.local_sgd import LocalSGD
-from workbench.finetune.techniques.registry import TECHNIQUES, YARDSTICK
+from workbench.finetune.techniques.registry import TECHNIQUES, YARDSTICK, technique_of
+from workbench.finetune.techniques.zero.zero2 import Zero2
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
@@ -23,7 +26,11 @@ from workbench.rundir.spec import ClusterSpec
 
 _TIMED_STEPS = 16
 _TIMED_S = 60.0
+# No further turn begins after so many seconds.
+_TURNS_S = 90.0
 _ACCUMULATION = 2
+# Techniques with a step of their own as soon as they send.
+_OWN_ON_SEVERAL = (DDP.name, Zero2.name)
 # Slowdown of neighboring pods above which the pods may share a processor.
 _SHARED = 1.05
 _VERDICTS = {Fit.NOT: Verdict.BAD, Fit.TIGHT: Verdict.WARNING}
@@ -62,62 +69,69 @@ def plan_for(
     cluster: Submission,
     job: FineTune,
     exchange: Exchange | None,
+    *,
+    turns: int,
     **options: Any,
 ) -> PlanTable:
-    """Plan a job for measured pods after timing a few of its steps on a single pod."""
+    """Plan a job for measured pods after timing a few of its steps, in at most `turns` turns."""
     # A single pod may have no group of ranks to time.
     if job.sequence_parallel > 1 or job.tensor_parallel > 1:
         return plan(job, exchange=exchange, **options)
-    paces: dict[str, Pace] = {}
-    timed_techniques = [each.name for each in TECHNIQUES if not each.timed_as]
-    for technique in timed_techniques:
-        try:
-            timed = _timed(job, technique)
-        except ConfigError:  # QLoRA supports fewer techniques
-            continue
-        result = _run_timed(cluster, timed)
-        if result.step_s is None or result.micro_batch_s is None:
-            result.raise_for_status()
-            raise RunError(
-                f"only one step of {technique} ended within {_TIMED_S:.0f} s; see {result.path}"
-            )
-        rows = job.per_device_train_batch_size
-        step_s = result.step_s
-        micro_batch_s = result.micro_batch_s
-        paces[technique] = Pace.of(
-            rows=rows,
-            step_s=step_s,
-            micro_batch_s=micro_batch_s,
-            accumulation=_ACCUMULATION,
-        )
-    if exchange:
-        measured = slowdowns(cluster, job, exchange, paces[YARDSTICK])
-        exchange = replace(exchange, slowdowns=measured)
-    return plan(job, paces=paces, exchange=exchange, **options)
+    pods = options["pods"]
+    began = time.monotonic()
+    alone, *others = timed_runs(job, exchange, pods)
+    timed: list[Turn] = []
+    # `single` runs between the turns: the last step of a turn is the first step of the next.
+    before = _timed_step(cluster, *alone)
+    while len(timed) < turns and (not timed or time.monotonic() - began < _TURNS_S):
+        steps = [_timed_step(cluster, *other) for other in others]
+        after = _timed_step(cluster, *alone)
+        timed.append((before, *steps, after))
+        before = after
+    return plan(job, turns=timed, exchange=exchange, **options)
 
 
-def slowdowns(
-    cluster: Submission,
+def timed_runs(
     job: FineTune,
-    exchange: Exchange,
-    alone: Pace,
-) -> tuple[tuple[int, float], ...]:
-    """Return the doctor's slowdowns, updated by the job's steps if pods share a processor."""
-    if exchange.slowdown(exchange.pods) < _SHARED:
-        return exchange.slowdowns
-    try:
-        apart = _timed(job, LocalSGD.name).replace(local_sgd={"sync_steps": 10 * _TIMED_STEPS})
-    except ConfigError:  # QLoRA does not support the technique
-        return exchange.slowdowns
-    alone_s = Scaling().step_s(alone, rows=alone.rows, accumulation=_ACCUMULATION)
-    found = dict(exchange.slowdowns)
-    for pods in dict.fromkeys((2, exchange.pods)):
-        result = _run_timed(cluster, apart, pods)
-        if result.step_s is None:
-            result.raise_for_status()
-            return exchange.slowdowns
-        found[pods] = result.step_s / alone_s
-    return tuple(sorted(found.items()))
+    exchange: Exchange | None,
+    pods: int,
+) -> list[tuple[FineTune, int]]:
+    """Return the runs of a turn and their pods: `single`, and techniques with steps of their own.
+
+    The ranks of `local-sgd` show how much slower pods compute while other pods compute. Techniques
+    that do not support the job are left out.
+    """
+    wanted = [(YARDSTICK, 1)]
+    if exchange is not None and exchange.slowdown(exchange.pods) >= _SHARED:
+        wanted += [(LocalSGD.name, count) for count in dict.fromkeys((2, exchange.pods))]
+    for technique in TECHNIQUES:
+        own = not technique.timed_as or (pods > 1 and technique.name in _OWN_ON_SEVERAL)
+        if own and technique.name != YARDSTICK:
+            wanted.append((technique.name, pods))
+    runs = []
+    for name, count in wanted:
+        with suppress(ConfigError):  # QLoRA supports fewer techniques
+            short = timed_job(job, name)
+            technique_of(name).refuse_ranks(count)
+            runs.append((short, count))
+    return runs
+
+
+def _timed_step(cluster: Submission, short: FineTune, pods: int) -> TimedStep:
+    result = _run_timed(cluster, short, pods)
+    if result.step_s is None or result.micro_batch_s is None:
+        result.raise_for_status()
+        raise RunError(
+            f"only one step of {short.technique} ended within {_TIMED_S:.0f} s; see {result.path}"
+        )
+    return TimedStep(
+        technique=short.technique,
+        pods=pods,
+        rows=short.per_device_train_batch_size,
+        accumulation=_ACCUMULATION,
+        step_s=result.step_s,
+        micro_batch_s=result.micro_batch_s,
+    )
 
 
 def _run_timed(cluster: Submission, job: FineTune, pods: int = 1) -> RunResult:
@@ -130,9 +144,12 @@ def _run_timed(cluster: Submission, job: FineTune, pods: int = 1) -> RunResult:
         return run.wait(progress=False)
 
 
-def _timed(job: FineTune, technique: str) -> FineTune:
-    """Return a short version of a job for a single pod, without anything but training steps."""
-    return as_planned(job, technique).replace(
+def timed_job(job: FineTune, technique: str) -> FineTune:
+    """Return a short version of a job, without anything but training steps."""
+    short = as_planned(job, technique)
+    if technique_of(technique).apart:  # ranks must not wait for each other
+        short = short.replace(local_sgd={"sync_steps": 10 * _TIMED_STEPS})
+    return short.replace(
         max_steps=_TIMED_STEPS,
         gradient_accumulation_steps=_ACCUMULATION,
         eval_strategy="no",

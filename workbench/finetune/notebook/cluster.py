@@ -74,15 +74,18 @@ class Cluster(client.Cluster):
         *,
         pods: int | None = None,
         price_per_pod_hour: float | None = None,
+        turns: int = 3,
     ) -> PlanTable:
         """Predict the need of a job here under every technique, and the speed-up of several pods.
 
-        Times 16 steps of the job on a single pod under four techniques, and the all-reduce between
-        the pods. If pods share a processor, 16 steps on two pods and on all pods are timed as well.
-        The timed steps of a technique are stopped after a minute. Jobs whose ranks share rows
-        (`sequence_parallel`) or weights (`tensor_parallel`) are not timed: the table then has the
-        memory alone. On Kubernetes the table shows how many more pods of the same kind could be
-        scheduled now.
+        Times 16 steps of the job under `single` on one pod and under `ddp`, `zero1`, `zero2`,
+        `zero3` and `fsdp` on all pods, right after each other, and the all-reduce between the pods.
+        If pods share a processor, independent steps on two pods and on all pods are timed as well.
+        The timings are repeated in turns, and every speed has an interval that spans the turns. No
+        turn begins after 90 seconds, and the timed steps of a technique are stopped after a minute.
+        Jobs whose ranks share rows (`sequence_parallel`) or weights (`tensor_parallel`) are not
+        timed: the table then has the memory alone. On Kubernetes the table shows how many more pods
+        of the same kind could be scheduled now.
 
         Args:
             job: The job; its technique is only one of the rows. Its model and micro-batch are
@@ -90,6 +93,7 @@ class Cluster(client.Cluster):
             pods: Number of pods to plan for, starting with the first. Default: all.
             price_per_pod_hour: Price of a pod for an hour. Default None: costs are in pod-hours
                 only.
+            turns: The most turns, at least 1. Intervals of few turns are wider.
 
         Raises:
             ConfigError: The job is refused, or a number is not allowed.
@@ -100,6 +104,8 @@ class Cluster(client.Cluster):
         from workbench.client.checkup import diagnose, more_pods
         from workbench.finetune.notebook.checkup import plan_for
 
+        if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
+            raise ConfigError(f"turns is {turns!r}; allowed: a whole number from 1")
         self._check_ready()
         if pods is not None and not 1 <= pods <= self.spec.count:
             raise ConfigError(f"pods is {pods!r}; the cluster has {self.spec.count}")
@@ -119,6 +125,7 @@ class Cluster(client.Cluster):
             self,
             self.spec.chosen(job),
             diagnosis.exchange,
+            turns=turns,
             pods=pods or len(taken),
             gpus=self.spec.pods.slots,
             gpu_memory_gib=min(gpus_gib, default=None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of
 from workbench.finetune.plan.memory import host_of, need_of
 from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.setting import request_of, setting_of
-from workbench.finetune.plan.table import GIB, Fit, Pace, PlanRow, PlanTable
+from workbench.finetune.plan.table import GIB, Fit, PlanRow, PlanTable, Turn
 from workbench.finetune.plan.tracing import Request, cached_trace, trace_step
 from workbench.finetune.techniques.registry import TECHNIQUES, by_preference, technique_of
 from workbench.finetune.techniques.sizes import Setting, Trace
@@ -49,7 +49,7 @@ def plan(  # noqa: PLR0913
     memory_gib: float | None = None,
     techniques: Sequence[str] | None = None,
     lengths: tuple[int, int] | RowPreview | None = None,
-    paces: Mapping[str, Pace] | None = None,
+    turns: Sequence[Turn] = (),
     exchange: Exchange | None = None,
     price_per_pod_hour: float | None = None,
     nodes: NodeTable | None = None,
@@ -66,8 +66,8 @@ def plan(  # noqa: PLR0913
         techniques: Techniques to show. Default: all.
         lengths: Tokens of a row's source and target, or `preview(job)` for the tokens that 99 of
             100 micro-batches stay within. Default: the longest allowed by the job.
-        paces: Timed steps of this job on a single pod by technique, `single` at least, as in
-            `cluster.plan(job).paces`. Default None: no speeds are predicted.
+        turns: Timed steps of this job, as in `cluster.plan(job).turns`. Default (): no speeds are
+            predicted.
         exchange: The doctor's measurement between the pods, as `cluster.doctor().exchange`.
         price_per_pod_hour: Price of a pod for an hour. Default None: costs are in pod-hours only.
         nodes: Nodes of the cluster, as `workbench.nodes(backend, pod=…, count=…)`. The table then
@@ -100,12 +100,13 @@ def plan(  # noqa: PLR0913
         rows.append(refused.get(name) or _row(settings[name], trace, micro, limits))
     accumulation = job.gradient_accumulation_steps
     speed_ups = dict[int, float]()
-    if paces:
+    if turns:
         speeds = Speeds(
             settings=settings,
+            timed_settings=_timed_settings(job, turns, gpus=gpus),
             trace=trace,
             micro=micro,
-            paces=paces,
+            turns=turns,
             exchange=exchange,
         )
         rows = [speeds.added(row, accumulation, price=price_per_pod_hour) for row in rows]
@@ -120,7 +121,7 @@ def plan(  # noqa: PLR0913
         job=job,
         lengths=tokens or (job.max_source_length, job.max_target_length),
         rows=_marked(rows),
-        paces=paces or {},
+        turns=turns,
         exchange=exchange,
         speed_ups=speed_ups,
         scheduling=nodes.verdict if nodes is not None else "",
@@ -161,6 +162,21 @@ def _settings(
         except ConfigError as error:
             refused[name] = PlanRow(technique=str(name), fit=Fit.REFUSED, why=str(error))
     return settings, refused
+
+
+def _timed_settings(
+    job: FineTune,
+    turns: Sequence[Turn],
+    *,
+    gpus: int,
+) -> dict[tuple[str, int], Setting]:
+    """Return the settings of timed steps by technique and pods, without refused techniques."""
+    found: dict[tuple[str, int], Setting] = {}
+    for name, pods in sorted({(timed.technique, timed.pods) for turn in turns for timed in turn}):
+        settings, _ = _settings(job, [name], pods=pods, gpus=gpus)
+        for setting in settings.values():
+            found[name, pods] = setting
+    return found
 
 
 def decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, Request]:

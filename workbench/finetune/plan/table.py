@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -49,6 +49,63 @@ class Pace:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TimedStep:
+    """Timed steps of a job under a technique, as the median step of a short run."""
+
+    technique: str
+    pods: int
+    rows: int
+    """Rows of a micro-batch."""
+    accumulation: int
+    """Micro-batches of a step, at least two."""
+    step_s: float
+    micro_batch_s: float
+    """Seconds of the forward and backward pass of a micro-batch other than the last."""
+
+    @property
+    def pace(self) -> Pace:
+        return Pace.of(
+            rows=self.rows,
+            step_s=self.step_s,
+            micro_batch_s=self.micro_batch_s,
+            accumulation=self.accumulation,
+        )
+
+
+Turn = tuple[TimedStep, ...]
+"""Timed steps of all techniques, right after each other, with `single` on a pod first and last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Range that a predicted figure is expected in."""
+
+    low: float
+    high: float
+
+    def overlaps(self, other: Interval) -> bool:
+        """Return whether the ranges have a number in common.
+
+        Example:
+            >>> Interval(1.0, 1.5).overlaps(Interval(1.25, 2.0))
+            True
+            >>> Interval(1.0, 1.25).overlaps(Interval(1.5, 2.0))
+            False
+        """
+        return self.low <= other.high and other.low <= self.high
+
+    def of(self, figure: Callable[[float], float]) -> Interval:
+        """Return the interval of a figure that only grows, or only falls, with this one.
+
+        Example:
+            >>> Interval(2.0, 4.0).of(lambda seconds: 1 / seconds)
+            Interval(low=0.25, high=0.5)
+        """
+        ends = figure(self.low), figure(self.high)
+        return Interval(min(ends), max(ends))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PlanRow:
     technique: str
     fit: Fit
@@ -78,6 +135,8 @@ class PlanRow:
     """Pod-hours for a million rows."""
     cost: float | None = None
     """Price of a million rows in the user's money. None: no price was passed."""
+    within: Mapping[str, Interval] = field(default_factory=dict)
+    """Interval of every predicted figure of speed and cost, by the name of its field."""
 
     @property
     def gpu_gib(self) -> float | None:
@@ -112,8 +171,8 @@ class PlanTable(Shown):
     lengths: tuple[int, int]
     """Tokens of a row: source and target."""
     rows: Sequence[PlanRow]
-    paces: Mapping[str, Pace] = field(default_factory=dict)
-    """Timed steps on a single pod, by technique. Empty: no step was timed."""
+    turns: Sequence[Turn] = ()
+    """Timed steps of the job, a turn after another. Empty: no step was timed."""
     exchange: Exchange | None = None
     """Measurement of the network between the pods."""
     speed_ups: Mapping[int, float] = field(default_factory=dict)
@@ -137,14 +196,31 @@ class PlanTable(Shown):
 
     @property
     def fastest(self) -> PlanRow | None:
-        """Fastest fitting row without `local-sgd`, which changes losses. None: no known speed."""
+        """Fastest fitting row without `local-sgd`, which changes losses.
+
+        None: no known speed, or the interval of another row overlaps.
+        """
+        leaders = self.leaders
+        return leaders[0] if len(leaders) == 1 else None
+
+    @property
+    def leaders(self) -> list[PlanRow]:
+        """Fitting rows that may be the fastest, the fastest by its figure first.
+
+        The interval of every row overlaps the interval of the first. `local-sgd` is left out. No
+        rows: no known speed.
+        """
         fitting = []
         for row in self.rows:
             if row.fit not in (Fit.FITS, Fit.TIGHT, Fit.UNKNOWN):
                 continue
             if row.samples_per_s and technique_of(row.technique).same_losses:
                 fitting.append(row)
-        return max(fitting, key=lambda row: row.samples_per_s or 0.0, default=None)
+        fitting.sort(key=lambda row: row.samples_per_s or 0.0, reverse=True)
+        if not fitting:
+            return []
+        best = fitting[0].within["speed_up"]
+        return [row for row in fitting if row.within["speed_up"].overlaps(best)]
 
     @property
     def cheapest(self) -> PlanRow | None:

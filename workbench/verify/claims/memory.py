@@ -87,7 +87,7 @@ def _measured_run(turn: Turn) -> FineTuneRun:
 def _step_time(turn: Turn) -> str:
     technique = "ddp" if turn.ranks > 1 else "zero1"
     job = tiny(turn, technique, max_steps=24, gradient_accumulation_steps=2)
-    table = turn.once_free(lambda: turn.bench.main.plan(job))
+    table = turn.once_free(lambda: turn.bench.main.plan(job, turns=1))
     (planned,) = [row for row in table.rows if row.technique == technique]
     measured = turn.train(job).result.step_s
     if planned.step_s is None or measured is None:
