@@ -431,6 +431,7 @@ def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None
         table = cluster.plan(
             FineTune(technique="zero1"),
             turns=1,
+            measure=True,
         )
         assert cluster.runs == []
         with pytest.raises(ConfigError, match="pods is 4"):
@@ -438,7 +439,11 @@ def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None
         for turns in (0, True, 1.5):
             with pytest.raises(ConfigError, match="turns is"):
                 cluster.plan(FineTune(), turns=turns)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="measure is 1"):
+            cluster.plan(FineTune(), measure=1)  # type: ignore[arg-type]
         timed = [folder.name.rpartition("-")[0] for folder in (cluster.path / "timed").iterdir()]
+    assert table.calibration is not None and table.calibration.why == ""
+    assert timed.count("shallow") == 1 and 0.5 < table.calibration.scale < 1.5
     (turn,) = table.turns
     assert (turn[0].technique, turn[-1].technique) == ("single", "single")
     assert {step.technique for step in turn} - {"local-sgd"} == {"single", *OWN}

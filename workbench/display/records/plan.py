@@ -8,6 +8,7 @@ from statistics import median
 from workbench.base.table import Bar, Cell, Grid
 from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled, short_list
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
+from workbench.finetune.plan.calibration import LAYERS, Calibration
 from workbench.finetune.plan.forecast import alone_in, slowdowns_of, widening
 from workbench.finetune.plan.gpus import GpuTable
 from workbench.finetune.plan.table import Fit, Interval, PlanRow, PlanTable
@@ -47,7 +48,9 @@ def plan_doc(table: PlanTable) -> Doc:
     scheduling = (
         [Note(table.scheduling[:1].upper() + table.scheduling[1:])] if table.scheduling else []
     )
-    blocks: list[Block] = [Table(_grid(table)), Note(_what(table)), *scheduling, *refused]
+    calibration = [] if table.calibration is None else [Note(_calibrated(table.calibration))]
+    what = Note(_what(table))
+    blocks: list[Block] = [Table(_grid(table)), what, *calibration, *scheduling, *refused]
     return Doc(
         blocks=[*blocks, Fold("what it is made of, and how it was worked out", made_of)], full=True
     )
@@ -415,6 +418,16 @@ def _stages(table: PlanTable) -> list[str]:
         "GiB of the model's files are read once a pod; the kernel takes "
         "their pages back where memory is short, so they are not counted."
     ]
+
+
+def _calibrated(calibration: Calibration) -> str:
+    if calibration.why:
+        return f"Nothing was measured on a shallow copy, so no memory is scaled: {calibration.why}."
+    return (
+        f"Measured {calibration.scale:.2f} of planned; scaled. A copy with {LAYERS} layers "
+        f"took {calibration.measured_gib:.2f} GiB beside the runtime's own, and "
+        f"{calibration.planned_gib:.2f} were planned; a step took {duration(calibration.step_s)}."
+    )
 
 
 def _timed(table: PlanTable) -> str:

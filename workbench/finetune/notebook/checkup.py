@@ -12,6 +12,7 @@ from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.client.result import RunResult
 from workbench.client.submission import Submission
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.notebook.calibrate import calibrate
 from workbench.finetune.plan.plan import as_planned, plan, predict
 from workbench.finetune.plan.prediction import FIX, judge
 from workbench.finetune.plan.table import Fit, PlanTable, TimedStep, Turn
@@ -71,9 +72,16 @@ def plan_for(
     exchange: Exchange | None,
     *,
     turns: int,
+    measure: bool = False,
     **options: Any,
 ) -> PlanTable:
-    """Plan a job for measured pods after timing a few of its steps, in at most `turns` turns."""
+    """Plan a job for measured pods after timing a few of its steps, in at most `turns` turns.
+
+    With `measure`, the memory is scaled by the measured step of a shallow copy.
+    """
+    if measure:
+        gpus = options["gpus"] if options.get("gpu_memory_gib") else 0
+        options["calibration"] = calibrate(cluster, job, gpus=gpus)
     # A single pod may have no group of ranks to time.
     if job.sequence_parallel > 1 or job.tensor_parallel > 1:
         return plan(job, exchange=exchange, **options)

@@ -75,6 +75,7 @@ class Cluster(client.Cluster):
         pods: int | None = None,
         price_per_pod_hour: float | None = None,
         turns: int = 3,
+        measure: bool = False,
     ) -> PlanTable:
         """Predict the need of a job here under every technique, and the speed-up of several pods.
 
@@ -94,6 +95,11 @@ class Cluster(client.Cluster):
             price_per_pod_hour: Price of a pod for an hour. Default None: costs are in pod-hours
                 only.
             turns: The most turns, at least 1. Intervals of few turns are wider.
+            measure: Whether to run some steps of a shallow copy of the model on the first pod: two
+                layers of the real width with random weights, and the job's micro-batch at its
+                longest rows. The measured share of the planned memory then scales the memory of
+                every technique, and the table states the share. Takes some seconds more. Default:
+                False.
 
         Raises:
             ConfigError: The job is refused, or a number is not allowed.
@@ -106,6 +112,8 @@ class Cluster(client.Cluster):
 
         if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
             raise ConfigError(f"turns is {turns!r}; allowed: a whole number from 1")
+        if not isinstance(measure, bool):
+            raise ConfigError(f"measure is {measure!r}; allowed: True or False")
         self._check_ready()
         if pods is not None and not 1 <= pods <= self.spec.count:
             raise ConfigError(f"pods is {pods!r}; the cluster has {self.spec.count}")
@@ -126,6 +134,7 @@ class Cluster(client.Cluster):
             self.spec.chosen(job),
             diagnosis.exchange,
             turns=turns,
+            measure=measure,
             pods=pods or len(taken),
             gpus=self.spec.pods.slots,
             gpu_memory_gib=min(gpus_gib, default=None),

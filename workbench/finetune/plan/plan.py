@@ -11,6 +11,7 @@ from workbench.base.record import Allowed, Positive, Record, Size
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
+from workbench.finetune.plan.calibration import Calibration, check, scaled
 from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of
 from workbench.finetune.plan.memory import host_of, need_of
 from workbench.finetune.plan.reading import RowPreview
@@ -53,6 +54,7 @@ def plan(  # noqa: PLR0913
     exchange: Exchange | None = None,
     price_per_pod_hour: float | None = None,
     nodes: NodeTable | None = None,
+    calibration: Calibration | None = None,
 ) -> PlanTable:
     """Predict the memory, the fit and the speed of a job under every technique.
 
@@ -73,6 +75,9 @@ def plan(  # noqa: PLR0913
         nodes: Nodes of the cluster, as `workbench.nodes(backend, pod=…, count=…)`. The table then
             shows whether the pods could be scheduled now, and `gpu_memory_gib` None is read from
             the labels of the nodes. Default None.
+        calibration: Measured step of a shallow copy of the model, as in
+            `cluster.plan(job, measure=True).calibration`. Its share of the plan scales the memory.
+            Default None.
 
     Raises:
         ConfigError: The model's shape is unknown on this machine, or a number is not allowed.
@@ -89,6 +94,7 @@ def plan(  # noqa: PLR0913
         gpu_memory_gib = nodes.gpu_memory_gib
     gpus = gpus if gpu_memory_gib else 0
     tokens = tokens_of(lengths)
+    scale = check(calibration)
     job = choose(job, gpus=gpus)
     settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus)
     arithmetic = [setting.arithmetic for setting in settings.values()]
@@ -97,7 +103,7 @@ def plan(  # noqa: PLR0913
     micro = job.per_device_train_batch_size
     rows = []
     for name in techniques or _NAMES:
-        rows.append(refused.get(name) or _row(settings[name], trace, micro, limits))
+        rows.append(refused.get(name) or _row(settings[name], trace, micro, limits, scale))
     accumulation = job.gradient_accumulation_steps
     speed_ups = dict[int, float]()
     if turns:
@@ -125,10 +131,11 @@ def plan(  # noqa: PLR0913
         exchange=exchange,
         speed_ups=speed_ups,
         scheduling=nodes.verdict if nodes is not None else "",
+        calibration=calibration,
     )
 
 
-def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
+def _row(setting: Setting, trace: Trace, rows: int, limits: Limits, scale: float) -> PlanRow:
     if setting.spread and trace.unplaced:
         return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=trace.unplaced)
     why = trace.failed.get(setting.arithmetic)
@@ -137,7 +144,7 @@ def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
             f"the model cannot be traced in {setting.arithmetic}, so its memory is not known: {why}"
         )
         return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=what)
-    return row_of(setting, trace, rows, limits)
+    return row_of(setting, trace, rows, limits, scale=scale)
 
 
 def _settings(
@@ -267,15 +274,19 @@ def row_of(
     limits: Limits,
     *,
     searches: bool = True,
+    scale: float = 1.0,
 ) -> PlanRow:
-    """Compute a row of the table. With `searches` the row has the largest micro-batch."""
+    """Compute a row of the table. With `searches` the row has the largest micro-batch.
+
+    `scale` is the measured share of the planned memory.
+    """
     # A bucket in CPU memory takes room only for its written part: at most all gradients.
     if not setting.gpu:
         setting = replace(setting, bucket=min(setting.bucket, trace.trained))
     gpu_limit_gib, host_limit_gib = limits
     # A spread model needs most memory on its fullest GPU.
     fullest = trace.part if setting.spread and trace.part else trace
-    need = need_of(setting, fullest, rows)
+    need = scaled(need_of(setting, fullest, rows), scale)
     gpu_bytes = None if gpu_limit_gib is None else gpu_limit_gib * GIB
     stages = host_of(setting, trace, need, gpu_bytes)
     host = max(stages.values(), key=lambda memory: memory.total)
@@ -288,7 +299,7 @@ def row_of(
         gpus_on_pod = setting.on_pod
     micro_batch = None
     if searches and fit is not Fit.UNKNOWN:
-        micro_batch = most_rows(setting, trace, limits)
+        micro_batch = most_rows(setting, trace, limits, scale=scale)
     return PlanRow(
         technique=str(setting.technique),
         fit=fit,
@@ -301,13 +312,13 @@ def row_of(
     )
 
 
-def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
+def most_rows(setting: Setting, trace: Trace, limits: Limits, *, scale: float = 1.0) -> int:
     """Return the largest micro-batch that fits, tight or not. The need grows with the rows."""
     low = 0
     high = _MOST_ROWS
     while low < high:
         middle = (low + high + 1) // 2
-        row = row_of(setting, trace, middle, limits, searches=False)
+        row = row_of(setting, trace, middle, limits, searches=False, scale=scale)
         if row.fit is Fit.NOT:
             high = middle - 1
         else:

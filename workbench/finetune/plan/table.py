@@ -10,6 +10,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.shown import Shown
 from workbench.base.words import counted
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.plan.calibration import Calibration
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import Memory
 from workbench.pods.doctor.exchange import Exchange
@@ -183,6 +184,8 @@ class PlanTable(Shown):
     """
     scheduling: str = ""
     """Whether Kubernetes could schedule the pods, or more pods, now. Empty: not checked."""
+    calibration: Calibration | None = None
+    """Measured step of a shallow copy of the model, which scales the memory. None: not measured."""
 
     @property
     def longest(self) -> tuple[int, int]:

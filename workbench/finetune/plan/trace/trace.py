@@ -40,7 +40,8 @@ from workbench.finetune.techniques.sizes import Moment
 
 _PRIMES = (10007, 10009, 10037, 10039, 10061)
 _DEPTHS = (2, 3)
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_META = torch.device("meta")
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _Runs = Mapping[str, Mapping[int, Recorder]]
 _DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
 
@@ -84,8 +85,8 @@ def _let_experts_be_traced() -> None:
 
 
 def trace(request: Mapping[str, Any]) -> dict[str, Any]:
-    config = _config(request["config"])
-    model = _model(config, request, 0)
+    config = config_of(request["config"])
+    model = make_model(config, request, 0)
     sizes = _sizes(model)
     # Trace all layers of a model with unlike layers, such as dense ones before mixtures of experts.
     alike = all(layer == stack[1] for stack in sizes["stacks"] for layer in stack[2:])
@@ -135,9 +136,9 @@ def _spread(config: Any, request: Mapping[str, Any], model: Any, runs: _Runs) ->
 
     limits = {int(gpu): size for gpu, size in request["spread"]["limits"].items()}
     packed = request["spread"]["packed"]
-    dtype = _HALF.get(request["spread"]["format"], torch.float32)
+    dtype = HALF.get(request["spread"]["format"], torch.float32)
     try:
-        plain = _model(config, {**request, "lora": None}, 0)
+        plain = make_model(config, {**request, "lora": None}, 0)
         placed = placement(plain, limits, packed=packed, dtype=dtype)
     except ConfigError as error:
         return {"unplaced": str(error)}
@@ -177,7 +178,7 @@ def _prime(request: Mapping[str, Any]) -> int:
     return next(prime for prime in _PRIMES if all(size % prime for size in sizes))
 
 
-def _config(raw: Mapping[str, Any]) -> Any:
+def config_of(raw: Mapping[str, Any]) -> Any:
     options = {
         key: value for key, value in raw.items() if key not in ("model_type", "quantization_config")
     }
@@ -190,7 +191,14 @@ def _depth(config: Any) -> int:
     return int(depths.pop()) if len(depths) == 1 else 0
 
 
-def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
+def make_model(
+    config: Any,
+    request: Mapping[str, Any],
+    depth: int,
+    *,
+    device: torch.device = _META,
+) -> Any:
+    """Make the model of a request, with `depth` layers per stack if `depth` is not 0."""
     raw = config.to_dict()
     if depth:
         whole = _depth(config)
@@ -201,13 +209,13 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
         for key, value in raw.items():
             if isinstance(value, list) and len(value) == whole:
                 raw[key] = value[:depth]
-    shallow = _config(raw)
+    shallow = config_of(raw)
     family = AutoModelForSeq2SeqLM if shallow.is_encoder_decoder else AutoModelForCausalLM
     if request.get("scores"):
         family = AutoModelForSequenceClassification
         shallow.num_labels = 1
         shallow.pad_token_id = 0
-    with torch.device("meta"):
+    with device:
         model = family.from_config(shallow)
     model.train()
     # As in the Trainer: a layer that is recomputed would find the keys of its forward pass.
@@ -219,7 +227,7 @@ def _model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
     if request.get("checkpointing") and not (layers or policy):
         model.gradient_checkpointing_enable()
     if request.get("lora") is not None:
-        with torch.device("meta"):
+        with device:
             checkpointing = bool(request.get("checkpointing"))
             model = with_lora(model, Lora.from_dict(request["lora"]), checkpointing=checkpointing)
     recompute(model, layers, policy)
@@ -262,9 +270,9 @@ def _step(
 ) -> Recorder:
     causal = not config.is_encoder_decoder
     length = request["source"] + request["target"] if causal else request["source"]
-    model = _model(config, request, depth)
+    model = make_model(config, request, depth)
     autocast = arithmetic.startswith("autocast-")
-    dtype = _HALF.get(arithmetic.removeprefix("autocast-"))
+    dtype = HALF.get(arithmetic.removeprefix("autocast-"))
     # Under autocast trained weights stay in FP32. Weights frozen by adapters have the
     # format of the arithmetic.
     trained = torch.float32 if autocast or dtype is None else dtype
