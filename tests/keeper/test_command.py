@@ -41,6 +41,7 @@ def plan(launcher: Launcher, folder: Path = Path("/w")) -> LaunchPlan:
         places=place_ranks(PODS),
         master_port=29511,
         interface="lo",
+        network="10.0.7.0/30",
         package="/w/pods/store/workbench-0.zip",
         hostfile=folder / "hostfile",
         ssh_argv={p.name: ["ssh", "-F", str(folder / "ssh_config"), "--", p.address] for p in PODS},
@@ -68,7 +69,7 @@ def test_deepspeed_cannot_fall_back_to_this_machine_or_to_the_users_ssh(launcher
     assert command.argv[at + 1] == launcher.value
 
 
-def test_mpi_gets_the_wrapper_and_the_interface() -> None:
+def test_mpi_gets_the_wrapper_and_the_network() -> None:
     (given,) = [
         a for a in build_command(plan(Launcher.OPENMPI)).argv if a.startswith("--launcher_args=")
     ]
@@ -79,8 +80,13 @@ def test_mpi_gets_the_wrapper_and_the_interface() -> None:
     )
     assert build_command(plan(Launcher.OPENMPI)).env["OMPI_MCA_plm_rsh_agent"] == "/w/ssh"
     assert pairs["plm_rsh_pass_environ_mca_params"] == "0"
-    assert pairs["btl_tcp_if_include"] == pairs["oob_tcp_if_include"] == "lo"
+    assert pairs["btl_tcp_if_include"] == pairs["oob_tcp_if_include"] == "10.0.7.0/30"
     assert "MASTER_PORT=29511" in args
+    # Without a common network, mpirun finds its daemons by itself.
+    alone = replace(plan(Launcher.OPENMPI), network="")
+    (given,) = [a for a in build_command(alone).argv if a.startswith("--launcher_args=")]
+    assert "btl_tcp_if_include lo" in given
+    assert "oob_tcp_if_include" not in given
 
 
 def test_pdsh_starts_the_python_of_the_pods_which_must_be_one(tmp_path: Path) -> None:

@@ -67,6 +67,9 @@ class LaunchPlan:
     """TCP port of torch's rendezvous on the first pod."""
     interface: str
     """Network interface of the pods' addresses, for MPI."""
+    network: str
+    """Network of this machine and the pods, for MPI: interfaces have other names on other hosts.
+    Empty: unknown."""
     package: str
     """Path of the zipped workbench package on the pods."""
     hostfile: Path
@@ -216,11 +219,13 @@ def _mpi_args(plan: LaunchPlan) -> list[str]:
     settings = {
         "plm_rsh_no_tree_spawn": "1",  # Pods have no keys for each other.
         "plm_rsh_pass_environ_mca_params": "0",
-        "btl_tcp_if_include": plan.interface,
-        "oob_tcp_if_include": plan.interface,
         # Another user may own the default folder in /tmp, and two mpiruns would race there.
         "orte_local_tmpdir_base": f"{plan.rsh_wrapper}.tmp",
     }
+    # Without a setting, DeepSpeed would choose the interface `eth0` for messages between ranks.
+    settings["btl_tcp_if_include"] = plan.network or plan.interface
+    if plan.network:
+        settings["oob_tcp_if_include"] = plan.network
     args = [x for name, value in settings.items() for x in ("--mca", name, value)]
     exports = [f"MASTER_ADDR={plan.pods[0].address}", f"MASTER_PORT={plan.master_port}"]
     return [*args, "--allow-run-as-root", *(x for export in exports for x in ("-x", export))]

@@ -209,6 +209,7 @@ def _command(composition: Composition, pods: list[Pod]) -> str:
         places=place_ranks(used)[: 1 if single else None],
         master_port=29500,
         interface="lo",
+        network="",
         package="CLUSTER/workbench.zip",
         hostfile=Path("CLUSTER/runs/RUN/hostfile"),
         ssh_argv={pod.name: ssh_argv(pod, identity) for pod in used},

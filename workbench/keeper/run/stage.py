@@ -18,6 +18,7 @@ from workbench.keeper.launch import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.pods.backends import backend_class
+from workbench.pods.route import common_network, own_address_to
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint
 from workbench.rundir.output.collect import mask_file
@@ -114,8 +115,11 @@ def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -
     if launcher is Launcher.PDSH:
         pdsh_env = pdsh_environment(identity)
     rsh_wrapper = "ssh"
+    network = ""
     if launcher is Launcher.OPENMPI:
         rsh_wrapper = ssh_wrapper(identity, pods)
+        addresses = [pod.address for pod in pods]
+        network = common_network([own_address_to(addresses[0]), *addresses])
     return LaunchPlan(
         run_id=context.run_id,
         launcher=launcher,
@@ -123,6 +127,7 @@ def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -
         places=context.places,
         master_port=master_port,
         interface=links[0].interface,
+        network=network,
         package=links[0].package,
         hostfile=context.paths.hostfile,
         ssh_argv={link.pod.name: ssh_argv(link.pod, identity) for link in links},

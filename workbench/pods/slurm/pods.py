@@ -38,11 +38,11 @@ from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
+from workbench.pods.route import own_address_to
 from workbench.pods.slurm import commands, job
 from workbench.pods.slurm.commands import Job
 from workbench.pods.slurm.notice import leaving_file
 from workbench.pods.slurm.options import check_options, check_root
-from workbench.pods.slurm.route import own_address_to
 from workbench.pods.ssh.identity import check_key_line
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from pathlib import Path
 from workbench.base.errors import PodError
 from workbench.pods.guest import worker
 from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.route import own_address_to
 from workbench.pods.slurm.notice import leaving_file, notice_in
-from workbench.pods.slurm.route import own_address_to
 
 _GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 """Variables by which Slurm names the GPUs of a step."""
