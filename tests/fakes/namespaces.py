@@ -64,8 +64,11 @@ class Namespace:
 
 
 @contextmanager
-def joined(count: int) -> Iterator[list[Namespace]]:
-    """Make namespaces, each with an address that the bridge, and so this machine, reaches."""
+def joined(count: int, net: str = NET) -> Iterator[list[Namespace]]:
+    """Make namespaces, each with an address that the bridge, and so this machine, reaches.
+
+    `net` is the first three numbers of their addresses. No other namespaces may have the same.
+    """
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     tag = f"wb{os.getpid() % 100_000}{next(_TAGS)}"
@@ -73,9 +76,9 @@ def joined(count: int) -> Iterator[list[Namespace]]:
         try:
             ip("link", "add", tag, "type", "bridge")
             undo.callback(ip, "link", "del", tag)
-            ip("addr", "add", f"{NET}.1/24", "dev", tag)
+            ip("addr", "add", f"{net}.1/24", "dev", tag)
             ip("link", "set", tag, "up")
-            made = [Namespace(f"{tag}n{n}", f"{NET}.{n + 2}", f"{tag}v{n}") for n in range(count)]
+            made = [Namespace(f"{tag}n{n}", f"{net}.{n + 2}", f"{tag}v{n}") for n in range(count)]
             for each in made:
                 ip("netns", "add", each.name)
                 undo.callback(ip, "netns", "del", each.name)

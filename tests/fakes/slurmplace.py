@@ -1,6 +1,7 @@
 """A real Slurm on this machine: munged, slurmctld and a slurmd for each of three nodes.
 
-The nodes are loopback addresses. All state is in a folder of `/tmp`. One Slurm serves a session.
+A node has a network namespace and a host name of its own. The nodes share all files, as nodes with
+NFS do. All state is in a folder of `/tmp`. One Slurm serves a session.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
 
+from tests.fakes.namespaces import NET, Namespace, joined
 from tests.poll import until
 from workbench.pods.guest.machine import free_port
 from workbench.pods.notes import note_of
@@ -26,11 +28,13 @@ from workbench.pods.pod import LaunchContext
 from workbench.pods.slurm.pods import JOBS, SlurmPods
 
 _NODES = 3
+# Beside the network of other tests of the same process, which may exist at the same time.
+_NET = NET.replace("10.213.", "10.214.")
 _SIZE = "CPUs=4 RealMemory=8000 Gres=gpu:a100:2"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 _CONFIG = """\
 ClusterName=test
-SlurmctldHost=localhost(127.0.0.1)
+SlurmctldHost=localhost({controller})
 SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
@@ -93,21 +97,24 @@ class Slurm:
         self.limits_memory = all(os.access(folder, os.W_OK) for folder in _GROUPS)
         """Whether jobs have control groups: version 1, and this machine lets us make some."""
         self._daemons: list[subprocess.Popen[bytes]] = []
+        self._networks = ExitStack()
 
     def start(self) -> None:
         """Start all daemons and wait until the nodes are idle."""
-        ports = [free_port(["127.0.0.1"]) for _ in (*self.nodes, "controller")]
+        hosts = self._networks.enter_context(joined(_NODES, _NET))
         lines = [
-            f"NodeName={node} NodeAddr=127.0.0.{number} Port={port} {_SIZE}"
-            for number, (node, port) in enumerate(zip(self.nodes, ports, strict=False), 11)
+            f"NodeName={node} NodeAddr={host.address} Port=6818 {_SIZE}"
+            for node, host in zip(self.nodes, hosts, strict=True)
         ]
+        controller = f"{_NET}.1"
         limits = ["ProctrackType=proctrack/pgid", "TaskPlugin=task/none"]
         if self.limits_memory:
             limits = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"]
             (self.folder / "cgroup.conf").write_text(_CGROUPS)
         text = _CONFIG.format(
             folder=self.folder,
-            port=ports[-1],
+            controller=controller,
+            port=free_port([controller]),
             nodes="\n".join(lines),
             names=",".join(self.nodes),
             limits="\n".join(limits),
@@ -124,8 +131,8 @@ class Slurm:
         self._start_daemon("munged", "--foreground", "--force", *self._munge())
         until((self.folder / "munge.sock").exists, 20, why=self._logs)
         self._start_daemon("slurmctld", "-D", "-f", str(self.config))
-        for node in self.nodes:
-            self._start_daemon("slurmd", "-D", "-N", node, "-f", str(self.config))
+        for node, host in zip(self.nodes, hosts, strict=True):
+            self._start_daemon(*_on_host(host, node), "slurmd", "-D", "-f", str(self.config))
         until(lambda: self._states() == {"idle"}, 60, every_s=0.2, why=self._logs)
 
     def end(self) -> None:
@@ -140,6 +147,7 @@ class Slurm:
             for group in _GROUPS:
                 for folder, _, _ in os.walk(group / f"slurm_{node}", topdown=False):
                     Path(folder).rmdir()
+        self._networks.close()
         shutil.rmtree(self.folder)
 
     def do(self, *words: str, text: str = "") -> str:
@@ -196,6 +204,15 @@ class Slurm:
         return "\n".join(path.read_text()[-2000:] for path in self.folder.glob("*.log"))
 
 
+def _on_host(host: Namespace, name: str) -> Iterator[str]:
+    """Return the words before those of a daemon on a host; the daemon keeps its process id.
+
+    `ip netns exec` would hide the control groups, which are below `/sys`.
+    """
+    yield from ("nsenter", f"--net=/run/netns/{host.name}", "unshare", "--uts")
+    yield from ("sh", "-c", 'hostname "$0" && exec "$@"', name)
+
+
 _RUNNING: list[Slurm] = []
 
 
@@ -209,7 +226,11 @@ def slurm() -> Slurm:
             pytest.skip("Slurm's daemons need root here")
         made = Slurm()
         _RUNNING.append(made)
-        made.start()
+        try:
+            made.start()
+        except pytest.skip.Exception:  # this machine has no network namespaces
+            end_slurm()
+            raise
     return _RUNNING[0]
 
 
