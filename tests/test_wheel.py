@@ -38,9 +38,25 @@ Run = Callable[..., str]
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the source archive and the wheel that was built from the archive."""
     folder = tmp_path_factory.mktemp("built")
-    uv = [sys.executable, "-m", "uv", "build", "-q", "--out-dir", str(folder), str(ROOT)]
-    done = subprocess.run(uv, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    backend = tmp_path_factory.mktemp("backend")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
+    subprocess.run([*pip, "--target", str(backend), "hatchling"], check=True, timeout=300)
+
+    def build(source: Path, kind: str) -> None:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
+        env = {**os.environ, "PYTHONPATH": str(backend)}
+        done = subprocess.run(
+            command, cwd=source, env=env, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+
+    build(ROOT, "sdist")
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    (archive,) = folder.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(unpacked, filter="data")
+    (source,) = unpacked.iterdir()
+    build(source, "wheel")
     return folder
 
 

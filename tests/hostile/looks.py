@@ -206,14 +206,15 @@ def handlers(reader: Reader, run: Run) -> Iterator[Look]:
 
 def commands(reader: Reader, run: Run) -> Iterator[Look]:
     """Yield a look through each command of the parser, with a path for every place in it."""
-    paths = {"spec": run.paths.spec, "folders": reader.given.root}
+    paths = {"spec": run.paths.spec, "folders": reader.given.root, "folder": reader.given.root}
     (verbs,) = [
         action
         for action in cli._parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     ]
     for verb, parser in verbs.choices.items():
-        if verb in ("run", "doctor", "verify"):  # start the pods of the user's SPEC.json
+        # Some start the pods of the user's SPEC.json, and one reads no file.
+        if verb in ("run", "doctor", "verify", "completion"):
             continue
         words = [verb]
         flags = []
