@@ -129,7 +129,8 @@ def _verify(args: argparse.Namespace) -> bool:
 
     rows = chosen(args.only)
     if args.list:
-        _say(list_text(rows))
+        listed = [{"name": row.name, "subject": row.subject, "claim": row.claim} for row in rows]
+        _answer(args, list_text(rows), {"rows": listed})
         return True
     make = None
     if args.spec is not None:

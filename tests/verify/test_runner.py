@@ -168,7 +168,9 @@ def test_the_command_lists_refuses_and_exits_by_the_table(
         asked.append({"rows": [each.name for each in rows], **options})
         return report(*outcomes[: len(rows)])
 
-    assert main(["verify", "--list", "--only", "tf32"]) == 0
+    json_file = tmp_path / "rows.json"
+    assert main(["verify", "--list", "--only", "tf32", "--json", str(json_file)]) == 0
+    assert [row["name"] for row in json.loads(json_file.read_text())["rows"]] == ["tf32"]
     assert "tf32 follows fp32" in capsys.readouterr().out
     assert main(["verify", "--only", "nothing"]) == 2
     assert main(["verify", str(tmp_path / "no.json")]) == 2

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.pods import test_contract as contract
-from tests.pods.conftest import Launched, note_others
-from tests.pods.controlplane.place import RealKubernetesPlace
+from tests.pods.conftest import Launched
 from tests.pods.test_contract import (  # noqa: F401 (collected here too)
     test_a_host_that_is_not_pinned_is_not_greeted,
     test_a_hostfile_can_be_made,
@@ -28,13 +24,6 @@ from tests.pods.test_contract import (  # noqa: F401 (collected here too)
 )
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[RealKubernetesPlace]:
-    with RealKubernetesPlace(tmp_path / "place") as made:
-        note_others()
-        yield made
 
 
 def test_no_forwarding_and_no_password(launched: Launched) -> None:

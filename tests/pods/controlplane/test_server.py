@@ -21,7 +21,7 @@ from takeover import counting, exact, printed
 import workbench
 from tests.docker.test_chart import CHART, unpacked_helm
 from tests.fakes.kubeplace import MANIFESTS, role
-from tests.pods.conftest import Launched, note_others, on_pods
+from tests.pods.conftest import Launched, on_pods
 from tests.pods.controlplane.place import RealKubernetesPlace
 from tests.pods.controlplane.server import NAMESPACE
 from tests.support.sentences import sentence
@@ -36,13 +36,6 @@ from workbench.pods.pod import LaunchContext, Phase
 from workbench.pods.pod_spec import PodSpec
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(600)]
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Iterator[RealKubernetesPlace]:
-    with RealKubernetesPlace(tmp_path / "place") as made:
-        note_others()
-        yield made
 
 
 def refused(

@@ -312,12 +312,7 @@ def _undecided(table: PlanTable) -> str:
 
 
 def _between(interval: Interval | None) -> str:
-    """Write an interval.
-
-    Example:
-        >>> _between(Interval(1.304, 2.12)), _between(Interval(1.0, 1.0))
-        ('1.30 to 2.12', '1')
-    """
+    """Write an interval as a range, or as one number if both ends are equal."""
     if interval is None:
         return UNKNOWN
     if interval.low == interval.high:
