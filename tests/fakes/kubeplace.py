@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 MANIFESTS = Path(__file__).resolve().parents[2] / "docker" / "kubernetes"
 
 
-class KubernetesPlace:
-    """One API server with one node."""
+class PlaceOnLoop:
+    """A Kubernetes whose node runs on an event loop, in a thread of its own."""
 
     owns_daemons = True
     launchers = ("ssh",)
@@ -36,21 +36,8 @@ class KubernetesPlace:
         self.kubeconfig = folder / "kubeconfig"
         # Where the tests' notebooks have their clusters, beside this place.
         self._hidden = [folder.parent / name for name in ("cluster", "runs")]
-        self.server: ApiServer
-        self.kubelet: Kubelet
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self.do(self._start())
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self.do(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
-        self._loop.close()
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run something on the loop."""
@@ -59,6 +46,27 @@ class KubernetesPlace:
     def backend(self, **options: Any) -> KubernetesPods:
         given = {"image": "example.org/worker:1", "kubeconfig": str(self.kubeconfig), **options}
         return KubernetesPods(**given)
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+        self._loop.close()
+
+
+class KubernetesPlace(PlaceOnLoop):
+    """One API server with one node."""
+
+    server: ApiServer
+    kubelet: Kubelet
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.do(self._start())
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.do(self._stop())
+        self._end_loop()
 
     def left(self, context: LaunchContext) -> list[str]:
         deadline = time.monotonic() + 10

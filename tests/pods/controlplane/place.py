@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from tests.fakes.kubelet import NODE, left_below
+from tests.fakes.kubeplace import PlaceOnLoop
 from tests.fakes.sshhosts import apart
 from tests.pods.controlplane.server import ControlPlane, control_plane
 from tests.poll import until
-from workbench.pods.kubernetes.pods import KubernetesPods
 from workbench.pods.pod import LaunchContext
 
 if TYPE_CHECKING:
@@ -26,20 +24,11 @@ _COLLECTED_S = 90.0
 MANAGED = "app.kubernetes.io%2Fmanaged-by%3Ddeepspeed-workbench"
 
 
-class RealKubernetesPlace:
+class RealKubernetesPlace(PlaceOnLoop):
     """The session's server, a node for this test, and a user with the shipped service account."""
 
-    owns_daemons = True
-    launchers = ("ssh",)
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.kubeconfig = folder / "kubeconfig"
-        self._hidden = [folder.parent / name for name in ("cluster", "runs")]
-        self.plane: ControlPlane
-        self.kubelet: RealKubelet
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+    plane: ControlPlane
+    kubelet: RealKubelet
 
     def __enter__(self) -> Self:
         self.plane = control_plane()
@@ -58,18 +47,8 @@ class RealKubernetesPlace:
         until(lambda: not self.plane.items("pods"), 60, every_s=0.1)
         self.do(self._stop())
         self.plane.ask("DELETE", f"/api/v1/nodes/{NODE}")
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
-        self._loop.close()
+        self._end_loop()
         until(lambda: not left_below(str(self.kubelet.folder)), 60)
-
-    def do(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run something on the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
-
-    def backend(self, **options: Any) -> KubernetesPods:
-        given = {"image": "example.org/worker:1", "kubeconfig": str(self.kubeconfig), **options}
-        return KubernetesPods(**given)
 
     def left(self, context: LaunchContext) -> list[str]:
         """List our objects, once the garbage collector has had its time."""
