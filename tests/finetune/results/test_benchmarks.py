@@ -123,6 +123,8 @@ def run(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> FineTuneR
     made = cluster.submit(job)
     made.wait(300, progress=False).raise_for_status()
     assert isinstance(made, FineTuneRun)
+    # The prediction of a short run may arrive after the run's end.
+    until(lambda: not made.paths.inquiry.exists(), seconds=120)
     return made
 
 
