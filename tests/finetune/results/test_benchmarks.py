@@ -56,21 +56,20 @@ NAMES = ("red", "green", "blue", "black", "white")
 # lm-eval alone, in one process, on the folder of the model.
 DIRECTLY = """
 import json, os, sys
-folder, include, which, seed = json.loads(sys.argv[1])
+folder, include, seed = json.loads(sys.argv[1])
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-pretrained, tokenizer = folder, folder
-if which == "base":
-    from workbench.finetune.model import load as model
-    from transformers import AutoTokenizer
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    pretrained = model.load("tiny-llama", (), seed=seed, tokenizer=tokenizer).model
+from transformers import AutoTokenizer
+from workbench.finetune.model import load as model
+tokenizer = AutoTokenizer.from_pretrained(folder)
+base = model.load("tiny-llama", (), seed=seed, tokenizer=tokenizer).model
 os.chdir(include)
-lm = HFLM(pretrained=pretrained, tokenizer=tokenizer, batch_size=1, device="cpu")
 tasks = TaskManager(include_path=include, include_defaults=False)
-found = simple_evaluate(model=lm, tasks=["mine_choice", "mine_write"], task_manager=tasks)
-print("RESULTS " + json.dumps(found["results"], default=str))
+for which, model, words in (("base", base, tokenizer), ("trained", folder, folder)):
+    lm = HFLM(pretrained=model, tokenizer=words, batch_size=1, device="cpu")
+    found = simple_evaluate(model=lm, tasks=["mine_choice", "mine_write"], task_manager=tasks)
+    print("RESULTS " + json.dumps([which, found["results"]], default=str))
 """
 
 
@@ -129,14 +128,13 @@ def run(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> FineTuneR
     return made
 
 
-def directly(run: Run, include: Path, which: str) -> Mapping[str, Any]:
-    request = json.dumps([str(run.paths.model), str(include), which, 7])
+def directly(run: Run, include: Path) -> Mapping[str, Any]:
+    request = json.dumps([str(run.paths.model), str(include), 7])
     command = [sys.executable, "-c", DIRECTLY, request]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULTS ")]
-    assert lines, done.stderr[-3000:]
-    results: Mapping[str, Any] = json.loads(lines[0].removeprefix("RESULTS "))
-    return results
+    assert len(lines) == 2, done.stderr[-3000:]
+    return dict(json.loads(line.removeprefix("RESULTS ")) for line in lines)
 
 
 def test_the_figures_on_two_pods_are_those_of_lm_eval_itself(
@@ -144,7 +142,7 @@ def test_the_figures_on_two_pods_are_those_of_lm_eval_itself(
 ) -> None:
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
     scores = run.evaluate(["mine_choice", "mine_write"], include_path=include, progress=False)
-    results = {which: directly(run, include, which) for which in ("base", "trained")}
+    results = directly(run, include)
     found = {(score.task, score.metric): score for score in scores}
     assert set(found) == {
         ("mine_choice", "acc"),
