@@ -156,8 +156,12 @@ def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparis
         raise ConfigError(
             f"compare was given {len(paths)} runs and {len(names)} names; give as many"
         )
+    return compare_views([RunView(path) for path in paths], names=names)
+
+
+def compare_views(views: Sequence[RunView], *, names: Sequence[str] = ()) -> RunComparison:
+    """Compare runs that are already read. See `compare`."""
     is_alive = cache(is_keeper_alive)
-    views = [RunView(path) for path in paths]
     records = [record_of(view.paths, is_alive) for view in views]
     named = tuple(names)
     if not named:

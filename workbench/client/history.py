@@ -32,6 +32,7 @@ _COLUMNS = (
     "id",
     "name",
     "note",
+    "tags",
     "submitted_s",
     "state",
     "message",
@@ -192,7 +193,7 @@ def history(
 
     Args:
         folder: Folder to search: a notebook's folder, a cluster's or a run's directory.
-        name: Text in the name, note or id of the runs, ignoring case.
+        name: Text in the name, note, tags or id of the runs, ignoring case.
         state: State of the runs, or several states.
         model: Text in the name of the runs' models.
         technique: Technique of the runs, or several techniques.
@@ -234,7 +235,7 @@ def history(
         and (not techniques or record.technique in techniques)
         and (pods is None or record.pods == pods)
         and model.lower() in record.model.lower()
-        and name.lower() in f"{record.name}\n{record.note}\n{record.id}".lower()
+        and name.lower() in "\n".join(_words(record)).lower()
     ]
     in_order = _sorted(records, column, largest_first=sort.startswith("-"))
     return History(root, tuple(in_order), sorted_by=column)
@@ -292,9 +293,15 @@ def _key(value: object) -> tuple[float, str]:
     return 0.0, str(value)
 
 
+def _words(record: RunRecord) -> Sequence[str]:
+    return record.name, record.note, record.id, *record.tags
+
+
 def _figure(record: RunRecord, name: str) -> object:
     if name == "peak_memory_gib":
         return max(record.peak_memory_gib.values(), default=None)
+    if name == "tags":
+        return ", ".join(record.tags)
     kind, _, metric = name.partition(".")
     if metric and kind == "metric":
         return record.metrics.get(metric)

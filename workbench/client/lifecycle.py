@@ -91,7 +91,10 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
             "user": getpass.getuser(),
         }
         when = time.strftime("%Y-%m-%d %H:%M:%S")
-        write_json(paths.holder, {**holder, "host": socket.gethostname(), "time": when})
+        # Jupyter names the notebook of a kernel in this variable.
+        notebook = Path(os.environ.get("JPY_SESSION_NAME", "")).name
+        holder |= {"host": socket.gethostname(), "time": when, "notebook": notebook}
+        write_json(paths.holder, holder)
         register(paths, _stored(spec))
         prune()
         return spawn_keeper(paths, spec, leash)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,6 +167,20 @@ class Run(ShownLive):
     @note.setter
     def note(self, note: str) -> None:
         write_label(self.paths, note=note)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Tags of the run, to find the run in the sidebar; none until you set them.
+
+        Raises:
+            ConfigError: There are more than 20 new tags, or a tag has a comma or over 40 letters.
+            RunError: The run directory cannot be written.
+        """
+        return read_label(self.paths).tags
+
+    @tags.setter
+    def tags(self, tags: Sequence[str]) -> None:
+        write_label(self.paths, tags=tags)
 
     @property
     def spec(self) -> RunSpec:

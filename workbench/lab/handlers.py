@@ -47,7 +47,11 @@ def routes(base_url: str, root: str) -> list[_Route]:
     handlers: Mapping[str, type[web.RequestHandler]] = {
         "runs": RunsHandler,
         "page": PageHandler,
+        "compare": CompareHandler,
+        "again": AgainHandler,
+        "label": LabelHandler,
         "stop": StopHandler,
+        "stop-cluster": StopClusterHandler,
         "tensorboard": BoardsHandler,
         "(card|report)": DownloadHandler,
         "model": ModelHandler,
@@ -101,13 +105,14 @@ class RunsHandler(_Handler):
 
     @web.authenticated
     async def get(self) -> None:
-        """List the content of `folder`, with its newest `limit` runs."""
+        """List the content of `folder`, with its newest `limit` runs among those of `find`."""
         folder = self.get_query_argument("folder", "")
+        find = self.get_query_argument("find", "")
         limit = self.get_query_argument("limit", "50")
         most = 50
         if limit.isdecimal():
             most = min(int(limit), _MOST)
-        await self.answer(_READER, lambda listing: listing.look(folder, most))
+        await self.answer(_READER, lambda listing: listing.look(folder, most, find))
 
 
 class PageHandler(_Handler):
@@ -120,6 +125,34 @@ class PageHandler(_Handler):
         await self.answer(_READER, lambda listing: listing.page(run))
 
 
+class CompareHandler(_Handler):
+    _track_activity = False
+
+    @web.authenticated
+    async def get(self) -> None:
+        """Draw the comparison of the runs at every `run`, paths below the server's root."""
+        runs = self.get_query_arguments("run")
+        await self.answer(_READER, lambda listing: listing.compare(runs))
+
+
+class AgainHandler(_Handler):
+    @web.authenticated
+    async def get(self) -> None:
+        """Answer with the code that submits the job of `run` again."""
+        run = self.get_query_argument("run")
+        await self.answer(_ACTOR, lambda listing: listing.again(run))
+
+
+class LabelHandler(_Handler):
+    @web.authenticated
+    async def post(self) -> None:
+        """Change `name` or `tags` of `run`."""
+        body = self.body()
+        run = str(body.get("run"))
+        changes = {str(name): body[name] for name in ("name", "tags") if name in body}
+        await self.answer(_ACTOR, lambda listing: listing.label(run, changes))
+
+
 class StopHandler(_Handler):
     @web.authenticated
     async def post(self) -> None:
@@ -127,6 +160,15 @@ class StopHandler(_Handler):
         body = self.body()
         run = str(body.get("run"))
         await self.answer(_ACTOR, lambda listing: listing.stop(run))
+
+
+class StopClusterHandler(_Handler):
+    @web.authenticated
+    async def post(self) -> None:
+        """Stop the pods of a `cluster` of this user without a run."""
+        body = self.body()
+        cluster = str(body.get("cluster"))
+        await self.answer(_ACTOR, lambda listing: listing.stop_cluster(cluster))
 
 
 class BoardsHandler(_Handler):

@@ -12,7 +12,8 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,33 +22,42 @@ from zipfile import ZipFile, ZipInfo
 from workbench.base.errors import RunError
 from workbench.base.files import gate
 from workbench.base.shown import as_page
-from workbench.base.words import count, counted, duration, gib, number, plain
+from workbench.base.words import counted, gib, plain
 from workbench.benchmark.result import Report, rows_below
+from workbench.client.cluster import Cluster
+from workbench.client.comparison import compare_views
 from workbench.client.result import RunResult, card_of
 from workbench.client.run import Run
+from workbench.client.takeover import unfinished_runs
 from workbench.client.tensorboard.board import BOARD_PATH, board_folder, serve_folders
 from workbench.client.tensorboard.server import find_by_key
-from workbench.display.kit.doc import to_page
+from workbench.display.kit.doc import Doc, Figure, to_page
+from workbench.display.kit.plots.figure import look_of_run
+from workbench.display.records.history import runs_doc
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import RunPage
 from workbench.display.run.panel import Drawings
-from workbench.rundir.catalog.store import RunRecord, find_all, read_label, record_of, stamp_of
-from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.state import RunState
-from workbench.rundir.status import (
-    cluster_of,
-    cluster_status,
-    is_keeper_alive,
-    run_at,
-    silence_of,
+from workbench.lab.again import again_code
+from workbench.lab.rows import WORDS, Row, cluster_row, has_words, run_row
+from workbench.rundir.catalog.store import (
+    RunRecord,
+    find_all,
+    read_label,
+    record_of,
+    stamp_of,
+    write_label,
 )
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.registered import registered
+from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_of, cluster_status, is_keeper_alive, run_at
 from workbench.rundir.view import RunView
 
 logger = logging.getLogger(__name__)
 _VIEWS = 64  # of runs whose events are kept in memory
 _PIECE = 1 << 20  # bytes of a model in memory
+_MOST_COMPARED = 20  # runs on a page
 _LOOK_S = 2.0  # limit of a search through folders: a home folder may hold very many
-Row = dict[str, Any]
 
 
 class Listing:
@@ -62,8 +72,11 @@ class Listing:
         self._ended: dict[Path, tuple[str, Row]] = {}
         self._views: dict[Path, tuple[RunView, Drawings]] = {}
 
-    def look(self, folder: str, limit: int) -> Row:
-        """List the folder's content with its newest `limit` runs, and the time of the search."""
+    def look(self, folder: str, limit: int, find: str = "") -> Row:
+        """List the folder's content with its newest `limit` runs, and the time of the search.
+
+        Only runs with every word of `find` are listed.
+        """
         began = time.thread_time()
         is_alive = cache(is_keeper_alive)  # clusters have many runs
         runs = []
@@ -83,18 +96,24 @@ class Listing:
             else:
                 runs.append(self._run(paths, is_alive))
         runs.sort(key=_place_in_list)
+        titles = {cluster["path"]: cluster["title"] for cluster in clusters}
+        found = []
+        for row in runs:
+            title = titles.get(row["cluster"], "")
+            if has_words({WORDS: f"{row[WORDS]}\n{title.lower()}"}, find):
+                found.append(row)
         # Only live runs that are shown are read for their progress.
         shown = []
-        for row in runs[:limit]:
-            if row["live"]:
-                so_far = self._so_far(row)
-                shown.append({**row, **so_far})
-            else:
-                shown.append(row)
+        for row in found[:limit]:
+            so_far = self._so_far(row) if row["live"] else {}
+            sent = {**row, **so_far}
+            del sent[WORDS]
+            shown.append(sent)
         live = [row for row in runs if row["live"]]
         return {
             "runs": shown,
             "clusters": clusters,
+            "found": len(found),
             "total": len(runs),
             "live": len(live),
             "cut": cut,
@@ -117,6 +136,57 @@ class Listing:
             "html": html,
             "took_s": time.thread_time() - began,
         }
+
+    def compare(self, names: Sequence[str]) -> Row:
+        """Draw the comparison of runs, which is current for live runs too."""
+        began = time.thread_time()
+        roots = [self.run(name).root for name in dict.fromkeys(names)]
+        if not 2 <= len(roots) <= _MOST_COMPARED:
+            raise RunError(
+                f"{counted(len(roots), 'run')} cannot be compared; "
+                f"tick two to {_MOST_COMPARED} runs"
+            )
+        views = []
+        for root in roots:
+            view, _ = self._view(root)
+            views.append(view)
+        comparison = compare_views(views)
+        title = f"Comparison of {counted(len(views), 'run')}"
+        # The page has pictures only: its frame runs no script.
+        blocks = []
+        for block in runs_doc(comparison).blocks:
+            blocks.append(replace(block, plot=None) if isinstance(block, Figure) else block)
+        runs = []
+        for run in comparison.runs:
+            look = look_of_run(run.view.id)
+            runs.append(
+                {
+                    "path": self._name(run.record.path),
+                    "id": plain(run.view.id),
+                    "what": run.name,
+                    "colour": look.colour,
+                    "state": run.record.state,
+                }
+            )
+        live = any(run.record.is_live for run in comparison.runs)
+        return {
+            "title": title,
+            "runs": runs,
+            "state": "",
+            "live": live,
+            "over": not live,
+            "html": to_page(Doc(blocks=blocks), title),
+            "took_s": time.thread_time() - began,
+        }
+
+    def again(self, name: str) -> Row:
+        """Return the code that submits a run's job again."""
+        return {"source": again_code(self.run(name))}
+
+    def label(self, name: str, changes: Mapping[str, object]) -> Row:
+        """Change name or tags of a run."""
+        write_label(self.run(name), **changes)
+        return {"message": "saved"}
 
     def card(self, name: str) -> str:
         run = self.run(name)
@@ -158,6 +228,19 @@ class Listing:
         run = Run(paths.root)
         run.stop()
         return {"message": "asked to stop within two steps"}
+
+    def stop_cluster(self, name: str) -> Row:
+        """Stop the pods of a cluster of this user without a run, and wait for the end."""
+        root = self._place(name)
+        status = cluster_status(root)
+        if not status.alive:
+            raise RunError(f"no cluster runs in {root}: it is {status.phase}")
+        registered(root)
+        if unfinished_runs(root):
+            raise RunError("the cluster has a run that has not ended; stop the run first")
+        pods = counted(len(status.pods), "pod")
+        Cluster.attach(root).close()
+        return {"message": f"the cluster is closed; {pods} stopped"}
 
     def open_board(self, names: Sequence[str]) -> Row:
         """Start TensorBoard for runs, unless already running, and return its page's path."""
@@ -207,28 +290,8 @@ class Listing:
 
     def _row(self, record: RunRecord) -> Row:
         cluster = cluster_of(RunPaths(record.path))
-        # A run without a name is named by its model and technique.
-        details = [record.id]
-        if record.name:
-            details.insert(0, record.trained)
-        peak = max(record.peak_memory_gib.values(), default=None)
-        memory = ""
-        if peak is not None:
-            memory = f"peak {gib(peak)}"
-        return {
-            "path": self._name(record.path),
-            "cluster": self._name(cluster),
-            "id": plain(record.id),
-            "what": plain(record.name or record.trained),
-            "detail": plain(" · ".join(filter(None, details))),
-            "state": record.state,
-            "live": record.is_live,
-            "message": plain(record.message),
-            "submitted_s": record.submitted_s or 0.0,
-            "share": None,
-            "bar": " · ".join(_came_to(record)),
-            "memory": memory,
-        }
+        paths = {"path": self._name(record.path), "cluster": self._name(cluster)}
+        return {**paths, **run_row(record)}
 
     def _so_far(self, row: Row) -> Row:
         if row["state"] == RunState.QUEUED:
@@ -273,18 +336,7 @@ class Listing:
         return kept
 
     def _cluster(self, paths: ClusterPaths) -> Row:
-        status = cluster_status(paths.root)
-        silence = silence_of(paths.root, status)
-        pods = ""
-        if status.alive and status.pods:
-            pods = counted(len(status.pods), "pod")
-        return {
-            "path": self._name(paths.root),
-            "phase": plain(status.phase),
-            "message": plain("; ".join(filter(None, [status.message, silence]))),
-            "pods": pods,
-            "live": status.alive,
-        }
+        return {"path": self._name(paths.root), **cluster_row(paths)}
 
 
 class _Pieces(io.RawIOBase):
@@ -324,15 +376,3 @@ def _place_in_list(row: Row) -> tuple[bool, bool, float, str]:
     """Return the key to sort rows: live runs first, queued runs behind them, newest first."""
     is_queued = row["state"] == RunState.QUEUED
     return not row["live"], is_queued, -row["submitted_s"], row["path"]
-
-
-def _came_to(record: RunRecord) -> Iterator[str]:
-    """Yield steps, duration and loss of a run, as known."""
-    if record.steps:
-        yield f"{count(record.steps)} steps"
-    if record.duration_s is not None:
-        yield duration(record.duration_s)
-    if record.eval_loss is not None:
-        yield f"evaluation loss {number(record.eval_loss)}"
-    elif record.train_loss is not None:
-        yield f"training loss {number(record.train_loss)}"

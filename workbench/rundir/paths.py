@@ -42,7 +42,7 @@ class ClusterPaths:
     state = _Below("state.json")
     """Last state of the keeper and its pods, for readers on any machine; replaced atomically."""
     holder = _Below("holder.json")
-    """Starter of the cluster: process, user, host and time."""
+    """Starter of the cluster: process, user, host, time, and the notebook if known."""
     lock = _Below(".lock")
     """Lock of the process that starts a keeper, until the state names the keeper."""
     keeper_log = _Below("keeper.log")
@@ -155,7 +155,7 @@ class RunPaths:
     result = _Below("result.json")
     """Facts of the finished run. The file exists only after the end of the run."""
     label = _Below("label.json")
-    """Name and note of the run. Absent: not set."""
+    """Name, note and tags of the run. Absent: not set."""
     origin = _Below("origin.json")
     """Origin of the run: commit of the user's repository, fingerprints of data and script."""
     reserve = _Below(".reserve")

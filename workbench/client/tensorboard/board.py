@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from workbench.base.errors import BackendError, RunError
@@ -24,6 +25,7 @@ JUPYTER_VARIABLE = "WORKBENCH_JUPYTER"
 
 _PORT = "%PORT%"
 _KEY = "%KEY%"
+_EVENT_FILES = "events.out.tfevents.*"
 _LONGEST_NAME = 240  # bytes; a file's name may have 255
 
 
@@ -152,12 +154,24 @@ def board_folder(paths: RunPaths) -> Path:
         outputs = gate.files_below(paths.outputs, paths.root)
     except OSError as error:
         raise RunError(f"{paths.outputs} cannot be listed: {error.strerror}") from error
-    if any(path.name.startswith("events.out.tfevents.") for path in outputs):
+    if any(fnmatchcase(path.name, _EVENT_FILES) for path in outputs):
         gate.check_regular(paths.outputs, "a folder of event files")
         gate.check_regular(paths.tensorboard, "a folder of event files")
         return paths.root
     gate.check_regular(paths.tensorboard, "a folder of event files")
     return paths.tensorboard
+
+
+def has_board(paths: RunPaths) -> bool:
+    """Whether a run has event files for TensorBoard. False for unreadable folders."""
+    try:
+        files = gate.files_in(paths.tensorboard, _EVENT_FILES, within=paths.root)
+        return bool(files) or any(
+            fnmatchcase(path.name, _EVENT_FILES)
+            for path in gate.files_below(paths.outputs, paths.root)
+        )
+    except OSError:
+        return False
 
 
 def serve_folders(folders: Mapping[str, Path], port: int | None = None) -> BoardServer:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.words import count
 from workbench.display.compose.composition import Composition, find_problems
+from workbench.display.kit.code import call_lines, start_code
 from workbench.finetune.data.sources.dataset import dataset_from, rows_known
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.plan.plan import fit_of, predict
@@ -134,41 +135,18 @@ def _memory_text(composition: Composition) -> tuple[str, bool]:
 
 def _python_cell(composition: Composition) -> str:
     place = CLASSES[composition["backend"]]
-    cluster = _arguments(composition.cluster_options)
-    return (
-        f"from workbench import {', '.join(sorted({'Cluster', 'FineTune', 'PodSpec', place}))}\n\n"
-        f"job = FineTune(\n{_lines(composition.job_options)})\n"
-        f"backend = {place}({_arguments(composition.place_options)})\n"
-        f"with Cluster(backend, PodSpec({_arguments(composition.options(PodSpec))}), "
-        f"{cluster}) as cluster:\n"
-        "    run = cluster.submit(job)\n"
-        "    display(run)\n"
-        "    result = run.wait()\n"
-        "result\n"
+    names = sorted({"Cluster", "FineTune", "PodSpec", place})
+    start = start_code(
+        place,
+        composition.place_options,
+        composition.options(PodSpec),
+        composition.cluster_options,
     )
-
-
-def _arguments(options: Mapping[str, object]) -> str:
-    return ", ".join(f"{name}={_literal(value)}" for name, value in options.items())
-
-
-def _lines(options: Mapping[str, object]) -> str:
-    return "".join(f"    {name}={_literal(value)},\n" for name, value in options.items())
-
-
-def _literal(value: object) -> str:
-    match value:
-        case str():  # JSON's form of a string is valid Python, with this project's quotes
-            return json.dumps(value, ensure_ascii=False)
-        case float() if value.is_integer() and abs(value) < 1e6:
-            return str(int(value))
-        case Mapping():
-            pairs = [f"{_literal(key)}: {_literal(part)}" for key, part in value.items()]
-            return f"{{{', '.join(pairs)}}}"
-        case list() | tuple():
-            parts = [_literal(part) for part in value]
-            return f"[{', '.join(parts)}]"
-    return repr(value)
+    return (
+        f"from workbench import {', '.join(names)}\n\n"
+        f"job = {call_lines('FineTune', composition.job_options)}\n"
+        f"{start}"
+    )
 
 
 def _pods(composition: Composition) -> list[Pod]:

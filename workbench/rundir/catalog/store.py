@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError, shortened
 from workbench.base.files import read_json, read_text, write_json
-from workbench.base.json_values import part, problem_in, text
+from workbench.base.json_values import items, part, problem_in, text
 from workbench.base.record.tolerant import Number, Whole
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.base.words import plain
@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 _DEEPEST = 7  # levels of folders below the first folder
 _TAIL_BYTES = 1 << 15
 _LONGEST = {"name": 80, "note": 2000}  # letters
+_LONGEST_TAG = 40  # letters
+_MOST_TAGS = 20
 _COLUMNS = ("model", "technique", "peft", "precision")
 _RUN_FILE = RunPaths(Path()).info.name
 _CLUSTER_FILE = ClusterPaths(Path()).config.name
@@ -64,6 +66,8 @@ class RunRecord(ResultRecord):
     """Name of the run, set by `run.name = …`."""
     note: str = ""
     """Note on the run, set by `run.note = …`."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run, set by `run.tags = […]`."""
 
     @property
     def pods(self) -> int | None:
@@ -206,10 +210,11 @@ def _asked(paths: RunPaths) -> Mapping[str, object]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Label:
-    """Name and note of a run. Empty: not set."""
+    """Name, note and tags of a run. Empty: not set."""
 
     name: str = ""
     note: str = ""
+    tags: tuple[str, ...] = ()
 
 
 def read_label(paths: RunPaths) -> Label:
@@ -219,11 +224,12 @@ def read_label(paths: RunPaths) -> Label:
     for name, most in _LONGEST.items():
         masked = mask_secrets(text(raw.get(name)))
         texts[name] = masked[:most]
-    return Label(**texts)
+    tags = [mask_secrets(text(tag))[:_LONGEST_TAG] for tag in items(raw.get("tags"))[:_MOST_TAGS]]
+    return Label(**texts, tags=_distinct(tags))
 
 
 def write_label(paths: RunPaths, **changes: object) -> None:
-    """Change a run's name or note; mask secrets of the job and text that looks like a secret."""
+    """Change name, note or tags of a run; mask secrets of the job and text that looks like one."""
     spec = read_json(paths.spec)
     pods = part(part(spec, "cluster"), "pods")
     job = part(spec, "job")
@@ -232,8 +238,12 @@ def write_label(paths: RunPaths, **changes: object) -> None:
     redact = Redactor(values)
     for name, value in changes.items():
         match value:
-            case str() if len(value) <= _LONGEST[name] and not problem_in(value):
+            case [*tags] if name == "tags":
+                changes[name] = _distinct([redact(_checked_tag(tag)) for tag in tags])
+            case str() if len(value) <= _LONGEST.get(name, 0) and not problem_in(value):
                 changes[name] = redact(value.strip())
+            case _ if name == "tags":
+                raise ConfigError(f"the tags of a run are {shortened(value)}; give a list of texts")
             case _:
                 raise ConfigError(
                     f"the {name} of a run is {shortened(value)}; "
@@ -242,7 +252,27 @@ def write_label(paths: RunPaths, **changes: object) -> None:
     try:
         label = asdict(read_label(paths))
         label.update(changes)
+        if len(label["tags"]) > _MOST_TAGS:
+            raise ConfigError(
+                f"the run has {len(label['tags'])} tags; give at most {_MOST_TAGS} tags"
+            )
         write_json(paths.label, label, mode=0o644)
     except OSError as error:
         reason = error.strerror or error
         raise RunError(f"{paths.label} cannot be written: {reason}") from error
+
+
+def _checked_tag(tag: object) -> str:
+    """Return a tag without blanks around; ConfigError for an invalid tag."""
+    match tag:
+        case str() if len(tag) <= _LONGEST_TAG and "," not in tag and not problem_in(tag):
+            return tag.strip()
+    raise ConfigError(
+        f"a tag of a run is {shortened(tag)}; "
+        f"give text of at most {_LONGEST_TAG} letters without a comma"
+    )
+
+
+def _distinct(tags: Sequence[str]) -> tuple[str, ...]:
+    """Return the tags once each, without empty tags."""
+    return tuple(dict.fromkeys(tag for tag in tags if tag))

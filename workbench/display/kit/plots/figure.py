@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,18 @@ COLOURS = (
 )
 """At least 3:1 on white and on near-black alike, and apart for the colour-blind (after Okabe and
 Ito)."""
+RUN_COLOURS = (
+    *COLOURS,
+    "#a05ad6",
+    "#5f9a2c",
+    "#b0763f",
+    "#e0508f",
+    "#7a8794",
+    "#8a6fb5",
+    "#c45c74",
+    "#1f8f9e",
+)
+"""Colours of runs, more than `COLOURS`: a run keeps its colour beside any other runs."""
 _MARKERS = "osD^vPX*"
 DASHES = ("-", "--", "-.", ":")
 FOREGROUND = "#010203"
@@ -52,6 +65,18 @@ def look(place: int) -> Look:
         colour=COLOURS[place % len(COLOURS)],
         marker=_MARKERS[place % len(_MARKERS)],
         dash=DASHES[place % len(DASHES)],
+    )
+
+
+def look_of_run(run_id: str) -> Look:
+    """Return the look of a run, which depends on the run's id alone.
+
+    Markers tell runs of the same colour apart.
+    """
+    digest = hashlib.sha256(run_id.encode(errors="replace")).digest()
+    return Look(
+        colour=RUN_COLOURS[digest[0] % len(RUN_COLOURS)],
+        marker=_MARKERS[digest[1] % len(_MARKERS)],
     )
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from workbench.display.kit.plots.figure import STEP, Look, Plot, Series, look, time_axis
+from workbench.display.kit.plots.figure import (
+    STEP,
+    Look,
+    Plot,
+    Series,
+    look,
+    look_of_run,
+    time_axis,
+)
 from workbench.rundir.events import EventKind
 from workbench.rundir.metrics import curves_of, metric_of
 from workbench.rundir.view import RunView
@@ -39,11 +47,11 @@ def curve_plot(view: RunView, name: str = "loss") -> Plot:
 def losses_plot(runs: Sequence[tuple[str, RunView]]) -> Plot:
     """Return the losses of several runs in a plot.
 
-    Every run has its own look; evaluations are markers.
+    Every run keeps its own look beside any other runs; evaluations are markers.
     """
     lines = []
-    for place, (name, view) in enumerate(runs):
-        style = look(place)
+    for name, view in runs:
+        style = look_of_run(view.id)
         lines.append((name, view, "loss", style))
         lines.append((f"{name}, evaluation", view, "eval_loss", style))
     unit = _loss_unit([view for _, view in runs])

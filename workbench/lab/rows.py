@@ -1,0 +1,123 @@
+"""Rows of the sidebar: facts of a run and of a cluster as text and numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from workbench.base.files import read_json
+from workbench.base.json_values import part, text
+from workbench.base.words import count, counted, duration, gib, moment, number, plain
+from workbench.client.tensorboard.board import has_board
+from workbench.display.kit.plots.figure import look_of_run
+from workbench.jobs.registry import DEFAULT
+from workbench.rundir.catalog.store import RunRecord
+from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.registered import registration
+from workbench.rundir.status import cluster_status, silence_of
+
+Row = dict[str, Any]
+WORDS = "words"
+"""Key of the text that a filter looks through."""
+_PLACES: Mapping[str, str] = {
+    "local": "local pods",
+    "ssh": "SSH hosts",
+    "kubernetes": "Kubernetes",
+    "cml": "Cloudera ML",
+    "slurm": "Slurm",
+}
+_DEFAULT_NAME = re.compile(r"cluster-\d{8}-\d{6}-[0-9a-f]{4}")
+"""Name of a cluster's directory without a path of the user."""
+
+
+def run_row(record: RunRecord) -> Row:
+    """Return the row of a run, without the paths."""
+    paths = RunPaths(record.path)
+    spec = read_json(paths.spec)
+    kind = text(part(spec, "job").get("kind")) or DEFAULT
+    place = _place_words(part(spec, "cluster"))
+    # A run without a name is named by its model and technique.
+    details = [record.id]
+    if record.name:
+        details.insert(0, record.trained)
+    peak = max(record.peak_memory_gib.values(), default=None)
+    memory = ""
+    if peak is not None:
+        memory = f"peak {gib(peak)}"
+    tags = [plain(tag) for tag in record.tags]
+    row: Row = {
+        "id": plain(record.id),
+        "name": plain(record.name),
+        "tags": tags,
+        "what": plain(record.name or record.trained),
+        "detail": plain(" · ".join(filter(None, details))),
+        "kind": plain(kind),
+        "place": place,
+        "colour": look_of_run(record.id).colour,
+        "board": has_board(paths),
+        "state": record.state,
+        "live": record.is_live,
+        "message": plain(record.message),
+        "submitted_s": record.submitted_s or 0.0,
+        "share": None,
+        "bar": " · ".join(_came_to(record)),
+        "memory": memory,
+    }
+    words = [row["id"], row["what"], row["detail"], kind, place, record.state, *tags]
+    return {**row, WORDS: "\n".join(words).lower()}
+
+
+def cluster_row(paths: ClusterPaths) -> Row:
+    """Return the row of a cluster, without the path."""
+    status = cluster_status(paths.root)
+    silence = silence_of(paths.root, status)
+    pods = ""
+    if status.alive and status.pods:
+        pods = counted(len(status.pods), "pod")
+    idle_end = ""
+    if status.alive and status.idle_end_s is not None:
+        idle_end = moment(status.idle_end_s, "%H:%M")
+    return {
+        "title": cluster_title(paths),
+        "phase": plain(status.phase),
+        "message": plain("; ".join(filter(None, [status.message, silence]))),
+        "pods": pods,
+        "idle_end": idle_end,
+        "live": status.alive,
+        "own": status.alive and registration(paths.root) is not None,
+    }
+
+
+def cluster_title(paths: ClusterPaths) -> str:
+    """Return the name that the user gave a cluster, or else its notebook, place and time."""
+    name = paths.root.name
+    if not _DEFAULT_NAME.fullmatch(name):
+        return plain(name)
+    holder = read_json(paths.holder)
+    place = _place_words(read_json(paths.config))
+    when = text(holder.get("time"))[:16]
+    return plain(" · ".join(filter(None, [text(holder.get("notebook")), place, when])) or name)
+
+
+def has_words(row: Row, find: str) -> bool:
+    """Whether a row has every word of a filter, ignoring case."""
+    return all(word in row[WORDS] for word in find.lower().split())
+
+
+def _place_words(cluster: Mapping[str, Any]) -> str:
+    """Return the place of a cluster's pods in words, by the cluster's specification."""
+    kind = text(part(cluster, "backend").get("kind"))
+    return _PLACES.get(kind, plain(kind))
+
+
+def _came_to(record: RunRecord) -> Iterator[str]:
+    """Yield steps, duration and loss of a run, as known."""
+    if record.steps:
+        yield f"{count(record.steps)} steps"
+    if record.duration_s is not None:
+        yield duration(record.duration_s)
+    if record.eval_loss is not None:
+        yield f"evaluation loss {number(record.eval_loss)}"
+    elif record.train_loss is not None:
+        yield f"training loss {number(record.train_loss)}"
