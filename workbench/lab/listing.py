@@ -29,7 +29,7 @@ from workbench.client.comparison import compare_views
 from workbench.client.result import RunResult, card_of
 from workbench.client.run import Run
 from workbench.client.takeover import unfinished_runs
-from workbench.client.tensorboard.board import BOARD_PATH, board_folder, serve_folders
+from workbench.client.tensorboard.board import BOARD_PATH, board_folder, has_board, serve_folders
 from workbench.client.tensorboard.server import find_by_key
 from workbench.display.kit.doc import Doc, Figure, to_page
 from workbench.display.kit.plots.figure import look_of_run
@@ -132,6 +132,7 @@ class Listing:
             "title": title,
             "state": view.state,
             "live": not view.state.is_terminal,
+            "board": has_board(run),
             "over": view.is_over,
             "html": html,
             "took_s": time.thread_time() - began,

@@ -112,12 +112,12 @@ def _place_words(cluster: Mapping[str, Any]) -> str:
 
 
 def _came_to(record: RunRecord) -> Iterator[str]:
-    """Yield steps, duration and loss of a run, as known."""
+    """Yield loss, steps and duration of a run, as known. The loss comes first in a narrow row."""
+    if record.eval_loss is not None:
+        yield f"eval loss {number(record.eval_loss)}"
+    elif record.train_loss is not None:
+        yield f"train loss {number(record.train_loss)}"
     if record.steps:
         yield f"{count(record.steps)} steps"
     if record.duration_s is not None:
         yield duration(record.duration_s)
-    if record.eval_loss is not None:
-        yield f"evaluation loss {number(record.eval_loss)}"
-    elif record.train_loss is not None:
-        yield f"training loss {number(record.train_loss)}"
