@@ -96,6 +96,27 @@ def test_a_name_and_a_note_stay_and_are_shown_wherever_the_run_is(folder: Path) 
     assert Run.load(folder / "aaa").name == "first try", "one leaves the other"
 
 
+def test_tags_stay_find_the_run_and_are_checked(folder: Path) -> None:
+    run = Run.load(folder / "aaa")
+    assert run.tags == ()
+    run.name, run.tags = "first try", ["paper", " zero 1 ", "paper", ""]
+    assert Run.load(folder / "aaa").tags == ("paper", "zero 1")
+    assert run.name == "first try", "one leaves the other"
+    (found,) = history(folder, name="ZERO 1")
+    assert (found.path, found.tags) == (run.path, ("paper", "zero 1"))
+    assert history(folder).rows()[2]["tags"] == "paper, zero 1"
+    for wrong in ("paper", [5], ["x" * 41], ["a, b"], ["half \ud800"], [f"{n}" for n in range(21)]):
+        with pytest.raises(ConfigError):
+            run.tags = wrong
+    assert run.tags == ("paper", "zero 1")
+    run.tags = [TOKEN]
+    assert TOKEN not in RunPaths(run.path).label.read_text()
+    label = {"tags": [5, TOKEN, "x" * 99, *(f"{n}" for n in range(99))]}
+    RunPaths(run.path).label.write_text(json.dumps(label))
+    assert len(run.tags) <= 20 and max(map(len, run.tags)) <= 40
+    assert TOKEN not in run.tags, "text of another person"
+
+
 def test_a_secret_in_a_name_or_a_note_reaches_no_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

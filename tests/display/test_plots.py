@@ -6,13 +6,14 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as MplFigure
-from writtenrun import T0, WrittenRun
+from writtenrun import T0, WrittenRun, write_run
 
 import workbench
 from tests.support.sentences import says, sentence
@@ -22,7 +23,15 @@ from workbench.client.comparison import compare
 from workbench.client.plot import MEMORY
 from workbench.client.run import Run
 from workbench.display.kit.doc import to_bundles, to_html
-from workbench.display.kit.plots.figure import COLOURS, Plot, Series, look, plot_words, smoothed
+from workbench.display.kit.plots.figure import (
+    RUN_COLOURS,
+    Plot,
+    Series,
+    look,
+    look_of_run,
+    plot_words,
+    smoothed,
+)
 from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interactive, plotly_js
 from workbench.display.kit.plots.live import LivePlot
 from workbench.display.kit.plots.runs import curve_plot, losses_plot, memory_plot
@@ -89,6 +98,23 @@ def pressed(figure: dict[str, Any], label: str) -> dict[str, Any]:
         for place, value in zip(places, values, strict=True):
             figure["data"][place][name] = value
     return figure
+
+
+def test_a_run_keeps_its_colour_beside_any_other_runs(tmp_path: Path) -> None:
+    views = []
+    for name in ("first", "second", "third"):
+        run = write_run(tmp_path / name)
+        run.paths.info.write_text(json.dumps({"id": name, "cluster": str(run.cluster.root)}))
+        run.step(1)
+        run.step(2)
+        views.append(RunView(run.paths.root))
+    alone = {}
+    for view in views:
+        alone[view.id] = losses_plot([(view.id, view)]).series[0].look
+    assert alone["first"] == look_of_run("first")
+    together = losses_plot([(view.id, view) for view in reversed(views)])
+    assert {one.name: one.look for one in together.series} == alone
+    assert len({look_of_run(f"run {n}").colour for n in range(200)}) == len(RUN_COLOURS)
 
 
 def test_static_and_interactive_hold_the_same_numbers(view: RunView) -> None:
@@ -297,10 +323,10 @@ def test_words_say_what_the_plot_shows(view: RunView) -> None:
 
 @pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 def test_lines_stand_out_from_the_page(page: str) -> None:
-    for colour in COLOURS:
+    for colour in RUN_COLOURS:
         light, dark = sorted((luminance(colour), luminance(page)), reverse=True)
         assert (light + 0.05) / (dark + 0.05) >= 3, colour
-    assert all(one != other for one, other in itertools.combinations(COLOURS, 2))
+    assert all(one != other for one, other in itertools.combinations(RUN_COLOURS, 2))
 
 
 def test_a_bar_of_progress_has_a_name(view: RunView) -> None:

@@ -5,16 +5,22 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from writtenrun import WrittenRun, write_run
 
 from tests.support.sentences import says
-from workbench.base.errors import RunError
+from workbench import FineTune, PodSpec
+from workbench.base.errors import ConfigError, RunError
 from workbench.client.tensorboard.board import serve_folders
 from workbench.lab import listing as lab
 from workbench.lab.listing import Listing
 from workbench.rundir.catalog.store import write_label
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.registered import NotRegistered
+from workbench.rundir.spec import ClusterSpec, RunSpec
 
 
 @pytest.fixture
@@ -78,7 +84,7 @@ def test_a_run_that_has_ended_is_read_once_until_its_files_change(
     first = listing.look("", 5)
     assert (len(read), first["total"], len(first["runs"]), first["live"]) == (21, 21, 5, 0)
     row = next(row for row in listing.look("", 50)["runs"] if row["path"] == name_of(written))
-    assert row["bar"] == "100 steps · 25.5 s · evaluation loss 0.75"
+    assert row["bar"] == "eval loss 0.75 · 100 steps · 25.5 s"
     assert (row["state"], row["memory"], row["share"]) == ("succeeded", "peak 1.50 GiB", None)
     assert len(read) == 21
     written.end("failed", "rank 1 failed")
@@ -185,3 +191,151 @@ def test_a_name_cannot_place_a_link_elsewhere(
         serve_folders({"..": tmp_path, "a/../../b": tmp_path / "one", "c": tmp_path / "two"})
         == shown
     )
+
+
+def test_runs_are_found_by_the_words_of_their_rows(written: WrittenRun, listing: Listing) -> None:
+    written.end("failed", "rank 1 failed")
+    other = write_run(listing.root / "sweep", {"kind": "script", "path": "/home/train.py"})
+    config = {"count": 3, "backend": {"kind": "slurm"}}
+    other.paths.spec.write_text(
+        json.dumps({**json.loads(other.paths.spec.read_text()), "cluster": config})
+    )
+    listing.label(
+        f"sweep/cluster/runs/{other.paths.root.name}", {"name": "Try 7", "tags": ["paper"]}
+    )
+    for find, found in {
+        "": {"runs", "sweep"},
+        "FAILED finetune": {"runs"},
+        "zero1-6c8c": {"runs", "sweep"},
+        "try paper": {"sweep"},
+        "slurm": {"sweep"},
+        "script queued": {"sweep"},
+        "paper failed": set(),
+    }.items():
+        answer = listing.look("", 50, find)
+        assert {row["path"].partition("/")[0] for row in answer["runs"]} == found, find
+        assert (answer["found"], answer["total"]) == (len(found), 2)
+    row = next(row for row in listing.look("", 1, "paper")["runs"])
+    assert (row["name"], row["tags"], row["kind"], row["place"]) == (
+        "Try 7",
+        ["paper"],
+        "script",
+        "Slurm",
+    )
+    json.dumps(row)
+    assert lab.WORDS not in row
+    with pytest.raises(ConfigError):
+        listing.label(row["path"], {"tags": "paper"})
+
+
+def test_a_cluster_is_called_by_its_name_or_by_its_notebook_and_place(
+    written: WrittenRun, listing: Listing
+) -> None:
+    def title() -> str:
+        (cluster,) = listing.look("", 50)["clusters"]
+        return str(cluster["title"])
+
+    assert title() == "cluster"
+    root = written.cluster.root.with_name("cluster-20261124-191654-1373")
+    written.cluster.root.rename(root)
+    paths = ClusterPaths(root)
+    paths.config.write_text(json.dumps({"backend": {"kind": "local"}}))
+    paths.holder.write_text(json.dumps({"time": "2026-11-24 19:16:54"}))
+    assert title() == "local pods · 2026-11-24 19:16"
+    paths.holder.write_text(json.dumps({"time": "2026-11-24 19:16:54", "notebook": "t5\n.ipynb"}))
+    assert title() == "t5 .ipynb · local pods · 2026-11-24 19:16"
+    paths.holder.write_text("[")
+    paths.config.write_text(json.dumps({"backend": {"kind": "yard"}}))
+    assert title() == "yard"
+
+
+def test_tensorboard_is_offered_for_event_files_alone(
+    written: WrittenRun, listing: Listing
+) -> None:
+    def is_offered() -> bool:
+        (row,) = listing.look("", 50)["runs"]
+        assert listing.page(name_of(written))["board"] == row["board"]
+        return bool(row["board"])
+
+    written.paths.tensorboard.mkdir()
+    assert not is_offered()
+    (written.paths.tensorboard / "events.out.tfevents.1").touch()
+    assert is_offered()
+    shutil.rmtree(written.paths.tensorboard)
+    (written.paths.outputs / "logs").mkdir(parents=True)
+    assert not is_offered()
+    (written.paths.outputs / "logs" / "events.out.tfevents.1").touch()
+    assert is_offered()
+
+
+def test_ticked_runs_are_compared_live_in_the_colours_of_their_rows(
+    written: WrittenRun, listing: Listing
+) -> None:
+    copies = []
+    for number in range(20):
+        copy = written.paths.root.with_name(f"copy-{number:02d}")
+        shutil.copytree(written.paths.root, copy)
+        (copy / "run.json").write_text(
+            json.dumps({"id": copy.name, "cluster": str(written.cluster.root)})
+        )
+        copies.append(f"runs/cluster/runs/{copy.name}")
+    names = [name_of(written), copies[0], copies[0]]
+    page = listing.compare(names)
+    assert (page["live"], page["over"], len(page["runs"])) == (True, False, 2)
+    rows = {row["path"]: row["colour"] for row in listing.look("", 50)["runs"]}
+    for run in page["runs"]:
+        assert run["colour"] == rows[run["path"]]
+        assert f"stroke: {run['colour']}" in page["html"], "the line has the colour of the row"
+    assert "<script" not in page["html"], "the frame of the page runs no script"
+    written.step(77, loss=0.125)
+    assert listing.compare(names)["html"] != page["html"], "a live run is followed"
+    for wrong in ([], names[:1], [name_of(written), *copies]):
+        with pytest.raises(RunError, match="cannot be compared"):
+            listing.compare(wrong)
+
+
+def test_the_code_to_run_again_makes_the_same_job(written: WrittenRun, listing: Listing) -> None:
+    data = {"kind": "wikisql-mini", "train_rows": 9}
+    spec = RunSpec(
+        job=FineTune(technique="zero3", learning_rate=1e-5, dataset=data, env={"HF": "${HF}"}),
+        cluster=ClusterSpec(count=2, pods=PodSpec(cpus=2), idle_timeout_s=60.0),
+    )
+    written.paths.spec.write_text(json.dumps(spec.to_dict()))
+    info = {"id": "a\nimport os", "cluster": str(written.cluster.root)}
+    written.paths.info.write_text(json.dumps(info))
+    source = listing.again(name_of(written))["source"]
+    made, _, rest = source.partition("with ")
+    scope: dict[str, Any] = {}
+    exec(f"{made}cluster = {rest.partition(' as cluster:')[0]}", scope)
+    assert scope["job"] == spec.job
+    assert "os" not in scope, "an id of several lines is a comment of one line"
+    assert (scope["cluster"].spec.count, scope["cluster"].spec.pods) == (2, PodSpec(cpus=2))
+    assert scope["cluster"].spec.idle_timeout_s == 60.0
+    compile(source, "cell", "exec")
+
+
+def test_only_a_registered_cluster_without_a_run_is_stopped(
+    written: WrittenRun, listing: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Path] = []
+    monkeypatch.setattr(
+        lab.Cluster, "attach", lambda path: SimpleNamespace(close=lambda: closed.append(path))
+    )
+    (row,) = listing.look("", 50)["clusters"]
+    assert (row["live"], row["own"]) == (True, False), "a given folder has no button"
+    with pytest.raises(NotRegistered):
+        listing.stop_cluster("runs/cluster")
+    with pytest.raises(RunError):
+        listing.stop_cluster("../elsewhere")
+    # The cluster of a user who is logged in, with a run in its queue and then without.
+    monkeypatch.setattr(lab, "registered", lambda _: None)
+    busy = [True, False]
+    monkeypatch.setattr(lab, "unfinished_runs", lambda _: busy.pop(0))
+    with pytest.raises(RunError, match="stop the run first"):
+        listing.stop_cluster("runs/cluster")
+    assert closed == []
+    assert "3 pods" in listing.stop_cluster("runs/cluster")["message"]
+    assert closed == [written.cluster.root.resolve()]
+    written.keeper("closed", alive=False)
+    with pytest.raises(RunError, match="no cluster runs"):
+        listing.stop_cluster("runs/cluster")

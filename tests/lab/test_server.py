@@ -107,6 +107,22 @@ def test_runs_are_listed_and_drawn_for_who_is_logged_in(
         )
         gone = client.post("workbench/api/stop", json={"run": "cluster"})
         assert (gone.status_code, "not a run directory" in gone.json()["message"]) == (409, True)
+        stopped = client.post("workbench/api/stop-cluster", json={"cluster": "cluster"})
+        assert stopped.status_code == 409, "it is no cluster of this user"
+        named = client.post(
+            "workbench/api/label", json={"run": path_of(written), "name": "first", "tags": ["a"]}
+        )
+        assert named.status_code == 200
+        asked = {"folder": "", "find": "first a"}
+        (row,) = client.get("workbench/api/runs", params=asked).json()["runs"]
+        assert (row["name"], row["tags"]) == ("first", ["a"])
+        client.post("workbench/api/label", json={"run": path_of(written), "name": ""})
+        assert (
+            "FineTune("
+            in client.get("workbench/api/again", params={"run": path_of(written)}).json()["source"]
+        )
+        alone = client.get("workbench/api/compare", params={"run": path_of(written)})
+        assert alone.status_code == 409
         assert client.post("workbench/api/tensorboard", json={"runs": []}).status_code == 400
         assert client.get(f"{BOARD_PATH}/{'0' * 20}/").status_code == 404
 
@@ -208,7 +224,11 @@ def test_tensorboard_is_behind_the_login_and_opens_no_port(
             ("POST", f"{path}data/plugin/timeseries/timeSeries"),
             ("GET", "workbench/api/runs"),
             ("GET", "workbench/api/page?run=x"),
+            ("GET", "workbench/api/compare?run=x&run=y"),
+            ("GET", "workbench/api/again?run=x"),
+            ("POST", "workbench/api/label"),
             ("POST", "workbench/api/stop"),
+            ("POST", "workbench/api/stop-cluster"),
             ("POST", "workbench/api/tensorboard"),
             ("DELETE", "workbench/api/tensorboard?key=x"),
         ]:
@@ -219,10 +239,10 @@ def test_tensorboard_is_behind_the_login_and_opens_no_port(
         with logged_in:
             assert logged_in.get(f"?token={server.token}").status_code in (200, 302)
             assert logged_in.get("workbench/api/runs").status_code == 200, "its cookie is a login"
-            assert (
-                logged_in.post("workbench/api/stop", json={"run": path_of(written)}).status_code
-                == 403
-            )
+            for action in ("stop", "label", "stop-cluster"):
+                asked = {"run": path_of(written), "cluster": "cluster", "name": "from elsewhere"}
+                answer = logged_in.post(f"workbench/api/{action}", json=asked)
+                assert answer.status_code == 403, "a page of another site has no XSRF token"
 
         client.delete("workbench/api/tensorboard", params={"key": board.key})
         until(lambda: not is_alive(board.pid, board.start_time), 120)

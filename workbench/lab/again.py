@@ -12,7 +12,7 @@ from workbench.display.kit.code import call_lines, literal, start_code, submit_c
 from workbench.pods.backends import backend_from_dict
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.registered import registration
-from workbench.rundir.spec import RunSpec
+from workbench.rundir.spec import RunSpec, hide_values
 from workbench.rundir.status import cluster_of, cluster_status, id_of
 
 
@@ -57,5 +57,9 @@ def again_code(paths: RunPaths) -> str:
 
 
 def _options(record: Record) -> dict[str, object]:
-    """Return the options that differ from their defaults."""
-    return {str(name): value for name, value in record.__repr_args__()}
+    """Return the options that differ from their defaults; variables of `env` as references."""
+    options = {str(name): value for name, value in record.__repr_args__()}
+    env = getattr(record, "env", None)
+    if env:
+        options["env"] = hide_values(env)
+    return options
