@@ -292,7 +292,9 @@ class Listing:
     def _row(self, record: RunRecord) -> Row:
         cluster = cluster_of(RunPaths(record.path))
         paths = {"path": self._name(record.path), "cluster": self._name(cluster)}
-        return {**paths, **run_row(record)}
+        row = {**paths, **run_row(record)}
+        row[WORDS] = f"{row[WORDS]}\n{row['path'].lower()}"
+        return row
 
     def _so_far(self, row: Row) -> Row:
         if row["state"] == RunState.QUEUED:
