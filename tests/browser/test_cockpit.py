@@ -52,11 +52,28 @@ import workbench
 workbench.history(".")
 """
 
+# The values that a field of the form proposes, and the fields whose placeholder is cut.
+LISTED = """label => {
+    const labels = [...document.querySelectorAll(".wb-form label")];
+    const field = labels.find(each => each.textContent === label);
+    return [...document.getElementById(field.htmlFor).list.options].map(option => option.value);
+}"""
+CUT = """() => {
+    const pen = document.createElement("canvas").getContext("2d");
+    return [...document.querySelectorAll(".wb-form input[placeholder]")].filter(field => {
+        const look = getComputedStyle(field);
+        pen.font = look.font;
+        const room = field.clientWidth - 2 * parseFloat(look.paddingLeft);
+        return field.clientWidth && pen.measureText(field.placeholder).width > room;
+    }).map(field => field.placeholder);
+}"""
+
 
 @pytest.mark.long
 def test_the_form_explains_starts_stops_and_is_saved(
     lab: Any, open_book: Callable[[str], Any]
 ) -> None:
+    (lab.folder / "rows.jsonl").write_text("")
     book = open_book(
         lab.add(
             notebook("import workbench\nworkbench.compose(count=1, max_steps=10)"), "form.ipynb"
@@ -71,6 +88,16 @@ def test_the_form_explains_starts_stops_and_is_saved(
     form.get_by_label("Launcher").select_option("pdsh")
     book.see(0, "is one rank; launcher 'pdsh' has no use")
     assert "with Cluster(" not in book.said(0)
+    assert book.said(0).count("launcher 'pdsh' has no use") == 1, "at two fields, and said once"
+    assert form.locator("[aria-invalid=true]").count() == 2
+    cell = form.get_by_title(FIELDS["launcher"].option.help)
+    meaning = cell.locator(".wb-form-help")
+    assert not meaning.is_visible()
+    cell.get_by_role("button", name="Help").focus()
+    book.page.keyboard.press("Enter")
+    assert meaning.inner_text() == FIELDS["launcher"].option.help.replace("`", "")
+    assert "rows.jsonl" in book.page.evaluate(LISTED, "Dataset")
+    assert book.page.evaluate(CUT) == [], "a placeholder that is cut"
     assert form.get_by_role("button", name="Start").is_disabled()
     book.shoot(0, "compose-refused")
     form.get_by_label("Launcher").select_option("ssh")

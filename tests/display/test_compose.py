@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import html
+import json
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import pytest
 from poll import until
+from writtenrun import write_run
 
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
@@ -16,10 +19,12 @@ from workbench.client.run import Run
 from workbench.display.compose.composition import Composition, find_problems
 from workbench.display.compose.fields import FIELDS
 from workbench.display.compose.form import Form, compose
+from workbench.display.compose.lists import proposals_in
 from workbench.display.compose.preview import preview_of
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.options.adapters import Lora
+from workbench.finetune.options.models import ModelKind, model_kind
 from workbench.finetune.plan.setting import request_of
 from workbench.finetune.plan.tracing import remember
 from workbench.pods.backends import KINDS, backend_class
@@ -209,6 +214,61 @@ def test_the_data_are_looked_at_as_the_model_reads_them() -> None:
     assert says(words_of(form), "display.rows.rows_doc.model-reads-what")
     pick(form, seed=1)
     assert form.rows is None
+
+
+@pytest.mark.slow
+def test_a_look_at_the_data_is_cancelled_with_its_processes() -> None:
+    form = compose(dataset={"kind": "wikisql-mini", "train_rows": 40, "eval_rows": 4})
+    assert form.widget.state["can_cancel"] is False
+    view = form._view
+    assert view is not None
+    children = view._helpers
+    view.click("rows")
+    until(lambda: view._helpers is not children and bool(view._helpers._children))
+    (child,) = view._helpers._children
+    assert form.widget.state["can_cancel"] and form.widget.state["busy"]
+    view.click("cancel")
+    until(lambda: not form.widget.state["busy"])
+    assert child.returncode == -signal.SIGKILL
+    assert "cancelled" in form.widget.state["status"]
+    assert (form.rows, form.widget.state["is_bad"]) == (None, False)
+
+
+def test_models_and_data_at_hand_are_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    for name in ("models--org--llm", "datasets--org--rows--two", "version.txt--x"):
+        (tmp_path / "cache" / name).mkdir(parents=True)
+    folder = tmp_path / "work"
+    job = {"kind": "finetune", "model": "org/earlier", "dataset": {"kind": "hub", "name": "a/b"}}
+    written = write_run(folder / "runs", job)
+    (written.paths.model).mkdir()
+    for path in (written.paths.model / "config.json", folder / "mine" / "adapter_config.json"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("{}")
+    (folder / "data").mkdir()
+    for name in ("rows.csv", "notes.txt", "data/train.JSONL.gz", ".hidden.csv", "odd\nname.csv"):
+        (folder / name).touch()
+    (folder / "link").symlink_to(tmp_path)
+    monkeypatch.chdir(folder)
+    fields = {field["name"]: field for field in compose().widget.fields}
+    models, data = (dict(fields[name]["proposals"]) for name in ("model", "dataset"))
+    trained = f"runs/cluster/runs/{written.paths.root.name}/model"
+    assert models["tiny-t5"] == ""
+    assert {"org/earlier", trained, "mine", "org/llm"} <= models.keys()
+    assert models[trained].endswith(written.paths.root.name)
+    hub = [json.loads(each)["name"] for each in data if each.startswith("{")]
+    assert hub == ["a/b", "org/rows--two"]
+    assert {each for each in data if "." in each} == {"rows.csv", "data/train.JSONL.gz"}
+    assert FIELDS["dataset"].read('{"kind": "hub", "name": "a/b"}') == {
+        "kind": "hub",
+        "name": "a/b",
+    }
+    for model in ("mine", trained):
+        assert model_kind(model) is ModelKind.FOLDER
+    monkeypatch.setattr("workbench.display.compose.lists._LOOK_S", -1.0)
+    assert "mine" not in dict(proposals_in(folder)["model"]), "a long search ends"
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from workbench.base.json_values import parse_json
 
@@ -116,6 +116,47 @@ def limited_time(limit_s: float) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
+class Helpers:
+    """The processes of `replies` in a `with` block. Another thread may end them."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        """Whether `end` was called."""
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._changing = threading.Lock()
+
+    def __enter__(self) -> Self:
+        _of_thread.helpers = self
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        _of_thread.helpers = None
+
+    def end(self) -> None:
+        """End the running process and every later one of the block. Idempotent."""
+        with self._changing:
+            self.ended = True
+            for child in self._children:
+                child.kill()
+
+    def add(self, child: subprocess.Popen[bytes]) -> None:
+        with self._changing:
+            self._children.append(child)
+            if self.ended:
+                child.kill()
+
+    def remove(self, child: subprocess.Popen[bytes]) -> None:
+        with self._changing:
+            self._children.remove(child)
+
+
+class _OfThread(threading.local):
+    helpers: Helpers | None = None
+
+
+_of_thread = _OfThread()
+
+
 def replies(
     module: str, *, request: object, limit_s: float | None = None, memory_bytes: int | None = None
 ) -> Iterator[Any]:
@@ -139,6 +180,9 @@ def replies(
             "-W", "ignore", *main_of(module), env=env, stdin=given, stdout=pipe, stderr=errors
         )
         assert child.stdout is not None
+        helpers = _of_thread.helpers
+        if helpers is not None:
+            helpers.add(child)
         if memory_bytes is not None:
             limit_memory(child.pid, memory_bytes)
         end = threading.Timer(limit_s or 0.0, child.kill)
@@ -157,6 +201,8 @@ def replies(
                 raise ValueError((tail or [f"exit code {child.returncode}"])[0])
         finally:
             end.cancel()
+            if helpers is not None:
+                helpers.remove(child)
             child.kill()
             child.stdout.close()
             child.wait()

@@ -9,12 +9,18 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
+from workbench.base.child import Helpers
+from workbench.base.errors import WorkbenchError
 from workbench.base.shown import as_html, as_live, as_text
 from workbench.base.table import facts
 from workbench.display.compose.composition import Composition
 from workbench.display.compose.fields import FIELDS, SECTIONS
+from workbench.display.compose.lists import proposals_in
 from workbench.display.compose.preview import Preview, count_memory, preview_of
 from workbench.display.kit.doc import (
     Block,
@@ -24,6 +30,7 @@ from workbench.display.kit.doc import (
     Note,
     Raw,
     Table,
+    blocks_html,
     to_bundle,
     to_html,
     to_text,
@@ -47,7 +54,6 @@ _OF_FIELD = (
     "needs",
     "values",
     "choices",
-    "proposals",
     "hint",
 )
 """What the page is told of a field."""
@@ -137,17 +143,24 @@ class Form:
         else:
             put(to_bundle(self.doc()), uuid.uuid4().hex, update=False)
 
-    def doc(self, *, folded: bool = False) -> Doc:
-        """State the choices and their result, folded while a run is shown."""
+    def doc(self, *, folded: bool = False, problems_in: str = "") -> Doc:
+        """State the choices and their result, folded while a run is shown.
+
+        `problems_in` is the class of the element with the problems, which the fields state too.
+        """
         preview = self.preview
-        blocks = list[Block]()
+        notes = list[Block]()
         for why in dict.fromkeys(preview.problems.values()):
             at = [
                 FIELDS[name].label
                 for name, words in preview.problems.items()
                 if words == why and name
             ]
-            blocks.append(Note(f"{', '.join(at)}: {why}" if at else why, "bad"))
+            notes.append(Note(f"{', '.join(at)}: {why}" if at else why, "bad"))
+        blocks = notes
+        if notes and problems_in:
+            drawn = Markup('<div class="{}">{}</div>').format(problems_in, blocks_html(notes))
+            blocks = [Raw(drawn, to_text(Doc(blocks=notes)))]
         if preview.cell:
             memory = Note(preview.memory, "warning" if preview.is_short else "plain")
             blocks += [Note(preview.batch, "plain"), memory, Code(preview.cell, "Python cell")]
@@ -203,15 +216,18 @@ class _FormView:
             "status": "",
             "is_bad": False,
             "cell": "",
+            "can_cancel": False,
         }
         self._counting = threading.Lock()
-        fields = [
-            {
-                **{name: getattr(field, name) for name in _OF_FIELD},
-                "meaning": field.option.help.replace("`", ""),
-            }
-            for field in FIELDS.values()
-        ]
+        self._helpers = Helpers()
+        at_hand = proposals_in(Path.cwd())
+        fields = []
+        for field in FIELDS.values():
+            proposals = [(value, "") for value in field.proposals]
+            proposals += at_hand.get(field.name, ())
+            shown = {name: getattr(field, name) for name in _OF_FIELD}
+            meaning = field.option.help.replace("`", "")
+            fields.append({**shown, "meaning": meaning, "proposals": proposals})
         self.widget = make_widget(
             "compose",
             fields=fields,
@@ -219,6 +235,7 @@ class _FormView:
             values=dict(form.composition),
             problems={},
             state={},
+            instead_of=f"wb-said-{self._name}",
         )
         self.widget.observe(lambda change: self._on_choice(change["new"]), "values")
         self.widget.on_msg(
@@ -232,7 +249,7 @@ class _FormView:
             uuid.uuid4().hex,
             update=False,
         )
-        self._shown = to_bundle(self._form.doc())
+        self._shown = to_bundle(self._form.doc(problems_in=self.widget.instead_of))
         put(self._shown, self._name, update=False)
         self._place = reserve()
 
@@ -240,12 +257,13 @@ class _FormView:
         actions: Mapping[str, Callable[[], None]] = {
             "start": self._start,
             "rows": self._look_at_data,
+            "cancel": self._cancel,
             "stop": self._stop,
             "edit": self._edit,
         }
         act_in_thread(
             actions[action],
-            lambda words: self._say(words, is_bad=True, busy=False),
+            lambda words: self._say(words, is_bad=True, busy=False, can_cancel=False),
             f"compose-{action}",
         )
 
@@ -259,7 +277,8 @@ class _FormView:
         preview = self._form.preview
         self.widget.problems = dict(preview.problems)
         self._say(cell=preview.cell)
-        bundle = to_bundle(self._form.doc(folded=bool(self._state["folded"])))
+        folded = bool(self._state["folded"])
+        bundle = to_bundle(self._form.doc(folded=folded, problems_in=self.widget.instead_of))
         if self._shown and self._shown != bundle:
             self._shown = bundle
             put(bundle, self._name)
@@ -288,10 +307,21 @@ class _FormView:
         self._draw()
 
     def _look_at_data(self) -> None:
-        self._say("reading the data …", busy=True)
-        self._form.look_at_data()
-        self._say("", busy=False)
+        with Helpers() as self._helpers:
+            self._say("reading the data …", busy=True, can_cancel=True)
+            try:
+                self._form.look_at_data()
+            except WorkbenchError as error:
+                words = "The preview is cancelled." if self._helpers.ended else str(error)
+                self._say(words, is_bad=not self._helpers.ended, busy=False, can_cancel=False)
+                return
+        self._say("", busy=False, can_cancel=False)
         self._draw()
+
+    def _cancel(self) -> None:
+        """End the processes that read the data; the thread of the preview frees the form."""
+        self._say("cancelling the preview …", can_cancel=False)
+        self._helpers.end()
 
     def _start(self) -> None:
         self._say("starting", busy=True)

@@ -125,11 +125,15 @@ def _read(path: Path) -> Mapping[str, object]:
     raise ConfigError(f"{path} names no model_type; give a folder made by save_pretrained")
 
 
+def hub_cache() -> Path:
+    """Return the folder of models and datasets that were fetched from the hub."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+
+
 def _cached(model: str, revision: str | None) -> Path | None:
     # The hub's own layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    folder = cache / f"models--{model.replace('/', '--')}"
+    folder = hub_cache() / f"models--{model.replace('/', '--')}"
     commit = "*"
     if revision is not None:
         named = folder / "refs" / revision

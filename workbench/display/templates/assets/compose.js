@@ -1,5 +1,6 @@
 // The fields of the form of `compose()`. What is chosen goes to the kernel; what it comes to is displayed below.
 const SURE_MS = 6000;
+const LONG_HINT = 18; // letters that a narrow field shows whole
 const INSERT = "deepspeed-workbench:insert-cell"; // our extension of JupyterLab listens
 
 function make(tag, attributes = {}, ...children) {
@@ -19,9 +20,11 @@ function control(field, id, value) {
     return make("select", { id }, ...options);
   }
   if (field.kind === "switch") return make("input", { id, type: "checkbox", checked: value });
-  const input = make("input", { id, type: field.kind, value: value ?? "", placeholder: field.hint, step: "any" });
+  const hint = field.hint.length > LONG_HINT ? "" : field.hint;
+  const input = make("input", { id, type: field.kind, value: value ?? "", placeholder: hint, step: "any" });
   if (field.proposals.length) {
-    const list = make("datalist", { id: `${id}-list` }, ...field.proposals.map((value) => make("option", { value })));
+    const options = field.proposals.map(([value, label]) => make("option", label ? { value, label } : { value }));
+    const list = make("datalist", { id: `${id}-list` }, ...options);
     input.setAttribute("list", list.id);
     input.after(list);
     return make("span", {}, input, list);
@@ -56,11 +59,26 @@ function render({ model, el }) {
     const shown = control(field, id, model.get("values")[field.name]);
     const input = shown.querySelector("input") ?? shown;
     const why = make("div", { className: "wb-form-why", id: `${id}-why`, role: "alert" });
-    const label = make("label", { htmlFor: id, title: field.meaning }, field.label);
+    const label = make("label", { htmlFor: id, id: `${id}-label`, title: field.meaning }, field.label);
     const cell = make("div", { title: field.meaning });
+    // The button shows the meaning to people without a mouse, and keeps it in sight.
+    const help = make("div", { className: "wb-form-help", id: `${id}-help`, hidden: true }, field.meaning);
+    const asks = make("button", { type: "button", className: "wb-form-asks" }, "?");
+    asks.setAttribute("aria-label", "Help");
+    asks.setAttribute("aria-describedby", label.id);
+    asks.setAttribute("aria-controls", help.id);
+    asks.setAttribute("aria-expanded", "false");
+    asks.addEventListener("click", () => {
+      help.hidden = !help.hidden;
+      asks.setAttribute("aria-expanded", String(!help.hidden));
+    });
+    const head = make("div", { className: "wb-form-head" });
+    head.append(...(field.kind === "switch" ? [shown, label, asks] : [label, asks]));
     if (field.kind === "switch") cell.className = "wb-form-switch";
-    cell.append(...(field.kind === "switch" ? [shown, label] : [label, shown]), why);
-    input.setAttribute("aria-describedby", why.id);
+    cell.append(head, ...(field.kind === "switch" ? [] : [shown]));
+    if (field.hint.length > LONG_HINT) cell.append(make("div", { className: "wb-form-hint" }, `Default: ${field.hint}`));
+    cell.append(why, help);
+    input.setAttribute("aria-describedby", `${why.id} ${help.id}`);
     input.addEventListener("change", () => {
       model.set("values", { ...model.get("values"), [field.name]: valueOf(input) });
       model.save_changes();
@@ -87,6 +105,7 @@ function render({ model, el }) {
   const status = make("span", { role: "status" });
   const start = button("Start", send("start"), "wb-form-go");
   const rows = button("Preview the data", send("rows"));
+  const cancel = button("Cancel the preview", send("cancel"));
   const copied = button("Copy the cell", async () => {
     await copy(model.get("state").cell);
     status.textContent = "The cell is on the clipboard: paste it into the notebook.";
@@ -117,9 +136,12 @@ function render({ model, el }) {
 
   function draw() {
     const [values, problems, state] = ["values", "problems", "state"].map((name) => model.get(name));
+    const said = new Set(); // a problem of several fields is written at the first of them
     for (const { field, cell, input, why } of Object.values(parts)) {
       cell.hidden = Boolean(field.needs) && !field.values.includes(values[field.needs]);
-      why.textContent = problems[field.name] ?? "";
+      const problem = problems[field.name] ?? "";
+      why.textContent = said.has(problem) ? "" : problem;
+      said.add(problem);
       input.setAttribute("aria-invalid", String(field.name in problems));
       input.disabled = state.busy;
       const fold = cell.closest("details");
@@ -134,14 +156,17 @@ function render({ model, el }) {
     copied.hidden = !state.cell;
     inserted.hidden = !state.cell || !insert();
     edit.hidden = !state.folded;
+    cancel.hidden = !state.can_cancel;
     stop.hidden = !state.has_pods;
     status.textContent = state.status;
     status.className = state.is_bad ? "wb-form-why" : "";
   }
 
-  const buttons = make("div", { className: "wb-form-row" }, start, rows, inserted, copied, edit, stop, status);
+  const buttons = make("div", { className: "wb-form-row" }, start, rows, cancel, inserted, copied, edit, stop, status);
   el.classList.add("wb-form");
-  el.append(fields, why, buttons);
+  // The picture below is for readers without a kernel; here, the fields state the problems.
+  const hiding = make("style", {}, `.${model.get("instead_of")} { display: none; }`);
+  el.append(hiding, fields, why, buttons);
   for (const name of ["values", "problems", "state"]) model.on(`change:${name}`, draw);
   const seen = new IntersectionObserver(draw); // before it is in the page nobody can say whether cells can be inserted
   seen.observe(el);

@@ -1,0 +1,124 @@
+"""Models and datasets at hand: in the current folder, in the hub's cache, and of earlier runs.
+
+Nothing is loaded or fetched. A search that takes too long ends with the entries found so far.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from workbench.base.files import gate, read_json
+from workbench.base.json_values import part, text
+from workbench.base.words import plain
+from workbench.finetune.data.sources.hub import Hub
+from workbench.finetune.data.sources.read import ENDS
+from workbench.finetune.model.shapes import hub_cache
+from workbench.rundir.catalog.store import find_all
+from workbench.rundir.paths import RunPaths
+
+Proposal = tuple[str, str]
+"""Value of a field, and the origin of the value."""
+_MOST = 40  # entries of a list
+_FOLDERS = 100  # of a folder
+_RUNS = 20
+_LOOK_S = 0.3  # processor time of a search
+
+
+def proposals_in(folder: Path) -> Mapping[str, Sequence[Proposal]]:
+    """Return the models and datasets at hand by field, without duplicates."""
+    end_s = time.thread_time() + _LOOK_S
+    models: dict[str, str] = {}
+    datasets: dict[str, str] = {}
+
+    def add(found: dict[str, str], value: str, origin: str) -> None:
+        if value and value == plain(value):
+            found.setdefault(value, origin)
+
+    for run in _newest_runs(folder, end_s):
+        job = part(read_json(run.spec), "job")
+        add(models, text(job.get("model")), "of an earlier run")
+        dataset = job.get("dataset")
+        add(datasets, _written(dataset), "of an earlier run")
+        if _is_model(run.model):
+            add(models, _near(run.model, folder), f"trained by run {run.root.name}")
+    for near in (folder, *_folders(folder)):
+        if near != folder and _is_model(near):
+            add(models, _near(near, folder), "folder")
+        for file in _files(near):
+            add(datasets, _near(file, folder), "file")
+        if time.thread_time() > end_s:
+            break
+    for kind, name in _cached():
+        if kind == "models":
+            add(models, name, "in the cache of the hub")
+        else:
+            add(datasets, _written({"kind": Hub.kind, "name": name}), "in the cache of the hub")
+    return {"model": [*models.items()][:_MOST], "dataset": [*datasets.items()][:_MOST]}
+
+
+def _newest_runs(folder: Path, end_s: float) -> Sequence[RunPaths]:
+    found = []
+    for paths in find_all(folder, goes_on=lambda: time.thread_time() < end_s):
+        if isinstance(paths, RunPaths):
+            with suppress(OSError):
+                found.append((paths.info.stat().st_mtime, paths))
+    found.sort(key=lambda each: each[0], reverse=True)
+    return [paths for _, paths in found[:_RUNS]]
+
+
+def _folders(folder: Path) -> Sequence[Path]:
+    try:
+        folders = gate.folders_in(folder)
+    except OSError:
+        return []
+    return [path for path in folders if not path.name.startswith(".")][:_FOLDERS]
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files of rows in a folder; files of runs and configurations are none."""
+    try:
+        files = gate.files_in(folder)
+    except OSError:
+        return
+    names = {path.name for path in files}
+    if "run.json" in names or "cluster.json" in names or _is_model(folder):
+        return
+    for path in files:
+        is_rows = path.name.lower().endswith(ENDS) and not path.name.endswith(".json")
+        if is_rows and not path.name.startswith("."):
+            yield path
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        names = gate.names_in(folder, "*config.json")
+    except OSError:
+        return False
+    return "config.json" in names or "adapter_config.json" in names
+
+
+def _cached() -> Iterator[Proposal]:
+    """Yield kind and name of every model and dataset in the cache of the hub."""
+    for folder in _folders(hub_cache()):
+        kind, _, name = folder.name.partition("--")
+        if kind in ("models", "datasets") and name:
+            yield kind, name.replace("--", "/", 1)
+
+
+def _near(path: Path, folder: Path) -> str:
+    return os.path.relpath(path, folder) if path.is_relative_to(folder) else str(path)
+
+
+def _written(dataset: object) -> str:
+    """Return a dataset as the text of its field."""
+    match dataset:
+        case str():
+            return dataset
+        case Mapping():
+            return json.dumps(dataset)
+    return ""
