@@ -24,6 +24,7 @@ from workbench.rundir.state import RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(600)]
 BEAT = Path(__file__).parents[1] / "scripts" / "beat.py"
+DEFAULT_NAME = "cluster-20261124-191654-1373"  # as of a cluster without a path
 WAIT_MS = 120_000
 # What a person who looks at something else is told; headless, a page always has the focus.
 ELSEWHERE = """
@@ -86,6 +87,8 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
     # The cluster's user is the server's: the way to a
     # keeper lies in the state folder that both have.
     monkeypatch.setenv("XDG_STATE_HOME", str(lab.home / ".local/state"))
+    # As in a kernel of this notebook.
+    monkeypatch.setenv("JPY_SESSION_NAME", str(lab.folder / "course" / "train.ipynb"))
     side = page.locator(".dw-side")
     side.get_by_text("No runs yet").wait_for(timeout=WAIT_MS)
     ended = write_run(lab.folder / "older")
@@ -105,7 +108,7 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
     (damaged / "result.json").write_text("{")
 
     with Cluster(
-        LocalPods(), PodSpec(cpus=1), count=1, path=lab.folder / "runs" / "small", warm=False
+        LocalPods(), PodSpec(cpus=1), count=1, path=lab.folder / "runs" / DEFAULT_NAME, warm=False
     ) as cluster:
         run = cluster.submit(Script(str(BEAT)))
         live = side.locator(".dw-run[data-state='running']")
@@ -113,9 +116,10 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
         rows = side.locator(".dw-run")
         until(lambda: rows.count() == 3, 120, why=side.inner_text)
         assert "beat.py" in live.inner_text()
-        small = side.locator(".dw-group").filter(has=page.get_by_role("button", name="small"))
+        title = page.get_by_role("button", name="train.ipynb · local pods · 20")
+        small = side.locator(".dw-group").filter(has=title)
         assert "ready, 1 pod" in small.inner_text()
-        stops = small.get_by_role("button", name="Stop the pods of small")
+        stops = small.get_by_role("button", name="Stop the pods of train.ipynb")
         assert not stops.is_visible(), "a cluster with a run is not stopped"
         failed = side.locator(".dw-run[data-state='failed']")
         assert "peak 1.50 GiB" in failed.inner_text()

@@ -217,7 +217,8 @@
       fill.style.width = `${100 * (now.share ?? 0)}%`;
       bar.setAttribute("aria-valuenow", Math.round(100 * (now.share ?? 0)));
       bar.setAttribute("aria-label", `Progress of run ${now.id}`);
-      write(figures, ["", now.bar, now.memory].filter((part, n) => !n || part).join(" · "));
+      const known = [now.bar === now.state ? "" : now.bar, now.memory].filter(Boolean);
+      write(figures, known.map(part => ` · ${part}`).join(""));
       write(message, now.state === "succeeded" || now.message === now.bar ? "" : now.message);
       message.title = now.message;
     };
@@ -574,7 +575,7 @@
       open: row => show(row.path, () => runTab(Widget, server, row, tools)),
       again: (row, say = side.say) => attempt(say, `Reading ${row.id} …`, async () => {
         const {source} = await server.ask("again", {run: row.path});
-        return insertCode(source);
+        return insertCode(source.trimEnd());
       }),
       label: (row, changes, done) => attempt(side.say, "Saving …", async () => {
         await server.tell("label", {run: row.path, ...changes});
