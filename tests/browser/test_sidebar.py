@@ -235,7 +235,8 @@ def test_runs_are_found_named_compared_and_repeated(page: Any, lab: Any) -> None
     one.get_by_label("Compare run").check()
     compares = side.get_by_role("button", name="Compare the ticked runs")
     assert compares.is_disabled(), "one run is no comparison"
-    filter_field.fill(first.paths.root.name)
+    filter_field.fill("swept running")
+    until(lambda: "running" in rows.inner_text() if rows.count() == 1 else False, 60)
     live = rows.filter(has=page.get_by_label(f"Compare run {first.paths.root.name}"))
     live.get_by_label("Compare run").check()
     compares.click()

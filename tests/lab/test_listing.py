@@ -15,6 +15,7 @@ from tests.support.sentences import says
 from workbench import FineTune, PodSpec
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.tensorboard.board import serve_folders
+from workbench.lab import again
 from workbench.lab import listing as lab
 from workbench.lab.listing import Listing
 from workbench.rundir.catalog.store import write_label
@@ -294,7 +295,9 @@ def test_ticked_runs_are_compared_live_in_the_colours_of_their_rows(
             listing.compare(wrong)
 
 
-def test_the_code_to_run_again_makes_the_same_job(written: WrittenRun, listing: Listing) -> None:
+def test_the_code_to_run_again_makes_the_same_job(
+    written: WrittenRun, listing: Listing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = {"kind": "wikisql-mini", "train_rows": 9}
     spec = RunSpec(
         job=FineTune(technique="zero3", learning_rate=1e-5, dataset=data, env={"HF": "${HF}"}),
@@ -311,6 +314,12 @@ def test_the_code_to_run_again_makes_the_same_job(written: WrittenRun, listing: 
     assert "os" not in scope, "an id of several lines is a comment of one line"
     assert (scope["cluster"].spec.count, scope["cluster"].spec.pods) == (2, PodSpec(cpus=2))
     assert scope["cluster"].spec.idle_timeout_s == 60.0
+    compile(source, "cell", "exec")
+    # The pods of a ready cluster of this user are used again.
+    monkeypatch.setattr(again, "registration", lambda _: object())
+    source = listing.again(name_of(written))["source"]
+    assert f'with Cluster.attach("{written.cluster.root}") as cluster:' in source
+    assert "PodSpec" not in source
     compile(source, "cell", "exec")
 
 
