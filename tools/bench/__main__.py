@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from tools.bench.equal_samples import equal_samples
 from tools.bench.forecast import forecasts
 from tools.bench.link import link
 from tools.bench.pair import Laps, Measured, Pair, Turn, measure
@@ -92,6 +93,9 @@ GROUPS: Sequence[Callable[[Path], Rows]] = (
     ),
 )
 
+TABLES: Sequence[Callable[[Path], Grid]] = (equal_samples,)
+"""Tables of their own form, which take too long to be measured unless named."""
+
 
 def figures_of(make: Callable[[Path], Rows], root: Path, turns: int) -> tuple[list[Measured], bool]:
     """Measure a group; return what it has, also where the rest failed, and whether all is well."""
@@ -111,8 +115,11 @@ def figures_of(make: Callable[[Path], Rows], root: Path, turns: int) -> tuple[li
 def main() -> None:
     """Measure what is named, all by default, and print the table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    names = [make.__name__ for make in GROUPS]
-    parser.add_argument("only", nargs="*", help=f"which: {', '.join(names)}")
+    names = [make.__name__ for make in (*GROUPS, *TABLES)]
+    alone = ", ".join(make.__name__ for make in TABLES)
+    parser.add_argument(
+        "only", nargs="*", help=f"which: {', '.join(names)} (default: all but {alone})"
+    )
     parser.add_argument(
         "--turns",
         type=int,
@@ -130,15 +137,18 @@ def main() -> None:
             done, whole = figures_of(make, Path(folder), options.turns)
             rows += done
             failed += [] if whole else [make.__name__]
+        for make_table in TABLES:
+            if make_table.__name__ in options.only:
+                print(make_table(Path(folder)))
     day, load = time.strftime("%Y-%m-%d"), f"load {os.getloadavg()[0]:.1f}"
     where = (
         f"{os.cpu_count()} cores, {platform.machine()}, "
         f"{load}, {day}, medians, {laps.lap():.0f} s in all"
     )
     right = ("ours", "plain", "better by", "bound", "turns", "seconds")
-    print(
-        Grid(columns=Measured.COLUMNS, rows=[row.cells for row in rows], right=right, caption=where)
-    )
+    cells = [row.cells for row in rows]
+    if cells:
+        print(Grid(columns=Measured.COLUMNS, rows=cells, right=right, caption=where))
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -82,13 +82,16 @@ def main() -> None:
 
 
 def where() -> str:
-    """Return the processor and the commit."""
+    """Return the processor and the last commit that changed the package."""
     lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     named = next(
         (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
     )
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True
+        ["git", "log", "-1", "--format=%h", "--", "workbench"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
     ).stdout
     return f"{named or platform.machine()}, {os.cpu_count()} cores, commit {commit.strip()}"
 

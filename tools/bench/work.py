@@ -1,6 +1,6 @@
 """What `make bench` measures of rows: trained on, answered and read, each beside the plain way.
 
-The rows are WikiSQL's, which lie beside the checkout;
+The rows are WikiSQL's, which lie beside the checkout or in the folder BENCH_WIKISQL;
 where they do not, nothing of this is measured.
 """
 
@@ -23,7 +23,8 @@ from workbench import Cluster, FineTune, LocalPods, PodSpec, RunResult, Script
 from workbench.finetune.data.rows import row_from
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROWS = REPOSITORY.parent / "shared" / "data" / "wikisql"
+BESIDE = REPOSITORY.parent / "shared" / "data" / "wikisql"
+ROWS = Path(os.environ.get("BENCH_WIKISQL", BESIDE))
 PADDED = str(REPOSITORY / "tests" / "scripts" / "padded.py")
 READING = str(REPOSITORY / "tests" / "scripts" / "reading.py")
 AT_ONCE = 32
