@@ -62,7 +62,8 @@ def plan(  # noqa: PLR0913
         job: The job; its own technique is only one of the rows.
         pods: Number of pods.
         gpus: GPUs per pod, used only if `gpu_memory_gib` is known.
-        gpu_memory_gib: Memory per GPU in GiB. None plans for CPUs.
+        gpu_memory_gib: Memory per GPU in GiB, as torch reports it: 14.6 for a T4 of 16 GB, see the
+            kinds of `gpus_for`. None plans for CPUs.
         memory_gib: Memory per pod in GiB. None leaves pod memory out of the verdict with GPUs; on
             CPUs there is no verdict then.
         techniques: Techniques to show. Default: all.
