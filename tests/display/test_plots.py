@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import re
@@ -35,7 +36,13 @@ from workbench.display.kit.plots.figure import (
 from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interactive, plotly_js
 from workbench.display.kit.plots.live import LivePlot
 from workbench.display.kit.plots.runs import curve_plot, losses_plot, memory_plot
-from workbench.display.kit.plots.static import draw_plot, plot_png, plot_svg, write_labels
+from workbench.display.kit.plots.static import (
+    draw_plot,
+    labelled_svg,
+    plot_png,
+    plot_svg,
+    write_labels,
+)
 from workbench.display.records.history import runs_doc
 from workbench.display.run.page import run_view_doc
 from workbench.display.run.panel import run_plot_doc
@@ -156,6 +163,74 @@ def test_evaluations_are_markers_and_lines_are_told_apart_without_colour(view: R
     pods = memory_plot(view).series
     assert len({(one.look.dash, one.look.marker) for one in pods}) == len(pods) == 2
     assert len({(look(n).dash, look(n).marker) for n in range(8)}) == 8
+
+
+def noisy(view: RunView, steps: int) -> Plot:
+    """Add steps with a loss of 3 that is 9 at every tenth step, and return the plot."""
+    for step in range(13, steps + 1):
+        view.curves["loss"].add(step, 9.0 if step % 10 == 0 else 3.0, T0 + step)
+    return curve_plot(view)
+
+
+@pytest.mark.parametrize(("steps", "is_smooth"), [(200, False), (201, True), (4000, True)])
+def test_long_curves_are_smoothed_by_default_above_their_pale_values(
+    view: RunView, steps: int, is_smooth: bool
+) -> None:
+    plot = noisy(view, steps)
+    axes = MplFigure().add_subplot()
+    draw_plot(axes, plot, "optimizer step")
+    curves = [line for line in axes.get_lines() if len(line.get_xdata()) > 3]
+    *pale, line = curves
+    assert [below.get_alpha() < 0.5 for below in pale] == [True] * is_smooth
+    values = line.get_ydata()[len(line.get_ydata()) // 2 :]
+    # The mean is 3.6: of the values of all steps, not of the highest and lowest that are drawn.
+    assert (min(values) > 3.2 and max(values) < 4.2) == is_smooth
+    figure = interactive(plot)
+    buttons = figure["layout"]["updatemenus"][2]
+    assert buttons["buttons"][buttons["active"]]["label"] == ("0.9" if is_smooth else "raw")
+    trace, raw = (one for one in figure["data"] if one["name"] == "training loss")
+    assert trace["y"] == pytest.approx(list(line.get_ydata()), rel=1e-4)
+    assert raw["opacity"] < 0.5 and max(raw["y"]) == 9.0
+    assert pressed(figure, "raw")["data"][0]["y"] == raw["y"]
+
+
+def test_lines_are_solid_unless_they_lie_upon_another(view: RunView) -> None:
+    def dashes(*drops: float) -> list[str]:
+        series = [
+            Series(name=str(n), xs={"x": [1, 2]}, ys=[9.0, 9.0 - drop], look=look(n))
+            for n, drop in enumerate(drops)
+        ]
+        plot = Plot(label="", y="", axes=("x",), series=series)
+        dashed = [trace["line"]["dash"] for trace in interactive(plot)["data"]]
+        static = [line.get_linestyle() for line in drawn(plot, "x").values()]
+        assert [dash == "solid" for dash in dashed] == [style == "-" for style in static]
+        return static
+
+    assert dashes(8.0, 5.0, 2.0) == ["-", "-", "-"]
+    assert dashes(8.0, 5.0, 8.0) == ["-", "-", "--"]
+    two = losses_plot([("a", view), ("b", view)])
+    assert {one.look.dash for one in two.series} == {"-"}
+
+
+def test_names_at_the_ends_of_lines_are_whole(view: RunView) -> None:
+    name = "the rows that were cleaned on Tuesday, with a longer warm-up of 400 steps"
+    runs = [(f"{n}: {name}", view) for n in range(12)]
+    svg = labelled_svg(losses_plot(runs))
+    texts = html.unescape(" ".join(re.findall('data-text="([^"]*)"', svg)))
+    for n in range(12):
+        assert f"{n}: the rows that were cleaned" in texts
+    assert texts.count("warm-up of 400 steps") == 12, "an evaluation has no label of its own"
+    width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)[0])
+    for x, y in re.findall(
+        r'data-text="[^"]*" [^>]*>\s*<g [^>]*translate\(([\d.]+) ([-\d.]+)\)', svg
+    ):
+        assert 0 <= float(x) < width and 0 < float(y) < height
+
+
+def test_numbers_of_steps_are_written_as_in_the_panel(view: RunView) -> None:
+    plot = noisy(view, 20_000)
+    assert 'data-text="12,000"' in plot_svg(plot)
+    assert interactive(plot)["layout"]["xaxis"]["separatethousands"] is True
 
 
 def under_the_pointer(svg: str) -> list[list[str]]:

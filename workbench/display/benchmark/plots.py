@@ -28,11 +28,11 @@ from workbench.display.kit.plots.figure import (
     time_axis,
 )
 from workbench.display.kit.plots.runs import SINCE
-from workbench.display.kit.plots.static import look_of, plot_svg
+from workbench.display.kit.plots.static import labelled_svg, look_of
 
-_SCALING = (6.6, 3.4), (0.075, 0.13, 0.585, 0.83)  # inches, and the place of the axes
+_SCALING = (6.6, 3.4)  # inches
 _PODS = COUNTS[1]
-_LOSS = (5.6, 2.9), (0.11, 0.155, 0.535, 0.81)
+_LOSS = (5.6, 2.9)
 _MOST_LINES = 8
 _POINTS = 40  # longer curves are drawn as this number of means
 _SPARKS = "▁▂▃▄▅▆▇█"
@@ -79,7 +79,7 @@ def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
         )
     plot = _scaling_plot(series, ideals)
     figure = Figure(
-        _svg(plot, _PODS, *_SCALING),
+        labelled_svg(plot, _PODS, size_in=_SCALING),
         text=text_bars("speed-up in samples/s, by technique and pods", bars),
         plot=plot,
     )
@@ -267,19 +267,9 @@ def _loss_plot(
     return LossPlot(
         title=title,
         plot=plot,
-        by_step="" if all_equal else _svg(apart, STEP, *_LOSS),
-        by_second=_svg(plot, by_time, *_LOSS),
+        by_step="" if all_equal else labelled_svg(apart, STEP, size_in=_LOSS),
+        by_second=labelled_svg(plot, by_time, size_in=_LOSS),
     )
-
-
-def _svg(
-    plot: Plot,
-    axis: str,
-    size_in: tuple[float, float],
-    place: tuple[float, float, float, float],
-) -> str:
-    """Draw a plot whose lines have their names at their ends."""
-    return plot_svg(plot, axis, size_in=size_in, place=place, columns=0)
 
 
 def _means(points: Sequence[LossPoint], width: int) -> list[LossPoint]:

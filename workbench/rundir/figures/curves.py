@@ -94,6 +94,35 @@ class Curve:
         times = [self._time_s[place] for place in order]
         return x, values, times
 
+    def means(self, limit: int = 400) -> list[float]:
+        """Return a mean for each point of `thinned`: of all values in the point's stretch.
+
+        The lowest and the highest values of stretches would bias a smoothed curve.
+
+        Example:
+            >>> curve = Curve()
+            >>> for step in range(1000):
+            ...     curve.add(step, 3.0 if step % 10 == 0 else 1.0)
+            >>> {round(mean, 1) for mean in curve.means(202)[1:-1]}
+            {1.2}
+        """
+        places = self._places(limit)
+        if len(places) == len(self._y):
+            return list(self._y)
+        stretches = self._stretches(limit)
+        averages = []
+        for stretch in stretches:
+            values = self._y[stretch.start : stretch.stop]
+            averages.append(sum(values) / len(values))
+        begins = [stretch.start for stretch in stretches]
+        return [averages[bisect_right(begins, place) - 1] for place in places]
+
+    def _stretches(self, limit: int) -> list[range]:
+        """Divide the points into stretches of equal length; a stretch has two drawn points."""
+        size = len(self._x)
+        count = (limit - 2) // 2
+        return [range(n * size // count, (n + 1) * size // count) for n in range(count)]
+
     def _places(self, limit: int) -> Sequence[int]:
         """Return the places of at most `limit` points that show the curve."""
         size = len(self._x)
@@ -101,11 +130,7 @@ class Curve:
             return range(size)
         picked = {0, size - 1}
         # Each stretch has two points: the lowest and the highest.
-        stretches = (limit - 2) // 2
-        for stretch in range(stretches):
-            begin = stretch * size // stretches
-            end = (stretch + 1) * size // stretches
-            places = range(begin, end)
+        for places in self._stretches(limit):
             lowest = min(places, key=self._y.__getitem__)
             highest = max(places, key=self._y.__getitem__)
             picked.add(lowest)

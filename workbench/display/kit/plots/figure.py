@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workbench.base.words import number
 
@@ -46,13 +46,18 @@ _UNITS = (
 )
 """Unit of time, its seconds, and the time from which the next unit is better."""
 _NEAR = 0.01  # share of a plot's height: closer lines look like one
+SMOOTHED_FROM = 200
+"""Curves with more points are drawn smoothed, above their pale values."""
+SMOOTHING = 0.9
+"""Weight of the past in the smoothed curve that is drawn by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How a line is told from others, without its colour too.
+    """Appearance of a line: colour and marker tell lines apart, each without the other.
 
-    Marker and dash are matplotlib's letters.
+    Marker and dash are matplotlib's letters. Lines are solid; a dashed line lies upon another line,
+    or is a guide.
     """
 
     colour: str
@@ -64,7 +69,8 @@ def look(place: int) -> Look:
     return Look(
         colour=COLOURS[place % len(COLOURS)],
         marker=_MARKERS[place % len(_MARKERS)],
-        dash=DASHES[place % len(DASHES)],
+        # The colours begin again after the last one.
+        dash=DASHES[place // len(COLOURS) % len(DASHES)],
     )
 
 
@@ -94,6 +100,16 @@ class Series:
     low: Sequence[float] = ()
     """Lower bounds of the points, paired with `high`; empty for single measurements."""
     high: Sequence[float] = ()
+    means: Sequence[float] = ()
+    """Mean values around the points, for smoothing. Empty: the points are all values."""
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether the line is drawn smoothed by default."""
+        return self.joined and len(self.ys) > SMOOTHED_FROM
+
+    def smooth(self, weight: float = SMOOTHING) -> list[float]:
+        return smoothed(self.means or self.ys, weight)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +156,26 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
         last = last * weight + (1 - weight) * value
         means.append(last / (1 - weight**place))
     return means
+
+
+def told_apart(series: Sequence[Series], axis: str) -> list[Series]:
+    """Return the lines, dashed where an earlier line lies below.
+
+    Example:
+        >>> a = Series(name="a", xs={"x": [1, 2]}, ys=[9.0, 1.0], look=look(0))
+        >>> b = Series(name="b", xs={"x": [1, 2]}, ys=[9.0, 5.0], look=look(1))
+        >>> [one.look.dash for one in told_apart([a, b, a], "x")]
+        ['-', '-', '--']
+    """
+    apart = list(series)
+    joined = [place for place, one in enumerate(series) if one.joined and one.ys]
+    for group in equal_series([series[place] for place in joined], axis):
+        for over, member in enumerate(group[1:], 1):
+            one = series[joined[member]]
+            if one.look.dash == DASHES[0]:
+                dashed = replace(one.look, dash=DASHES[over % len(DASHES)])
+                apart[joined[member]] = replace(one, look=dashed)
+    return apart
 
 
 def equal_series(series: Sequence[Series], axis: str) -> list[list[int]]:

@@ -12,7 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, STEP, Plot, Series, smoothed
+from workbench.display.kit.plots.figure import (
+    COUNTS,
+    FOREGROUND,
+    STEP,
+    Plot,
+    Series,
+    told_apart,
+)
+from workbench.display.kit.plots.figure import SMOOTHING as DEFAULT
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -56,7 +64,7 @@ def interactive(plot: Plot) -> Json:
     """Return the figure as JSON: lines above pale copies of their values, and buttons."""
     import plotly.graph_objects as go
 
-    lines = [one for one in plot.series if one.ys]
+    lines = [one for one in told_apart(plot.series, plot.axes[0]) if one.ys]
     curves = [place for place, one in enumerate(lines) if one.joined and len(one.ys) >= _SMOOTHABLE]
     # Pale copies of the smoothable lines, which the smoothing does not change.
     traces = [_trace(one, plot.axes[0]) for one in lines]
@@ -71,6 +79,10 @@ def interactive(plot: Plot) -> Json:
             hovertemplate=None,
         )
         traces.append(pale)
+    is_smoothed = any(one.is_smoothed for one in lines)
+    if is_smoothed:
+        for place in curves:
+            traces[place].y = _values(lines[place], DEFAULT)
     # Buttons for the scale, for the axis if there are two, and for the smoothing.
     scale: list[_Button] = [
         ("linear", "relayout", [{"yaxis.type": "linear"}]),
@@ -88,7 +100,9 @@ def interactive(plot: Plot) -> Json:
         smooth: list[_Button] = []
         for label, weight in SMOOTHING.items():
             smooth.append((label, "restyle", _smooth(lines, curves, weight)))
-        menus.append(_menu(2, smooth))
+        weights = list(SMOOTHING.values())
+        active = weights.index(DEFAULT) if is_smoothed else 0
+        menus.append(_menu(2, smooth, active))
     # Without `go.Figure`, which would add plotly's default look to each figure: 7 kB.
     config = {
         "responsive": True,
@@ -159,22 +173,25 @@ def _smooth(lines: Sequence[Series], curves: Sequence[int], weight: float) -> li
     """Replace the values of the lines; the pale copies stay."""
     drawn = []
     for place in curves:
-        ys = list(lines[place].ys)
-        if weight:
-            # Five digits suffice: the page carries the values of every button.
-            ys = [float(f"{y:.5g}") for y in smoothed(ys, weight)]
-        drawn.append(ys)
+        drawn.append(_values(lines[place], weight))
     return [{"y": drawn}, list(curves)]
 
 
-def _menu(place: int, buttons: Sequence[_Button]) -> go.layout.Updatemenu:
+def _values(line: Series, weight: float) -> list[float]:
+    if not weight:
+        return list(line.ys)
+    # Five digits suffice: the page carries the values of every button.
+    return [float(f"{y:.5g}") for y in line.smooth(weight)]
+
+
+def _menu(place: int, buttons: Sequence[_Button], active: int = 0) -> go.layout.Updatemenu:
     import plotly.graph_objects as go
 
     return go.layout.Updatemenu(
         type="buttons",
         direction="right",
         showactive=True,
-        active=0,
+        active=active,
         buttons=[
             {
                 "label": label,
@@ -211,6 +228,7 @@ def _layout(plot: Plot, menus: Sequence[go.layout.Updatemenu]) -> go.Layout:
         title={"text": axis, "standoff": 8},
         unifiedhovertitle={"text": _hover_title(axis)},
     )
+    across.separatethousands = True
     if axis in COUNTS and len(plot.axes) == 1:
         across.dtick = 1
     up = go.layout.YAxis(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from workbench.display.kit.plots.figure import (
+    SMOOTHED_FROM,
     STEP,
     Look,
     Plot,
@@ -112,6 +113,7 @@ def _plot(label: str, y: str, lines: Sequence[tuple[str, RunView, str, Look]]) -
             ys=values,
             look=style,
             joined=not is_evaluation,
+            means=view.curves[curve].means(_POINTS) if len(values) > SMOOTHED_FROM else (),
         )
         series.append(one)
     return Plot(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -19,7 +20,16 @@ from typing import Any
 from markupsafe import Markup
 
 from workbench.base.words import number
-from workbench.display.kit.plots.figure import COUNTS, FOREGROUND, STEP, Look, Plot, Series, look
+from workbench.display.kit.plots.figure import (
+    COUNTS,
+    FOREGROUND,
+    STEP,
+    Look,
+    Plot,
+    Series,
+    look,
+    told_apart,
+)
 from workbench.finetune.techniques.registry import TECHNIQUES
 
 _SIZE_IN = (5.6, 2.5)
@@ -32,8 +42,15 @@ _NAMED = 12
 _MARKERS = 8  # markers per line, for any number of points
 _BANDS = 48  # tooltips per line with more points; markers have all
 _GAP_PT = 5
+_PALE = 0.28  # opacity of the values behind a smoothed line
 _NAMES = tuple(technique.name for technique in TECHNIQUES)
-_LABEL_SHARE = 0.075  # share of the plot's height per label
+_LINE_IN = 0.17  # height of a line of a label
+_LETTER_IN = 0.078  # mean width of a letter
+_LABEL_LETTERS = 28  # longer labels are wrapped
+_SAMPLE = 0.1  # share of the plot's width between a line's end and its label
+_LEFT_IN = 0.62
+_BOTTOM_IN = 0.45
+_TOP_IN = 0.12
 # Share of the plot's width: a line that ends nearer to the right is joined to its label.
 _NEAR = 0.1
 
@@ -59,7 +76,8 @@ def plot_svg(
         if not columns:
             bottom, top = axes.get_ylim()
             axes.margins(x=0)
-            write_labels(axes, plot.series, over, top, bottom)
+            lines = told_apart(plot.series, over)
+            write_labels(axes, _labelled(lines), over, top, bottom)
         elif len(plot.series) <= _NAMED:
             legend_above(axes, columns)
 
@@ -72,12 +90,67 @@ def plot_svg(
     )
 
 
+def labelled_svg(
+    plot: Plot,
+    axis: str = "",
+    *,
+    size_in: tuple[float, float] = _SIZE_IN,
+) -> str:
+    """Draw a plot whose lines have their names at their right ends.
+
+    Long names are wrapped, and many names make the plot taller: no name is cut.
+    """
+    names = [_wrapped(_end_label(one)) for one in _labelled(plot.series)]
+    if not plot or not names:
+        return plot_svg(plot, axis, size_in=size_in)
+    lines = [line for name in names for line in name.split("\n")]
+    longest_in = _LETTER_IN * max(len(line) for line in lines)
+    width_in = size_in[0]
+    across_in = (width_in - _LEFT_IN - longest_in) / (1 + _SAMPLE)
+    most = max(name.count("\n") + 1 for name in names)
+    up_in = max(size_in[1] - _BOTTOM_IN - _TOP_IN, most * len(names) * _LINE_IN)
+    height_in = _BOTTOM_IN + up_in + _TOP_IN
+    place = (
+        _LEFT_IN / width_in,
+        _BOTTOM_IN / height_in,
+        across_in / width_in,
+        up_in / height_in,
+    )
+    return plot_svg(
+        plot,
+        axis,
+        size_in=(width_in, height_in),
+        place=place,
+        columns=0,
+    )
+
+
+def _labelled(series: Sequence[Series]) -> list[Series]:
+    """Return the lines to label; evaluations look as the line of their run, which has the name."""
+    joined = {(one.look.colour, one.look.marker) for one in series if one.joined and one.ys}
+    labelled = []
+    for one in series:
+        is_named = not one.joined and (one.look.colour, one.look.marker) in joined
+        if one.ys and not is_named:
+            labelled.append(one)
+    return labelled
+
+
+def _end_label(one: Series) -> str:
+    return f"{one.name} {one.end}".strip()
+
+
+def _wrapped(name: str) -> str:
+    return textwrap.fill(name, _LABEL_LETTERS, break_on_hyphens=False) or name
+
+
 def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
     """Draw the lines and markers of a plot, and dress its axes."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    for one in plot.series:
+    for one in told_apart(plot.series, axis):
         style: dict[str, object]
+        ys: Sequence[float] = one.ys
         if one.joined:
             style = {
                 "linestyle": one.look.dash,
@@ -93,9 +166,18 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
                 "markeredgewidth": 1.4,
                 "markevery": 1,
             }
+        if one.is_smoothed:
+            axes.plot(
+                one.xs[axis],
+                one.ys,
+                color=one.look.colour,
+                alpha=_PALE,
+                linewidth=0.8,
+            )
+            ys = one.smooth()
         axes.plot(
             one.xs[axis],
-            one.ys,
+            ys,
             label=one.name,
             color=one.look.colour,
             marker=one.look.marker,
@@ -113,6 +195,8 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
     if plot.from_zero:
         axes.set_ylim(0, 1.15 * axes.dataLim.ymax or 1)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=axis in COUNTS))
+    if axis in COUNTS:
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     dress_axes(axes, axis, plot.y)
 
@@ -366,12 +450,15 @@ def write_labels(
     left, right = axes.get_xlim()
     axes.set_xlim(left, right)  # labels beside the axes must not widen the axes
     span = right - left
-    places = apart([one.ys[-1] for one in lines], _LABEL_SHARE * (top - bottom))
+    labels = [_wrapped(_end_label(one)) for one in lines]
+    most = max((label.count("\n") + 1 for label in labels), default=1)
+    height_in = axes.bbox.height / axes.figure.dpi
+    ends = [one.smooth()[-1] if one.is_smoothed else one.ys[-1] for one in lines]
+    places = apart(ends, most * _LINE_IN / height_in * (top - bottom))
     lift = max(0.0, bottom - min(places, default=0.0))
-    for one, place in zip(lines, places, strict=True):
+    for one, y, label, place in zip(lines, ends, labels, places, strict=True):
         at = place + lift
         x = one.xs[axis][-1]
-        y = one.ys[-1]
         if x > right - _NEAR * span:  # longer connections would look like data
             axes.plot(  # level to the side: slanted connections would cross
                 [x, right, right + 0.02 * span],
@@ -393,9 +480,9 @@ def write_labels(
             clip_on=False,
         )
         name = axes.text(
-            right + 0.1 * span,
+            right + _SAMPLE * span,
             at,
-            f"{one.name} {one.end}".strip(),
+            label,
             va="center",
             color=FOREGROUND,
         )

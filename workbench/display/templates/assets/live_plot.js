@@ -34,7 +34,7 @@ async function render({ model, el }) {
   const draw = () => {
     const figure = structuredClone(model.get("figure"));
     figure.layout.updatemenus.forEach((menu, n) => {
-      menu.active = place.layout?.updatemenus?.[n]?.active ?? 0;
+      menu.active = place.layout?.updatemenus?.[n]?.active ?? menu.active;
       press(figure, menu.buttons[menu.active]);
     });
     place.style.height = `${figure.layout.height}px`; // plotly.js asks its place how high it may be
