@@ -9,7 +9,7 @@ import pytest
 from writtenrun import WrittenRun, write_run
 
 from tests.support.sentences import sentence
-from workbench import Run, compare, history
+from workbench import FineTune, Run, Script, compare, history
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import write_json
 from workbench.client.result import RunResult
@@ -69,7 +69,7 @@ def test_curves_options_and_figures_of_runs_in_any_state(runs: list[WrittenRun])
         "running",
         "failed",
     ]
-    assert (figures["one"]["eval loss"], figures["one"]["of step"], figures["one"]["rougeL"]) == (
+    assert (figures["one"]["eval loss"], figures["one"]["at step"], figures["one"]["rougeL"]) == (
         "3.25",
         "2",
         "0.5",
@@ -86,12 +86,13 @@ def test_curves_options_and_figures_of_runs_in_any_state(runs: list[WrittenRun])
         "zero3",
         "succeeded",
         "Options that differ",
-        "figures as far as they go",
+        "figures up to the last step",
+        "Results",
     ):
         assert fact in text and fact in html.unescape(page)
     assert "TOKEN" not in text + page
     assert both.notes == (
-        "Not ended well, figures as far as they go: <b>two</b> (running), three (failed).",
+        "Incomplete runs (figures up to the last step): <b>two</b> (running), three (failed).",
     )
 
 
@@ -101,12 +102,37 @@ def test_rows_of_history_and_what_is_not_like_for_like(tmp_path: Path) -> None:
             steps=2, global_batch_size=24 if name == "a" else 48, device=name, devices=3
         )
     notes = compare(list(history(tmp_path)), names="ab").notes
-    assert [note.split(",")[0] for note in notes] == [
-        "They did not learn and were not judged on the same rows.",
-        "Their losses are of other tokens.",
-        "They did not see as many rows.",
-        "They ran on other devices",
+    assert [note.rpartition(": ")[2] for note in notes] == [
+        "the runs use different training or evaluation rows.",
+        "the runs use different models, prompts or loss settings.",
+        "The runs trained on different numbers of rows.",
+        "the runs used different devices.",
     ]
+
+
+def test_options_of_another_kind_of_job_are_folded_away(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(1)")
+    job = FineTune(model="tiny-t5", dataset="wikisql-mini").to_dict()
+    written(tmp_path, "a", **job)
+    written(tmp_path, "b", **{**job, "learning_rate": 0.5})
+    write_run(tmp_path / "c", {"kind": "script", **Script(str(script)).to_dict()})
+    paths = [Path(record.path) for record in history(tmp_path)]
+    three = compare(sorted(paths), names="abc")
+    assert [row[0] for row in three.options().rows] == ["kind", "learning_rate"]
+    assert three.options().rows[1] == ("learning_rate", "None", "0.5", "–")
+    equal = {str(row[0]): row[1:] for row in three.equal_options().rows}
+    assert equal["path"][:2] == ("–", "–") and str(equal["path"][2]).endswith("/train.py")
+    assert equal["model"] == ("tiny-t5", "tiny-t5", "–")
+    assert not {"None", "[]", "{}"} & {cell for row in equal.values() for cell in row}
+    assert "Losses may not be comparable: the jobs are of different kinds." in three.notes
+    text, page = str(three), three._repr_html_()
+    # The equal options are folded in a page, and the text names the call that returns them.
+    folded = f"<summary>{len(equal)} equal options</summary>"
+    before, _, after = page.partition(folded)
+    assert "per_device_eval_batch_size" in after
+    assert "per_device_eval_batch_size" not in before + text
+    assert f"{len(equal)} equal options: equal_options() returns them" in text
 
 
 def test_a_damaged_directory_is_a_row_that_says_so(runs: list[WrittenRun]) -> None:

@@ -292,6 +292,6 @@ def test_ticked_rows_are_compared_below_the_table_once_there_are_two(
     bar._handle_custom_msg({"click": "compare", "ticked": [1]}, [])
     until(lambda: "Tick two runs or more." in bar.note.get("text", ""))
     bar._handle_custom_msg({"click": "compare", "ticked": [2, 0]}, [])
-    until(lambda: any("What they came to" in shown[place]["text/plain"] for place in below))
+    until(lambda: any("Results" in shown[place]["text/plain"] for place in below))
     text = "\n".join(shown[place]["text/plain"] for place in below)
     assert "aaa" in text and "ccc" in text and "high rate" not in text

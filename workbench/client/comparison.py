@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from workbench.rundir.status import is_keeper_alive, run_at
 from workbench.rundir.view import RunView
 
 _LONGEST = 60  # letters of an option's value
+_UNSET = {"", "None", "[]", "{}", "()"}
 _OF_TOKENS = ("model", "prompt", "system", "loss_on", "max_source_length", "max_target_length")
 AnyRun = Run | RunResult | RunRecord | str | Path
 
@@ -46,20 +47,36 @@ class RunComparison(ShownLive):
     runs: tuple[ComparedRun, ...]
 
     def options(self) -> Grid:
-        """Return the options that differ between the runs, without environment variables."""
+        """Return the options that differ between the runs, without environment variables.
+
+        Options of one kind of job are compared between the runs of this kind.
+        """
+        different = [cells for cells, values in self._options() if len(values) > 1]
+        caption = "Options that differ" if different else "No option differs"
+        return self._option_grid(different, caption)
+
+    def equal_options(self) -> Grid:
+        """Return the options that are equal in all runs that have them, without unset options."""
+        equal = [
+            cells for cells, values in self._options() if len(values) == 1 and not values <= _UNSET
+        ]
+        return self._option_grid(equal, "Equal options")
+
+    def _options(self) -> Iterator[tuple[tuple[str, ...], set[str]]]:
+        """Return a row for each option, and the different values of the option."""
         asked = [_options(run.view.spec) for run in self.runs]
         names: dict[str, None] = {}
         for options in asked:
             names.update(dict.fromkeys(options))
-        different = []
         for name in names:
-            values = [options.get(name, UNKNOWN) for options in asked]
-            if len(set(values)) > 1:
-                cells = [middle_cut(cell, _LONGEST) for cell in (name, *values)]
-                different.append(tuple(cells))
-        caption = "Options that differ" if different else "Their options are the same"
+            values = [options.get(name) for options in asked]
+            cells = [name, *(UNKNOWN if value is None else value for value in values)]
+            known = {value for value in values if value is not None}
+            yield tuple(middle_cut(cell, _LONGEST) for cell in cells), known
+
+    def _option_grid(self, rows: Sequence[Sequence[str]], caption: str) -> Grid:
         run_names = [run.name for run in self.runs]
-        return Grid(columns=("option", *run_names), rows=different, caption=caption)
+        return Grid(columns=("option", *run_names), rows=rows, caption=caption)
 
     def figures(self) -> Grid:
         """Return the final figures, a run per row."""
@@ -76,7 +93,7 @@ class RunComparison(ShownLive):
             "training loss",
             "eval loss before",
             "eval loss",
-            "of step",
+            "at step",
             "perplexity",
             *(column.title for column in shown),
             "exact match",
@@ -96,7 +113,7 @@ class RunComparison(ShownLive):
             rows=picked,
             right=names[2:],
             whole=("run",),
-            caption="What they came to",
+            caption="Results",
         )
 
     @property
@@ -105,12 +122,19 @@ class RunComparison(ShownLive):
         views = [run.view for run in self.runs]
         records = [run.record for run in self.runs]
         checks = {
-            "They did not learn and were not judged on the same rows": [
+            "Losses are not comparable: the runs use different training or evaluation rows": [
                 _data_of(view) for view in views
             ],
-            "Their losses are of other tokens": [_tokens_of(view.spec) for view in views],
-            "They did not see as many rows": [_rows_of(record) for record in records],
-            "They ran on other devices, which decides speed and memory": [
+            "Losses may not be comparable: the jobs are of different kinds": [
+                view.spec.job.kind if view.spec else "" for view in views
+            ],
+            "Losses are not comparable: the runs use different models, prompts or loss settings": [
+                _tokens_of(view.spec) for view in views
+            ],
+            "The runs trained on different numbers of rows": [
+                _rows_of(record) for record in records
+            ],
+            "Speed and memory are not comparable: the runs used different devices": [
                 _devices_of(record) for record in records
             ],
         }
@@ -126,7 +150,7 @@ class RunComparison(ShownLive):
             if state != RunState.SUCCEEDED:
                 unended.append(f"{run.name} ({state})")
         if unended:
-            notes.append(f"Not ended well, figures as far as they go: {', '.join(unended)}.")
+            notes.append(f"Incomplete runs (figures up to the last step): {', '.join(unended)}.")
         return tuple(notes)
 
     def __repr__(self) -> str:
@@ -261,7 +285,7 @@ def _row(run: ComparedRun, place: int, shown: Sequence[Column]) -> tuple[str, ..
 
 def _tokens_of(spec: RunSpec | None) -> str:
     options = _options(spec)
-    if not options:
+    if _OF_TOKENS[0] not in options:  # a job of another kind, such as a script
         return ""
     return str([options.get(name) for name in _OF_TOKENS])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -23,16 +23,28 @@ from workbench.base.words import (
 )
 from workbench.client.comparison import RunComparison
 from workbench.client.history import History
-from workbench.display.kit.doc import Block, Doc, Figure, Note, Table, to_bundle, to_bundles
+from workbench.display.kit.doc import (
+    Block,
+    Doc,
+    Figure,
+    Fold,
+    Note,
+    Raw,
+    Table,
+    blocks_html,
+    to_bundle,
+    to_bundles,
+)
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import NOTHING, has_widgets, put
-from workbench.display.kit.plots.figure import plot_words
+from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.runs import losses_plot
-from workbench.display.kit.plots.static import plot_svg
+from workbench.display.kit.plots.static import labelled_svg
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.rundir.catalog.store import RunRecord
 
 _RUNS = 50
+_COMPARED_IN = (8.4, 3.2)
 _SILENT_SHOWN = 3
 _CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without the tick boxes
 _LETTER_PX = 7.6
@@ -119,12 +131,7 @@ def show_history(history: History) -> None:
 def runs_doc(comparison: RunComparison) -> Doc:
     """State loss curves, figures, different options, and differences that prevent a comparison."""
     plot = losses_plot([(run.name, run.view) for run in comparison.runs])
-    drawn = plot_svg(
-        plot,
-        size_in=(8.4, 3.4),
-        place=(0.08, 0.14, 0.89, 0.62),
-        columns=2,
-    )
+    drawn = labelled_svg(plot, size_in=_COMPARED_IN)
     lines = []
     drawn_words = plot_words(plot)
     if drawn_words:
@@ -135,13 +142,35 @@ def runs_doc(comparison: RunComparison) -> Doc:
     words = "\n".join(lines)
     blocks: list[Block] = [Note(note, "caution") for note in comparison.notes]
     blocks.append(Figure(drawn, "Loss over optimizer steps", words, plot))
+    blocks += [Note(line) for line in _legend(plot)]
     blocks.append(Table(comparison.figures()))
     options = comparison.options()
     if options.rows:
         blocks.append(Table(options))
     else:
         blocks.append(Note(str(options.caption)))
+    equal = comparison.equal_options()
+    if equal.rows:
+        # The text is short: it names the call that returns the rest.
+        number_of_options = counted(len(equal.rows), "equal option")
+        fold = Fold(number_of_options, [Table(replace(equal, caption=""))])
+        blocks.append(
+            Raw(
+                html=str(blocks_html([fold])),
+                text=f"{number_of_options}: equal_options() returns them",
+            )
+        )
     return Doc(blocks=blocks)
+
+
+def _legend(plot: Plot) -> list[str]:
+    """Say what pale lines and open markers mean, where a plot has some."""
+    parts = []
+    if any(one.is_smoothed for one in plot.series):
+        parts.append("Lines of many steps are smoothed; the pale lines are the logged values.")
+    if any(not one.joined for one in plot.series):
+        parts.append("Open markers are evaluations.")
+    return [" ".join(parts)] if parts else []
 
 
 def history_grid(history: History, limit: int | None = None) -> Grid:
