@@ -11,8 +11,6 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from writtenrun import WrittenRun
 
-from workbench.display.failure import readable
-
 SEEN = re.compile(r"\x1b\[[\d;]*m")
 Cell = Callable[[str], str]
 
@@ -133,17 +131,3 @@ def test_outside_of_a_notebook_nothing_changes() -> None:
     first, *_, last = ended.stderr.splitlines()
     assert first == "Traceback (most recent call last):"
     assert last.startswith("workbench.base.errors.ConfigError: job option 'max_step' is not known")
-
-
-def test_stacks_begin_with_the_frames_of_the_users_own_script() -> None:
-    package = "/pods/pod-0/store/workbench-1.zip/workbench"
-    text = (
-        "Current thread 0x00007f32 (most recent call first):\n"
-        f'  File "{package}/finetune/train/trainer.py", line 9 in training_step\n'
-        '  File "/pods/pod-0/runs/r1/script/train.py", line 40 in train\n'
-        f'  File "{package}/agent/rank/run.py", line 7 in main\n'
-    )
-    own, libraries = readable(text).split("in libraries:")
-    assert own.split() == ["main", "thread", "train.py:40", "train"]
-    assert "workbench/finetune/train/trainer.py:9  training_step" in libraries
-    assert "workbench/agent/rank/run.py:7  main" in libraries

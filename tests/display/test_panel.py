@@ -12,13 +12,13 @@ from writtenrun import T0, WrittenRun
 
 from tests.support.sentences import says
 from workbench.client.run import Run
-from workbench.display.failure import stacks_blocks
 from workbench.display.kit.doc import blocks_html, to_bundle
 from workbench.display.kit.live import Picture
 from workbench.display.run import panel as panels
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_doc
 from workbench.display.run.panel import RunPanel
+from workbench.display.run.stacks import stacks_blocks
 from workbench.rundir.view import RunView
 
 
@@ -243,9 +243,19 @@ def test_stacks_are_offered_when_no_step_came(written: WrittenRun, panel: RunPan
     assert button(panel, "stacks")["text"] == "Stacks"
 
 
-def test_ranks_at_the_same_place_share_one_stack() -> None:
-    page = blocks_html(stacks_blocks({0: "in barrier", 1: "in forward", 2: "in barrier\n", 3: ""}))
-    assert words(page) == "rank 0,2 in barrier rank 1 in forward rank 3 it did not answer"
+def test_stacks_of_an_ended_run_close_and_tensorboard_stays(
+    written: WrittenRun, panel: RunPanel
+) -> None:
+    written.state("running", "training")
+    look(panel)
+    bar = panel.bar()
+    bar._show("", lambda: "<b>positions</b>", stacks=True)
+    written.end()
+    look(panel)
+    assert bar.widget.extra == ""
+    bar._show("", lambda: "<b>board</b>")
+    look(panel)
+    assert "board" in bar.widget.extra
 
 
 def test_a_button_that_raises_says_so(written: WrittenRun, panel: RunPanel) -> None:

@@ -1,4 +1,4 @@
-"""Display of failures: the card of a failed run, errors in a cell, the stacks of stuck ranks.
+"""Display of failures: the card of a failed run, and errors in a cell.
 
 `finetune/advice` determines the first failed rank, the cause, and likely fixes.
 """
@@ -19,8 +19,8 @@ from workbench.base.files import read_json
 from workbench.base.shown import Shown
 from workbench.base.words import plain, printable
 from workbench.client.result import RunResult
-from workbench.display.kit.doc import Block, Code, Doc, Fold, Note, Raw
-from workbench.display.kit.logs import clean, ranks_word
+from workbench.display.kit.doc import Doc, Raw
+from workbench.display.kit.logs import clean
 from workbench.display.kit.templates import macro
 from workbench.finetune.advice.rules import Advice, advise
 from workbench.jobs.job import Job
@@ -39,15 +39,6 @@ _NEAREST = 6
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-# The rooms of this package whose code ranks run; `worker` was one in earlier versions.
-_LIBRARY = re.compile(
-    r"^.*/(?:site-packages|dist-packages|lib/python3\.\d+)/"
-    r"|^.*/(?=workbench/(?:agent|base|finetune|jobs|rundir|worker)/)"
-    r"|^(?=<frozen )"
-)
-_COPY = re.compile(r"^.*/runs/[^/]+/script/")  # a script's folder on a pod
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,57 +195,3 @@ def _shell() -> Any:
     from IPython.core.getipython import get_ipython
 
     return get_ipython()
-
-
-def stacks_blocks(stacks: Mapping[int, str]) -> list[Block]:
-    """State the positions of ranks; ranks at the same position share a block."""
-    places: dict[str, list[int]] = {}
-    for rank, text in sorted(stacks.items()):
-        place = readable(clean(text)) or "it did not answer"
-        places.setdefault(place, []).append(rank)
-    if not places:
-        return [Note("no rank answered")]
-    blocks: list[Block] = []
-    for text, ranks in places.items():
-        title = f"rank {ranks_word(ranks, 0)}"
-        blocks.append(Fold(title, [Code(text)], open=True))
-    return blocks
-
-
-def readable(text: str) -> str:
-    r"""Format faulthandler's output as a block per thread, main thread and newest frame first.
-
-    Example:
-        >>> print(readable('''Thread 0x00007f31 (most recent call first):
-        ...   File "/usr/lib/python3.11/threading.py", line 331 in wait
-        ...
-        ... Current thread 0x00007f32 (most recent call first):
-        ...   File "/v/lib/python3.11/site-packages/torch/distributed.py", line 9 in all_reduce
-        ...   File "/pods/pod-0/runs/r1/script/train.py", line 40 in train
-        ... '''))
-        main thread
-          train.py:40  train
-          in libraries:
-          torch/distributed.py:9  all_reduce
-        <BLANKLINE>
-        thread 1
-          in libraries:
-          threading.py:331  wait
-    """
-    threads = [list(_frames(part)) for part in _THREAD.split(text)[1:]]
-    blocks = []
-    for number, frames in enumerate(filter(None, reversed(threads))):
-        lines = [f"thread {number}" if number else "main thread"]
-        lines += [f"  {line}" for is_library, line in frames if not is_library]
-        below = [f"  {line}" for is_library, line in frames if is_library]
-        if below:
-            lines.append("  in libraries:")
-            lines += below
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) or text.strip()
-
-
-def _frames(text: str) -> Iterator[tuple[bool, str]]:
-    for file, line, function in _FRAME.findall(text):
-        short, is_library = _LIBRARY.subn("", file)
-        yield bool(is_library), f"{_COPY.sub('', short)}:{line}  {function}"

@@ -136,7 +136,7 @@ class ButtonBar:
         self.widget.note = {"text": words, "kind": "wb-hint" if bad else "wb-quiet"}
 
     def bring_up(self, page: str) -> None:
-        """Show some HTML of our own below the buttons, until the user closes it."""
+        """Show some HTML of our own below the picture, until the user closes it."""
         self.widget.extra = page
 
     def hear(self, message: Mapping[str, Any]) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from workbench.base.shown import as_html
 from workbench.client.plot import MEMORY, RunPlot
-from workbench.display.failure import stacks_blocks
 from workbench.display.kit.doc import Doc, Figure, Note, blocks_html, to_bundle
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import Watched, show_live
@@ -25,6 +24,7 @@ from workbench.display.kit.templates import styled
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import RunPage, run_doc
+from workbench.display.run.stacks import stacks_blocks
 from workbench.rundir.metrics import curves_of
 from workbench.rundir.status import state_or_problem
 from workbench.rundir.view import RunView
@@ -195,12 +195,13 @@ class RunButtons(ButtonBar):
         actions: dict[str, Callable[[], object]] = {
             "stop": self._stop,
             "kill": self._kill,
-            "stacks": lambda: self._show("asking every rank …", draw_stacks),
+            "stacks": lambda: self._show("asking every rank …", draw_stacks, stacks=True),
             "board": lambda: self._show("starting TensorBoard …", draw_board),
         }
         super().__init__("buttons of the run", actions)
         self._run = run
         self._ended = False
+        self._shows_stacks = False
         self._asked = ""
 
     def update(self, facts: RunFacts) -> None:
@@ -209,6 +210,8 @@ class RunButtons(ButtonBar):
         if ended and not self._ended:
             self._ended = True
             self.say("")  # the requested action has ended
+            if self._shows_stacks:
+                self.bring_up("")
         stuck = facts.hint.startswith(_STUCK) and not ended
         self._asked, stop, kill = _wording(facts.stop_grace_s)
         stacks = Button(
@@ -229,9 +232,10 @@ class RunButtons(ButtonBar):
         self.say("killing the run")
         self._run.cancel()
 
-    def _show(self, words: str, draw: Callable[[], str]) -> None:
+    def _show(self, words: str, draw: Callable[[], str], *, stacks: bool = False) -> None:
         self.say(words)
         self.bring_up(styled(draw()))
+        self._shows_stacks = stacks
         self.say("")
 
 

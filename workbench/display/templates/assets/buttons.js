@@ -14,9 +14,9 @@ function element(tag, className, attributes = {}) {
 function render({ model, el }) {
   const row = element("div", "wb-row", { role: "toolbar", "aria-label": model.get("label") });
   const note = element("span", "", { role: "status" });
-  const extra = element("div", "wb-extra");
+  const extra = element("div", "wb wb-buttons wb-extra");
   const bar = element("div", "wb wb-buttons");
-  bar.append(row, extra);
+  bar.append(row);
   el.append(bar);
   const made = new Map();
   const asked = new Map();
@@ -66,11 +66,14 @@ function render({ model, el }) {
 
   function bringUp() {
     extra.innerHTML = model.get("extra");
-    if (!extra.innerHTML) return;
+    if (!extra.innerHTML) return extra.remove();
     const close = element("button", "", { type: "button" });
     close.textContent = "Close";
     close.onclick = () => ask({ close: true });
     extra.prepend(close);
+    // Below all outputs of the cell, so that the picture stays in sight.
+    (el.closest(".jp-OutputArea") ?? bar).append(extra);
+    extra.scrollIntoView({ block: "nearest" });
   }
 
   // A page that was loaded anew has the picture as it was saved: the kernel's updates go to the page before.
@@ -130,6 +133,7 @@ function render({ model, el }) {
     clearTimeout(first);
     clearInterval(adding);
     clearInterval(greeting);
+    extra.remove();
     document.removeEventListener("click", inPicture);
   };
 }
