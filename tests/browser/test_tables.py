@@ -209,3 +209,39 @@ def test_the_table_of_runs_is_sorted_by_a_click_in_a_notebook(lab: Any, open_boo
     book.shoot(0, "history-compared")
     saved = json.dumps(book.saved()["cells"][0]["outputs"])
     assert "Results" in saved and "checkbox" not in saved
+
+
+def test_a_long_history_is_filtered_and_sorted_as_one_table(page: Any, tmp_path: Path) -> None:
+    for n in range(120):
+        state = "failed" if n == 3 else "succeeded"
+        make_run(tmp_path / f"run-{n:03}", float(n), state=state, eval_loss=float(n))
+    cell = show(page, "", CELL)
+    # As a front end does: the output is put into the page, and its scripts are executed.
+    cell.evaluate(
+        """(cell, html) => { cell.innerHTML = html;
+        for (const old of cell.querySelectorAll("script")) {
+            const script = document.createElement("script");
+            script.textContent = old.textContent; old.replaceWith(script); } }""",
+        as_html(history(tmp_path)),
+    )
+    folds = cell.locator("details")
+    seen = "rows => rows.filter(row => row.checkVisibility()).map(row => row.cells[1].innerText)"
+    rows = cell.locator("tbody tr")
+    assert folds.count() == 2 and len(rows.evaluate_all(seen)) == 50
+    right = "cell => getComputedStyle(cell).textAlign"
+    folds.first.locator("summary").click()
+    assert len(rows.evaluate_all(seen)) == 100
+    assert folds.first.locator("td").first.evaluate(right) == "right"
+    folds.first.locator("summary").click()
+    # A word finds a run beyond the fiftieth, which is unfolded.
+    field = cell.get_by_label("Filter")
+    field.fill("FAILED run-00")
+    assert rows.evaluate_all(seen) == ["run-003"]
+    assert cell.get_by_role("status").inner_text() == "1 of 120"
+    field.fill("")
+    assert len(rows.evaluate_all(seen)) == 50
+    # A click on a title sorts all runs, not those of a page.
+    cell.locator("th", has_text="eval").first.click()
+    assert rows.evaluate_all(seen)[:2] == ["run-000", "run-001"]
+    lengths = "bodies => bodies.map(body => body.rows.length)"
+    assert cell.locator("tbody").evaluate_all(lengths) == [50, 50, 20]

@@ -6,7 +6,7 @@ import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from workbench.base.errors import ConfigError
 from workbench.base.shown import Shown, no_view, view
@@ -36,7 +36,15 @@ class Bar:
     """The bar in words, for readers who cannot see it."""
 
 
-Cell = str | Marked | Bar
+@dataclass(frozen=True, slots=True)
+class Toned:
+    """A text in the colour of a state."""
+
+    text: str
+    tone: Literal["good", "bad", "warn", "busy", "quiet"]
+
+
+Cell = str | Marked | Bar | Toned
 _BAR = 24  # letters
 Key = float | str | None
 """Sort key of a cell; None is unknown and sorted last in both directions."""
@@ -137,6 +145,8 @@ def cell_text(cell: Cell, cut: bool = False) -> str:
             return " ".join(words)
         case Bar():
             return _bar_text(cell)
+        case Toned():
+            return plain(cell.text)
     shown = plain(cell)
     return middle_cut(shown) if cut else shown
 

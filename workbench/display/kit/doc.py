@@ -15,7 +15,7 @@ from itertools import groupby
 
 from markupsafe import Markup, escape
 
-from workbench.base.table import Bar, Cell, Grid, Marked, cell_text, text_table
+from workbench.base.table import Bar, Cell, Grid, Marked, Toned, cell_text, text_table
 from workbench.base.words import plain
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import Plot
@@ -315,6 +315,8 @@ def _cell(cell: Cell) -> str:
             return _escaped(" ".join(text for text, _ in parts)) or " "
         case Bar():
             return _code(cell_text(cell))
+        case Toned():
+            return _escaped(cell.text)
     return _escaped(cell) or " "
 
 

@@ -35,6 +35,14 @@ _STATE_COLOURS = {
     "cancelled": "var(--jp-warn-color1, #c77700)",
     "queued": "var(--jp-ui-font-color3, #888)",
 }
+# Colours of cells without the style sheet.
+_TONES = {
+    "good": "#2e7d32",
+    "bad": "#d32f2f",
+    "warn": "#a65f00",
+    "busy": "#1976d2",
+    "quiet": "#707070",
+}
 _PROSE = 30  # letters of a cell
 _WORD = 40  # letters of a word
 
@@ -119,7 +127,8 @@ def _source(name: str) -> str:
     return f"'sha256-{b64encode(digest).decode()}'"
 
 
-def html_table(grid: Grid) -> str:
+def html_table(grid: Grid, *, bare: bool = False) -> str:
+    """Draw a table. Cells of a `bare` one are small: the style sheet alone dresses them."""
     # Columns of sentences share the room that other columns leave.
     loose = [title for title in grid.columns if title not in grid.whole] if grid.whole else []
     prose = [title for title in loose if any(len(text) > _PROSE for text in _texts(grid, title))]
@@ -136,6 +145,8 @@ def html_table(grid: Grid) -> str:
             styles=styles,
             cut=cut,
             bars=bars,
+            bare=bare,
+            tones=_TONES,
         )
     )
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Literal
 
 from markupsafe import Markup
 
-from workbench.base.table import Cell, Grid, Key, cell_text
+from workbench.base.table import Cell, Grid, Key, Toned, cell_text, text_table
 from workbench.base.words import (
     UNKNOWN,
     count,
@@ -40,10 +41,23 @@ from workbench.display.kit.live import NOTHING, has_widgets, put
 from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.runs import losses_plot
 from workbench.display.kit.plots.static import labelled_svg
+from workbench.display.kit.templates import html_table
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.rundir.catalog.store import RunRecord
 
 _RUNS = 50
+_MOST_RUNS = 200  # in HTML: the first 50, and folds of 50
+_FILTERED_FROM = 10
+_FILTER = "Filter: words of any column"
+_TONES: Mapping[str, Literal["good", "bad", "warn", "busy", "quiet"]] = {
+    "succeeded": "good",
+    "failed": "bad",
+    "lost": "bad",
+    "cancelled": "warn",
+    "stopped": "quiet",
+    "queued": "quiet",
+}
+"""Colour of a state; the states of a live run are `busy`."""
 _COMPARED_IN = (8.4, 3.2)
 _SILENT_SHOWN = 3
 _CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without the tick boxes
@@ -92,8 +106,33 @@ class _Column:
 
 
 def history_doc(history: History) -> Doc:
-    table = Table(history_grid(history, _RUNS), width=80)
-    return Doc(blocks=[table], full=True)
+    """State the newest runs, and the next in folds. HTML has a field that filters all of them."""
+    first = Table(history_grid(history, _RUNS), width=80)
+    if len(history) <= _FILTERED_FROM:
+        return Doc(blocks=[first], full=True)
+    place = Markup('<div class="wb-filter" title="{}"></div>').format(_FILTER)
+    blocks: list[Block] = [Raw(str(place))]
+    if len(history) <= _RUNS:
+        return Doc(blocks=[*blocks, first], full=True)
+    # All pages have the columns of the longest table.
+    grid = history_grid(history, _MOST_RUNS)
+    whole = replace(grid, rows=grid.rows[:_RUNS], keys=grid.keys[:_RUNS])
+    pages = [Markup('<div class="wb-wide" tabindex="0">{}</div>').format(Markup(html_table(whole)))]
+    for begin in range(_RUNS, len(grid.rows), _RUNS):
+        end = min(begin + _RUNS, len(grid.rows))
+        page = replace(grid, rows=grid.rows[begin:end], keys=grid.keys[begin:end], caption="")
+        fold = Markup(
+            '<details><summary>runs {} to {}</summary><div class="wb-wide">{}</div></details>'
+        )
+        pages.append(fold.format(begin, end - 1, Markup(html_table(page, bare=True))))
+    rest = f"history()[{_RUNS}:] shows the older runs"
+    text = f"{text_table(first.grid, first.width)}\n{rest}"
+    blocks.append(Raw(str(Markup("").join(pages)), text))
+    if len(history) > _MOST_RUNS:
+        older = counted(len(history) - _MOST_RUNS, "older run")
+        note = Note(f"{older}: history()[{_MOST_RUNS}:] shows them")
+        blocks.append(Raw(str(blocks_html([note]))))
+    return Doc(blocks=blocks, full=True)
 
 
 def show_history(history: History) -> None:
@@ -228,7 +267,10 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
 
 def _columns(history: History) -> list[_Column]:
     records = history.records
-    states = [f"● {r.state}" if r.is_live else str(r.state) for r in records]
+    states = []
+    for record in records:
+        text = f"● {record.state}" if record.is_live else str(record.state)
+        states.append(Toned(text, _TONES.get(record.state, "busy")))
     times = [record.submitted_s for record in records]
     figures: Sequence[tuple[str, str, Callable[..., str]]] = (
         ("steps", "steps", count),
