@@ -144,7 +144,7 @@ def _report(args: argparse.Namespace) -> bool:
     from workbench.benchmark.result import rows_below, write_report
 
     rows, problems = rows_below(args.folders)
-    html, md = write_report(rows, args.out, problems=problems)
+    html, md = write_report(rows, args.out, problems=problems, interactive=args.interactive)
     _say(f"{html}\n{md}")
     return True
 
@@ -210,6 +210,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         default=Path(),
         help="where to; default: the current folder",
+    )
+    report.add_argument(
+        "--interactive",
+        action="store_true",
+        help="plots that zoom and switch axes; plotly's program in the page takes 5 MB",
     )
     report.set_defaults(verb=_report)
     completion = commands.add_parser(

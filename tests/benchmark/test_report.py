@@ -11,13 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchrows import Page, cells_of, mixed_rows, write_row
+from benchrows import Page, cells_of, make_row, mixed_rows, write_row
 
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
-from workbench.benchmark.result import Report, rows_below, write_report
+from workbench.benchmark.result import BenchmarkResult, Report, rows_below, write_report
 from workbench.benchmark.row import Outcome
 from workbench.cli import main
+from workbench.display.benchmark.bars import memory_bars_svg
+from workbench.display.benchmark.plots import loss_plots
 from workbench.display.benchmark.sheet import sheet_of
 from workbench.rundir.paths import RunPaths
 
@@ -42,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """The report on it: HTML and Markdown."""
     rows, problems = rows_below([folder])
-    paths = write_report(rows, tmp_path_factory.mktemp("out") / "new", problems=problems)
+    out = tmp_path_factory.mktemp("out") / "new"
+    paths = write_report(rows, out, problems=problems, interactive=True)
     assert [path.name for path in paths] == ["report.html", "report.md"]
     return paths[0].read_text(), paths[1].read_text()
 
@@ -62,8 +65,8 @@ def test_it_holds_everything(written: tuple[str, str]) -> None:
     ):
         assert f"{heading} " in page
     for fact in (
-        "Like for like",
-        "Apart: model",
+        "Comparable rows",
+        "Not comparable with the first table: model",
         "speed-up in samples/s",
         "87%, published: 16 nodes",
         "optimizer step",
@@ -156,6 +159,55 @@ def test_rows_are_enough(tmp_path: Path) -> None:
     (problem,) = Report([replace(mixed_rows()[0], path=gone)]).problems
     assert problem.endswith(f"the run directory {gone} is gone")
     assert "Most samples/s: row 3 (tiny-t5 zero1, 3 pods), 249.5." in Page(page).text
+
+
+def test_the_title_names_what_a_report_holds(folder: Path, tmp_path: Path) -> None:
+    rows, problems = rows_below([folder / "a", folder / "b"])
+    page = write_report(rows, tmp_path, problems=problems)[0].read_text()
+    (title,) = re.findall("<title>(.*?)</title>", page)
+    assert title == "2 runs of tiny-t5: zero1"
+    result = BenchmarkResult(name="sweep", folder=tmp_path, rows=tuple(rows))
+    assert "<title>Benchmark sweep</title>" in result.report(tmp_path / "named").read_text()
+
+
+def test_plotly_is_in_a_report_only_where_it_is_asked_for(folder: Path, tmp_path: Path) -> None:
+    command = ["report", str(folder / "a"), str(folder / "b"), "--out", str(tmp_path)]
+    assert main(command) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "Plotly.newPlot" not in page and "<div data-plot" not in page
+    assert 'aria-label="training loss' in page and "data-words=" in page, "static, with values"
+    assert len(page) < 700_000
+    assert main([*command, "--interactive"]) == 0
+    asked = (tmp_path / "report.html").read_text()
+    assert "Plotly.newPlot" in asked and "<div data-plot" in asked
+    assert len(asked) - len(page) > 4_000_000
+
+
+def test_names_beside_bars_are_whole(tmp_path: Path) -> None:
+    changes = {"max_steps": 60, "train_batch_size": 4, "eval_steps": 20, "predict_rows": 4}
+    name = ", ".join(["zero1 on 3 pods", *(f"{key} {value}" for key, value in changes.items())])
+    rows = [make_row("zero1", 3, 90.0), make_row("zero1", 3, 95.0, key="other", title=name)]
+    report = Report(rows)
+    svg = memory_bars_svg(sheet_of(report.groups).lines)
+    texts = dict(re.findall(r'data-text="([^"]*)"[^>]*translate\(([-\d.]+) ', svg))
+    words = " ".join(texts)
+    assert all(f"{key} {value}" in words for key, value in changes.items())
+    assert min(float(left) for left in texts.values()) >= 0, "no label begins left of the picture"
+
+
+def test_runs_of_different_lengths_share_a_plot_of_losses(tmp_path: Path) -> None:
+    for name, steps in (("long", 9), ("short", 5)):
+        write_row(tmp_path / name, technique="ddp", steps=steps)
+    other = write_row(tmp_path / "other", technique="ddp", model="t5-small")
+    rows, _ = rows_below([tmp_path])
+    report = Report(rows)
+    sheet = sheet_of(report.groups)
+    plots = loss_plots(sheet, {line.number: report.losses_of(line.row) for line in sheet.lines})
+    drawn = [[one.name for one in plot.plot.series] for plot in plots]
+    assert sorted(len(names) for names in drawn) == [1, 2]
+    (pair,) = [plot.plot.series for plot in plots if len(plot.plot.series) == 2]
+    assert pair[0].look != pair[1].look, "of one technique on as many pods, yet told apart"
+    assert other.name not in str(drawn)
 
 
 def test_the_order_and_the_skipped_rows_are_those_of_the_benchmark(tmp_path: Path) -> None:

@@ -75,10 +75,10 @@ def test_columns_that_hold_nothing_are_left_out_and_named() -> None:
 
 def test_rows_that_did_other_work_stand_apart() -> None:
     sheet = sheet_of(groups(mixed_rows()))
-    assert sheet.parts[0].heading == "Like for like"
+    assert sheet.parts[0].heading == "Comparable rows"
     assert [part.heading for part in sheet.parts[1:]] == [
-        "Apart: global batch 72 instead of 24",
-        "Apart: model t5-3b instead of tiny-t5",
+        "Not comparable with the first table: global batch 72 instead of 24",
+        "Not comparable with the first table: model t5-3b instead of tiny-t5",
     ]
     page = Page(benchmark_html(groups(mixed_rows())))
     places = [page.text.index(part.heading) for part in sheet.parts]

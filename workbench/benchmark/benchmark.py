@@ -20,7 +20,7 @@ from workbench.benchmark.forecast import (
 )
 from workbench.benchmark.grid import PlannedRun, make_grid
 from workbench.benchmark.read import skipped_row
-from workbench.benchmark.result import BenchmarkResult
+from workbench.benchmark.result import DEFAULT_NAME, BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.benchmark.schedule import Schedule
 from workbench.client.cluster import Cluster
@@ -64,7 +64,7 @@ class Benchmark(Shown):
         gpu_memory_gib: float | None = None,
         price_per_pod_hour: float | None = None,
         path: str | Path = "runs/benchmark",
-        name: str = "benchmark",
+        name: str = DEFAULT_NAME,
     ):
         """Build the grid; nothing starts.
 

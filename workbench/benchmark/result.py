@@ -14,6 +14,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.json_values import part
 from workbench.base.shown import Shown, ShownLive, as_markdown, as_page
 from workbench.base.table import data_frame
+from workbench.base.words import counted, plain, short_list
 from workbench.benchmark.comparable_groups import Group, groups
 from workbench.benchmark.finished_rows import kept_rows
 from workbench.benchmark.grid import LeftOut
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 logger = logging.getLogger(__name__)
+_NAMED = 4  # models, and techniques, in a title
+DEFAULT_NAME = "benchmark"
+"""Name of a benchmark that was given none."""
 HTML_NAME = "report.html"
 MD_NAME = "report.md"
 
@@ -86,10 +90,18 @@ class BenchmarkResult(Shown):
         """The rows that were found finished instead of run."""
         return tuple(row for row in self.rows if row.from_disk)
 
-    def report(self, folder: str | Path | None = None) -> Path:
-        """Write `report.html` and `report.md`, which need no network."""
+    def report(self, folder: str | Path | None = None, *, interactive: bool = False) -> Path:
+        """Write `report.html` and `report.md`, which need no network.
+
+        Args:
+            folder: Target folder. Default: the benchmark's folder.
+            interactive: Whether the plots of the page zoom and switch axes. plotly's program in
+                the page takes 5 MB.
+        """
         target = Path(folder or self.folder)
-        html, _ = write_report(self.rows, target)
+        name = self.name if self.name != DEFAULT_NAME else ""
+        title = f"Benchmark {name}".rstrip()
+        html, _ = write_report(self.rows, target, title=title, interactive=interactive)
         return html
 
     def plots(self) -> BenchmarkPlots:
@@ -146,11 +158,14 @@ class Report:
         self,
         rows: Sequence[BenchmarkRow],
         *,
-        title: str = "Benchmark",
+        title: str = "",
         problems: Iterable[str] = (),
         with_cards: bool = True,
+        interactive: bool = False,
     ):
-        self.title = title
+        self.title = title or _title_of(rows)
+        self.interactive = interactive
+        """Whether the plots of the page are plotly's."""
         self.rows = tuple(rows)
         self.groups = groups(rows)
         self.losses: dict[Path, Sequence[LossPoint]] = {}
@@ -205,21 +220,44 @@ class Report:
         return self.losses.get(row.path, ())
 
 
+def _title_of(rows: Sequence[BenchmarkRow]) -> str:
+    """Name the runs, models and techniques of a report.
+
+    Example:
+        >>> row = BenchmarkRow(name="a", model="tiny-t5", technique="ddp", outcome=Outcome.RUNNING)
+        >>> _title_of([row]), _title_of([row, replace(row, technique="zero1")])
+        ('1 run of tiny-t5: ddp', '2 runs of tiny-t5: ddp, zero1')
+    """
+    models = dict.fromkeys(row.model.rstrip("/").rpartition("/")[2] for row in rows)
+    named = [plain(model) for model in models if model]
+    techniques = dict.fromkeys(plain(row.technique) for row in rows if row.technique)
+    title = counted(len(rows), "run")
+    if named:
+        title += f" of {short_list(named, _NAMED)}"
+    if techniques:
+        title += f": {short_list(list(techniques), _NAMED)}"
+    return title
+
+
 def write_report(
     rows: Sequence[BenchmarkRow],
     folder: Path,
     *,
-    title: str = "Benchmark",
+    title: str = "",
     problems: Iterable[str] = (),
+    interactive: bool = False,
 ) -> tuple[Path, Path]:
-    """Write `report.html` and `report.md` into a folder; old files are replaced atomically."""
+    """Write `report.html` and `report.md` into a folder; old files are replaced atomically.
+
+    The default title names what the rows are.
+    """
     target = Path(folder).expanduser().absolute()
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = error.strerror or error
         raise RunError(f"{target} cannot be made: {why}") from error
-    report = Report(rows, title=title, problems=problems)
+    report = Report(rows, title=title, problems=problems, interactive=interactive)
     html = target / HTML_NAME
     md = target / MD_NAME
     replace_text(html, as_page(report))

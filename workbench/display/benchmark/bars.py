@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,9 @@ _ROW_IN = 0.34
 _HEAD_IN = 0.34
 _FOOT_IN = 0.42
 _LETTER_IN = 0.083
-_HATCHES = ("", "////", "....")
+_HATCHES = ("", "////", "\\\\\\\\")  # a hatch of dots takes 250 KB in an SVG
+_LABEL_LETTERS = 34  # longer labels are wrapped
+_LINE_IN = 0.15
 _NOT_FITTING = (Outcome.SKIPPED, Outcome.OUT_OF_MEMORY)
 _BAR = 30  # letters
 _FAR = 1.6  # a prediction beyond this times the largest measured figure is cut
@@ -176,14 +179,17 @@ def _bars(
     title: str,
     after: float,
 ) -> str:
-    height = _HEAD_IN + _ROW_IN * len(labels) + _FOOT_IN
-    longest = max(len(label) for label in labels)
-    left = min(0.42, (0.15 + _LETTER_IN * longest) / _WIDE_IN)
+    wrapped = [textwrap.fill(label, _LABEL_LETTERS, break_on_hyphens=False) for label in labels]
+    most_lines = max(label.count("\n") + 1 for label in wrapped)
+    row_in = max(_ROW_IN, 0.1 + _LINE_IN * most_lines)
+    height = _HEAD_IN + row_in * len(labels) + _FOOT_IN
+    longest = max(len(line) for label in wrapped for line in label.split("\n"))
+    left = (0.15 + _LETTER_IN * longest) / _WIDE_IN
 
     def all_of_it(axes: Any) -> None:
         draw(axes)
         axes.set_ylim(len(labels) - 0.5, -0.5)
-        axes.set_yticks(range(len(labels)), labels=list(labels))
+        axes.set_yticks(range(len(labels)), labels=wrapped)
         dress_axes(axes, xlabel)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)

@@ -13,7 +13,7 @@ from workbench.base.words import counted, number, percent
 from workbench.benchmark.published import Published
 from workbench.benchmark.result import LossPoint, Report
 from workbench.display.benchmark.bars import text_bars
-from workbench.display.benchmark.sheet import Line, Sheet
+from workbench.display.benchmark.sheet import Line, Part, Sheet
 from workbench.display.kit.doc import Block, Figure, Note, Table
 from workbench.display.kit.plots.figure import (
     COUNTS,
@@ -182,16 +182,27 @@ def loss_blocks(sheet: Sheet, report: Report) -> list[Block]:
 
 
 def loss_plots(sheet: Sheet, losses: Mapping[int, Sequence[LossPoint]]) -> list[LossPlot]:
-    """Draw training losses, at most eight rows per plot: a part of the table, or split by pods."""
+    """Draw training losses, at most eight rows per plot: comparable losses, or split by pods."""
     plots = []
-    for part in sheet.parts:
-        lines = [line for line in part.lines if len(losses.get(line.number, ())) > 1]
+    for parts_together in _together(sheet.parts):
+        part = parts_together[0]
+        lines = []
+        for each in parts_together:
+            lines += [line for line in each.lines if len(losses.get(line.number, ())) > 1]
         heading = "" if part is sheet.parts[0] else part.heading
         for pods, chosen in _portions(lines):
             parts = (chosen[0].model, pods, heading)
             title = ", ".join(text for text in parts if text)
             plots.append(_loss_plot(title, chosen, losses))
     return plots
+
+
+def _together(parts: Sequence[Part]) -> list[list[Part]]:
+    """Put parts together whose losses are comparable, such as runs of different lengths."""
+    together: dict[object, list[Part]] = {}
+    for part in parts:
+        together.setdefault(part.losses, []).append(part)
+    return list(together.values())
 
 
 def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
@@ -222,10 +233,12 @@ def _loss_plot(
     # Colours are of techniques where there are several, and dashes then are of pods.
     techniques = {line.technique for line in lines}
     pods = sorted({line.row.pods for line in lines})
+    kinds = {(line.technique, line.row.pods) for line in lines}
+    by_technique = len(techniques) > 1 and len(kinds) == len(lines)
     series = []
     for place, (line, points) in enumerate(zip(lines, means, strict=True)):
         style = look(place)
-        if len(techniques) > 1:
+        if by_technique:
             dash = DASHES[pods.index(line.row.pods) % len(DASHES)]
             style = look_of(line.technique, dash)
         one = Series(

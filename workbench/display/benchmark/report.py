@@ -49,7 +49,7 @@ def report_html(report: Report) -> str:
     sheet = sheet_of(report.groups)
     table = Raw(html=sheet_html(sheet))
     doc = Doc(blocks=_blocks(report, sheet, [table]))
-    return to_page(doc, report.title, "assets/report.css")
+    return to_page(doc, report.title, "assets/report.css", plots=report.interactive)
 
 
 def report_markdown(report: Report) -> str:

@@ -21,6 +21,7 @@ from workbench.display.benchmark.columns import (
 )
 
 _SPEED = "samples_per_s"
+_LENGTHS = ("steps", "global batch")  # a run's length; curves of other lengths share a plot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +126,8 @@ class Part:
     same: str
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
+    losses: frozenset[tuple[str, str]] = frozenset()
+    """Facts that decide the loss of a step: parts with the same ones share a plot of losses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,13 +267,23 @@ def _part(
         if group.same.get(name) is None:
             same += [f"{name} {text}" for text in _asked(one, group.rows)]
     apart = group.difference or ("" if first else "other work")
-    heading = f"Apart: {apart}" if apart else "Like for like"
+    heading = f"Not comparable with the first table: {apart}" if apart else "Comparable rows"
     return Part(
         heading=plain(heading),
         same=plain(", ".join(same)),
         lines=lines,
         notes=tuple(_notes(lines)),
+        losses=frozenset(_deciding(group)),
     )
+
+
+def _deciding(group: Group) -> Iterator[tuple[str, str]]:
+    for name, value in group.same.items():
+        if name not in _LENGTHS:
+            yield name, str(value)
+    # Data of the same name may have different fingerprints.
+    for fingerprint in {row.provenance.data for row in group.rows} - {""}:
+        yield "data", fingerprint
 
 
 def _notes(lines: Sequence[Line]) -> Iterator[str]:

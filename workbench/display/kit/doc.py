@@ -143,9 +143,12 @@ def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
             yield to_bundle(replace(doc, blocks=blocks))
 
 
-def to_page(doc: Doc, title: str, *styles: str) -> str:
-    """Draw a document as a page without network access. Only plot scripts run, by checksum."""
-    body = blocks_html(doc.blocks, asked=True)
+def to_page(doc: Doc, title: str, *styles: str, plots: bool = False) -> str:
+    """Draw a document as a page without network access. Only scripts of ours run, by checksum.
+
+    Interactive `plots` carry plotly's program, 5 MB.
+    """
+    body = blocks_html(doc.blocks, asked=plots)
     scripts = []
     if "<div data-plot=" in body:
         scripts = [Markup(plotly_js()), render("assets/plots.js")]

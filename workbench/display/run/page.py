@@ -326,12 +326,14 @@ def card_html(card: Card) -> str:
 def card_body(card: Card, anchor: str = "files", *, carry: bool = True) -> str:
     """Draw all of a card but its title, for a page that may hold several.
 
-    With `carry`, the card contains the recipe and its files.
+    With `carry`, the card contains the recipe and the archive of its files, without their text.
     """
-    return str(blocks_html(_blocks(card, anchor, carry=carry)))
+    return str(blocks_html(_blocks(card, anchor, carry=carry, texts=False)))
 
 
-def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Block]:
+def _blocks(
+    card: Card, anchor: str = "files", *, carry: bool = True, texts: bool = True
+) -> list[Block]:
     result = card.result
     happened: list[Block] = []
     facts: list[Block] = []
@@ -350,8 +352,9 @@ def _blocks(card: Card, anchor: str = "files", *, carry: bool = True) -> list[Bl
         "Communication": [Items(card.communication)] if card.communication else [],
         **_of_kind(card),
         "How it was started": _started(card),
-        "Repeat it": _recipe(card.recipe, card.name, anchor) if card.recipe and carry else [],
     }
+    if card.recipe and carry:
+        sections["Repeat it"] = _recipe(card.recipe, card.name, anchor, texts=texts)
     times = (result.started_s, result.ended_s, time.time())
     began, ended, now = (moment(at, "%Y-%m-%d %H:%M:%S UTC", utc=True) for at in times)
     blocks: list[Block] = [Note(f"from {began} to {ended}; this card was written {now}")]
@@ -408,7 +411,7 @@ def _started(card: Card) -> list[Block]:
     return [Fold(name, [Code(text)]) for name, text in texts if text]
 
 
-def _recipe(recipe: Recipe, name: str, anchor: str) -> list[Block]:
+def _recipe(recipe: Recipe, name: str, anchor: str, *, texts: bool) -> list[Block]:
     packed = Markup(base64.b64encode(recipe.archive).decode())
     unpack = (
         f'sed -n \'s/^<a id="{anchor}".*base64,\\([^"]*\\)".*/\\1/p\' {shlex.quote(name)} '
@@ -426,7 +429,7 @@ def _recipe(recipe: Recipe, name: str, anchor: str) -> list[Block]:
     ]
     for file, content in files:
         is_for_reading = not file.startswith("tokenizer/") and not file.endswith(".jsonl")
-        if is_for_reading and len(content) <= _TEXT_FILES:
+        if texts and is_for_reading and len(content) <= _TEXT_FILES:
             blocks.append(Fold(file, [Code(_text(content))]))
     return blocks
 

@@ -309,9 +309,20 @@ def _for_a_page(svg: str, label: str) -> str:
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
     svg = svg.replace(FOREGROUND, "currentColor")
+    # A hundredth of a point is enough, and the names of groups are not used.
+    svg = re.sub(r' d="[^"]*"|translate\([^)]*\)', _rounded, svg)
+    svg = re.sub(r'<g id="[a-z0-9.]+_\d+"', "<g", svg)
+    svg = re.sub(r'(id="|href="#)DejaVuSans-', r"\1g", svg)
+    svg = re.sub(
+        r'(<use xlink:href="#g[^"]*") transform="translate\(([\d.]+) 0\)"', r'\1 x="\2"', svg
+    )
     size = r'<svg ([^>]*?)width="([\d.]+)pt" height="[\d.]+pt"'
     svg = re.sub(size, with_label, svg, count=1)
     return re.sub(r"\n\s*", "\n", svg).strip()
+
+
+def _rounded(coordinates: re.Match[str]) -> str:
+    return re.sub(r"(\.\d\d)\d+", r"\1", coordinates[0])
 
 
 def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
