@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -241,6 +242,7 @@ def test_leaving_the_context_leaves_nothing(tmp_path: Path) -> None:
         until(lambda: "step 3" in _log(run), 120)
     assert run.state is RunState.CANCELLED
     assert cluster.phase == "closed"
+    assert re.search(r"ready from \d{4}-\d\d-\d\d \d\d:\d\d to .*with 2 pods", str(cluster))
     assert _processes_below(cluster.path) == []
     assert not list(cluster.path.rglob("id_ed25519*"))
     listening = Path("/proc/net/tcp").read_text()

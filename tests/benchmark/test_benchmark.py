@@ -198,6 +198,8 @@ def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
         [job], ["zero1"], pods=[1, 2], pod=PodSpec(memory_gib=0.1), path=tmp_path / "b"
     ).forecast()
     assert (forecast.runs, forecast.to_go, forecast.without_time) == (2, 0, 0)
+    text = str(forecast)
+    assert "not known yet" not in text and "source of the time" not in text, "no row has a time"
     assert says(forecast, "display.live._before_start.will-skipped", "predicted") and says(
         forecast._repr_html_(), "display.live._before_start.will-skipped"
     )

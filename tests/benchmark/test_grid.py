@@ -36,6 +36,26 @@ def test_everything_is_multiplied_and_what_makes_no_sense_is_left_out_with_a_wor
     assert says(grid.left_out[0].why, "finetune.single.refuse_ranks.technique-single-rank")
 
 
+def test_names_are_unique_and_hold_no_repr_of_a_mapping() -> None:
+    few = {"kind": "wikisql-mini", "train_rows": 100}
+    jobs = [
+        FineTune(model="tiny-t5", dataset="wikisql-mini"),
+        FineTune(model="tiny-t5", dataset=few),
+    ]
+    assert names(make_grid(jobs, ["ddp"], [2])) == [
+        "tiny-t5, ddp on 2 pods, dataset wikisql-mini",
+        "tiny-t5, ddp on 2 pods, dataset.kind wikisql-mini, dataset.train_rows 100",
+    ]
+    more = {**few, "train_rows": 200}
+    vary = {"dataset": [few, more], "lora": [{}, {"r": 8}]}
+    grid = make_grid([FineTune(peft="lora")], ["ddp"], [1], vary)
+    assert names(grid) == [
+        f"ddp on 1 pod, dataset.train_rows {rows}, lora{r}"
+        for rows in (100, 200)
+        for r in (" –", ".r 8")
+    ]
+
+
 @pytest.mark.parametrize(("pods", "slots", "micro"), [(1, 1, 24), (2, 1, 12), (3, 1, 8), (3, 2, 4)])
 def test_a_global_batch_is_divided_among_the_ranks(pods: int, slots: int, micro: int) -> None:
     grid = make_grid([FineTune()], ["ddp"], [pods], {"global_batch_size": [24]}, slots=slots)

@@ -13,10 +13,11 @@ from tests.support.sentences import says
 from workbench.base.errors import PodError
 from workbench.base.files import read_json, write_json
 from workbench.base.files.private import make_cluster_folder
+from workbench.base.words import moment
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import await_ready
 from workbench.display import cluster as panels
-from workbench.display.cluster import ClusterPanel, follow_start, look_at
+from workbench.display.cluster import ClusterPanel, cluster_doc, follow_start, look_at
 from workbench.display.kit.doc import to_text
 from workbench.pods.local.pods import LocalPods
 
@@ -33,6 +34,24 @@ def test_a_cluster_is_followed_until_its_pods_are_gone(written: WrittenRun) -> N
     text = to_text(panel.look())
     assert "Cluster closed" in text and text.count("stopped") == 3 and "Running" not in text
     assert panel.over and panel.bar().widget.buttons[0]["disabled"]
+
+
+def test_a_closed_cluster_says_from_when_to_when_it_was_ready(written: WrittenRun) -> None:
+    cluster = Cluster(LocalPods(), count=3, path=written.cluster.root)
+
+    def shown(phase: str, **times: float) -> str:
+        written.keeper(phase, alive=phase == "ready")
+        write_json(written.cluster.state, {**read_json(written.cluster.state), **times})
+        return to_text(cluster_doc(look_at(cluster)))
+
+    day = moment(T0, "%Y-%m-%d")
+    ready, closed, next_day = (moment(T0 + s, "%Y-%m-%d %H:%M") for s in (0, 660, 100_000))
+    assert day == closed[:10] != next_day[:10]
+    text = shown("closed", ready_s=T0, time_s=T0 + 660)
+    assert f"ready from {ready} to {closed[11:]} with 3 pods" in text
+    assert f"to {next_day} with" in shown("closed", ready_s=T0, time_s=T0 + 100_000)
+    assert "ready from" not in shown("ready", ready_s=T0, time_s=T0 + 660)
+    assert "ready from" not in shown("closed", time_s=T0 + 660), "it was never ready"
 
 
 def test_memory_is_that_of_the_run_in_progress(written: WrittenRun) -> None:

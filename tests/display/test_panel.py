@@ -234,6 +234,16 @@ def test_the_other_curves_come_on_demand_and_at_the_end(
     )
 
 
+def test_figures_have_words_that_explain_them(written: WrittenRun, panel: RunPanel) -> None:
+    written.step(1)
+    written.end(exact_match=0.062, time_to_first_step_s=4.2)
+    page = look(panel)
+    tips = dict(re.findall(r'<span title="([^"]+)"><span class="wb-name">([^<]+)<', page))
+    named = {name: tip for tip, name in tips.items()}
+    assert {"exact match", "time to first step", "gradient norm"} <= {*named}
+    assert "first optimizer step" in named["time to first step"]
+
+
 def test_stacks_are_offered_when_no_step_came(written: WrittenRun, panel: RunPanel) -> None:
     written.state("running", "training", hint="no step for 45 s")
     assert says(words(look(panel)), "keeper.stalls.stall.step", 45)

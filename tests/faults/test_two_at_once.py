@@ -132,7 +132,7 @@ def test_a_cluster_that_nobody_looks_at_any_more_closes_and_starts_again(
     ).start()
     first = world.submit("beat.py", "--lines", "3", cluster=cluster)
     world.ended(first).raise_for_status()
-    world.until(lambda: "Its pods stop at" in str(cluster))
+    world.until(lambda: "Pods shut down at" in str(cluster))
     ends_s = cluster_status(cluster.path).idle_end_s
     picture = Picture(ClusterPanel(cluster))
     picture.start()

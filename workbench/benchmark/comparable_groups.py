@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from workbench.base.json_values import part
 from workbench.base.words import counted
+from workbench.benchmark.labels import differing_options
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.finetune.plan.forecast import Scaling
 from workbench.finetune.plan.table import Pace
@@ -342,11 +343,6 @@ def names_of(rows: Sequence[BenchmarkRow]) -> dict[str, str]:
         for other_key, other in firsts.items():
             if short[other_key] == short[key] and other.model == row.model:
                 twins.append(jobs[other_key])
-        parts = [short[key]]
-        for name, value in jobs[key].items():
-            differs = any(twin.get(name) != value for twin in twins)
-            if name != "technique" and differs:
-                option = name.removeprefix("per_device_")
-                parts.append(f"{option} {value}")
-        named[key] = ", ".join(parts)
+        options = differing_options(jobs[key], twins, leave_out=("technique",))
+        named[key] = ", ".join([short[key], *options])
     return named

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.record import Allowed, Record, Size
 from workbench.base.words import counted
+from workbench.benchmark.labels import differing_options, option_words
 from workbench.finetune.techniques.registry import technique_of
 from workbench.jobs.job import Job
 
@@ -113,12 +114,11 @@ def make_grid(
         options = dict(varied)
         if technique is not None and "technique" in type(job).model_fields:
             options["technique"] = technique
-        several = {}
+        parts = [f"{job.views.grid_name(options, alone=alone)} on {counted(count, 'pod')}"]
         for option, value in varied.items():
             if len(asked.vary[option]) > 1:
-                several[option] = value
-        job_name = job.views.grid_name(options, alone=alone)
-        name = _row_name(job_name, several, count)
+                parts += option_words(option, value, asked.vary[option])
+        name = ", ".join(parts)
         try:
             changed = job.views.in_grid(options, pods=count, slots=slots)
         except ConfigError as error:
@@ -135,7 +135,7 @@ def make_grid(
     if not rows:
         first = left_out[0]
         raise ConfigError(f"no row of the grid makes sense; the first: {first.name}: {first.why}")
-    return BenchmarkGrid(_unique(rows), tuple(left_out))
+    return BenchmarkGrid(_told_apart(_unique(rows)), tuple(left_out))
 
 
 def _combinations(
@@ -160,10 +160,13 @@ def _unique(rows: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
     return tuple(kept)
 
 
-def _row_name(job: str, several: Mapping[str, object], pods: int) -> str:
-    """Name a row by its job, its pods and its options with several values in the grid."""
-    parts = [f"{job} on {counted(pods, 'pod')}"]
-    for name, value in several.items():
-        option = name.removeprefix("per_device_")
-        parts.append(f"{option} {value}")
-    return ", ".join(parts)
+def _told_apart(rows: Sequence[PlannedRun]) -> tuple[PlannedRun, ...]:
+    """Append the different options to the names of rows whose jobs have the same name."""
+    jobs: dict[str, list[Mapping[str, object]]] = {}
+    for row in rows:
+        jobs.setdefault(row.name, []).append(row.job.to_dict())
+    named = []
+    for row in rows:
+        words = differing_options(row.job.to_dict(), jobs[row.name])
+        named.append(replace(row, name=", ".join([row.name, *words])))
+    return tuple(named)

@@ -11,7 +11,7 @@ from pathlib import Path
 from workbench.base.files import gate, read_json
 from workbench.base.json_values import whole
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, gib, moment
+from workbench.base.words import UNKNOWN, counted, gib, moment
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import keep_from_idling
 from workbench.display.kit.doc import Doc, Note, Table, to_bundle
@@ -57,7 +57,7 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     status = cluster_status(cluster.path)
     config = read_json(ClusterPaths(cluster.path).config)
     count = whole(config.get("count")) or 0
-    messages = [status.message, silence_of(cluster.path, status)]
+    messages = [status.message, silence_of(cluster.path, status), _was_ready(status)]
     idle_end = ""
     if status.idle_end_s:
         idle_end = moment(status.idle_end_s, "%H:%M:%S")
@@ -75,6 +75,17 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
         memory=memory,
         running=run.id if run else "",
     )
+
+
+def _was_ready(status: ClusterStatus) -> str:
+    """Say from when to when a closed cluster was ready: its picture replaces earlier pictures."""
+    if status.phase not in ("closed", "failed") or not status.ready_s or not status.time_s:
+        return ""
+    began = moment(status.ready_s, "%Y-%m-%d %H:%M")
+    ended = moment(status.time_s, "%Y-%m-%d %H:%M")
+    if began[:10] == ended[:10]:  # the day is not repeated
+        ended = ended[11:]
+    return f"ready from {began} to {ended} with {counted(len(status.pods), 'pod')}"
 
 
 def _arriving(status: ClusterStatus, count: int) -> Sequence[Pod]:
@@ -114,8 +125,8 @@ def cluster_doc(view: ClusterView) -> Doc:
         lines.append(f"Run in progress: {view.running}")
     if view.idle_end:
         lines.append(
-            f"Its pods stop at {view.idle_end} unless a run or "
-            "a notebook that shows this panel uses them before"
+            f"Pods shut down at {view.idle_end} if idle. "
+            "A run or an open cluster panel keeps them up."
         )
     lines.append(f"Directory: {view.path}")
     return Doc(blocks=[Table(grid), *(Note(line) for line in lines)])

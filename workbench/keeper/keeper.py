@@ -92,6 +92,7 @@ class Keeper:
         # Results of runs that could not be taken over.
         self._failed_runs: dict[str, Mapping[str, object]] = {}
         self._was_ready = False
+        self._ready_s: float | None = None
         self._over = False  # Whether at most the final state remains to be written.
         self._idle = IdleTime(spec.idle_timeout_s, self._write_state)
         self._queue = RunQueue(self._fleet, self._idle, self._closing)
@@ -133,6 +134,7 @@ class Keeper:
                     ready = len(self._fleet.pods)
                     are = "is" if ready == 1 else "are"
                     parts = [f"{counted(ready, 'pod')} {are} ready", taken, self._fleet.shared]
+                    self._ready_s = now_s()
                     self._say("ready", "; ".join(filter(None, parts)))
                 self._was_ready = True
             self._keep_pods(self._closing)
@@ -448,6 +450,7 @@ class Keeper:
             "arrived": [pod.to_dict() for pod in self._fleet.arrived],
             **self._process,
             "beats": True,
+            "ready_s": self._ready_s,
             "time_s": now_s(),
         }
         for file in self._states:

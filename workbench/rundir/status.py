@@ -99,6 +99,10 @@ class ClusterStatus(TolerantRecord):
     """Whether the keeper touches the file every few seconds as a sign of life."""
     held: bool = False
     """Whether a process held the keeper's lock, though the state names no live process."""
+    ready_s: Number | None = None
+    """Time since when the pods are or were ready, in seconds since the epoch. None: never."""
+    time_s: Number | None = None
+    """Time of the keeper's last report, in seconds since the epoch."""
     unread: str = ""
     """Reason why state or lock could not be read. The keeper may then be alive."""
 

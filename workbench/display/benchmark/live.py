@@ -36,7 +36,7 @@ _FIGURES: Mapping[str, tuple[str, Callable[..., str]]] = {
     "steps": ("steps", count),
 }
 """Field of a row or of a run's progress, and its format, by the column's title."""
-_COLUMNS = ("row", "runs", "predicted memory", "predicted time", "time is", "before it starts")
+_COLUMNS = ("row", "runs", "predicted memory", "predicted time", "source of the time", "note")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -292,14 +292,18 @@ class BenchmarkLive:
 
 def forecast_doc(forecast: BenchmarkForecast) -> Doc:
     """State a row of the benchmark per line, repeats together, and the sum."""
-    rows = counted(len(forecast.rows), "row")
+    total = counted(len(forecast.rows), "row")
     runs = counted(forecast.runs, "run")
+    rows = [_row(row) for row in forecast.rows]
+    # Columns without any value are left out; a note states that no time is known.
+    some = [n for n in range(len(_COLUMNS)) if any(row[n] not in ("", UNKNOWN) for row in rows)]
+    columns = [_COLUMNS[n] for n in some]
     grid = Grid(
-        columns=_COLUMNS,
-        rows=[_row(row) for row in forecast.rows],
+        columns=columns,
+        rows=[[row[n] for n in some] for row in rows],
         right=_COLUMNS[1:4],
-        whole=_COLUMNS[:4],
-        caption=f"{forecast.name}: {rows}, {runs}, {count(forecast.to_go)} to go",
+        whole=_COLUMNS[1:4],
+        caption=f"{forecast.name}: {total}, {runs}, {count(forecast.to_go)} to go",
     )
     notes = [Note(text) for text in _notes(forecast)]
     return Doc(blocks=[Table(grid), *notes])
@@ -307,13 +311,12 @@ def forecast_doc(forecast: BenchmarkForecast) -> Doc:
 
 def _row(row: ForecastRow) -> list[str]:
     seconds = row.time.seconds
-    time = UNKNOWN if seconds is None else duration(seconds)
     return [
         row.name,
         count(row.runs),
         gib(row.memory.gib),
-        time,
-        row.time.basis,
+        UNKNOWN if seconds is None else duration(seconds),
+        "" if seconds is None else row.time.basis,
         _before_start(row),
     ]
 
@@ -350,5 +353,5 @@ def _notes(forecast: BenchmarkForecast) -> list[str]:
     for left in forecast.left_out:
         why.setdefault(left.why, []).append(left.name)
     for reason, names in why.items():
-        notes.append(f"Left out: {'; '.join(names)}: {reason}.")
+        notes.append(f"Left out: {'; '.join(dict.fromkeys(names))}: {reason}.")
     return notes

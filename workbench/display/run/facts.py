@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.files import gate, read_json
@@ -33,6 +33,17 @@ _NAMED_PODS = 8
 _ENDED_WHEN_ASKED = (RunState.STOPPED, RunState.CANCELLED)
 _MOST_OWN = 12  # figures of steps without a row in the table of metrics
 _NAMED_COLUMNS = 20
+TIPS: Mapping[str, str] = {
+    "epoch": "Passes over the training rows so far",
+    "exact match": "Share of answered evaluation rows with exactly the expected text",
+    "time to first step": "Time from the start of the first rank to the end of the first optimizer "
+    "step: imports, model, data and the first evaluation",
+    "samples/s": "Training rows per second, over all ranks",
+    "gradient norm": "L2 norm of the gradients",
+    "perplexity": "e to the power of the evaluation loss",
+    "GPUs busy": "Mean share of the time in which the GPUs computed, by their driver",
+}
+"""Explanations of figures in the panel, by title."""
 _OPEN = 2  # plots of a job's own metrics
 
 

@@ -52,7 +52,7 @@ from workbench.display.kit.templates import macro, render, styled
 from workbench.display.records.answers import predictions_grid
 from workbench.display.records.result import facts_of_result, profile_doc, result_doc
 from workbench.display.records.scores import scores_doc
-from workbench.display.run.facts import RunFacts
+from workbench.display.run.facts import TIPS, RunFacts
 from workbench.finetune.notebook.result import FineTuneCard
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
 from workbench.rundir.metrics import curves_of, plot_names
@@ -161,6 +161,7 @@ class RunPage:
             self._logs() if view.world_size > 1 else [],
             self._folds,
             blocks_html(tables),
+            TIPS,
         )
 
     def _curves(self) -> list[tuple[str, str]]:
