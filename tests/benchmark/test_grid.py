@@ -44,7 +44,7 @@ def test_names_are_unique_and_hold_no_repr_of_a_mapping() -> None:
     ]
     assert names(make_grid(jobs, ["ddp"], [2])) == [
         "tiny-t5, ddp on 2 pods, dataset wikisql-mini",
-        "tiny-t5, ddp on 2 pods, dataset.kind wikisql-mini, dataset.train_rows 100",
+        "tiny-t5, ddp on 2 pods, dataset.train_rows 100",
     ]
     more = {**few, "train_rows": 200}
     vary = {"dataset": [few, more], "lora": [{}, {"r": 8}]}

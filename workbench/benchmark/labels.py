@@ -36,18 +36,25 @@ def option_words(name: str, value: object, values: Sequence[object]) -> list[str
     Example:
         >>> option_words("per_device_train_batch_size", 8, [16])
         ['train_batch_size 8']
-        >>> option_words("dataset", {"kind": "csv", "rows": 100}, ["wikisql-mini"])
-        ['dataset.kind csv', 'dataset.rows 100']
+        >>> option_words("dataset", {"kind": "csv", "rows": 100}, ["csv"])
+        ['dataset.rows 100']
     """
     option = name.removeprefix("per_device_")
     if not isinstance(value, Mapping):
         return [f"{option} {_short(value)}"]
     words = []
     for inner, part in value.items():
-        parts = [other.get(inner) if isinstance(other, Mapping) else None for other in values]
+        parts = [_parts(other).get(inner) for other in values]
         if any(each != part for each in parts):
             words += option_words(f"{option}.{inner}", part, parts)
     return words or [f"{option} {UNKNOWN}"]
+
+
+def _parts(value: object) -> Mapping[str, object]:
+    """Return the parts of a mapping; a name stands for a mapping of this kind."""
+    if isinstance(value, Mapping):
+        return value
+    return {"kind": value}
 
 
 def _short(value: object) -> str:
