@@ -196,7 +196,7 @@ def test_a_plot_in_a_notebook_follows_its_run_and_stays(
     until(lambda: book.output(0).locator(".wb-live-plot").count() == 0, 120)
     side = book.output(3).locator(".jp-RenderedPlotly")
     side.first.wait_for(timeout=120_000)
-    book.see(3, "Their options are the same", 120)
+    book.see(3, "No option differs", 120)
     book.shoot(3, "plot-compare")
     book.save()
     saved = (lab.folder / "plots.ipynb").read_text()

@@ -48,8 +48,8 @@ _UNITS = (
 _NEAR = 0.01  # share of a plot's height: closer lines look like one
 SMOOTHED_FROM = 200
 """Curves with more points are drawn smoothed, above their pale values."""
-SMOOTHING = 0.9
-"""Weight of the past in the smoothed curve that is drawn by default."""
+SMOOTHING = 0.8
+"""Weight of the past in the smoothed curve that is drawn by default. A greater one lags visibly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
