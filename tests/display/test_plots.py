@@ -208,8 +208,10 @@ def test_lines_are_solid_unless_they_lie_upon_another(view: RunView) -> None:
 
     assert dashes(8.0, 5.0, 2.0) == ["-", "-", "-"]
     assert dashes(8.0, 5.0, 8.0) == ["-", "-", "--"]
-    two = losses_plot([("a", view), ("b", view)])
+    # Two runs whose ids give the same colour.
+    two = losses_plot([("a", view), ("b", view)], distinct=True)
     assert {one.look.dash for one in two.series} == {"-"}
+    assert len({one.look.colour for one in two.series}) == 2
 
 
 def test_names_at_the_ends_of_lines_are_whole(view: RunView) -> None:

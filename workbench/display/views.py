@@ -99,7 +99,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     Pushed: export.pushed_doc,
     Run: page.run_doc,
     RowPreview: rows.rows_doc,
-    RunComparison: history.runs_doc,
+    RunComparison: history.comparison_doc,
     RunPlot: panel.run_plot_doc,
     RunResult: result.result_doc,
     Scores: scores.scores_doc,
@@ -137,7 +137,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Conversation: answers.show_conversation,
         History: history.show_history,
         Run: panel.show_run,
-        RunComparison: lambda it: show_doc(history.runs_doc(it)),
+        RunComparison: lambda it: show_doc(history.comparison_doc(it)),
         RunPlot: panel.show_run_plot,
     },
     shown.follow: {

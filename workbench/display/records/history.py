@@ -148,7 +148,7 @@ def show_history(history: History) -> None:
             bar.say("Tick two runs or more.", bad=True)
             return
         bar.say("")
-        drawn = to_bundles(runs_doc(history.compare(*bar.ticked)))
+        drawn = to_bundles(comparison_doc(history.compare(*bar.ticked)))
         for place, output in zip_longest(range(_OUTPUTS), drawn, fillvalue=NOTHING):
             put(output, f"{name}-{place}")
 
@@ -167,9 +167,14 @@ def show_history(history: History) -> None:
         put(NOTHING, f"{name}-{place}", update=False)
 
 
-def runs_doc(comparison: RunComparison) -> Doc:
+def comparison_doc(comparison: RunComparison) -> Doc:
+    """State a comparison for a notebook, where no list beside it shows the colours of runs."""
+    return runs_doc(comparison, distinct=True)
+
+
+def runs_doc(comparison: RunComparison, *, distinct: bool = False) -> Doc:
     """State loss curves, figures, different options, and differences that prevent a comparison."""
-    plot = losses_plot([(run.name, run.view) for run in comparison.runs])
+    plot = losses_plot([(run.name, run.view) for run in comparison.runs], distinct=distinct)
     drawn = labelled_svg(plot, size_in=_COMPARED_IN)
     lines = []
     drawn_words = plot_words(plot)

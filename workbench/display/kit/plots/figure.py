@@ -86,6 +86,25 @@ def look_of_run(run_id: str) -> Look:
     )
 
 
+def looks_of_runs(run_ids: Sequence[str]) -> list[Look]:
+    """Return looks of different colours: a run whose colour is taken gets a free one.
+
+    Example:
+        >>> one, other = looks_of_runs(["r1", "r1"])
+        >>> one == look_of_run("r1"), one.colour == other.colour
+        (True, False)
+    """
+    looks: list[Look] = []
+    for run_id in run_ids:
+        style = look_of_run(run_id)
+        taken = {other.colour for other in looks}
+        free = [colour for colour in RUN_COLOURS if colour not in taken]
+        if style.colour in taken and free:
+            style = replace(style, colour=free[0])
+        looks.append(style)
+    return looks
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
     name: str

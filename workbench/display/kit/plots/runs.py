@@ -13,6 +13,7 @@ from workbench.display.kit.plots.figure import (
     Series,
     look,
     look_of_run,
+    looks_of_runs,
     time_axis,
 )
 from workbench.rundir.events import EventKind
@@ -45,14 +46,16 @@ def curve_plot(view: RunView, name: str = "loss") -> Plot:
     return _plot(title, unit, lines)
 
 
-def losses_plot(runs: Sequence[tuple[str, RunView]]) -> Plot:
+def losses_plot(runs: Sequence[tuple[str, RunView]], *, distinct: bool = False) -> Plot:
     """Return the losses of several runs in a plot.
 
-    Every run keeps its own look beside any other runs; evaluations are markers.
+    Every run keeps its own look beside any other runs; evaluations are markers. `distinct`: a run
+    whose colour an earlier one has gets a free colour.
     """
+    ids = [view.id for _, view in runs]
+    looks = looks_of_runs(ids) if distinct else [look_of_run(run_id) for run_id in ids]
     lines = []
-    for name, view in runs:
-        style = look_of_run(view.id)
+    for (name, view), style in zip(runs, looks, strict=True):
         lines.append((name, view, "loss", style))
         lines.append((f"{name}, evaluation", view, "eval_loss", style))
     unit = _loss_unit([view for _, view in runs])
