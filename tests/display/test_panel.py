@@ -129,7 +129,7 @@ def test_metrics_and_perplexity_of_the_last_evaluation_stand_in_the_panel(
     assert "perplexity 7.389" in words(page) and "rougeL 0.75" in words(page)
     assert "<b>rougeL" not in page and "bad" not in page
     written.end(steps=2, metrics={"rougeL": 0.5}, perplexity=3.0, eval_loss=1.1)
-    assert "perplexity 3 · rougeL 0.5" in words(look(panel))
+    assert "perplexity 3 rougeL 0.5" in words(look(panel))
 
 
 def test_what_a_stop_does_to_a_script_stands_on_its_button_and_in_its_receipt(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from workbench.base.words import duration, gib
@@ -12,7 +14,7 @@ from workbench.benchmark.row import Outcome
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.doc import Block, Figure, Note
 from workbench.display.kit.plots.figure import COLOURS, FOREGROUND
-from workbench.display.kit.plots.static import dress_axes, figure_svg, legend_above
+from workbench.display.kit.plots.static import dress_axes, figure_png, figure_svg, legend_above
 from workbench.finetune.profile.parse import Profile
 
 _WIDE_IN = 7.6
@@ -49,17 +51,28 @@ def memory_blocks(sheet: Sheet) -> list[Block]:
         "is the planner's figure for the longest rows that the job "
         "allows: shorter rows need less. » marks a bar that is cut."
     )
-    return [Figure(drawn, text=text_bars("peak memory of a pod", bars)), Note(note)]
+    words = text_bars("peak memory of a pod", bars)
+    return [Figure(drawn, text=words, still=partial(memory_bars_png, sheet.lines)), Note(note)]
 
 
 def memory_bars_svg(lines: Sequence[Line]) -> str:
     """Draw, for every row, the measured and the predicted peak memory of a pod."""
+    bars = _memory_bars(lines)
+    return bars.svg() if bars else ""
+
+
+def memory_bars_png(lines: Sequence[Line]) -> bytes:
+    bars = _memory_bars(lines)
+    return bars.png() if bars else b""
+
+
+def _memory_bars(lines: Sequence[Line]) -> _Bars | None:
     rows = []
     for line in lines:
         if line.row.peak_memory_gib is not None or line.row.predicted_memory_gib is not None:
             rows.append(line)
     if not rows:
-        return ""
+        return None
     reach = _reach_gib(rows)
 
     def draw(axes: Any) -> None:
@@ -94,11 +107,11 @@ def memory_bars_svg(lines: Sequence[Line]) -> str:
         _legend(axes, [("measured", COLOURS[0], ""), ("predicted", COLOURS[1], _HATCHES[1])])
         axes.set_xlim(0, reach)
 
-    return _bars(
-        draw,
-        [line.label for line in rows],
-        "GiB, peak of a pod",
-        "peak memory of a pod",
+    return _Bars(
+        draw=draw,
+        labels=[line.label for line in rows],
+        xlabel="GiB, peak of a pod",
+        title="peak memory of a pod",
         after=0.24,
     )
 
@@ -153,13 +166,14 @@ def profile_bars_svg(profiles: Mapping[str, Profile]) -> str:
         _legend(axes, list(zip(names, COLOURS, _HATCHES, strict=False)))
         axes.set_xlim(0, reach)
 
-    return _bars(
-        draw,
-        list(parts),
-        "seconds of the profiled step, rank 0",
-        "where a step's time goes",
+    bars = _Bars(
+        draw=draw,
+        labels=list(parts),
+        xlabel="seconds of the profiled step, rank 0",
+        title="where a step's time goes",
         after=0.1,
     )
+    return bars.svg()
 
 
 def text_bars(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
@@ -172,36 +186,53 @@ def text_bars(title: str, bars: Sequence[tuple[str, float, str]]) -> str:
     return "\n".join(lines)
 
 
-def _bars(
-    draw: Callable[[Any], None],
-    labels: Sequence[str],
-    xlabel: str,
-    title: str,
-    after: float,
-) -> str:
-    wrapped = [textwrap.fill(label, _LABEL_LETTERS, break_on_hyphens=False) for label in labels]
-    most_lines = max(label.count("\n") + 1 for label in wrapped)
-    row_in = max(_ROW_IN, 0.1 + _LINE_IN * most_lines)
-    height = _HEAD_IN + row_in * len(labels) + _FOOT_IN
-    longest = max(len(line) for label in wrapped for line in label.split("\n"))
-    left = (0.15 + _LETTER_IN * longest) / _WIDE_IN
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bars:
+    """Horizontal bars with their labels, to be drawn as SVG or PNG."""
 
-    def all_of_it(axes: Any) -> None:
-        draw(axes)
-        axes.set_ylim(len(labels) - 0.5, -0.5)
-        axes.set_yticks(range(len(labels)), labels=wrapped)
-        dress_axes(axes, xlabel)
+    draw: Callable[[Any], None]
+    labels: Sequence[str]
+    xlabel: str
+    title: str
+    after: float
+    """Share of the width behind the bars, for their words."""
+
+    def svg(self) -> str:
+        label = f"{self.title}: {'; '.join(self.labels)}"
+        return figure_svg(self._draw_all, label=label, size_in=self._size_in, place=self._place)
+
+    def png(self) -> bytes:
+        return figure_png(self._draw_all, size_in=self._size_in, place=self._place)
+
+    @property
+    def _wrapped(self) -> Sequence[str]:
+        return [
+            textwrap.fill(label, _LABEL_LETTERS, break_on_hyphens=False) for label in self.labels
+        ]
+
+    @property
+    def _size_in(self) -> tuple[float, float]:
+        most_lines = max(label.count("\n") + 1 for label in self._wrapped)
+        row_in = max(_ROW_IN, 0.1 + _LINE_IN * most_lines)
+        return _WIDE_IN, _HEAD_IN + row_in * len(self.labels) + _FOOT_IN
+
+    @property
+    def _place(self) -> tuple[float, float, float, float]:
+        _, height = self._size_in
+        longest = max(len(line) for label in self._wrapped for line in label.split("\n"))
+        left = (0.15 + _LETTER_IN * longest) / _WIDE_IN
+        within = 1 - (_FOOT_IN + _HEAD_IN) / height
+        return left, _FOOT_IN / height, 1 - left - self.after, within
+
+    def _draw_all(self, axes: Any) -> None:
+        self.draw(axes)
+        axes.set_ylim(len(self.labels) - 0.5, -0.5)
+        axes.set_yticks(range(len(self.labels)), labels=self._wrapped)
+        dress_axes(axes, self.xlabel)
         axes.grid(visible=False, axis="y")
         axes.tick_params(axis="y", length=0)
         for text in axes.get_yticklabels():
             text.set_parse_math(False)
-
-    return figure_svg(
-        all_of_it,
-        label=f"{title}: {'; '.join(labels)}",
-        size_in=(_WIDE_IN, height),
-        place=(left, _FOOT_IN / height, 1 - left - after, 1 - (_FOOT_IN + _HEAD_IN) / height),
-    )
 
 
 def _write(axes: Any, x: float, y: float, text: str) -> None:

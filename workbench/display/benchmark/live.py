@@ -15,11 +15,10 @@ from workbench.benchmark.comparable_groups import names_of
 from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.columns import COLOURS, MARKS, label_of, why_of
-from workbench.display.kit.doc import Doc, Note, Table
+from workbench.display.kit.doc import Doc, Note, Table, image_bundle, pictured
 from workbench.display.kit.line import Screen, cut, text_bar
-from workbench.display.kit.live import image_bundle
 from workbench.display.kit.plots.figure import COUNTS, Plot, Series, look
-from workbench.display.kit.plots.static import plot_png
+from workbench.display.kit.plots.static import plots_png
 from workbench.display.kit.templates import render, styled
 from workbench.rundir.totals import Progress
 
@@ -226,12 +225,11 @@ class BenchmarkLive:
             return
         left_s = self._left_s()
         text = live_text(self._lines, left_s)
-        html = styled(live_html(self._lines, left_s), full=True)
-        page = f'<div class="wb-picture">{html}</div>'
+        page = pictured(styled(live_html(self._lines, left_s), full=True))
         self._screen.show({"text/plain": text, "text/html": page})
         if self._speeds != self._drawn_speeds:
             self._drawn_speeds = self._speeds
-            self._image.show(image_bundle(self._still(), "the rows' speed"))
+            self._image.show(image_bundle(self._still(), "(plot of the rows' speed)"))
 
     def _still(self) -> bytes:
         """Draw the speed of every finished row."""
@@ -250,7 +248,7 @@ class BenchmarkLive:
             series=[series],
             from_zero=True,
         )
-        return plot_png(plot)
+        return plots_png([plot])
 
     def _left_s(self) -> float | None:
         """Return the remaining seconds, from the mean time of finished rows.

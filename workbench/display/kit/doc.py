@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from itertools import groupby
@@ -18,8 +18,9 @@ from markupsafe import Markup, escape
 from workbench.base.table import Bar, Cell, Grid, Marked, Toned, cell_text, text_table
 from workbench.base.words import plain
 from workbench.display.kit.logs import clean
-from workbench.display.kit.plots.figure import Plot
+from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.interactive import PLOTLY, interactive, plotly_js
+from workbench.display.kit.plots.static import plots_png, share_glyphs
 from workbench.display.kit.templates import html_table, macro, render, styled
 
 
@@ -44,7 +45,7 @@ class Table:
 class Figure:
     """A plot, an SVG of our own.
 
-    Text and Markdown state `text`, as HTML does where there is no plot.
+    Text and Markdown state `text`, as HTML does where the style sheet or the plot is missing.
     """
 
     svg: str
@@ -52,6 +53,12 @@ class Figure:
     text: str = ""
     plot: Plot | None = None
     """Interactive form of the plot, for a page or an output of its own."""
+    still: Callable[[], bytes] | None = None
+    """Draws the plot as PNG, for places that strip SVG. Needed only where there is no `plot`."""
+
+    @property
+    def words(self) -> str:
+        return self.text or (plot_words(self.plot) if self.plot else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,7 @@ class Doc:
 
 def to_html(doc: Doc) -> str:
     """Draw a document as HTML for a notebook, with its style sheet."""
-    return styled(blocks_html(doc.blocks), doc.state, full=doc.full)
+    return share_glyphs(styled(blocks_html(doc.blocks), doc.state, full=doc.full))
 
 
 def to_bundle(doc: Doc) -> dict[str, object]:
@@ -125,7 +132,11 @@ def to_bundle(doc: Doc) -> dict[str, object]:
 
 
 def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
-    """Draw a document as several outputs: title with style sheet, and every interactive plot."""
+    """Draw a document as several outputs, so that every place has its pictures.
+
+    An interactive plot is an output of its own, after one with its title. Where plotly is missing,
+    it is a PNG. Other pictures are SVG in the HTML; a PNG follows for places that strip SVG.
+    """
 
     def plot_of(block: Block) -> Plot | None:
         return block.plot if isinstance(block, Figure) else None
@@ -135,12 +146,38 @@ def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
         figure = blocks[0]
         if plot and isinstance(figure, Figure):
             title = Note(figure.title or plot.label.partition(":")[0], "name")
-            yield to_bundle(replace(doc, blocks=[title]))
+            words = Raw(stripped_words(figure.words))
+            yield to_bundle(replace(doc, blocks=[title, words]))
             untitled = replace(figure, title="")
-            bundle = to_bundle(replace(doc, blocks=[untitled]))
-            yield {**bundle, PLOTLY: interactive(plot)}
-        else:
-            yield to_bundle(replace(doc, blocks=blocks))
+            text = to_text(replace(doc, blocks=[untitled]))
+            yield {**image_bundle(plots_png([plot]), text), PLOTLY: interactive(plot)}
+            continue
+        bundle = to_bundle(replace(doc, blocks=blocks))
+        stills = [each.still for each in blocks if isinstance(each, Figure) and each.still]
+        if stills:
+            bundle["text/html"] = pictured(str(bundle["text/html"]))
+        yield bundle
+        for draw in stills:
+            yield image_bundle(draw(), "(the picture above)")
+
+
+def image_bundle(png: bytes, words: str) -> dict[str, object]:
+    """Return a PNG as notebook data, with words for a terminal; nothing for an empty one."""
+    if not png:
+        return {"text/plain": "", "text/html": ""}
+    return {"text/plain": words, "image/png": b64encode(png).decode()}
+
+
+def pictured(page: str, mark: str = "") -> str:
+    """Put HTML into the frame whose style sheet hides the PNG that follows as an output."""
+    return f'<div class="wb-picture"{mark}>{page}</div>'
+
+
+def stripped_words(text: str) -> Markup:
+    """Write words that are seen only where the style sheet is stripped, and SVG mostly too."""
+    if not text:
+        return Markup("")
+    return Markup('<pre class="wb-sep">{}</pre>').format(clean(text))
 
 
 def to_page(doc: Doc, title: str, *styles: str, plots: bool = False) -> str:
@@ -164,7 +201,7 @@ def to_page(doc: Doc, title: str, *styles: str, plots: bool = False) -> str:
         scripts=scripts,
         checksums=checksums,
     )
-    return str(page)
+    return share_glyphs(str(page))
 
 
 def blocks_html(blocks: Sequence[Block], *, asked: bool = False) -> Markup:
@@ -186,8 +223,8 @@ def _inside(block: Block, asked: bool) -> Markup:
         case Figure(plot=Plot() as plot) if asked and block.svg:
             figure = json.dumps(interactive(plot), allow_nan=False)
             return Markup('<div data-plot="{}">{}</div>').format(figure, Markup(block.svg))
-        case Figure():
-            return Markup(block.svg)
+        case Figure() if block.svg:
+            return Markup(block.svg) + stripped_words(block.words)
         case Raw():
             return Markup(block.html)
         case _:
@@ -217,9 +254,9 @@ def _text(block: Block) -> str:
         case Table():
             return text_table(block.grid, block.width)
         case Figure():
-            if not block.text:
+            if not block.words:
                 return ""
-            return _joined([plain(block.title), clean(block.text)])
+            return _joined([plain(block.title), clean(block.words)])
         case Items():
             lines = [f"- {plain(line)}" for line in block.lines]
             if block.title and block.lines:
@@ -249,9 +286,9 @@ def _markdown(block: Block) -> str:
         case Table():
             return markdown_table(block.grid)
         case Figure():
-            if "\n" in block.text:
+            if "\n" in block.words:
                 return _fenced(_text(block))
-            return _escaped(block.text)
+            return _escaped(block.words)
         case Note():
             return _escaped(block.text)
         case Items():

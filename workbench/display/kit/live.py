@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import uuid
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from markupsafe import Markup
 
-from workbench.display.kit.doc import Doc, Note, to_bundle
+from workbench.display.kit.doc import Doc, Note, image_bundle, pictured, to_bundle
 from workbench.display.kit.line import is_notebook, show_bundle
 
 if TYPE_CHECKING:
@@ -86,16 +85,6 @@ def put(bundle: Mapping[str, object], name: str, *, update: bool = True) -> None
     display(bundle, raw=True, display_id=name, update=update)  # type: ignore[no-untyped-call]
 
 
-def image_bundle(png: bytes, name: str) -> Mapping[str, object]:
-    """Return a plot for front ends that strip style and SVG; nothing before the first drawing."""
-    if not png:
-        return NOTHING
-    return {
-        "text/plain": f"(plot of {name})",
-        "image/png": b64encode(png).decode(),
-    }
-
-
 @dataclass(slots=True)
 class _Output:
     """The display of a name, in all cells."""
@@ -156,7 +145,7 @@ class Picture:
             what = (doc, self.watched.over)
             self._main.begin(what, self._bundle(doc), reserved=reserved)
             if image is not None:
-                still = image_bundle(image, self.watched.name)
+                still = self._image_bundle(image)
                 self._image.begin(image, still, reserved=reserved)
         self.start()
 
@@ -190,7 +179,7 @@ class Picture:
                 self._draw_still()
             image, _ = self._still
             if image is not None:
-                self._image.show(image, lambda: image_bundle(image, self.watched.name), keep=keep)
+                self._image.show(image, lambda: self._image_bundle(image), keep=keep)
             if self._has_bar and not self._needs_bar():
                 self._buttons.show("", lambda: NOTHING, keep=keep)
 
@@ -215,9 +204,11 @@ class Picture:
             doc = replace(doc, blocks=[*doc.blocks, age])
         self._beat += 1
         bundle = to_bundle(doc)
-        frame = Markup('<div class="wb-picture" data-wb="{}" data-beat="{}">{}</div>')
-        page = frame.format(self.id, self._beat, Markup(bundle["text/html"]))
-        return {**bundle, "text/html": str(page)}
+        mark = Markup(' data-wb="{}" data-beat="{}"').format(self.id, self._beat)
+        return {**bundle, "text/html": pictured(str(bundle["text/html"]), mark)}
+
+    def _image_bundle(self, image: bytes) -> Mapping[str, object]:
+        return image_bundle(image, f"(plots of {self.watched.name})")
 
     def _draw_still(self) -> bytes | None:
         image = self.watched.still()

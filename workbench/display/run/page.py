@@ -42,10 +42,12 @@ from workbench.display.kit.doc import (
     Raw,
     Table,
     blocks_html,
+    stripped_words,
     to_page,
 )
 from workbench.display.kit.line import text_bar
 from workbench.display.kit.logs import fold, folded_text, ranks_word
+from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.runs import curve_plot, memory_plot, plot_title
 from workbench.display.kit.plots.static import plot_svg
 from workbench.display.kit.templates import macro, render, styled
@@ -210,10 +212,10 @@ class RunPage:
         return "; ".join(parts)
 
     def _draw_curve(self, name: str) -> str:
-        return plot_svg(curve_plot(self._view, name))
+        return _with_words(curve_plot(self._view, name))
 
     def _draw_memory(self) -> str:
-        return plot_svg(memory_plot(self._view))
+        return _with_words(memory_plot(self._view))
 
     def _memory(self) -> str:
         samples = [len(host.gib) for host in self._view.memory.values()]
@@ -230,6 +232,12 @@ class RunPage:
                     lines.append(("", line))
             logs.append((title, lines))
         return logs
+
+
+def _with_words(plot: Plot) -> str:
+    """Draw a plot, with its words for places that strip SVG."""
+    drawn = plot_svg(plot)
+    return Markup(drawn) + stripped_words(plot_words(plot)) if drawn else ""
 
 
 def _title(facts: RunFacts) -> str:

@@ -19,7 +19,7 @@ from workbench.display.kit.live import Watched, show_live
 from workbench.display.kit.plots.figure import plot_words
 from workbench.display.kit.plots.live import show_live_plot
 from workbench.display.kit.plots.runs import curve_plot, memory_plot, plot_title
-from workbench.display.kit.plots.static import figure_svg, plot_png, plot_svg
+from workbench.display.kit.plots.static import figure_svg, plot_svg, plots_png
 from workbench.display.kit.templates import styled
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.display.run.facts import RunFacts
@@ -94,7 +94,7 @@ class RunPanel(Watched):
 
     @property
     def name(self) -> str:
-        return f"the losses of run {self.view.id}"
+        return f"run {self.view.id}"
 
     @property
     def over(self) -> bool:
@@ -119,7 +119,7 @@ class RunPanel(Watched):
         self._folds[title] = is_open
 
     def still(self) -> bytes:
-        return plot_png(curve_plot(self.view))
+        return plots_png([curve_plot(self.view), memory_plot(self.view)])
 
     def prepare(self) -> None:
         figure_svg(lambda axes: axes.plot([0, 1]), label="")

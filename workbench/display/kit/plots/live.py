@@ -6,17 +6,26 @@ The picture hides itself where the widget is drawn. The kernel sends plotly.js t
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import uuid
 from collections.abc import Callable
 
 from markupsafe import Markup
 
-from workbench.display.kit.doc import Doc, Figure, to_bundle, to_bundles
-from workbench.display.kit.line import show_bundle
+from workbench.display.kit.doc import (
+    Doc,
+    Figure,
+    image_bundle,
+    pictured,
+    to_bundle,
+    to_bundles,
+)
+from workbench.display.kit.line import is_notebook, show_bundle
 from workbench.display.kit.live import NOTHING, has_widgets, put
 from workbench.display.kit.plots.figure import Plot
 from workbench.display.kit.plots.interactive import interactive, plotly_js
+from workbench.display.kit.plots.static import plots_png
 from workbench.display.kit.widgets import make_widget, widget_bundle
 
 logger = logging.getLogger(__name__)
@@ -25,8 +34,9 @@ _PICTURES = 8  # looks per drawing of the static picture, which takes longer
 
 
 def show_doc(doc: Doc) -> None:
-    """Display a document, with interactive plots as separate outputs if plotly is supported."""
-    for bundle in to_bundles(doc):
+    """Display a document, with its pictures as separate outputs in a notebook."""
+    bundles = to_bundles(doc) if is_notebook(sys.stdout) else [to_bundle(doc)]
+    for bundle in bundles:
         show_bundle(bundle)
 
 
@@ -50,7 +60,9 @@ class LivePlot:
     def show(self, doc: Doc) -> None:
         """Display the plot and follow the run from then on."""
         self.draw(doc)
-        put(self._picture(doc), self._name, update=False)
+        picture, image = self._still(doc)
+        put(picture, self._name, update=False)
+        put(image, f"{self._name}-image", update=False)
         put(widget_bundle(self.widget, ""), f"{self._name}-widget", update=False)
         threading.Thread(target=self._loop, name=self._name, daemon=True).start()
 
@@ -59,18 +71,15 @@ class LivePlot:
         self._closing.set()
 
     def draw(self, doc: Doc) -> None:
-        plot = Plot(label="", y="", axes=("",), series=())
-        for block in doc.blocks:
-            if isinstance(block, Figure) and block.plot:
-                plot = block.plot
-                break
-        self.widget.figure = interactive(plot)
+        self.widget.figure = interactive(_plot_of(doc))
 
-    def _picture(self, doc: Doc) -> dict[str, object]:
+    def _still(self, doc: Doc) -> tuple[dict[str, object], dict[str, object]]:
+        """Return the picture, and the PNG for places that strip SVG."""
         bundle = to_bundle(doc)
         frame = Markup('<div class="{}">{}</div>')
         page = frame.format(self._name, Markup(bundle["text/html"]))
-        return {**bundle, "text/html": str(page)}
+        image = image_bundle(plots_png([_plot_of(doc)]), "(the picture above)")
+        return {**bundle, "text/html": pictured(page)}, image
 
     def _loop(self) -> None:
         count = 0
@@ -82,13 +91,23 @@ class LivePlot:
                     # The last drawing needs no widget: it is a picture and an interactive plot.
                     bundles = [*to_bundles(doc), NOTHING]
                     put(bundles[0], self._name)
+                    put(NOTHING, f"{self._name}-image")
                     put(bundles[1], f"{self._name}-widget")
                     return
                 self.draw(doc)
                 if count % _PICTURES == 0:
-                    put(self._picture(doc), self._name)
+                    picture, image = self._still(doc)
+                    put(picture, self._name)
+                    put(image, f"{self._name}-image")
         except Exception:  # thread boundary: the last drawing stays
             logger.exception("following a plot")
 
     def _send_library(self) -> None:
         self.widget.send({"source": "plotly.js"}, buffers=[plotly_js().encode()])
+
+
+def _plot_of(doc: Doc) -> Plot:
+    for block in doc.blocks:
+        if isinstance(block, Figure) and block.plot:
+            return block.plot
+    return Plot(label="", y="", axes=("",), series=())

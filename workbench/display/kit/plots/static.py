@@ -19,7 +19,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from workbench.base.words import number
+from workbench.base.words import middle_cut, number
 from workbench.display.kit.plots.figure import (
     COUNTS,
     FOREGROUND,
@@ -34,15 +34,30 @@ from workbench.finetune.techniques.registry import TECHNIQUES
 
 _SIZE_IN = (5.6, 2.5)
 _DPI = 72
+_PNG_DPI = 96
+_PNG_COLOURS = 32
+_LEGEND_LETTERS = 72  # letters of names side by side above a PNG
+_SAMPLE_LETTERS = 9  # room of the sample of a line before its name
+_LEGEND_ROW_IN = 0.17
 # Pixels of a page per point: letters have the same size in all plots with enough room.
 _LARGEST = 1.34
 # Fixed: computing a layout takes as long as the drawing.
 _AXES = (0.125, 0.19, 0.83, 0.67)
 _NAMED = 12
 _MARKERS = 8  # markers per line, for any number of points
-_BANDS = 48  # tooltips per line with more points; markers have all
+_BANDS = 32  # tooltips per line with more points; markers have all
 _GAP_PT = 5
 _PALE = 0.28  # opacity of the values behind a smoothed line
+_GLYPH = "wb"  # begins the ids of letters
+# What matplotlib repeats at every line of a grid, tick and letter, and the style sheet's class of
+# that; letters have the colour of the whole.
+_STYLES = {
+    "fill:none;stroke:currentColor;stroke-opacity:0.12;stroke-width:0.6;stroke-linecap:square": (
+        "wb-grid"
+    ),
+    "fill:currentColor;stroke:currentColor;stroke-width:0.8": "wb-mark",
+    "fill:currentColor": "",
+}
 _NAMES = tuple(technique.name for technique in TECHNIQUES)
 _LINE_IN = 0.17  # height of a line of a label
 _LETTER_IN = 0.078  # mean width of a letter
@@ -238,25 +253,61 @@ def figure_svg(
     return svg.removesuffix("</svg>") + above + "</svg>"
 
 
-def plot_png(plot: Plot) -> bytes:
-    """Draw a plot on white, for viewers that strip style and SVG: a GitHub page, a mail."""
-    if not plot:
+def plots_png(plots: Sequence[Plot]) -> bytes:
+    """Draw plots side by side on white, for places that strip style and SVG: a GitHub page, a mail.
+
+    Empty where there is nothing to draw.
+    """
+    drawn = [plot for plot in plots if plot]
+    if not drawn:
         return b""
+
+    named = [plot for plot in drawn if len(plot.series) <= _NAMED]
+    names = [middle_cut(one.name) for plot in named for one in plot.series]
+    longest = max(map(len, names), default=0)
+    columns = _LEGEND_LETTERS // (_SAMPLE_LETTERS + longest)
+    rows = max((math.ceil(len(plot.series) / columns) for plot in named), default=0)
+
+    def draw(figure: Any) -> None:
+        places = figure.subplots(1, len(drawn), squeeze=False)
+        for axes, plot in zip(places[0], drawn, strict=True):
+            draw_plot(axes, plot, plot.axes[0])
+            if plot in named:
+                legend_above(axes, columns)
+                for text in axes.get_legend().get_texts():
+                    text.set_text(middle_cut(text.get_text()))
+
+    width, height = _SIZE_IN
+    size_in = width * len(drawn), height + rows * _LEGEND_ROW_IN
+    return _png(draw, size_in, layout="constrained")
+
+
+def figure_png(
+    draw: Callable[[Any], None],
+    *,
+    size_in: tuple[float, float],
+    place: tuple[float, float, float, float],
+) -> bytes:
+    """Draw a pair of axes on white, as `figure_svg` does in the page's colours."""
+    return _png(lambda figure: draw(figure.add_axes(place)), size_in)
+
+
+def _png(draw: Callable[[Any], None], size_in: tuple[float, float], **options: Any) -> bytes:
+    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from PIL import Image
 
-    figure = Figure(
-        figsize=_SIZE_IN,
-        dpi=96,
-        facecolor="white",
-        layout="constrained",
-    )
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    draw_plot(axes, plot, plot.axes[0])
-    axes.legend(frameon=False)
+    with mpl.rc_context({"font.family": "DejaVu Sans", "font.size": 9.5}):
+        figure = Figure(figsize=size_in, dpi=_PNG_DPI, facecolor="white", **options)
+        canvas = FigureCanvasAgg(figure)
+        draw(figure)
+        canvas.draw()
+    # A palette makes it a third as large: every saved notebook holds it.
+    size = canvas.get_width_height()
+    image = Image.frombytes("RGBA", size, canvas.buffer_rgba()).convert("RGB")
     out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
+    image.quantize(_PNG_COLOURS).save(out, format="png", optimize=True)
     return out.getvalue()
 
 
@@ -283,7 +334,7 @@ def dress_axes(axes: Any, xlabel: str, ylabel: str = "") -> None:
     axes.set_xlabel(xlabel, color=FOREGROUND)
     axes.set_ylabel(ylabel, color=FOREGROUND)
     axes.tick_params(color=FOREGROUND, labelcolor=FOREGROUND, length=3)
-    axes.grid(visible=True, color=FOREGROUND, alpha=0.12, linewidth=0.6)
+    axes.grid(visible=True, color=FOREGROUND, alpha=0.12, linewidth=0.6, clip_on=False)
     for side, spine in axes.spines.items():
         is_axis = side in ("left", "bottom")
         spine.set_visible(is_axis)
@@ -298,7 +349,10 @@ def _for_a_page(svg: str, label: str) -> str:
         return Markup('<g data-text="{}" ').format(Markup(comment[1].strip()))
 
     def with_label(start: re.Match[str]) -> str:
-        head = Markup('<svg class="wb-plot" role="img" aria-label="{}" style="max-width: {}px" ')
+        head = Markup(
+            '<svg class="wb-plot" role="img" aria-label="{}" '
+            'fill="currentColor" style="max-width: {}px" '
+        )
         widest_px = round(_LARGEST * float(start[2]))
         return head.format(label, widest_px) + Markup(start[1])
 
@@ -309,30 +363,87 @@ def _for_a_page(svg: str, label: str) -> str:
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"<style[^>]*>.*?</style>", "", svg, flags=re.DOTALL)
     svg = svg.replace(FOREGROUND, "currentColor")
-    # A hundredth of a point is enough, and the names of groups are not used.
-    svg = re.sub(r' d="[^"]*"|translate\([^)]*\)', _rounded, svg)
-    svg = re.sub(r'<g id="[a-z0-9.]+_\d+"', "<g", svg)
-    svg = re.sub(r'(id="|href="#)DejaVuSans-', r"\1g", svg)
-    svg = re.sub(
-        r'(<use xlink:href="#g[^"]*") transform="translate\(([\d.]+) 0\)"', r'\1 x="\2"', svg
-    )
     size = r'<svg ([^>]*?)width="([\d.]+)pt" height="[\d.]+pt"'
     svg = re.sub(size, with_label, svg, count=1)
-    return re.sub(r"\n\s*", "\n", svg).strip()
+    return _shortened(svg)
 
 
-def _rounded(coordinates: re.Match[str]) -> str:
-    return re.sub(r"(\.\d\d)\d+", r"\1", coordinates[0])
+def _shortened(svg: str) -> str:
+    """Write an SVG of matplotlib in a third of the bytes: every saved notebook holds some."""
+    svg = re.sub(r"\s*\n\s*", " ", svg).strip()
+    svg = re.sub(r"> <", "><", svg)
+    svg = re.sub(r'(<g\b[^>]*?) id="[^"]*"', r"\1", svg)
+    svg = svg.replace("xlink:href", "href").replace("DejaVuSans-", _GLYPH)
+    svg = re.sub(r'transform="translate\(([\d.]+) 0\)"/>', _beside, svg)
+    svg = re.sub(r' (d|x|y|style|transform)="([^"]*)"', _short_value, svg)
+    svg = re.sub(r'<path d="[^"]*" style="fill:none"/>', "", svg)
+    for style, name in _STYLES.items():
+        svg = svg.replace(f' style="{style}"', f' class="{name}"' if name else "")
+    return _without_bare_groups(svg).replace("<defs></defs>", "")
+
+
+def _beside(letter: re.Match[str]) -> str:
+    return f'x="{float(letter[1]):.0f}"/>'
+
+
+def _short_value(found: re.Match[str]) -> str:
+    name, value = found[1], found[2]
+    if name == "style":
+        value = re.sub(r"([:;]) ", r"\1", value)
+    elif name == "transform":
+        value = re.sub(r"translate\(.*?\)", lambda words: _round_all(words[0]), value)
+    else:
+        value = re.sub(r" ?([A-Za-z]) ?", r"\1", _round_all(value))
+    return f' {name}="{value}"'
+
+
+def _without_bare_groups(svg: str) -> str:
+    parts = re.split(r"(<g\b[^>]*>|</g>)", svg)
+    kept: list[bool] = []  # of the groups that are open
+    for place, part in enumerate(parts):
+        if part.startswith("<g"):
+            kept.append(part != "<g>")
+            is_bare = not kept[-1]
+        else:
+            is_bare = part == "</g>" and not kept.pop()
+        if is_bare:
+            parts[place] = ""
+    return "".join(parts)
+
+
+def _round_all(text: str) -> str:
+    return re.sub(r"-?\d+\.\d+", lambda length: _rounded(float(length[0])), text)
+
+
+def _rounded(length: float) -> str:
+    """Write a length in points: a tenth is less than a pixel, and small shapes get more.
+
+    Example:
+        >>> _rounded(145.8214), _rounded(-0.8954), _rounded(3.0)
+        ('145.8', '-0.9', '3')
+    """
+    return f"{length:.1f}".rstrip("0").rstrip(".") if abs(length) >= 1 else f"{length:.2g}"
+
+
+def share_glyphs(page: str) -> str:
+    """Keep a letter's outline in the first SVG of a page: the others refer to it by its id."""
+    seen: set[str] = set()
+
+    def once(found: re.Match[str]) -> str:
+        is_new = found[1] not in seen
+        seen.add(found[1])
+        return found[0] if is_new else ""
+
+    page = re.sub(rf'<path id="({_GLYPH}\w+)"[^>]*/>', once, page)
+    return page.replace("<defs></defs>", "")
 
 
 def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
-    """Draw the parts visible under the pointer, in the coordinates of the axes' SVG."""
+    """Draw the parts visible under the pointer: bands side by side, each with its words."""
     series = [one for one in plot.series if one.look.marker and one.ys]
     xs = _places(series, axis)
     left, bottom, right, top = axes.bbox.extents
-    height = axes.figure.bbox.height
     unit = axis.partition(" since ")[0]
-    width = (right - left) / 2
     # A band goes from the middle before a place to the middle behind.
     at = [float(axes.transData.transform((x, 0.0))[0]) for x in xs]
     edges = [left - _GAP_PT, *_middles(at), right + _GAP_PT]
@@ -342,33 +453,19 @@ def pointer_svg(axes: Any, plot: Plot, axis: str) -> Markup:
         where = f"step {x:,.0f}" if axis == STEP else f"{number(x)} {unit}"
         values = _values(series, axis, x, limits[n], limits[n + 1])
         # The words stand on the side with more room.
-        if at[n] < (left + right) / 2:
-            side = float(_GAP_PT)
-            where_it_stands = "wb-after"
-        else:
-            side = -_GAP_PT - width
-            where_it_stands = "wb-before"
-        bands += Markup(
-            '<g class="wb-at"><rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>'
-            '<g visibility="hidden" transform="translate({:.1f} {:.1f})"><path d="M0 0V{:.1f}"/>'
-            '<foreignObject x="{:.1f}" y="0" width="{:.1f}" height="{:.1f}">'
-            '<span class="{}" data-words="{}"></span></foreignObject></g></g>'
-        ).format(
-            edges[n],
-            height - top,
+        is_before = at[n] >= (left + right) / 2
+        bands += Markup('<span{} style="flex:{:.1f};--x:{:.1f}px" data-words="{}"></span>').format(
+            Markup(' class="wb-before"') if is_before else "",
             edges[n + 1] - edges[n],
-            top - bottom,
-            at[n],
-            height - top,
-            top - bottom,
-            side,
-            width,
-            top - bottom,
-            where_it_stands,
+            at[n] - edges[n],
             "\n".join([where, *values]),
         )
-    style = 'fill="none" stroke="none" pointer-events="all" aria-hidden="true"'
-    return Markup("<g {}>{}</g>").format(Markup(style), bands)
+    frame = Markup(
+        '<foreignObject x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" aria-hidden="true">'
+        '<div class="wb-at">{}</div></foreignObject>'
+    )
+    height = axes.figure.bbox.height
+    return frame.format(edges[0], height - top, edges[-1] - edges[0], top - bottom, bands)
 
 
 def _middles(places: Sequence[float]) -> list[float]:
