@@ -11,9 +11,11 @@ from poll import until
 from tests.support.sentences import says, sentence
 from workbench import Cluster, FineTune, Run, Script, compare
 from workbench.base.errors import RunError
+from workbench.display.run.facts import RunFacts
 from workbench.display.run.panel import RunButtons
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
+from workbench.rundir.view import RunView
 
 pytestmark = pytest.mark.slow
 BEAT = str(Path(__file__).parent / "scripts" / "beat.py")
@@ -49,7 +51,7 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
     assert sorted(stacks) == [0, 1]
     assert all("trainer.py" in text and "_train" in text for text in stacks.values()), stacks
 
-    buttons = RunButtons(run)
+    buttons = RunButtons(run, RunFacts(RunView(run.path)))
     buttons.hear({"click": "stacks"})
     until(lambda: "trainer.py" in buttons.widget.extra)
     buttons.hear({"click": "stop"})

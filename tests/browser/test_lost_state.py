@@ -17,7 +17,7 @@ from dataclasses import asdict
 from IPython.display import display
 from workbench.display.kit.widgets import Button, ButtonBar
 
-bar = ButtonBar("buttons of the test", {"stop": lambda: bar.say("stopped")})
+bar = ButtonBar("buttons of the test", {"stop": lambda: bar.say("stopped")}, [])
 display(bar.bundle("none"), raw=True)
 stop = Button(name="stop", text="Stop the test", tip="Ends it")
 bar.widget._trait_values["buttons"] = [asdict(stop)]

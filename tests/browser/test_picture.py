@@ -75,7 +75,7 @@ def answers_under_the_pointer(cell: Any) -> None:
         return False
 
     until(is_reached, 60)
-    words = cell.locator(".wb-at span").filter(visible=True)
+    words = cell.locator(".wb-at span:hover")
     until(lambda: words.count() == 1, 30)
     step, loss = str(words.get_attribute("data-words")).split("\n")
     shown = words.evaluate("e => getComputedStyle(e, '::after').content")

@@ -1,65 +1,169 @@
-"""A saved notebook that JupyterLab does not trust: its sanitizer leaves words and an image."""
+"""Every view as saved, read where JupyterLab does not trust it, on a code host, in other places."""
 
 from __future__ import annotations
 
 import base64
-import re
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
+from nbclient import NotebookClient
+from nbconvert import HTMLExporter
 from poll import until
-from writtenrun import WrittenRun
 
 import workbench
-from tests.browser.conftest import ARTIFACTS, notebook
-from workbench.client.run import Run
-from workbench.display.kit.doc import to_bundle
-from workbench.display.run.panel import RunPanel
+from tests.browser.conftest import ARTIFACTS, REPOSITORY, notebook
+from tests.support.sanitized import GitHub, Reader, numbers
+from tests.support.views import EXAMPLES
+from workbench.base import shown
+from workbench.display import views
 
 SHEET = Path(workbench.__file__).parent / "display" / "templates" / "assets" / "sheet.css"
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
+SETUP = f"""
+import sys
+sys.path[:0] = [{str(REPOSITORY)!r}, {str(REPOSITORY / "tests")!r}]
+from contextlib import closing
+from pathlib import Path
+from benchrows import make_row
+from tests.support.views import EXAMPLES, ended
+from workbench.display.benchmark.live import BenchmarkLive
+examples = {{record.__name__: make for record, make in EXAMPLES.items()}}
+"""
+CELLS = {
+    record.__name__: f"examples[{record.__name__!r}](Path({record.__name__!r}))"
+    for record in EXAMPLES
+} | {
+    "failed": "ended(Path('failed'), 'failed')",
+    "live benchmark": "with closing(BenchmarkLive()) as live:\n"
+    "    live.update([make_row('zero1', pods, float(pods)) for pods in (1, 2, 3)])",
+}
+PANEL_BYTES = 95_000
+PNG = b"\x89PNG"
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(300)]
 
 
-def saved_book(written: WrittenRun) -> Any:
-    """A notebook as saved with the picture of a finished run: HTML, and the plot as an image."""
-    written.event("start", world_size=3, global_batch_size=24, parameters=1_033_984)
-    for step in range(1, 120):
-        written.step(step)
-        written.event(
-            "sample", 1_700_000_000.0 + step, rank=None, host="127.0.0.2", rss_gib=0.5 + step / 1000
-        )
-    written.end()
-    panel = RunPanel(Run.load(written.paths.root))
-    bundle = dict(to_bundle(panel.look(at_once=True)))
-    bundle["text/html"] = f'<div class="wb-picture">{bundle["text/html"]}</div>'
-    book = notebook("run")
-    html = nbformat.v4.new_output("display_data", data=bundle)
-    image = {"text/plain": "(plot)", "image/png": base64.b64encode(panel.still() or b"").decode()}
-    book.cells[0].outputs = [html, nbformat.v4.new_output("display_data", data=image)]
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A notebook with a cell for each view, executed and saved."""
+    book = notebook(SETUP, *CELLS.values())
+    where = {"metadata": {"path": str(tmp_path_factory.mktemp("views"))}}
+    NotebookClient(book, timeout=120, resources=where).execute()
     return book
 
 
-@pytest.mark.long
-def test_an_untrusted_notebook_reads_as_a_panel(
-    lab: Any, open_book: Callable[[str], Any], written: WrittenRun
+@pytest.fixture(scope="module")
+def saved(book: Any) -> dict[str, list[dict[str, Any]]]:
+    """The outputs of each view."""
+    return {
+        name: [dict(output["data"]) for output in cell.outputs]
+        for name, cell in zip(CELLS, book.cells[1:], strict=True)
+    }
+
+
+def words_of(outputs: list[dict[str, Any]]) -> str:
+    """What a terminal shows of outputs, widgets and PNG behind a picture apart."""
+    return "\n".join(each["text/plain"] for each in outputs)
+
+
+def test_no_view_is_forgotten() -> None:
+    """A record with a new view gets an example, so that all tests here read it."""
+    drawn = {*views._DOCS, *views._VIEWS[shown.as_html]}
+    assert drawn == {*EXAMPLES}
+
+
+def test_every_view_on_a_code_host_has_its_figures_and_no_words_run_together(
+    saved: dict[str, list[dict[str, Any]]],
 ) -> None:
-    book = open_book(lab.add(saved_book(written), "untrusted.ipynb"))
-    assert not book.page.evaluate(
-        "() => window.jupyterapp.shell.currentWidget.content.model.cells.get(0).trusted"
-    ), "no one has run it here"
-    said = book.see(0, "succeeded", 60)
-    assert book.output(0).locator("svg.wb-plot").count() == 0
-    assert re.search(r"succeeded · (\S.* · )?Run \d{8}-", said), said[:300]
-    assert not [line for line in said.splitlines() if len(re.findall(r"\d", line)) > 80], (
-        "no wall of figures"
-    )
-    assert "step 1training" not in said and "steptraining" not in said
-    images = book.output(0).locator("img")
+    for name, outputs in saved.items():
+        kept = [Reader(GitHub(each.get("text/html", "")).kept) for each in outputs]
+        assert [each.troubles for each in kept if each.troubles] == [], name
+        text = "\n".join(line for each in kept for line in (each.text, *each.titles))
+        # What has no HTML is shown as text, or as its PNG.
+        shown_as_text = [each for each in outputs if {*each} == {"text/plain"}]
+        missing = numbers(words_of(outputs)) - numbers(text + words_of(shown_as_text))
+        assert not missing, (name, missing)
+
+
+def test_where_a_trusted_view_has_svg_an_untrusted_one_has_png(
+    saved: dict[str, list[dict[str, Any]]],
+) -> None:
+    pictured = []
+    for name, outputs in saved.items():
+        for place, output in enumerate(outputs):
+            if '<svg class="wb-plot"' in output.get("text/html", ""):
+                behind = outputs[place + 1].get("image/png", "")
+                assert base64.b64decode(behind).startswith(PNG), name
+                pictured.append(name)
+            if "application/vnd.plotly.v1+json" in output:
+                assert base64.b64decode(output["image/png"]).startswith(PNG), name
+                assert "text/html" not in output, "it would go before the PNG"
+                pictured.append(name)
+    assert {"Run", "failed", "BenchmarkPlots", "RunComparison", "RunPlot"} <= {*pictured}
+
+
+def test_a_runs_panel_stays_small(saved: dict[str, list[dict[str, Any]]]) -> None:
+    for name in ("Run", "failed"):
+        size = len(json.dumps(saved[name]))
+        assert 20_000 < size < PANEL_BYTES, (name, size)
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    page = browser.new_page()
+    yield page
+    page.close()
+
+
+def test_jupyterlabs_own_sanitizer_leaves_every_view_readable(
+    lab: Any, open_book: Callable[[str], Any], book: Any, saved: dict[str, list[dict[str, Any]]]
+) -> None:
+    opened = open_book(lab.add(book, "untrusted.ipynb"))
+    widget = "window.jupyterapp.shell.currentWidget.content"
+    assert not opened.page.evaluate(f"() => {widget}.model.cells.get(1).trusted"), "no one ran it"
+    sanitize = f"html => {widget}.rendermime.sanitizer.sanitize(html)"
+    for name, outputs in saved.items():
+        for output in outputs:
+            html = output.get("text/html", "")
+            kept = opened.page.evaluate(sanitize, html)
+            assert not any(tag in kept for tag in ("<svg", "<style", "<script")), name
+            assert Reader(kept).troubles == [], name
+    run = 1 + [*CELLS].index("Run")
+    opened.see(run, "succeeded", 60)
+    cell = opened.output(run)
+    assert cell.locator("svg.wb-plot").count() == 0
+    images = cell.locator("img")
     until(lambda: images.count() == 1 and images.first.is_visible(), 30)
     # A trusted notebook that is open in another tab brings the style sheet.
-    book.page.add_style_tag(path=SHEET)
+    opened.page.add_style_tag(path=SHEET)
     assert images.first.is_visible()
-    book.page.screenshot(path=str(ARTIFACTS / "untrusted.png"))
+    opened.page.screenshot(path=str(ARTIFACTS / "untrusted.png"))
+
+
+def test_where_svg_is_drawn_no_place_shows_the_png_too(
+    page: Any, saved: dict[str, list[dict[str, Any]]], book: Any, tmp_path: Path
+) -> None:
+    converted = tmp_path / "views.html"
+    html, _ = HTMLExporter(require_js_url="", mathjax_url="").from_notebook_node(book)
+    converted.write_text(html)
+    page.goto(converted.as_uri())
+    behind = sum(
+        '<svg class="wb-plot"' in output.get("text/html", "")
+        for outputs in saved.values()
+        for output in outputs
+    )
+    alone = sum(
+        "image/png" in output and "application/vnd.plotly.v1+json" in output
+        for outputs in saved.values()
+        for output in outputs
+    )
+    assert page.locator("img").count() >= behind + alone
+    assert page.locator("img").filter(visible=True).count() == alone
+    picture, image = saved["Run"]
+    # As VS Code's notebook has it: styles are kept.
+    outputs = f'<div class="display"><img src="data:image/png;base64,{image["image/png"]}"></div>'
+    frame = '<div class="output_container"><div class="output">{}</div></div>'
+    page.set_content(frame.format(picture["text/html"]) + frame.format(outputs))
+    assert page.locator("svg.wb-plot").first.is_visible()
+    assert not page.locator("img").is_visible()

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import comm
 import pytest
 from IPython.core.displaypub import CapturingDisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
@@ -27,7 +28,7 @@ class Watched:
         self.words, self.png = "queued", b""
         self.over, self.clickable = False, True
         self.unfolded: list[tuple[str, bool]] = []
-        self._bar = ButtonBar("buttons", {"stop": lambda: None})
+        self._bar = ButtonBar("buttons", {"stop": lambda: None}, [])
 
     def prepare(self) -> None:
         pass
@@ -164,7 +165,7 @@ def test_a_page_that_was_loaded_anew_gets_the_picture_from_the_kernel(
 def test_a_page_that_missed_the_buttons_gets_them_when_it_says_hello(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    bar = ButtonBar("buttons", {"stop": lambda: None})
+    bar = ButtonBar("buttons", {"stop": lambda: None}, [])
     bar.draw([Button(name="stop", text="Stop", tip="Ends it")])
     states: list[dict[str, Any]] = []
     monkeypatch.setattr(
@@ -174,12 +175,28 @@ def test_a_page_that_missed_the_buttons_gets_them_when_it_says_hello(
     assert [button["name"] for state in states for button in state["buttons"]] == ["stop"]
 
 
+def test_the_first_buttons_travel_with_the_message_that_makes_the_widget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[dict[str, Any]] = []
+    make = comm.create_comm
+
+    def create(**options: Any) -> Any:
+        opened.append(options["data"]["state"])
+        return make(**options)
+
+    monkeypatch.setattr(comm, "create_comm", create)
+    ButtonBar("buttons", {}, [Button(name="stop", text="Stop", tip="Ends it")])
+    (state,) = [state for state in opened if "buttons" in state]
+    assert [button["name"] for button in state["buttons"]] == ["stop"]
+
+
 def test_a_click_that_fails_says_so() -> None:
     def refuse() -> None:
         raise OSError("it will not end <b>")
 
-    bar = ButtonBar("buttons", {"stop": refuse})
-    bar.draw([Button(name="stop", text="Stop", tip="Ends it", sure="Really?")])
+    stop = Button(name="stop", text="Stop", tip="Ends it", sure="Really?")
+    bar = ButtonBar("buttons", {"stop": refuse}, [stop])
     assert bar.widget.buttons[0]["sure"] == "Really?"
     bar.hear({"click": "stop"})
     until(lambda: bar.widget.note == {"text": "it will not end <b>", "kind": "wb-hint"})

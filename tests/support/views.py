@@ -9,7 +9,6 @@ from typing import Any
 from benchrows import SAMPLE, make_row, mixed_rows, write_row
 from writtenrun import T0, WrittenRun, write_run
 
-from tests.browser.test_tables import answers
 from tests.client.test_history import make_run
 from tests.display.test_plan import LARGE, table
 from tests.display.test_scores import made as scores
@@ -33,6 +32,7 @@ from workbench.display.failure import FaultCard, fault_card
 from workbench.finetune.answers.conversation import Conversation
 from workbench.finetune.answers.predictions import Answers, Predictions
 from workbench.finetune.benchmarks.scores import Scores
+from workbench.finetune.data.judged import judge
 from workbench.finetune.export.folder import Export
 from workbench.finetune.export.push import ModelCard, Pushed
 from workbench.finetune.job.finetune import FineTune
@@ -153,7 +153,12 @@ def _gpus(_: Path) -> GpuTable:
         GpuRow(kind="H100", memory_gib=79.0, precision="bf16", gpus=2, pods=1, plan=LARGE[0]),
     )
     return GpuTable(
-        job=FineTune(), parameters=4_673_000, memory_gib=64.0, gpus_on_pod=8, most_pods=16, rows=rows
+        job=FineTune(),
+        parameters=4_673_000,
+        memory_gib=64.0,
+        gpus_on_pod=8,
+        most_pods=16,
+        rows=rows,
     )
 
 
@@ -227,7 +232,14 @@ def _profiles(_: Path) -> ProfileComparison:
 
 
 def _predictions(_: Path) -> Predictions:
-    return answers().models[0]
+    said = ("SELECT COUNT people WHERE town = b", "SELECT COUNT people", "")
+    rows = [judge(f"How many live in town {n}?", said[1], words) for n, words in enumerate(said)]
+    return Predictions(tuple(rows))
+
+
+def _answers(folder: Path) -> Answers:
+    models = (_predictions(folder), _predictions(folder))
+    return Answers(names=("before training", "zero1 on 3 pods"), models=models)
 
 
 def _chat(_: Path) -> Conversation:
@@ -237,7 +249,7 @@ def _chat(_: Path) -> Conversation:
 
 
 EXAMPLES: Mapping[type, Callable[[Path], object]] = {
-    Answers: lambda _: answers(),
+    Answers: _answers,
     Benchmark: lambda _: Benchmark([FineTune()], ["single"], pods=[1]),
     BenchmarkForecast: _forecast,
     BenchmarkPlots: lambda folder: _benchmark(folder).plots(),

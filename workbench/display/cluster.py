@@ -211,22 +211,21 @@ class ClusterPanel(Watched):
 
     def bar(self) -> ButtonBar:
         if self._bar is None:
-            self._bar = ButtonBar("button of the cluster", {"stop": self._cluster.close})
-            self._draw_bar()
+            actions = {"stop": self._cluster.close}
+            self._bar = ButtonBar("button of the cluster", actions, self._buttons())
         return self._bar
 
     def look(self, *, at_once: bool = False) -> Doc:  # noqa: ARG002  # nothing here could wait
         view = look_at(self._cluster, self._views)
         self._phase = view.phase
         if self._bar is not None:
-            self._draw_bar()
+            self._bar.draw(self._buttons())
         if not self.over and time.monotonic() - self._spoke_s >= self._word_s:
             self._spoke_s = time.monotonic()
             keep_from_idling(ClusterPaths(self._cluster.path))
         return cluster_doc(view)
 
-    def _draw_bar(self) -> None:
-        assert self._bar is not None
+    def _buttons(self) -> list[Button]:
         stop = Button(
             name="stop",
             text="Stop the cluster",
@@ -234,7 +233,7 @@ class ClusterPanel(Watched):
             tip="Ends the run in progress, then the pods; files stay",
             disabled=self.over or self._phase == "closing",
         )
-        self._bar.draw([stop])
+        return [stop]
 
 
 @contextmanager

@@ -85,6 +85,10 @@ class Button:
     """Whether the button is highlighted for the user."""
 
 
+def _as_dicts(buttons: Sequence[Button]) -> list[dict[str, object]]:
+    return [asdict(button) for button in buttons]
+
+
 def _no_answer(_message: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
@@ -92,8 +96,18 @@ def _no_answer(_message: Mapping[str, Any]) -> Mapping[str, Any]:
 class ButtonBar:
     """A row of buttons, with space for a message and for opened content."""
 
-    def __init__(self, label: str, actions: Mapping[str, Callable[[], object]], ticks: str = ""):
-        """Make the bar; with `ticks`, the rows of the table beside the bar get check boxes."""
+    def __init__(
+        self,
+        label: str,
+        actions: Mapping[str, Callable[[], object]],
+        buttons: Sequence[Button],
+        ticks: str = "",
+    ):
+        """Make the bar; with `ticks`, the rows of the table beside the bar get check boxes.
+
+        Its first buttons travel with the message that makes the widget in the page: a slow page may
+        lose a message right after that one.
+        """
         self.note = ""
         """Error message or progress."""
         self.ticked: Sequence[int] = ()
@@ -103,7 +117,7 @@ class ButtonBar:
         self.widget = make_widget(
             "buttons",
             label=label,
-            buttons=[],
+            buttons=_as_dicts(buttons),
             note={},
             extra="",
             picture="",
@@ -124,7 +138,7 @@ class ButtonBar:
         return widget_bundle(self.widget, f"({self.widget.label}: they need the kernel)")
 
     def draw(self, buttons: Sequence[Button]) -> None:
-        self.widget.buttons = [asdict(button) for button in buttons]
+        self.widget.buttons = _as_dicts(buttons)
 
     def beat(self, count: int) -> None:
         """Send the number of drawings to pages; a reloaded page then asks for the picture."""
@@ -148,7 +162,7 @@ class ButtonBar:
             act_in_thread(act, lambda words: self.say(words, bad=True), "button")
         elif message.get("close"):
             self.bring_up("")
-        elif message.get("hello"):  # from a page without buttons: earlier messages are lost
+        elif message.get("hello"):  # from a page that has just drawn the bar: it may lack changes
             self.widget.send_state()
         else:
             answer = self._answer(message)

@@ -152,13 +152,12 @@ def show_history(history: History) -> None:
         for place, output in zip_longest(range(_OUTPUTS), drawn, fillvalue=NOTHING):
             put(output, f"{name}-{place}")
 
-    bar = ButtonBar("button of the table of runs", {"compare": compare}, "compare run")
     button = Button(
         name="compare",
         text="Compare the ticked runs",
         tip="Draws their losses and figures below",
     )
-    bar.draw([button])
+    bar = ButtonBar("button of the table of runs", {"compare": compare}, [button], "compare run")
     put(bar.bundle(name), f"{name}-buttons", update=False)
     frame = Markup('<div class="wb-picture" data-wb="{}">{}</div>')
     page = frame.format(name, Markup(bundle["text/html"]))

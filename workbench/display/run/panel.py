@@ -111,8 +111,7 @@ class RunPanel(Watched):
 
     def bar(self) -> RunButtons:
         if self._bar is None:
-            self._bar = RunButtons(self._run)
-            self._bar.update(RunFacts(self.view))
+            self._bar = RunButtons(self._run, RunFacts(self.view))
         return self._bar
 
     def unfold(self, title: str, is_open: bool) -> None:
@@ -184,7 +183,7 @@ class _KeptPlot:
 
 
 class RunButtons(ButtonBar):
-    def __init__(self, run: Run):
+    def __init__(self, run: Run, facts: RunFacts):
 
         def draw_stacks() -> str:
             return blocks_html(stacks_blocks(run.stacks()))
@@ -198,20 +197,23 @@ class RunButtons(ButtonBar):
             "stacks": lambda: self._show("asking every rank …", draw_stacks, stacks=True),
             "board": lambda: self._show("starting TensorBoard …", draw_board),
         }
-        super().__init__("buttons of the run", actions)
+        super().__init__("buttons of the run", actions, self._buttons(facts))
         self._run = run
         self._ended = False
         self._shows_stacks = False
-        self._asked = ""
 
     def update(self, facts: RunFacts) -> None:
-        """Enable what makes sense now; offer the stacks where no step came for a while."""
-        ended = facts.state.is_terminal
-        if ended and not self._ended:
+        """Enable what makes sense now."""
+        if facts.state.is_terminal and not self._ended:
             self._ended = True
             self.say("")  # the requested action has ended
             if self._shows_stacks:
                 self.bring_up("")
+        self.draw(self._buttons(facts))
+
+    def _buttons(self, facts: RunFacts) -> list[Button]:
+        """Return the buttons; the stacks are offered where no step came for a while."""
+        ended = facts.state.is_terminal
         stuck = facts.hint.startswith(_STUCK) and not ended
         self._asked, stop, kill = _wording(facts.stop_grace_s)
         stacks = Button(
@@ -222,7 +224,7 @@ class RunButtons(ButtonBar):
         )
         live = [replace(button, disabled=ended) for button in (stop, kill, stacks)]
         board = Button(name="board", text="TensorBoard", tip="Opens TensorBoard of this run")
-        self.draw([*live, board])
+        return [*live, board]
 
     def _stop(self) -> None:
         self.say(self._asked)

@@ -48,6 +48,7 @@ _MARKERS = 8  # markers per line, for any number of points
 _BANDS = 32  # tooltips per line with more points; markers have all
 _GAP_PT = 5
 _PALE = 0.28  # opacity of the values behind a smoothed line
+_CURVE = re.compile(r"M[-\d. ]+(L[-\d. ]+){3,}")
 _GLYPH = "wb"  # begins the ids of letters
 # What matplotlib repeats at every line of a grid, tick and letter, and the style sheet's class of
 # that; letters have the colour of the whole.
@@ -373,6 +374,7 @@ def _shortened(svg: str) -> str:
     svg = re.sub(r"\s*\n\s*", " ", svg).strip()
     svg = re.sub(r"> <", "><", svg)
     svg = re.sub(r'(<g\b[^>]*?) id="[^"]*"', r"\1", svg)
+    svg = re.sub(r'\s(xmlns(:xlink)?|version)="[^"]*"', "", svg)  # HTML knows what an SVG is
     svg = svg.replace("xlink:href", "href").replace("DejaVuSans-", _GLYPH)
     svg = re.sub(r'transform="translate\(([\d.]+) 0\)"/>', _beside, svg)
     svg = re.sub(r' (d|x|y|style|transform)="([^"]*)"', _short_value, svg)
@@ -394,7 +396,20 @@ def _short_value(found: re.Match[str]) -> str:
         value = re.sub(r"translate\(.*?\)", lambda words: _round_all(words[0]), value)
     else:
         value = re.sub(r" ?([A-Za-z]) ?", r"\1", _round_all(value))
+        if _CURVE.fullmatch(value):
+            value = _by_differences(value)
     return f' {name}="{value}"'
+
+
+def _by_differences(curve: str) -> str:
+    """Write the points of a curve as differences, in tenths that do not add up to an error."""
+    tenths = [round(10 * float(length)) for length in re.findall(r"-?[\d.]+", curve)]
+    points = list(zip(tenths[::2], tenths[1::2], strict=True))
+    begin = " ".join(f"{length / 10:g}" for length in points[0])
+    steps = []
+    for (x, y), (next_x, next_y) in pairwise(points):
+        steps.append(f"{(next_x - x) / 10:g} {(next_y - y) / 10:g}".replace(" -", "-"))
+    return f"M{begin}l{' '.join(steps)}".replace(" -", "-")
 
 
 def _without_bare_groups(svg: str) -> str:

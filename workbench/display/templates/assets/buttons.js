@@ -98,6 +98,7 @@ function render({ model, el }) {
 
   function hear({ html }) {
     clearTimeout(answer);
+    clearInterval(greeting);
     if (html) for (const each of pictures()) each.outerHTML = html;
   }
 
@@ -107,10 +108,11 @@ function render({ model, el }) {
     if (within && summary) model.send({ fold: summary.textContent, open: !summary.parentElement.open });
   }
 
-  // What the kernel sends while a slow page still loads this script is lost, and an unchanged value is not sent again.
+  // What the kernel sends while a slow page still loads this script is lost, and an unchanged value is not sent again:
+  // the page says hello until it is heard, and the kernel answers with all values.
   let greetings = 0;
   function greet() {
-    if (model.get("buttons").length || greetings === MOST_GREETINGS) return clearInterval(greeting);
+    if (greetings === MOST_GREETINGS) return clearInterval(greeting);
     greetings += 1;
     try {
       model.send({ hello: true });
