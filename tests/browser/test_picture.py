@@ -46,6 +46,8 @@ written.paths.model.mkdir()
 written.end()
 """
 ERROR = "Error displaying widget"
+UNDER_THE_POINTER = """plot => [...plot.querySelectorAll(".wb-at span:hover")].map(
+    band => [band.dataset.words, getComputedStyle(band, "::after").content])"""
 
 
 @pytest.fixture
@@ -66,19 +68,18 @@ def shown(lab: Any, open_book: Callable[[str], Any], request: pytest.FixtureRequ
 def answers_under_the_pointer(cell: Any) -> None:
     """Hold the pointer over the plot of losses: only the nearest step and its loss are seen."""
     plot = cell.locator("svg.wb-plot").first
+    found: list[tuple[str, str]] = []
 
     def is_reached() -> bool:
         with contextlib.suppress(Error):  # it was drawn anew meanwhile
             plot.scroll_into_view_if_needed()
             plot.hover()
-            return True
-        return False
+            found[:] = plot.evaluate(UNDER_THE_POINTER)
+        return len(found) == 1
 
-    until(is_reached, 60)
-    words = cell.locator(".wb-at span:hover")
-    until(lambda: words.count() == 1, 30)
-    step, loss = str(words.get_attribute("data-words")).split("\n")
-    shown = words.evaluate("e => getComputedStyle(e, '::after').content")
+    until(is_reached, 90)
+    [(words, shown)] = found
+    step, loss = words.split("\n")
     assert step in shown and loss in shown
     assert loss == f"training loss {8 / int(step.removeprefix('step ')):.4g}"
 

@@ -347,9 +347,10 @@ def test_what_is_saved_has_no_library_and_no_address(view: RunView, written: Wri
     ]
     figures = [bundle[PLOTLY] for bundle in bundles if PLOTLY in bundle]
     assert len(figures) == 2
-    # HTML would go before the PNG, and places without SVG would have no picture.
+    # HTML would go before the image, and places without SVG would have no picture. A PNG would
+    # stand in JupyterLab in place of the plot until the pointer is on it.
     pictures = [{*bundle} for bundle in bundles if PLOTLY in bundle]
-    assert pictures == [{"text/plain", "image/png", PLOTLY}] * 2
+    assert pictures == [{"text/plain", "image/jpeg", PLOTLY}] * 2
     saved = json.dumps(bundles, allow_nan=False)
     assert len(saved) < 400_000 and "plotly.js" not in saved
     # The words of a plot stand in attributes, where a name may hold anything.

@@ -20,7 +20,7 @@ from workbench.base.words import plain
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.interactive import PLOTLY, interactive, plotly_js
-from workbench.display.kit.plots.static import plots_png, share_glyphs
+from workbench.display.kit.plots.static import plots_jpeg, share_glyphs
 from workbench.display.kit.templates import html_table, macro, render, styled
 
 
@@ -135,7 +135,8 @@ def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
     """Draw a document as several outputs, so that every place has its pictures.
 
     An interactive plot is an output of its own, after one with its title. Where plotly is missing,
-    it is a PNG. Other pictures are SVG in the HTML; a PNG follows for places that strip SVG.
+    it is a JPEG: JupyterLab's plotly draws a PNG instead of the plot until the pointer is on it.
+    Other pictures are SVG in the HTML; a PNG follows for places that strip SVG.
     """
 
     def plot_of(block: Block) -> Plot | None:
@@ -150,7 +151,8 @@ def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
             yield to_bundle(replace(doc, blocks=[title, words]))
             untitled = replace(figure, title="")
             text = to_text(replace(doc, blocks=[untitled]))
-            yield {**image_bundle(plots_png([plot]), text), PLOTLY: interactive(plot)}
+            still = image_bundle(plots_jpeg([plot]), text, "image/jpeg")
+            yield {**still, PLOTLY: interactive(plot)}
             continue
         bundle = to_bundle(replace(doc, blocks=blocks))
         stills = [each.still for each in blocks if isinstance(each, Figure) and each.still]
@@ -161,11 +163,11 @@ def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
             yield image_bundle(draw(), "(the picture above)")
 
 
-def image_bundle(png: bytes, words: str) -> dict[str, object]:
-    """Return a PNG as notebook data, with words for a terminal; nothing for an empty one."""
-    if not png:
+def image_bundle(image: bytes, words: str, kind: str = "image/png") -> dict[str, object]:
+    """Return an image as notebook data, with words for a terminal; nothing for an empty one."""
+    if not image:
         return {"text/plain": "", "text/html": ""}
-    return {"text/plain": words, "image/png": b64encode(png).decode()}
+    return {"text/plain": words, kind: b64encode(image).decode()}
 
 
 def pictured(page: str, mark: str = "") -> str:
