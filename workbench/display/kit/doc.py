@@ -58,7 +58,8 @@ class Figure:
 
     @property
     def words(self) -> str:
-        return self.text or (plot_words(self.plot) if self.plot else "")
+        """The text; without one, the words of the plot. Its notes are blocks of their own."""
+        return self.text or (plot_words(replace(self.plot, notes=())) if self.plot else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,8 +91,8 @@ class LivePlot:
                     # The last drawing needs no widget: it is a picture and an interactive plot.
                     bundles = [*to_bundles(doc), NOTHING]
                     put(bundles[0], self._name)
-                    put(NOTHING, f"{self._name}-image")
-                    put(bundles[1], f"{self._name}-widget")
+                    put(bundles[1], f"{self._name}-image")
+                    put(NOTHING, f"{self._name}-widget")
                     return
                 self.draw(doc)
                 if count % _PICTURES == 0:
