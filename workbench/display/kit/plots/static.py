@@ -324,7 +324,7 @@ def _image(
 
     with mpl.rc_context({"font.family": "DejaVu Sans", "font.size": 9.5}):
         figure = Figure(figsize=size_in, dpi=_IMAGE_DPI, facecolor="white", **options)
-        canvas = FigureCanvasAgg(figure)
+        canvas: Any = FigureCanvasAgg(figure)
         draw(figure)
         canvas.draw()
     size = canvas.get_width_height()
