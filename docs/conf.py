@@ -27,13 +27,15 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "anchors",
+    "executed",
     "records",
 ]
 exclude_patterns = ["_build", "_ext", "walkthroughs/runs", "**/.ipynb_checkpoints"]
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4
-nb_execution_mode = "off"  # the notebooks are run by the tests
+nb_execution_mode = "off"  # the tests run the notebooks; _ext/executed.py shows their outputs
+nb_output_stderr = "remove"  # warnings of libraries; errors are shown
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}  # would be loaded from another server
 
 # The API page: Google docstrings, with the types in the signature.

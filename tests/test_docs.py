@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import json
 import os
@@ -14,9 +15,11 @@ import tomllib
 from collections.abc import Iterator
 from importlib.metadata import metadata, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
+import nbformat
 import pytest
 import yaml
 from axe_playwright_python.sync_playwright import Axe
@@ -26,6 +29,7 @@ from packaging.specifiers import SpecifierSet
 from playwright.sync_api import Page, sync_playwright
 
 import workbench
+from tests.support import executed
 from workbench.finetune.advice import rules
 from workbench.rundir.result import RunFault
 
@@ -291,8 +295,9 @@ def test_notebook_says_where_it_runs_and_what_was_learned(path: Path) -> None:
     assert cells[0]["source"].startswith("# ")
     assert cells[1]["source"].startswith("## Where it runs\n")
     assert cells[2]["cell_type"] == "code"
-    *_, last = (cell["source"] for cell in cells if cell["cell_type"] == "markdown")
-    assert last.startswith("## What was learned\n")
+    texts = [cell["source"] for cell in cells if cell["cell_type"] == "markdown"]
+    assert texts[-1].startswith("## What was learned\n")
+    assert any("## Now with your data\n" in text for text in texts[-2:])
     links = [link for cell in cells for link in re.findall(r"\]\(([^)]+\.ipynb)\)", cell["source"])]
     assert [link for link in links if not (path.parent / link).exists()] == []
 
@@ -401,6 +406,39 @@ def test_the_site_is_built_with_warnings_as_errors_by_lint() -> None:
     assert re.search(r"^lint:.* docs-check", makefile, flags=re.MULTILINE)
     recipe = makefile.partition("\ndocs-check:")[2].split("\n\n")[0]
     assert "sphinx" in recipe and " -W " in recipe
+
+
+def test_a_page_shows_the_outputs_of_a_notebook_that_was_not_changed_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = importlib.util.spec_from_file_location("executed", ROOT / "docs/_ext/executed.py")
+    assert spec is not None
+    assert spec.loader is not None
+    pages = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pages)
+    monkeypatch.setattr(pages, "EXECUTED", tmp_path)
+    monkeypatch.setattr(executed, "KEPT", tmp_path)
+    app = SimpleNamespace(env=SimpleNamespace(doc2path=lambda name: f"{name}.ipynb"))
+    title, cell = nbformat.v4.new_markdown_cell("# Sum"), nbformat.v4.new_code_cell("1 + 1")
+    book = nbformat.v4.new_notebook(cells=[title, cell])
+    stripped = nbformat.writes(book)
+
+    def shown() -> tuple[str, list[dict[str, Any]]]:
+        source = [stripped]
+        pages.show_outputs(app, "notebooks/sum", source)
+        _, note, code = json.loads(source[0])["cells"]
+        return "".join(note["source"]), code["outputs"]
+
+    assert shown() == (pages.WITHOUT, [])
+    data = {"text/plain": f"2, in {ROOT}/runs", **{kind: {} for kind in executed.LIVE}}
+    cell.outputs = [nbformat.v4.new_output("display_data", data)]
+    cell.metadata["execution"] = {"iopub.execute_input": "2026-11-27T04:00:00Z"}
+    executed.keep(book, ROOT / "notebooks" / "sum.ipynb")
+    words, (output,) = shown()
+    assert "2026-11-27" in words
+    assert output["data"] == {"text/plain": ["2, in …/runs"]}
+    stripped = stripped.replace("1 + 1", "1 + 2")
+    assert shown() == (pages.WITHOUT, [])
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,48 @@
+"""A plugin of pytest: keep what nbmake executes in build/notebooks, for the pages of the docs.
+
+The notebooks themselves stay without outputs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+from nbmake import pytest_items
+from nbmake.nb_result import NotebookResult
+from nbmake.nb_run import NotebookRun
+
+ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "build" / "notebooks"
+LIVE = ("application/vnd.jupyter.widget-view+json", "application/vnd.plotly.v1+json")
+"""What needs a kernel or a library of the page. The same output has a picture or text beside it."""
+
+
+class KeptRun(NotebookRun):
+    """An execution of a notebook whose result is kept, unless a cell failed."""
+
+    def execute(self) -> NotebookResult:
+        """Execute the notebook."""
+        result = super().execute()
+        if result.error is None:
+            keep(result.nb, self.filename)
+        return result
+
+
+def keep(book: nbformat.NotebookNode, source: Path) -> None:
+    """Write an executed notebook without what is live and without the path of the checkout."""
+    book.metadata.pop("widgets", None)
+    for cell in book.cells:
+        for output in cell.get("outputs", []):
+            for kind in LIVE:
+                output.get("data", {}).pop(kind, None)
+    kept = KEPT / source.relative_to(ROOT)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    partly = kept.with_suffix(".partly")  # the docs may be built meanwhile
+    partly.write_text(nbformat.writes(book).replace(str(ROOT), "…"), encoding="utf-8")
+    partly.replace(kept)
+
+
+def pytest_configure() -> None:
+    """Let nbmake execute by `KeptRun`."""
+    pytest_items.NotebookRun = KeptRun
