@@ -242,10 +242,10 @@ def test_runs_are_found_named_compared_and_repeated(page: Any, lab: Any) -> None
     compares.click()
     tab = page.locator(".dw-tab:visible")
     frame = tab.frame_locator("iframe")
-    frame.get_by_text("the third").first.wait_for(timeout=WAIT_MS)
+    frame.get_by_text("the third").locator("visible=true").first.wait_for(timeout=WAIT_MS)
     for run, row in (("swept-03", "the third"), (first.paths.root.name, first.paths.root.name)):
         colour = look_of_run(run).colour
-        assert frame.locator(f"path[style*='stroke: {colour}']").count(), "the line of the run"
+        assert frame.locator(f"path[style*='stroke:{colour}']").count(), "the line of the run"
         legend = tab.locator(".dw-legend .dw-run", has_text=row).locator(".dw-colour")
         assert legend.get_attribute("style") == background(colour)
     assert live.locator(".dw-colour").get_attribute("style") == background(colour)

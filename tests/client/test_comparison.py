@@ -160,7 +160,7 @@ def test_what_cannot_be_compared_is_refused(runs: list[WrittenRun], tmp_path: Pa
     for wrong, words in (
         ([path], sentence("client.comparison.compare.compare-takes-two", 1)),
         (path, sentence("client.comparison.compare.compare-takes-runs")),
-        ([path, path], sentence("client.comparison.compare.two-names-same")),
+        ([path, path], sentence("client.comparison.compare_views.two-names-same")),
     ):
         with pytest.raises(ConfigError, match=words):
             compare(wrong)  # type: ignore[call-overload]

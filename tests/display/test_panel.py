@@ -238,7 +238,7 @@ def test_figures_have_words_that_explain_them(written: WrittenRun, panel: RunPan
     written.step(1)
     written.end(exact_match=0.062, time_to_first_step_s=4.2)
     page = look(panel)
-    tips = dict(re.findall(r'<span title="([^"]+)"><span class="wb-name">([^<]+)<', page))
+    tips = dict(re.findall(r'<td title="([^"]+)"><span class="wb-name">([^<]+)<', page))
     named = {name: tip for tip, name in tips.items()}
     assert {"exact match", "time to first step", "gradient norm"} <= {*named}
     assert "first optimizer step" in named["time to first step"]

@@ -286,7 +286,7 @@ def test_ticked_runs_are_compared_live_in_the_colours_of_their_rows(
     rows = {row["path"]: row["colour"] for row in listing.look("", 50)["runs"]}
     for run in page["runs"]:
         assert run["colour"] == rows[run["path"]]
-        assert f"stroke: {run['colour']}" in page["html"], "the line has the colour of the row"
+        assert f"stroke:{run['colour']}" in page["html"], "the line has the colour of the row"
     assert "<script" not in page["html"], "the frame of the page runs no script"
     written.step(77, loss=0.125)
     assert listing.compare(names)["html"] != page["html"], "a live run is followed"
