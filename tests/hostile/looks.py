@@ -97,6 +97,7 @@ def values(reader: Reader, run: Run) -> Mapping[str, Callable[[], object]]:
     given = reader.given.root
     return {
         "answers": lambda: ["a"],
+        "changes": lambda: {"name": "a name", "tags": ["a tag"]},
         "beside": lambda: None,
         "dataset": lambda: workbench.dataset_from(run.spec.job.dataset),
         "folder": lambda: reader.out / "folder",
@@ -131,6 +132,9 @@ OTHERS: Mapping[tuple[str, str], Callable[[Reader, Run], object]] = {
     ("resolve_deepspeed_config", "gpus"): lambda *_: 1,
     ("look", "folder"): lambda *_: "",
     ("report", "folder"): lambda *_: "",
+    ("compare", "names"): lambda reader, run: [
+        str(path.relative_to(reader.given.root)) for path in run.path.parent.glob("*")
+    ],
 }
 """Values of parameters that mean something else in a single function."""
 
