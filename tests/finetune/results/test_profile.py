@@ -179,7 +179,7 @@ def test_the_tree_folds_what_is_deep_and_holds_every_module() -> None:
     assert profile.root is not None
     page = profile._repr_html_()
     assert page.count("<details open>") == 3  # the model, encoder and decoder
-    assert page.count("</u>") == sum(1 for _ in profile.root.walk(99)) + 1
+    assert page.count("</small>") == sum(1 for _ in profile.root.walk(99)) + 1
     assert "left out" not in page
     assert ">own 9.3 %<" in page, "what the model itself takes, besides encoder, decoder and head"
     assert says(profile, "display.result._first_levels.modules-lie-deeper")
