@@ -164,6 +164,9 @@ def test_rows_are_enough(tmp_path: Path) -> None:
 def test_the_title_names_what_a_report_holds(folder: Path, tmp_path: Path) -> None:
     rows, _ = rows_below([folder / "a", folder / "b"])
     assert Report(rows, with_cards=False).title == "2 runs of tiny-t5: zero1"
+    one, other = rows[0], replace(rows[1], technique="ddp")
+    assert Report([one], with_cards=False).title == "1 run of tiny-t5: zero1"
+    assert Report([one, other], with_cards=False).title == "2 runs of tiny-t5: zero1, ddp"
     result = BenchmarkResult(name="sweep", folder=tmp_path, rows=tuple(rows))
     assert "<title>Benchmark sweep</title>" in result.report(tmp_path / "named").read_text()
 

@@ -37,6 +37,7 @@ from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interacti
 from workbench.display.kit.plots.live import LivePlot
 from workbench.display.kit.plots.runs import curve_plot, losses_plot, memory_plot
 from workbench.display.kit.plots.static import (
+    _rounded,
     draw_plot,
     labelled_svg,
     plot_svg,
@@ -411,3 +412,10 @@ def test_lines_stand_out_from_the_page(page: str) -> None:
 
 def test_a_bar_of_progress_has_a_name(view: RunView) -> None:
     assert 'role="progressbar" aria-label="progress"' in to_html(run_view_doc(view))
+
+
+@pytest.mark.parametrize(
+    ("length", "written"), [(145.8214, "145.8"), (-0.8954, "-0.9"), (3.0, "3"), (0.0123, "0.012")]
+)
+def test_lengths_of_a_picture_are_written_short(length: float, written: str) -> None:
+    assert _rounded(length) == written

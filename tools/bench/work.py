@@ -25,6 +25,8 @@ from workbench.finetune.data.rows import row_from
 REPOSITORY = Path(__file__).resolve().parents[2]
 BESIDE = REPOSITORY.parent / "shared" / "data" / "wikisql"
 ROWS = Path(os.environ.get("BENCH_WIKISQL", BESIDE))
+if "BENCH_WIKISQL" in os.environ and not (ROWS / "train.jsonl").is_file():
+    raise SystemExit(f"BENCH_WIKISQL={ROWS} has no train.jsonl; name the folder of WikiSQL's rows")
 PADDED = str(REPOSITORY / "tests" / "scripts" / "padded.py")
 READING = str(REPOSITORY / "tests" / "scripts" / "reading.py")
 AT_ONCE = 32

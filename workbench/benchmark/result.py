@@ -221,13 +221,7 @@ class Report:
 
 
 def _title_of(rows: Sequence[BenchmarkRow]) -> str:
-    """Name the runs, models and techniques of a report.
-
-    Example:
-        >>> row = BenchmarkRow(name="a", model="tiny-t5", technique="ddp", outcome=Outcome.RUNNING)
-        >>> _title_of([row]), _title_of([row, replace(row, technique="zero1")])
-        ('1 run of tiny-t5: ddp', '2 runs of tiny-t5: ddp, zero1')
-    """
+    """Name the runs, models and techniques of a report."""
     models = dict.fromkeys(row.model.rstrip("/").rpartition("/")[2] for row in rows)
     named = [plain(model) for model in models if model]
     techniques = dict.fromkeys(plain(row.technique) for row in rows if row.technique)

@@ -395,7 +395,8 @@ def test_the_recipe_trains_with_the_options_of_the_run(
     ):
         monkeypatch.setenv(name, "0")  # what the script itself sets, put back afterwards
     monkeypatch.setattr(accelerate, "PartialState", lambda *_args, **_options: None)
-    monkeypatch.setattr(transformers, "Seq2SeqTrainingArguments", Taken)
+    # By its name: transformers replaced itself among the modules while it was imported.
+    monkeypatch.setattr("transformers.Seq2SeqTrainingArguments", Taken)
     monkeypatch.setattr(settings, "Seq2SeqTrainingArguments", Taken)
     with pytest.raises(Taken) as run:
         settings.training_arguments(settings.Assignment.read())

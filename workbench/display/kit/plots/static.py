@@ -457,12 +457,7 @@ def _round_all(text: str) -> str:
 
 
 def _rounded(length: float) -> str:
-    """Write a length in points: a tenth is less than a pixel, and small shapes get more.
-
-    Example:
-        >>> _rounded(145.8214), _rounded(-0.8954), _rounded(3.0)
-        ('145.8', '-0.9', '3')
-    """
+    """Write a length in points: a tenth is less than a pixel, and small shapes get more."""
     return f"{length:.1f}".rstrip("0").rstrip(".") if abs(length) >= 1 else f"{length:.2g}"
 
 
