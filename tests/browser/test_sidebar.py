@@ -42,10 +42,11 @@ WATCH = """() => {
     window.seen = [];
     const frame = [...document.querySelectorAll(".dw-tab iframe")].find(f => f.offsetParent);
     const look = () => {
-        const page = frame.contentDocument.documentElement;
-        const scheme = page.style.colorScheme, head = !!page.querySelector("h1");
-        window.seen.push([getComputedStyle(frame).visibility, scheme, head]);
-        if (window.seen.length < 2000) requestAnimationFrame(look);
+        requestAnimationFrame(look);
+        const page = frame.contentDocument?.documentElement; // none while the frame loads
+        const scheme = page?.style.colorScheme ?? "", head = !!page?.querySelector("h1");
+        const now = [getComputedStyle(frame).visibility, scheme, head];
+        if (String(now) !== String(window.seen.at(-1))) window.seen.push(now);
     };
     look();
 }"""

@@ -12,6 +12,7 @@ from workbench.display.kit.doc import Block, Code, Fold, Note, Table
 from workbench.display.kit.logs import clean, ranks_word
 
 _MOST_LINES = 12
+_SILENT = "it did not answer"
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 # The rooms of this package whose code ranks run; `worker` was one in earlier versions.
@@ -72,7 +73,7 @@ def stacks_blocks(stacks: Mapping[int, str]) -> list[Block]:
     for rank, text in sorted(stacks.items()):
         cleaned = clean(text)
         ranks_at.setdefault(position(cleaned), []).append(rank)
-        ranks_with.setdefault(readable(cleaned) or "it did not answer", []).append(rank)
+        ranks_with.setdefault(readable(cleaned) or _SILENT, []).append(rank)
     lines = list(ranks_at.items())
     blocks: list[Block] = [Table(_grid(lines[:_MOST_LINES]))]
     waiting = _waiting(ranks_at)
@@ -137,7 +138,7 @@ def position(text: str) -> Position:
     """
     threads = [frames for frames in _threads(text) if frames]
     if not threads:
-        return Position("", "", text.strip().partition("\n")[0] or "it did not answer", "")
+        return Position("", "", text.strip().partition("\n")[0] or _SILENT, "")
     frames = threads[0]
     part = _part(frames)
     own = [frame for frame in frames if not frame.is_library]

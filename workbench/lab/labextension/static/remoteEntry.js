@@ -382,7 +382,7 @@
   function refill(frame, html) {
     const page = frame.contentDocument;
     const folds = () => [...page.querySelectorAll("details")].map(fold => [fold.firstElementChild.textContent, fold]);
-    const boxes = () => [page.documentElement, ...page.querySelectorAll(".wb-log, pre")];
+    const boxes = () => [page.documentElement, ...page.querySelectorAll(".wb-log, pre:not(.wb-sep)")];
     const open = new Map(folds().map(([title, fold]) => [title, fold.open]));
     const scrolled = boxes().map(box => [box.scrollLeft, box.scrollTop]);
     const next = new DOMParser().parseFromString(html, "text/html");
