@@ -144,7 +144,13 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
         until(lambda: log.evaluate("e => e.scrollHeight > e.clientHeight"), 120, every_s=0.5)
         page.set_viewport_size({"width": 1205, "height": 300})
         places = "e => [document.documentElement.scrollTop, e.scrollTop]"
-        log.evaluate("e => { document.documentElement.scrollTo(0, 20); e.scrollTo(0, -15); }")
+        scrolls = f"""e => {{
+            document.documentElement.scrollTo(0, 20);
+            e.scrollTo(0, -15);
+            return ({places})(e);
+        }}"""
+        # The page can be scrolled once JupyterLab has made the tab smaller too.
+        until(lambda: log.evaluate(scrolls) == [20, -15], 120, every_s=0.5)
         first = log.text_content()
         until(lambda: log.text_content() != first, 120, every_s=0.5)
         assert log.evaluate(places) == [20, -15], "whoever reads is left alone"
