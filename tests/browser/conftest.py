@@ -37,6 +37,7 @@ SETTINGS = {
         "doNotDisturbMode": True,
     },
     "docmanager-extension/plugin": {"autosave": False},
+    "notebook-extension/tracker": {"recordTiming": True},  # as nbmake does
 }
 
 
@@ -154,9 +155,10 @@ class Book:
 
     def saved(self) -> Any:
         """The notebook as it would be saved now."""
-        return self.page.evaluate(
-            "() => window.jupyterapp.shell.currentWidget.context.model.toJSON()"
+        text = self.page.evaluate(
+            "() => JSON.stringify(window.jupyterapp.shell.currentWidget.context.model.toJSON())"
         )
+        return json.loads(text)
 
     def shoot(self, index: int, name: str) -> None:
         """Keep pictures of a cell: wide in the light theme, and half as wide in the dark one."""
