@@ -215,8 +215,8 @@ def test_the_doctor_looks_at_the_pods_and_leaves_nothing(
     checks = {each["check"]: each["verdict"] for each in found["hosts"][0]["findings"]}
     assert checks["ssh"] == "good"
     said = capsys.readouterr().out
-    assert "1 host: all well" in said
-    assert "nothing was measured: there is one pod" in said
+    assert "1 host: all checks passed" in said
+    assert "not measured (there is one pod" in said
     assert [path.name for path in tmp_path.iterdir()] == ["asked.json"]
     assert main(["doctor", spec(tmp_path, {}, {**LOCAL, "count": 0})]) == 2
 

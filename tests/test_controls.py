@@ -235,4 +235,4 @@ def test_the_doctor_finds_the_pods_well_and_measures_between_them(cluster: Clust
     assert diagnosis.exchange is not None
     assert (diagnosis.exchange.pods, diagnosis.exchange.backend) == (2, "gloo")
     assert diagnosis.exchange.latency_s is not None
-    assert "2 hosts: all well" in str(diagnosis)
+    assert "2 hosts: all checks passed" in str(diagnosis)

@@ -154,7 +154,7 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
     assert lost.step is not None
     assert 2 <= killed.step < lost.step < STEPS
     assert result.resumed_step == lost.step
-    assert result.message == f"every rank is done; {killed}; {lost}"
+    assert result.message == f"all ranks finished; {killed}; {lost}"
     assert all(
         (restart.took_s or 0) > 0 and restart.lost_step is not None for restart in result.restarts
     )
@@ -194,7 +194,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_as_if_it_had_not_been_killed(
     started = next(e for e in run.events() if e.kind == "start")
     assert started.data["tokens_kept"], "the pods have the tokens of the runs before"
     assert result.first_eval_loss == before.first_eval_loss
-    assert result.message == f"every rank is done; the run continued from step {first}"
+    assert result.message == f"all ranks finished; the run continued from step {first}"
 
 
 def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_used(

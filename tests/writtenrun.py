@@ -78,7 +78,7 @@ class WrittenRun:
         )
 
     def end(
-        self, state: str = "succeeded", message: str = "every rank is done", **facts: object
+        self, state: str = "succeeded", message: str = "all ranks finished", **facts: object
     ) -> None:
         hosts = [{"address": f"127.0.0.{n + 2}", "slots": 1, "pod": f"pod-{n}"} for n in range(3)]
         result: Mapping[str, object] = {

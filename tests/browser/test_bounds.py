@@ -90,7 +90,7 @@ def test_a_million_lines_are_on_disk_and_nowhere_else(
     before = sizes_mib(kernel, session)
     (lab.folder / "go").touch()
     began = time.monotonic()
-    book.see(1, "Ranks: all gone", 180)
+    book.see(1, "Processes: all exited", 180)
     took_s = time.monotonic() - began
     after = sizes_mib(kernel, session)
     grown = {name: after[name] - before[name] for name in before}
@@ -128,7 +128,7 @@ def test_a_thousand_lines_a_second_cost_little(
     assert share < 0.25  # 4 to 13 % were seen on two cores
     book.output(1).get_by_role("button", name="Kill").click()
     book.output(1).get_by_role("button", name="Really kill").click()
-    book.see(1, "Ranks: all gone", 60)
+    book.see(1, "Processes: all exited", 60)
     book.run(3)
     book.wait_idle(60)
 

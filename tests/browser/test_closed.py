@@ -43,7 +43,7 @@ def test_a_closed_page_misses_no_line(lab: Any, open_book: Callable[[str], Any])
     book.run(1)
     book.see(1, "rank 0 line", 60)
     end.touch()
-    book.see(1, "Ranks: all gone", 60)
+    book.see(1, "Processes: all exited", 60)
     lines = log.read_text().splitlines()
     assert lines == [f"rank 0 line {n}" for n in range(len(lines))]
     # The log is folded away once the run has ended: what is not unfolded is there, but not seen.

@@ -205,14 +205,14 @@ def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str]
     book.output(3).locator("svg.wb-plot").first.wait_for(timeout=30_000)
     book.shoot(3, "attached")
     book.output(3).get_by_role("button", name="Stop after a checkpoint").click()
-    said = book.see(3, "Ranks: all gone", 90)
+    said = book.see(3, "Processes: all exited", 90)
     assert "stopped after a checkpoint at step" in said
     assert "model" in said.partition("Files:")[2]
     book.shoot(3, "receipt")
 
     book.restart()
     book.run(3)
-    said = book.see(3, "Ranks: all gone", 30)
+    said = book.see(3, "Processes: all exited", 30)
     assert "stopped" in said
     assert book.output(3).locator("svg.wb-plot").count() >= 1
     book.shoot(3, "history")
@@ -238,7 +238,7 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     steps = moving_steps(page, panel, 3, 180)
     assert steps == sorted(steps)
     page.output(panel).locator("svg.wb-plot").first.wait_for(timeout=60_000)
-    page.see(panel, "Ranks: all gone", 120)
+    page.see(panel, "Processes: all exited", 120)
     page.see(panel, "succeeded", 30)
     page.see(result, "127.0.0.3 slots=1", 60)
     page.wait_idle(60)

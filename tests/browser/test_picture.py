@@ -199,5 +199,5 @@ def test_the_doctors_findings(lab: Any, open_book: Callable[[str], Any]) -> None
     assert not book.is_wider_than_its_place(1)
     assert book.output(1).locator(".wb-wide").evaluate("e => e.scrollWidth > e.clientWidth")
     book.run(2)
-    book.see(2, "all well", 30)
+    book.see(2, "all checks passed", 30)
     book.shoot(2, "doctor-well")

@@ -27,7 +27,7 @@ def test_the_default_can_start() -> None:
     [
         ({"precision": "fp16"}, {"precision"}, "use 'bf16'"),
         ({"precision": "tf32"}, {"precision"}, "needs NVIDIA GPUs"),
-        ({"technique": "single", "launcher": "pdsh"}, {"technique", "launcher"}, "take 'ssh'"),
+        ({"technique": "single", "launcher": "pdsh"}, {"technique", "launcher"}, "Use 'ssh'"),
         ({"technique": "zero-1"}, {"technique"}, "did you mean 'zero1'"),
         ({"count": 0}, {"count"}, "1 or more"),
         ({"cpus": 0.0}, {"cpus"}, "more than 0"),

@@ -147,7 +147,7 @@ def test_what_a_stop_does_to_a_script_stands_on_its_button_and_in_its_receipt(
     assert button(panel, "kill")["sure"] == "Really kill? Only what it wrote by now comes back"
     how = "stopped when asked: the ranks ended by themselves within 4 s of SIGTERM"
     written.end("stopped", f"{how}; outputs/ has 2 files (3 bytes)")
-    assert f"Stop: {how} Ranks: all gone" in words(look(panel))
+    assert f"Stop: {how} Processes: all exited" in words(look(panel))
 
 
 def test_a_trainer_is_stopped_after_a_checkpoint_and_one_that_ended_well_has_no_stop_in_its_receipt(

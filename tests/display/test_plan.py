@@ -68,8 +68,8 @@ def test_the_verdict_comes_first_and_says_what_cheapest_means() -> None:
     doc = plan_doc(table(*LARGE))
     caption = first_table(doc).grid.caption
     assert caption == (
-        "3 of 4 techniques fit into 4 GiB of a pod. ★ ddp is the cheapest that fits: "
-        "of these it sends least over the network in a step; zero3 needs least memory"
+        "3 of 4 techniques fit into 4 GiB of a pod. ★ ddp is recommended: "
+        "of those that fit, it sends the least data per step; zero3 needs least memory"
     )
     assert to_text(doc).startswith(caption[:40])
     assert list(first_table(doc).grid.columns)[:3] == ["technique", "", "largest micro-batch"]

@@ -68,7 +68,7 @@ def test_two_pods_train_with_256_descriptors(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
 
     state, message, _, steps = train(tmp_path, limit)
-    assert (state, message, steps) == ("succeeded", "every rank is done", 2)
+    assert (state, message, steps) == ("succeeded", "all ranks finished", 2)
 
 
 @pytest.mark.long

@@ -66,7 +66,7 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
             "logs here are incomplete: the disk is full; run.fetch() "
             "copies the rest back while the cluster exists"
         )
-        assert result.message == f"every rank is done; {told}"
+        assert result.message == f"all ranks finished; {told}"
         for rank in range(3):
             text = world.log(run, rank)
             assert text
@@ -184,7 +184,7 @@ def test_what_found_no_room_here_at_the_end_is_fetched_later(
         assert run.state is RunState.SUCCEEDED
         assert (
             run.result.raise_for_status().message
-            == "every rank is done; the results were copied back later"
+            == "all ranks finished; the results were copied back later"
         )
         assert (run.path / "files" / "big.bin").read_bytes() == random.Random(11).randbytes(size)
         assert [world.log(run, rank) for rank in range(3)] == ["at work\n"] * 3

@@ -89,7 +89,7 @@ def test_a_keeper_without_descriptors_for_some_seconds_answers_again_and_loses_n
     assert run.state is RunState.RUNNING
     result = world.ended(run, 120)
     result.raise_for_status()
-    assert result.message == "every rank is done", "nothing is missing, and no disk was full"
+    assert result.message == "all ranks finished", "nothing is missing, and no disk was full"
     assert max(before) < printed(run, 0).index("rank 0 line 999"), (
         "the lines of that time were really not written"
     )
@@ -208,7 +208,7 @@ def test_a_disk_full_for_a_while_and_then_another_keeper_leave_every_event_once(
         gate.write_text("1111")
         run = Run.load(run.path)
         result = world.ended(run)
-        assert result.raise_for_status().message == "every rank is done"
+        assert result.raise_for_status().message == "all ranks finished"
         exact(run, 200)
         numbers = {}
         for event in run.events():
@@ -303,7 +303,7 @@ def test_a_run_whose_pods_are_cleared_has_its_result_already(
     assert list((cluster.path / "pods").glob(f"pod-1/runs/{run.id}")) == []
     assert run.state is RunState.SUCCEEDED
     assert Cluster.attach(cluster.path).phase == "ready"
-    assert run.result.message == "every rank is done"
+    assert run.result.message == "all ranks finished"
     exact(run, 200)
 
 

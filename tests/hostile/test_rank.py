@@ -106,7 +106,7 @@ class Trial:
 FAILED, SUCCEEDED, CANCELLED = RunState.FAILED, RunState.SUCCEEDED, RunState.CANCELLED
 CAUSE = "ValueError: the true cause"
 TRIALS = [
-    Trial("forged_events", SUCCEEDED, ["every rank is done"]),
+    Trial("forged_events", SUCCEEDED, ["all ranks finished"]),
     Trial("endless_line", SUCCEEDED),
     Trial("escapes", FAILED, ["rank 0 on pod-1", "ValueError"]),
     Trial("forged_done", FAILED, [CAUSE], pods=2),

@@ -223,7 +223,7 @@ def test_a_submission_is_idempotent_also_for_the_next_keeper(
     third.take_over()
     sim.paths.result.unlink()
     for keeper in (second, third):
-        with pytest.raises(RunError, match=f"run {RUN} has ended: every rank is done"):
+        with pytest.raises(RunError, match=f"run {RUN} has ended: all ranks finished"):
             keeper._do(request_of(sim))
     assert sim.trained == [1]
 

@@ -39,7 +39,7 @@ def facts_of(what: What) -> dict[str, object]:
         case What.STAGED:
             return {"pods": ["pod-0", "pod-1"], "restart": 0}
         case What.ENDED:
-            return {"state": "succeeded", "message": "every rank is done"}
+            return {"state": "succeeded", "message": "all ranks finished"}
     return {}
 
 

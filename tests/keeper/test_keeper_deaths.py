@@ -95,7 +95,7 @@ def test_a_run_without_a_loss_is_trained_once_wherever_its_keeper_dies(
     result = checked(sim, state)
     assert (state, sim.trained) == ("succeeded", [1])
     assert not result.get("restarts")
-    assert result["message"] == "every rank is done"
+    assert result["message"] == "all ranks finished"
 
 
 # Times of passing a place: with two pods, the first attempt passes some twice.

@@ -89,7 +89,7 @@ def stop(_sim: Simulation, run: Runner) -> None:
 
 BOTH = ("pod-0", "pod-1")
 CASES = [
-    Case(name="all ranks are done", state="succeeded", says="every rank is done"),
+    Case(name="all ranks are done", state="succeeded", says="all ranks finished"),
     Case(
         name="one rank fails",
         plans=[Plan(fates={1: FAILED}, others=FOREVER)],
@@ -379,12 +379,12 @@ def test_what_comes_of_reports_and_wishes(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("phases", "left", "state", "kind", "says", "asked"),
     [
-        ((), False, "succeeded", "", "every rank is done", {"prepare", "start"}),
-        (("waiting", "waiting"), False, "succeeded", "", "every rank is done", {"prepare"}),
-        (("running", "running"), False, "succeeded", "", "every rank is done", set()),
-        (("running", "waiting"), False, "succeeded", "", "every rank is done", {"start"}),
-        (("exited", "running"), False, "succeeded", "", "every rank is done", set()),
-        (("exited", "exited"), False, "succeeded", "", "every rank is done", set()),
+        ((), False, "succeeded", "", "all ranks finished", {"prepare", "start"}),
+        (("waiting", "waiting"), False, "succeeded", "", "all ranks finished", {"prepare"}),
+        (("running", "running"), False, "succeeded", "", "all ranks finished", set()),
+        (("running", "waiting"), False, "succeeded", "", "all ranks finished", {"start"}),
+        (("exited", "running"), False, "succeeded", "", "all ranks finished", set()),
+        (("exited", "exited"), False, "succeeded", "", "all ranks finished", set()),
         (("running", "killed"), True, "failed", "pod", "after the death of the keeper", set()),
     ],
 )
@@ -656,7 +656,7 @@ def test_a_result_that_no_file_took_is_written_while_the_keeper_lives(tmp_path: 
     sim.paths.result.rmdir()
     runner.keep_state()
     result = read_json(sim.paths.result)
-    assert (result["state"], result["message"]) == ("succeeded", "every rank is done")
+    assert (result["state"], result["message"]) == ("succeeded", "all ranks finished")
     assert read_json(sim.paths.state)["state"] == "succeeded"
 
 

@@ -132,7 +132,7 @@ def losing(place: Platform, cluster: Cluster, number: int) -> Sequence[Pod]:
     assert (restart.pods, restart.ranks, restart.step) == (ranks, ranks, None)
     assert (restart.lost_step or 0) >= 20
     assert restart.why
-    assert result.message == f"every rank is done; {restart}"
+    assert result.message == f"all ranks finished; {restart}"
     assert [host.pod for host in result.hosts] == [f"pod-{rank}" for rank in range(ranks)]
     for rank in range(ranks):
         log = printed(run, rank)

@@ -390,6 +390,6 @@ def test_text_and_html_state_the_same_and_escape() -> None:
     assert not diagnosis.ok
     assert len(diagnosis.problems) == 2
     nothing = Diagnosis(hosts=diagnosis.hosts[:1], note="there is one pod", hosts_s=0.1)
-    assert says(nothing, "display.pods._speed.between-pods-nothing") and says(
+    assert says(nothing, "display.pods._speed.bandwidth-between-pods") and says(
         nothing, "client.checkup._obstacle.pod"
     )

@@ -200,7 +200,7 @@ def test_a_run_that_prints_them_all_succeeds(tmp_path: Path) -> None:
         LocalPods(), PodSpec(cpus=1), count=1, path=tmp_path / "cluster", warm=False
     ) as cluster:
         result = cluster.submit(Script(path=str(script))).wait(120, progress=False)
-    assert result.raise_for_status().message == "every rank is done"
+    assert result.raise_for_status().message == "all ranks finished"
     kinds = {event.kind for event in Run.load(result.path).events()}
     assert kinds >= {"step", "end", "traffic"}
     assert not kinds & set(CONTROL)

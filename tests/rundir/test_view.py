@@ -64,7 +64,7 @@ def test_a_run_is_seen_from_its_submission_to_its_end(written: WrittenRun) -> No
 
     written.end(steps=3)
     assert view.refresh()
-    assert (view.state, view.message, view.hint) == (RunState.SUCCEEDED, "every rank is done", "")
+    assert (view.state, view.message, view.hint) == (RunState.SUCCEEDED, "all ranks finished", "")
     assert view.result is not None
     assert view.elapsed_s == 25.5
     assert not view.refresh()

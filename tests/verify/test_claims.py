@@ -182,7 +182,9 @@ class MadeUpPods:
         assert turns == 1
         if self.busy:
             self.busy -= 1
-            raise RunError("nothing was measured between the pods: run-1 is using the pods")
+            raise RunError(
+                "the bandwidth between the pods was not measured: run-1 is using the pods"
+            )
         self.submit(job)
         return SimpleNamespace(rows=[SimpleNamespace(technique=job.technique, step_s=0.11)])
 

@@ -208,7 +208,7 @@ def test_wrong_shapes_in_a_script_are_not_blamed_on_a_model() -> None:
         kind="RuntimeError",
         message="mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
     )
-    assert "model" not in " ".join(advise(fault, Script(path="train.py")).fixes)
+    assert "`model`" not in " ".join(advise(fault, Script(path="train.py")).fixes)
     assert "`model`" in advise(fault, FineTune()).fixes[0]
 
 

@@ -254,9 +254,9 @@ def _verdict(table: PlanTable) -> str:
         )
         return f"{into}; {need}{smaller}"
     if max(row.ranks for row in planned) <= 1:
-        why = "the cheapest that fits: one rank sends nothing over the network"
+        why = "recommended: one rank sends nothing over the network"
     else:
-        why = "the cheapest that fits: of these it sends least over the network in a step"
+        why = "recommended: of those that fit, it sends the least data per step"
     return f"{into}. ★ {best.technique} is {why}" + (
         f"; {need} memory" if best is not least else ""
     )

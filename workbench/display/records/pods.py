@@ -80,7 +80,7 @@ def _caption(diagnosis: Diagnosis) -> str:
     if bad:
         verdict = f"{bad} of {hosts} cannot be relied on"
     else:
-        state = "usable, with something to look at" if diagnosis.problems else "all well"
+        state = "usable, with warnings" if diagnosis.problems else "all checks passed"
         verdict = f"{hosts}: {state}"
     return f"{verdict} ({duration(diagnosis.hosts_s)})"
 
@@ -126,7 +126,7 @@ def _sizes(exchange: Exchange) -> Grid:
 def _speed(diagnosis: Diagnosis) -> list[str]:
     exchange = diagnosis.exchange
     if exchange is None:
-        return [f"Between the pods nothing was measured: {diagnosis.note}"]
+        return [f"Bandwidth between pods: not measured ({diagnosis.note})"]
     if exchange.latency_s is None:
         return []
     bandwidth = exchange.bandwidth_gb_per_s

@@ -301,13 +301,12 @@ def _ranks_left(view: RunView) -> str:
     left = view.result.left_processes if view.result else None
     if left is None:
         return (
-            "Ranks: unknown; agents that hear nothing more of "
-            "the run end its ranks when their lease runs out"
+            "Processes: unknown. Any left over will be stopped when the lease of their pod expires"
         )
     if left:
-        return f"Ranks: {left} of its processes are still on the pods"
-    back = ", and with them the GPU memory they held" if view.memory_kind == "cuda" else ""
-    return f"Ranks: all gone{back}; none of its processes is left on a pod"
+        return f"Processes: {left} are still running on the pods"
+    back = ", and their GPU memory is free" if view.memory_kind == "cuda" else ""
+    return f"Processes: all exited{back}; nothing is still running on the pods"
 
 
 def _pods_left(view: RunView) -> str:

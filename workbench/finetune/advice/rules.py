@@ -160,36 +160,39 @@ def _slower(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
         f"{f'learning_rate={lower:g} instead of {now:g}' if lower else 'a tenth of it'}"
     ]
     if job is None or job.precision != "fp32":
-        fixes.append('precision="fp32", to see whether the number format is to blame')
-    return [*fixes, "look for rows whose target is empty, or far longer than the others"]
+        fixes.append('precision="fp32", to see whether the number format is the cause')
+    return [
+        *fixes,
+        "look for rows with an empty target, or with a target far longer than the others",
+    ]
 
 
 def _wider(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
     fixes = ['precision="bf16": it has the range of fp32']
     if job and job.learning_rate:
         fixes.append(f"a lower learning rate than {job.learning_rate:g}")
-    return [*fixes, 'precision="fp32" where bf16 is not to be had']
+    return [*fixes, 'precision="fp32", if the GPU has no bf16']
 
 
 _NETWORK = (
-    "cluster.doctor(bandwidth=True): it measures the way "
-    "between every two pods and names the one that is blocked",
+    "run cluster.doctor(bandwidth=True): it measures the network "
+    "between every two pods and names the blocked connection",
     "name the interface between the pods: "
     'env={"NCCL_SOCKET_IFNAME": "…", "GLOO_SOCKET_IFNAME": "…"}',
-    "open the pods to each other on all ports: a network policy or firewall often allows SSH only",
+    "allow all ports between the pods: a network policy or firewall often allows SSH only",
 )
 _HUB = (
-    "check the model's name, letter by letter; a "
-    "folder must exist where the run was submitted from",
+    "check the spelling of the model's name; a folder "
+    "must exist on the machine that submitted the run",
     'for a gated or private model give a token: env={"HF_TOKEN": os.environ["HF_TOKEN"]}',
-    "where pods have no way to the hub, download the model first and give its folder as `model`",
+    "if the pods cannot reach the hub, download the model first and give its folder as `model`",
 )
 _SCRIPT_RATE = (
     "a lower learning rate: a tenth of it",
-    "fp32, to see whether the number format is to blame",
+    "fp32, to see whether the number format is the cause",
 )
 _COMPILER = "the pods need ninja and a compiler (gcc; nvcc for GPU ops) in their image"
-_STALE = "a stale lock of an earlier build blocks it: cluster.doctor() finds it"
+_STALE = "a stale lock of an earlier build blocks the build: cluster.doctor() finds the lock"
 _RULES: tuple[_Rule, ...] = (
     _Rule(
         r"cuda out of memory|outofmemoryerror|hip out of memory|cublas_status_alloc_failed",
@@ -238,29 +241,29 @@ _RULES: tuple[_Rule, ...] = (
         r"killed by sigkill",
         "Killed from outside",
         (
-            "mostly the kernel for want of memory: `dmesg` on "
-            "the host says so; ask for more PodSpec(memory_gib=…)",
-            "a preempted or evicted pod looks the same: see "
-            "what the place says of the pod with `cluster`",
+            "usually the kernel's out-of-memory killer: check `dmesg` on "
+            "the host, and ask for more PodSpec(memory_gib=…)",
+            "a preempted or evicted pod looks the same: "
+            "`cluster` shows what the platform reports about the pod",
         ),
     ),
     _Rule(
         r"killed by sig(segv|ill|abrt|fpe)|illegal instruction|segmentation fault",
         "Crashed in native code",
         (
-            "remove the compiled ops, so that they are built for "
+            "remove the compiled ops, to build them again for "
             "this machine: rm -r ~/.cache/torch_extensions on the pod",
             "cluster.doctor() compares the versions of torch and DeepSpeed on all pods",
-            'env={"PYTHONFAULTHANDLER": "1"} makes the next crash tell the line',
+            'env={"PYTHONFAULTHANDLER": "1"} makes the next crash print the line',
         ),
     ),
     _Rule(
         r"killed by sig(term|int|hup)",
         "Stopped by a signal from outside",
         (
-            "somebody or the scheduler ended the process: see "
-            "what the place says of the pod with `cluster`",
-            "submit it again; nothing in the job is known to be wrong",
+            "a person or the scheduler ended the process: "
+            "`cluster` shows what the platform reports about the pod",
+            "submit the job again: no fault of the job is known",
         ),
     ),
     _Rule(
@@ -279,8 +282,8 @@ _RULES: tuple[_Rule, ...] = (
         r"eaddrinuse|address already in use",
         "A port was taken",
         (
-            "submit it again: another port is chosen each time",
-            "a script must take its port from MASTER_PORT, not name one of its own",
+            "submit the job again: every run gets another port",
+            "a script must read its port from MASTER_PORT instead of naming a port",
         ),
     ),
     _Rule(
@@ -289,7 +292,7 @@ _RULES: tuple[_Rule, ...] = (
         (
             "let every rank take the same number of steps and "
             "collectives: no early `return` or `sys.exit` on one of them",
-            "the others wait in a collective: their stacks (run.stacks() while it runs) show which",
+            "the other ranks wait in a collective: run.stacks() of a live run shows which",
         ),
     ),
     _Rule(
@@ -302,9 +305,8 @@ _RULES: tuple[_Rule, ...] = (
         r"no module named|modulenotfounderror|importerror",
         "A package is missing on the pods",
         (
-            "install it into the Python of every pod, or into the image that they are made from",
-            "a module of your own must lie beside the "
-            "script: its folder travels, other folders do not",
+            "install the package into the Python of every pod, or into the pods' image",
+            "put your own module beside the script: only the script's folder is copied to the pods",
         ),
     ),
     _Rule(
@@ -315,7 +317,7 @@ _RULES: tuple[_Rule, ...] = (
         _HUB,
         script=(
             *_HUB[:2],
-            ("where pods have no way to the hub, load the model from a folder beside the script"),
+            "if the pods cannot reach the hub, load the model from a folder beside the script",
         ),
     ),
     _Rule(
@@ -323,7 +325,7 @@ _RULES: tuple[_Rule, ...] = (
         "The disk is full",
         (
             "cluster.doctor() shows the free disk of every pod",
-            "a smaller model or fewer checkpoints; old folders in runs/ can go",
+            "use a smaller model or keep fewer checkpoints; delete old folders in runs/",
         ),
     ),
     _Rule(
@@ -336,26 +338,25 @@ _RULES: tuple[_Rule, ...] = (
         r"technique .{0,200} was asked for",
         "Another technique ran than was asked for",
         (
-            "the DeepSpeed JSON of the job overrules the "
-            "technique: drop `deepspeed`, or make its stage agree",
+            "the job's DeepSpeed JSON contradicts the technique: "
+            "remove `deepspeed`, or change the stage in the JSON",
         ),
     ),
     _Rule(
         r"train_batch_size is not equal|batch.{0,400}micro_batch",
         "The batch sizes of the DeepSpeed JSON disagree",
-        ('put "auto" for all three batch sizes in the JSON; the job\'s own figures then hold',),
+        ('write "auto" for all three batch sizes in the JSON; the sizes of the job then apply',),
         script=(
             "train_batch_size is micro-batch x gradient "
-            "accumulation x ranks: leave one of the three out",
+            "accumulation x ranks: leave out one of the three",
         ),
     ),
     _Rule(
         r"index out of range in self|device-side assert|srcselectdimsize",
         "A token beyond the vocabulary",
         (
-            "tokenizer and model do not belong together: load both from the same place",
-            "where tokens were added, the embeddings must grow: "
-            "model.resize_token_embeddings(len(tokenizer))",
+            "the tokenizer is not that of the model: load both from the same folder or hub id",
+            "added tokens need larger embeddings: model.resize_token_embeddings(len(tokenizer))",
         ),
     ),
     _Rule(
@@ -364,28 +365,27 @@ _RULES: tuple[_Rule, ...] = (
         "Shapes do not fit",
         ("the checkpoint belongs to another model or size: check `model`",),
         script=(
-            "the traceback names the line: print the shapes "
-            "of what it multiplies or loads, just before it",
-            "a checkpoint of another size does it too, and so "
-            "does a last batch that is smaller: drop_last=True",
+            "the traceback names the line: print the shapes of its tensors just before the line",
+            "a checkpoint of another model, or a smaller last batch "
+            "(drop_last=True), causes the same error",
         ),
     ),
     _Rule(
         r"host key|permission denied \(publickey|no (ssh )?banner|ssh:|ssh_",
         "A pod could not be reached over SSH",
         (
-            "cluster.doctor() tries every pod and shows ssh's own words",
-            "start another cluster: keys and pods of this one are of no further use",
+            "cluster.doctor() tries every pod and shows the messages of ssh",
+            "start another cluster: its keys and pods are new",
         ),
     ),
     _Rule(
         r".",
         "A pod was lost",
         (
-            "`cluster` shows what the place says of each pod: evicted, out of memory, node gone",
+            "`cluster` shows the state of each pod: evicted, out of memory, node lost",
             "start another cluster and submit the job again",
-            "a network that is away for longer than lease_s "
-            "ends the ranks: raise Cluster(lease_s=…)",
+            "if the network is down for longer than lease_s, the "
+            "ranks end: raise Cluster(lease_s=…)",
         ),
         kinds=("pod", "network"),
     ),
@@ -394,7 +394,7 @@ _RULES: tuple[_Rule, ...] = (
         "The launcher gave up",
         (
             'launcher="ssh" starts the ranks without pdsh or mpirun',
-            "its own words are in logs/launcher.log of the run directory",
+            "logs/launcher.log in the run directory has the output of the launcher",
         ),
         kinds=("launcher",),
     ),
@@ -403,7 +403,7 @@ _RULES: tuple[_Rule, ...] = (
         "A file is missing on the pod",
         (
             "paths in a script are those of the pod: only the script's own folder travels to it",
-            "print(cluster.command(job)) shows what starts there, and where",
+            "print(cluster.command(job)) shows the command on the pod and its folder",
         ),
     ),
 )

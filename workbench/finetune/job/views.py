@@ -56,7 +56,7 @@ class FineTuneViews(JobViews["FineTune"]):
             facts.insert(1, ("method", method))
         chosen = ", ".join(_chosen(start))
         if chosen:
-            facts.append(("chosen for it", chosen))
+            facts.append(("defaults used", chosen))
         return facts
 
     @property

@@ -121,7 +121,7 @@ class Cluster(client.Cluster):
         diagnosis = diagnose(self._paths, taken, self.spec, bandwidth=True)
         if len(taken) > 1 and (diagnosis.exchange is None or diagnosis.exchange.problem):
             why = diagnosis.note if diagnosis.exchange is None else diagnosis.exchange.problem
-            raise RunError(f"nothing was measured between the pods: {why}")
+            raise RunError(f"the bandwidth between the pods was not measured: {why}")
         limits_gib = [
             self.spec.pod_memory_gib(len(taken)),
             *(host.memory_limit_gib for host in diagnosis.hosts),

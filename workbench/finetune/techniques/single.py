@@ -23,7 +23,8 @@ class Single(Plain):
     def refuse(self, job: FineTuneOptions) -> None:
         if job.launcher != Launcher.SSH:
             raise ConfigError(
-                f"technique 'single' is one rank; launcher {job.launcher!r} has no use, take 'ssh'"
+                f"technique 'single' runs one process, so launcher {job.launcher!r} "
+                "does nothing. Use 'ssh'."
             )
         super().refuse(job)
 

@@ -87,7 +87,7 @@ class RankFollower:
     def verdict(self) -> tuple[RunState, str, RunFault | None]:
         ended = self.ended
         if len(ended) == self._world_size and all(status.done for status in ended):
-            return RunState.SUCCEEDED, "; ".join(["every rank is done", *self._totals.notes]), None
+            return RunState.SUCCEEDED, "; ".join(["all ranks finished", *self._totals.notes]), None
         fault = first_cause(ended)
         if fault is not None:
             return (

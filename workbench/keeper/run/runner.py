@@ -448,7 +448,7 @@ class Runner:
             raise next(iter(failed.values()))
         if self._unbrought:
             self._journal.mend(
-                "every rank is done; the results were copied back later",
+                "all ranks finished; the results were copied back later",
                 output_facts(context.paths),
             )
         else:

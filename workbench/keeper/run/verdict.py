@@ -62,7 +62,7 @@ def verdict(
             how = f"stopped after a checkpoint at step {step}"
     else:
         state = RunState.SUCCEEDED
-        how = "every rank is done"
+        how = "all ranks finished"
     return state, "; ".join([how, *notes])
 
 

@@ -53,7 +53,7 @@ def _between_pods(turn: Turn) -> str:
 def _measured(turn: Turn) -> Any:
     diagnosis = turn.bench.main.doctor()
     if diagnosis.exchange is None:
-        raise RunError(f"nothing was measured between the pods: {diagnosis.note}")
+        raise RunError(f"the bandwidth between the pods was not measured: {diagnosis.note}")
     return diagnosis.exchange
 
 
