@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from workbench.finetune.data.sql.mini import mini_rows
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.methods.on_pods.evaluation import MethodEvaluator
+from workbench.finetune.methods.on_pods.hooks import TrlHooks
 from workbench.finetune.model import tiny
 from workbench.finetune.recipe.standalone import train_batches
 from workbench.finetune.train.best import BestModel
@@ -36,7 +38,10 @@ def lengths(rows: Any) -> torch.Tensor:
     return torch.tensor([(len(row["prompt_ids"]), len(row["chosen_ids"])) for row in rows])
 
 
-class Dpo(WorkbenchTrainerMixin, trl.DPOTrainer):  # type: ignore[misc]
+class Dpo(TrlHooks, WorkbenchTrainerMixin, trl.DPOTrainer):  # type: ignore[misc]
+    def _prepare_dataset(self, *args: Any, **options: Any) -> Any:
+        return trl.DPOTrainer._prepare_dataset(self, *args, **options)
+
     def row_lengths(self) -> torch.Tensor:
         return lengths(self.train_dataset)
 
@@ -101,8 +106,11 @@ def trained(model: Path, root: Path, *, resumes: bool = False) -> Dpo:
         best=BestModel(job),
         checkpoints=checkpoints,
         causal=True,
+        evaluator=MethodEvaluator(),
     )
-    trainer = Dpo(parts=parts, **options(model, root))
+    given = options(model, root)
+    order = given["args"].train_sampling_strategy
+    trainer = Dpo(parts=parts, lengths=torch.zeros((0, 2)), sampling=order, **given)
     checkpoints.follow(trainer)
     trainer.use_callbacks(first=[EventCallback(clock, samples=8)], last=[checkpoints])
     clock.resume()

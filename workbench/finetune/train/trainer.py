@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from os import devnull
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
@@ -62,25 +62,23 @@ from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
-from workbench.finetune.train.evaluation import Evaluator, emit_evaluation, note
+from workbench.finetune.train.evaluation import emit_evaluation, note
 from workbench.finetune.train.losses import EndedStep, HostCopy, ReadStep, StepLosses, StepSums
 from workbench.finetune.train.measure.meter import StepMeter, Stopwatch
 from workbench.finetune.train.measure.profile import StepProfiler
 from workbench.rundir.events import emit
 
 _SAID_EVERY_S = 1.0
-_NO_FIGURES = (
-    "runtime",
-    "samples_per_second",
-    "steps_per_second",
-    "model_preparation_time",
-    "num_tokens",
-    "epoch",
-)
-"""Entries of the library's evaluations other than figures of the model."""
 
 # A trainer class of a library follows the mixin in the list of bases.
 _Trainer: Any = Trainer if TYPE_CHECKING else object
+
+
+class Evaluates(Protocol):
+    """Evaluation of a trainer's current model."""
+
+    def measure(self, trainer: Any) -> dict[str, float]:
+        """Return the figures by name, the same on every rank; every rank must call the method."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -93,8 +91,8 @@ class TrainerParts:
     """Notice of the pod's end; None for ranks without an agent."""
     best: BestModel
     checkpoints: Checkpoints
-    evaluator: Evaluator | None = None
-    """Evaluation of the workbench; None for the evaluation of the library's trainer."""
+    evaluator: Evaluates | None = None
+    """Evaluation of the current model; None if the job has no evaluation rows."""
     technique: Technique = field(default_factory=DDP)
     points: TechniquePoints = field(default_factory=TechniquePoints)
     """Hooks of the technique for the job."""
@@ -423,8 +421,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         phase("training")
         self.clock.resume()
 
-    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Emit the mean loss of a token over all evaluation rows, and the job's metrics."""
+    def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
+        """Emit the loss of all evaluation rows, and the metrics of the job and of the method."""
         if not self.eval_dataset:
             return {}
         step = self.state.global_step
@@ -441,7 +439,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         phase("evaluating")
         try:
             with self.points.common_weights():
-                figures = self._measure(*args, **options)
+                figures = self._measure()
         except ranks.FailedAlike as error:
             if training:
                 raise
@@ -451,8 +449,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self.eval_losses[step] = figures[LOSS]
         self.figures[step] = figures
         emit_evaluation(step, figures)
-        # A TRL trainer has already logged its figures.
-        if self.args.report_to and self.evaluator is not None:
+        if self.args.report_to:
             logs = {}
             for name, value in figures.items():
                 logs[name if name == LOSS else f"eval_{name}"] = value
@@ -464,18 +461,10 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
             self.clock.resume()
         return figures
 
-    def _measure(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Return the figures of an evaluation, by the workbench or by the library's trainer."""
-        if self.evaluator is not None:
-            return self.evaluator.measure(self)
-        figures = {}
-        for logged_name, value in super().evaluate(*args, **options).items():
-            name = logged_name.removeprefix("eval_")
-            if logged_name == LOSS:
-                figures[LOSS] = float(value)
-            elif name not in _NO_FIGURES:
-                figures[name] = float(value)
-        return figures
+    def _measure(self) -> dict[str, float]:
+        """Return the figures of an evaluation."""
+        assert self.evaluator is not None
+        return self.evaluator.measure(self)
 
     def _log_evaluation(self, figures: dict[str, float]) -> None:
         try:

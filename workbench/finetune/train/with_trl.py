@@ -13,6 +13,7 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Rows
 from workbench.finetune.data.training.tokens import shared_rows
 from workbench.finetune.methods.method import Method
+from workbench.finetune.methods.on_pods.evaluation import MethodEvaluator
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.evaluation import evaluates
@@ -46,6 +47,10 @@ def trl_trainer(
         options |= module.options_of(job, encoder, rewards)
     elif method.has_reference:
         options["keeps_adapters"] = bool(job.lora.get("resume_from"))
+    answer_figures = None
+    if job.metrics and evaluates(job):
+        answer_figures = Evaluator(job, encoder, rows.eval, work.metric_inputs).answer_figures
+    parts.evaluator = MethodEvaluator(answer_figures)
     # The rows stay readable after the folder is gone: their files are mapped into memory.
     with tempfile.TemporaryDirectory(prefix="rows-", dir=work.rank_folder) as scratch:
         folder = Path(scratch)
@@ -53,7 +58,7 @@ def trl_trainer(
         evaluation = None
         if evaluates(job) and rows.eval:
             evaluation, _ = _tokens(method, encoder, rows.eval, folder, "eval")
-        trainer = trainer_class(method)(
+        return trainer_class(method)(
             parts=parts,
             lengths=lengths,
             sampling=job.train_sampling_strategy,
@@ -64,10 +69,6 @@ def trl_trainer(
             processing_class=loaded.tokenizer,
             **options,
         )
-    if job.metrics and evaluates(job):
-        evaluator = Evaluator(job, encoder, rows.eval, work.metric_inputs)
-        trainer.answer_figures = evaluator.answer_figures
-    return trainer
 
 
 def trainer_class(method: Method) -> type[Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from workbench.agent.rank.phases import phase
 from workbench.agent.rank.records import EndedWithAnother
 from workbench.finetune.data.rows import Example
 from workbench.finetune.methods.judging import Raised, Reward, call_reward, text_row
+from workbench.finetune.methods.on_pods.evaluation import EvalBatch
 from workbench.finetune.methods.on_pods.hooks import TrlHooks
 from workbench.finetune.methods.on_pods.rows import TokenRow
 from workbench.finetune.recipe.order import GlobalBatchSampler
@@ -63,8 +66,39 @@ class RepeatedPrompts(Sampler[list[int]]):
                 yield own
 
 
+def prompts_of_evaluation(
+    prompts: int, *, answers: int, at_once: int, ranks: int
+) -> Iterator[tuple[list[int], int]]:
+    """Yield the prompts of every micro-batch of all ranks, and the number of different ones.
+
+    A prompt has `answers` answers. All ranks write the same number of answers, and together at most
+    `at_once`. Prompts that are too few for all ranks are asked alone, several times.
+
+    Example:
+        >>> list(prompts_of_evaluation(6, answers=2, at_once=8, ranks=4))
+        [([0, 1, 2, 3], 4), ([4, 5], 2)]
+        >>> list(prompts_of_evaluation(3, answers=2, at_once=8, ranks=4))
+        [([0, 1], 2), ([2, 2], 1)]
+    """
+    # The smallest number of prompts with which all ranks write the same number of answers.
+    even = ranks // math.gcd(ranks, answers)
+    most = at_once // answers
+    begin = 0
+    while begin < prompts:
+        different = min(most, prompts - begin)
+        different -= different % even
+        asked = list(range(begin, begin + different))
+        if not asked:
+            different = 1
+            asked = [begin] * even
+        yield asked, different
+        begin += different
+
+
 class Hooks(TrlHooks):
     """Prompts and rewards of the package, and a checkpoint before a failing reward ends a run."""
+
+    judges_together = True
 
     def __init__(
         self,
@@ -190,12 +224,66 @@ class Hooks(TrlHooks):
         phase("checkpoint")
         self.checkpoints.save(self)  # type: ignore[attr-defined]
 
-    def _measure(self, *args: Any, **options: Any) -> dict[str, float]:
+    def _measure(self) -> dict[str, float]:
         try:
-            return super()._measure(*args, **options)
+            return super()._measure()  # type: ignore[misc,no-any-return]
         except (Raised, EndedWithAnother) as error:
             # All ranks are here: after the last step the model is saved, and only figures are lost.
             raise ranks.FailedAlike(str(error)) from error
+
+    def eval_batches(self) -> Iterator[EvalBatch]:
+        args = self.args  # type: ignore[attr-defined]
+        answers = self.num_generations_eval  # type: ignore[attr-defined]
+        batches = prompts_of_evaluation(
+            len(self.eval_dataset),  # type: ignore[attr-defined]
+            answers=answers,
+            at_once=args.per_device_eval_batch_size * args.world_size,
+            ranks=args.world_size,
+        )
+        for prompts, different in batches:
+            everyone = [number for number in prompts for _ in range(answers)]
+            size = len(everyone) // args.world_size
+            own = everyone[args.process_index * size :][:size]
+            yield EvalBatch(numbers=own, weight=different / args.world_size)
+
+    def weighed(
+        self, figures: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[str, float, float]]:
+        own = self._own_means()
+        for name, mean, share in super().weighed(figures, rows):
+            # TRL marks a figure without values by NaN.
+            if name not in own and not math.isnan(mean):
+                yield name, mean, share
+        for name, mean in own.items():
+            yield name, mean, 1.0
+
+    def _own_means(self) -> dict[str, float]:
+        """Return the means of the rewards of a micro-batch, and of their squares as deviations.
+
+        TRL's deviations depend on the size of a micro-batch.
+        """
+        rewards = {"reward": [sum(each) for each in zip(*self._judged, strict=True)]}
+        for (name, _), values in zip(self._own_rewards, self._judged, strict=True):
+            rewards[f"rewards/{name}/mean"] = values
+        means = {}
+        for name, values in rewards.items():
+            means[name] = fmean(values)
+            means[_deviation(name)] = fmean(value**2 for value in values)
+        return means
+
+    def completed(self, figures: dict[str, float]) -> dict[str, float]:
+        """Return the figures with the deviations of the rewards of all answers."""
+        answers = len(self.eval_dataset) * self.num_generations_eval  # type: ignore[attr-defined]
+        for name in ("reward", *(f"rewards/{name}/mean" for name, _ in self._own_rewards)):
+            squares = figures[_deviation(name)]
+            variance = max(0.0, squares - figures[name] ** 2) * answers / max(1, answers - 1)
+            figures[_deviation(name)] = math.sqrt(variance)
+        return figures
+
+
+def _deviation(name: str) -> str:
+    """Return TRL's name of the standard deviation beside a mean."""
+    return "reward_std" if name == "reward" else name.replace("/mean", "/std")
 
 
 def options_of(job: Any, encoder: Any, rewards: Sequence[tuple[str, Reward]]) -> dict[str, Any]:

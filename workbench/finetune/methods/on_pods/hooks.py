@@ -6,10 +6,12 @@ The class of a trainer has the bases `Hooks` of a method, the mixin, and `Base` 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
+
+from workbench.finetune.methods.on_pods.evaluation import EvalBatch, dealt_in_turn
 
 Figures = dict[str, list[float]]
 
@@ -17,6 +19,8 @@ Figures = dict[str, list[float]]
 class TrlHooks:
     """Rows that are tokens already, figures of the right step, and no telemetry."""
 
+    judges_together: ClassVar[bool] = False
+    """Whether the ranks need each other's rows to compute the figures of a micro-batch."""
     _kept_step: int
 
     def __init__(self, *, lengths: torch.Tensor, sampling: str, **options: Any) -> None:
@@ -25,8 +29,6 @@ class TrlHooks:
         self._sampling = sampling
         # TRL's figures of the steps that are not logged yet, by step.
         self._of_steps: dict[int, Figures] = {}
-        self.answer_figures: Callable[[Any], Mapping[str, float]] | None = None
-        """Figures of the job's metrics of answers; None without such metrics."""
         super().__init__(**options)
 
     def _send_telemetry(self) -> None:
@@ -54,31 +56,55 @@ class TrlHooks:
         before = self._kept_step
         super()._keep(loss, grad_norm, due=due)  # type: ignore[misc]
         if self._kept_step != before and due:
-            self._of_steps[self._kept_step] = self._exchange(defaultdict(list))
+            self._of_steps[self._kept_step] = self.take_figures("train")
 
     def log(self, logs: dict[str, float], *args: Any, **options: Any) -> None:
-        figures = None
+        # An evaluation, or the end of the run, has no figures of a step.
+        figures: Figures | None = {}
         if "loss" in logs:
             figures = self._of_steps.pop(self.state.global_step, None)  # type: ignore[attr-defined]
         if figures is None:
             super().log(logs, *args, **options)  # type: ignore[misc]
             return
-        later = self._exchange(figures)
+        later = self._exchange("train", figures)
         try:
             super().log(logs, *args, **options)  # type: ignore[misc]
         finally:
-            self._exchange(later)
+            self._exchange("train", later)
 
-    def _exchange(self, figures: Figures) -> Figures:
-        """Replace TRL's figures of training, and return them."""
-        held: Figures = self._metrics["train"]  # type: ignore[attr-defined]
-        self._metrics["train"] = figures  # type: ignore[attr-defined]
+    def take_figures(self, mode: str) -> Figures:
+        """Return TRL's figures of "train" or "eval" since the last call."""
+        return self._exchange(mode, defaultdict(list))
+
+    def _exchange(self, mode: str, figures: Figures) -> Figures:
+        """Replace TRL's figures, and return them."""
+        held: Figures = self._metrics[mode]  # type: ignore[attr-defined]
+        self._metrics[mode] = figures  # type: ignore[attr-defined]
         return held
 
-    def _measure(self, *args: Any, **options: Any) -> dict[str, float]:
-        figures: dict[str, float] = super()._measure(*args, **options)  # type: ignore[misc]
-        if self.answer_figures is not None:
-            figures |= self.answer_figures(self)
+    # Evaluations, called by `MethodEvaluator`.
+
+    def eval_batches(self) -> Iterator[EvalBatch]:
+        """Yield the rank's micro-batches of an evaluation."""
+        args = self.args  # type: ignore[attr-defined]
+        rows = self.eval_dataset  # type: ignore[attr-defined]
+        return dealt_in_turn(
+            len(rows),
+            size=args.per_device_eval_batch_size,
+            rank=args.process_index,
+            world_size=args.world_size,
+        )
+
+    def weighed(
+        self, figures: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[str, float, float]]:
+        """Yield the figures of a micro-batch, and the share of its rows that a figure describes."""
+        del rows
+        for name, mean in figures.items():
+            yield name, mean, 1.0
+
+    def completed(self, figures: dict[str, float]) -> dict[str, float]:
+        """Return the figures of an evaluation from the means over its rows."""
         return figures
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trl import KTOConfig as Arguments
@@ -43,6 +43,27 @@ class Hooks(ReferenceHooks):
             )
 
         self.data_collator = paired
+
+    def weighed(
+        self, figures: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
+    ) -> Iterator[tuple[str, float, float]]:
+        good = sum(row["label"] for row in rows) / len(rows)
+        for name, mean, share in super().weighed(figures, rows):
+            # TRL takes these means over the good or over the bad answers alone.
+            if name.endswith("/chosen"):
+                yield name, mean, good
+            elif name.endswith("/rejected"):
+                yield name, mean, 1 - good
+            else:
+                yield name, mean, share
+
+    def completed(self, figures: dict[str, float]) -> dict[str, float]:
+        """Return the figures with the margin between all good and all bad answers."""
+        good = figures.get("rewards/chosen")
+        bad = figures.get("rewards/rejected")
+        if good is not None and bad is not None:
+            figures["rewards/margins"] = good - bad
+        return figures
 
 
 def token_rows(encoder: Any, examples: Sequence[Example], first: int) -> list[TokenRow]:

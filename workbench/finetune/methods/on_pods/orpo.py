@@ -33,9 +33,9 @@ class Hooks(TrlHooks):
         names = ("chosen_attention_mask", "rejected_attention_mask")
         return {"attention_mask": torch.cat([inputs[name].flatten() for name in names])}
 
-    def _exchange(self, figures: Figures) -> Figures:
-        held: Figures = self._stored_metrics["train"]  # type: ignore[attr-defined]
-        self._stored_metrics["train"] = figures  # type: ignore[attr-defined]
+    def _exchange(self, mode: str, figures: Figures) -> Figures:
+        held: Figures = self._stored_metrics[mode]  # type: ignore[attr-defined]
+        self._stored_metrics[mode] = figures  # type: ignore[attr-defined]
         return held
 
 
