@@ -245,7 +245,7 @@ class _FormView:
 
     def show(self) -> None:
         put(
-            widget_bundle(self.widget, "(the fields: they need the kernel)"),
+            widget_bundle(self.widget, "(fields of the form: only with a running kernel)"),
             uuid.uuid4().hex,
             update=False,
         )

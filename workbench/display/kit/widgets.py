@@ -135,7 +135,7 @@ class ButtonBar:
         """Return the bar's bundle for a picture. `answer` receives requests other than clicks."""
         self._answer = answer
         self.widget.picture = picture
-        return widget_bundle(self.widget, f"({self.widget.label}: they need the kernel)")
+        return widget_bundle(self.widget, f"({self.widget.label}: only with a running kernel)")
 
     def draw(self, buttons: Sequence[Button]) -> None:
         self.widget.buttons = _as_dicts(buttons)

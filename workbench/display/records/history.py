@@ -251,7 +251,7 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
         facts.append(f"the newest {count(limit)} shown")
     same = [f"{column.title} {column.cells[0]}" for column in equal if column.tells]
     if same:
-        facts.append(f"in all {', '.join(same)}")
+        facts.append(f"the same in all runs: {', '.join(same)}")
     if left_out:
         facts.append(f"hidden columns: {short_list(left_out)}")
     titles = [column.title for column in drawn]
