@@ -128,10 +128,58 @@ def test_a_disk_that_will_be_full_is_said_before_training(paths: RunPaths) -> No
     cases = ((JOB, 0.4), (JOB.replace(save_steps=5), 2.8), (swapped, 1.4))  # and 2 x 12 bytes each
     for job, gib in ((job, size * 1e9 / 2**30) for job, size in cases):
         asked = inquiry_of(job, pods=2, gpus=0, memory_gib=ON_CPU.memory_gib)
-        assert prediction_of(asked, TRACE)["disk_gib"] == pytest.approx(gib)
+        disk_gib = prediction_of(asked, TRACE)["disk_gib"]
+        assert disk_gib == pytest.approx(gib)
+        assert prediction_of(asked, TRACE, free_gib=disk_gib)["warning"] == ""
         assert prediction_of(asked, TRACE, free_gib=gib * 1.01)["warning"] == ""
         said = prediction_of(asked, TRACE, free_gib=gib * 0.99)["warning"]
         assert f"take {gib:.2f} GiB and {gib * 0.99:.2f} are free" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "gigabytes"),
+    [
+        # Rank 0 writes the state that all ranks of DDP share: 12 bytes a weight, twice.
+        ({"technique": "ddp"}, 0.4 + 2 * 1.2),
+        # The ranks of local SGD differ, so both ranks of the pod write. The weights of the last
+        # synchronisation and the momentum take 8 bytes more.
+        ({"technique": "local-sgd", "local_sgd": {"outer_momentum": 0.9}}, 0.4 + 2 * 2 * 2.0),
+        # Two of four ranks write their quarters.
+        ({"technique": "zero1"}, 0.4 + 2 * 0.6),
+        # The model is saved in FP32, also when its weights are trained in bf16.
+        ({"technique": "zero1", "precision": "bf16"}, 0.4 + 2 * 0.6),
+    ],
+)
+def test_the_disk_holds_every_part_of_a_checkpoint_that_a_rank_of_the_pod_writes(
+    options: dict[str, Any], gigabytes: float
+) -> None:
+    asked = inquiry_of(JOB.replace(save_steps=5, **options), pods=2, gpus=2, memory_gib=None)
+    trace = replace(TRACE, moments=dict.fromkeys(("fp32", "bf16"), TRACE.moments["fp32"]))
+    assert prediction_of(asked, trace)["disk_gib"] == pytest.approx(gigabytes * 1e9 / 2**30)
+
+
+def test_the_largest_micro_batch_leaves_a_tenth_of_the_memory_free() -> None:
+    # DDP holds 1.6e9 bytes without rows, and a row holds 1 MiB.
+    of_model = 1.6e9 / 2**20
+    asked = inquiry_of(JOB, pods=2, gpus=0, memory_gib=8.0)
+    largest = prediction_of(asked, TRACE)["largest_micro_batch"]
+    assert largest["ddp"] == int((0.9 * 8 - 0.42) * 1024 - of_model)
+    # The answer has every technique with the same ranks and arithmetic, and no other.
+    assert "single" not in largest and largest["zero1"] > largest["ddp"]
+    asked = inquiry_of(JOB, pods=2, gpus=1, memory_gib=None)
+    largest = prediction_of(asked, TRACE, (8.0, None))["largest_micro_batch"]
+    assert largest["ddp"] == int((0.9 * 8 - 1) * 1024 - of_model)
+    # A rank's own process takes 0.8 GiB of the pod, which is more than nine tenths of 0.85.
+    assert prediction_of(asked, TRACE, (8.0, 0.85))["largest_micro_batch"]["ddp"] == 0
+    assert prediction_of(asked, TRACE, (None, 64.0))["largest_micro_batch"] == {}
+
+
+def test_a_known_trace_is_in_the_inquiry_so_the_pod_traces_nothing(paths: RunPaths) -> None:
+    begin(JOB, ON_CPU, paths)
+    assert "trace" not in json.loads(paths.inquiry.read_text())
+    know(JOB, ON_CPU)
+    begin(JOB, ON_CPU, paths)
+    assert json.loads(paths.inquiry.read_text())["trace"] == RAW
 
 
 def test_weights_that_stay_in_memory_although_they_are_offloaded_to_a_disk_are_counted() -> None:

@@ -177,7 +177,11 @@ def _disk_gib(setting: Setting, trace: Trace, *, saves: bool) -> float:
         # Only the adapters are saved.
         model = setting.weight_bytes * trace.trained
     trace_of_rank = trace.cut(setting.sharers)
-    weights = FP32 * trace_of_rank.trained + states_of(setting, trace_of_rank)
-    checkpoint = weights / setting.shards * setting.on_pod
-    offloaded = technique_of(setting.technique).bytes_on_disk(setting, trace)
+    weights = (FP32 + setting.outer_bytes) * trace_of_rank.trained
+    state = weights + states_of(setting, trace_of_rank)
+    technique = technique_of(setting.technique)
+    # Rank 0 alone writes a state that is the same on every rank.
+    writers = 1 if technique.same_on_ranks and setting.sharers == 1 else setting.on_pod
+    checkpoint = state / setting.shards * writers
+    offloaded = technique.bytes_on_disk(setting, trace)
     return (model + 2 * checkpoint * saves + offloaded) / GIB

@@ -48,7 +48,7 @@ class Plain(Technique, shared=True):
 
     def _one_part(self, trainer: Any) -> bool:
         """Return whether rank 0's part equals the part of every rank."""
-        return self.replicates and not self.apart and trainer.tensor is None
+        return self.same_on_ranks and trainer.tensor is None
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         states = states_of(setting, trace) / setting.shards

@@ -130,6 +130,11 @@ class Technique(ABC):
         """Whether every rank holds the whole training state."""
         return not self.spreads
 
+    @property
+    def same_on_ranks(self) -> bool:
+        """Whether the state of one rank is the state of every rank."""
+        return self.replicates and not self.apart
+
     # Checks of a job, before anything starts.
 
     def refuse(self, job: FineTuneOptions) -> None:
