@@ -16,7 +16,7 @@ from workbench.base.errors import ConfigError
 from workbench.display.kit.doc import to_text
 from workbench.display.records.plan import plan_doc
 from workbench.finetune.notebook.calibrate import calibrate, measure
-from workbench.finetune.plan.calibration import Calibration, shallow_config
+from workbench.finetune.plan.calibration import Calibration, check, shallow_config
 from workbench.finetune.plan.memory import Need, need_of
 from workbench.finetune.plan.table import Fit, PlanTable
 from workbench.finetune.plan.tracing import Answer, Request
@@ -119,6 +119,9 @@ def test_a_calibration_that_allows_no_scale_is_refused(bad: Any) -> None:
         ({"model": "tiny-llama", "method": "dpo"}, "dpo"),
         ({"model": "tiny-llama", "peft": "qlora"}, "4 bits"),
         ({"optimizer": "lion"}, "lion"),
+        ({"model": "tiny-llama", "technique": "zero3", "sequence_parallel": 2}, "several ranks"),
+        ({"model": "tiny-llama", "technique": "ddp", "tensor_parallel": 2}, "several ranks"),
+        ({"technique": "single", "device_map": "auto"}, "several ranks"),
     ],
 )
 def test_a_step_that_the_copy_would_not_make_is_not_measured(
@@ -127,6 +130,24 @@ def test_a_step_that_the_copy_would_not_make_is_not_measured(
     pod = Pod(lambda *_: None)
     calibration = calibrate(pod, FineTune(**job), gpus=0)  # type: ignore[arg-type]
     assert why in calibration.why and calibration.scale == 1.0 and not pod.asked
+
+
+def test_a_shallow_copy_has_two_layers_and_the_width_of_the_model() -> None:
+    config = {
+        "num_layers": 24,
+        "num_decoder_layers": 24,
+        "n_layer": None,
+        "d_model": 512,
+        "kinds": ["a", "b"] * 12,
+        "ends": [1, 2, 3],
+    }
+    shallow = {"num_layers": 2, "num_decoder_layers": 2, "kinds": ["a", "b"]}
+    assert shallow_config(config) == {**config, **shallow}
+    assert shallow_config({"num_layers": 1, "kinds": ["a"]}) == {"num_layers": 1, "kinds": ["a"]}
+
+
+def test_a_measurement_below_a_gib_is_a_calibration_too() -> None:
+    assert check(Calibration(planned_gib=0.5, measured_gib=0.75)) == 1.5
 
 
 def test_an_unknown_number_of_layers_is_said(tmp_path: Path) -> None:
