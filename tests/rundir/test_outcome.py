@@ -187,3 +187,77 @@ def test_resident_memory_is_kept_where_gpus_are_used_too() -> None:
         {A.address: 7.0},
         {A.address: 2.5},
     )
+
+
+def test_a_rank_failed_if_it_has_an_error_or_ended_without_being_done_or_stopped() -> None:
+    running = RankStatus(rank=0, pod=A, phase="running")
+    assert not running.failed
+    assert RankStatus(rank=0, pod=A, phase="running", error={"kind": "OSError"}).failed
+    assert status(0, A).failed
+    assert not status(0, A, done=True).failed and not status(0, A, stopped=True).failed
+
+
+def test_of_ranks_without_a_record_the_first_to_end_is_the_cause() -> None:
+    fault = first_cause(
+        [status(0, A, exit_code=1, ended_s=9.0), status(1, B, exit_code=-9, ended_s=8.0)]
+    )
+    assert fault is not None
+    assert (fault.rank, fault.others) == (1, "also rank 0: exit 1")
+    # A rank whose end has no time comes last.
+    fault = first_cause([status(0, A, exit_code=1), status(1, B, exit_code=-9, ended_s=8.0)])
+    assert fault is not None and fault.rank == 1
+
+
+def test_the_first_rank_that_left_with_0_is_the_cause_and_not_one_that_crashed_when_done() -> None:
+    echo = {"kind": "RuntimeError", "message": "closed", "time_s": 9.0, "echo": True}
+    ranks = [
+        status(0, A, error=echo),
+        status(1, B, done=True, exit_code=0, ended_s=8.5),
+        status(2, B, done=True, exit_code=0, ended_s=8.2),
+        status(3, B, done=True, exit_code=-11, ended_s=8.0),
+        status(4, B, done=True, exit_code=0),
+    ]
+    fault = first_cause(ranks)
+    assert fault is not None and fault.rank == 2
+
+
+def test_a_pod_answers_for_its_own_ranks_only() -> None:
+    answer = {"ranks": [{"rank": 1, "phase": "running"}]}
+    assert [found.rank for found in rank_statuses(B, answer, 0.0, own={1, 2})] == [1]
+    with pytest.raises(ValueError, match="pod-1 reports rank 1, and the rank runs on another pod"):
+        rank_statuses(B, answer, 0.0, own={0})
+    with pytest.raises(ValueError, match="a rank without a number"):
+        rank_statuses(B, {"ranks": [{"phase": "running"}]}, 0.0)
+
+
+def test_small_peaks_are_kept_with_four_digits_and_by_rank_on_gpus() -> None:
+    def reserved(rank: int | None, gib: float) -> Event:
+        return Event(time_s=0, rank=rank, kind="memory", data={"cuda_reserved_gib": gib})
+
+    peaks = MemoryPeaks()
+    peaks.record([status(0, A, rss_bytes=2**27), status(1, B)])
+    assert (peaks.gib, peaks.resident_gib) == (
+        {A.address: 0.125, B.address: 0.0},
+        {A.address: 0.125},
+    )
+    peaks.record([status(0, A, rss_bytes=round(2**30 * 0.123456789))])
+    peaks.record([status(0, A, rss_bytes=round(2**30 * 0.223456789))])
+    assert peaks.resident_gib == {A.address: 0.2235}
+    peaks.record_event(reserved(None, 9.0), A.address)
+    assert peaks.kind == "resident", "a figure without a rank is of no GPU"
+    for rank, gib in ((0, 0.25), (0, 0.125), (1, 0.12344)):
+        peaks.record_event(reserved(rank, gib), A.address)
+    assert (peaks.kind, peaks.gib) == ("cuda", {A.address: 0.3734})
+
+
+def test_peaks_are_recalled_from_the_events_of_a_run() -> None:
+    peaks = MemoryPeaks()
+    peaks.recall(
+        [
+            Event(time_s=0, rank=None, kind="sample", data={"host": A.address, "rss_gib": 1.5}),
+            Event(time_s=0, rank=None, kind="restarted", data={"host": A.address, "rss_gib": 9.0}),
+            Event(time_s=0, rank=1, kind="memory", data={"cuda_reserved_gib": 5.0}),
+        ],
+        {1: B.address},
+    )
+    assert (peaks.resident_gib, peaks.gib) == ({A.address: 1.5}, {B.address: 5.0})
