@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workbench.base.errors import RunError
-from workbench.rundir.result import RunFault, ResultRecord
+from workbench.rundir.result import ResultRecord, RunFault
 from workbench.rundir.state import RunState
 
 
