@@ -94,3 +94,61 @@ def test_json_stays_json_whatever_stands_in_it() -> None:
     masked = json.loads(mask_secrets(json.dumps(data)))
     assert (masked["after"], masked["n"]) == ("plain", 1.5e300)
     assert "MHcC" not in json.dumps(masked)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hidden"),
+    [
+        ("MY_TOKEN", "abc", False),
+        ("MY_TOKEN", "abcd", True),
+        # A name that tells nothing: eight characters of several kinds.
+        ("MY_SETTING", "x7-Qp2m", False),
+        ("MY_SETTING", "x7-Qp22m", True),
+    ],
+)
+def test_a_secret_has_four_characters_and_eight_if_its_name_tells_nothing(
+    name: str, value: str, hidden: bool
+) -> None:
+    assert is_secret(name, value) is hidden
+
+
+def test_of_two_secrets_that_begin_alike_the_longer_is_masked_whole() -> None:
+    for names in (("A_TOKEN", "B_TOKEN"), ("B_TOKEN", "A_TOKEN")):
+        redact = Redactor(dict(zip(names, ("sesame", "sesameopen"), strict=True)))
+        assert redact("sesameopen sesame") == "********** ******"
+
+
+def test_a_value_and_the_form_of_another_secret_are_masked_in_the_same_text() -> None:
+    redact = Redactor({"MY_TOKEN": "opensesame"})
+    assert redact("opensesame https://me:hunter2@host") == "********** https://me:*******@host"
+    # The value is the context of the password.
+    assert redact("https://opensesame:hunter2@host") == "https://**********:*******@host"
+    assert redact("opensesame") == "**********" and redact("open") == "open"
+
+
+def test_telling_parts_and_lines_of_a_value_are_masked_and_short_ones_are_not() -> None:
+    redact = Redactor(
+        {"DB_CONN": "Server=db;Pwd=abc12345;App=abc1234", "MY_KEY": "--BEGIN--ok\nyes\nMHcCAQEE"}
+    )
+    assert redact("abc12345 abc1234 Server") == "******** abc1234 Server"
+    assert redact("MHcCAQEE --BEGIN--ok yes") == "******** --BEGIN--ok yes"
+
+
+def test_a_value_is_masked_to_its_last_character_in_json_and_in_urls() -> None:
+    redact = Redactor({"MY_TOKEN": 'a"b/c"'})
+    for written in ('a"b/c"', 'a\\"b/c\\"', "a%22b%2Fc%22"):
+        assert redact(f"<{written}>") == f"<{'*' * len(written)}>"
+
+
+@pytest.mark.parametrize("filler", ["x" * 9000, "a line\n" * 2000, "x" * 9000 + "\n", "\n"])
+def test_a_secret_is_masked_wherever_it_stands_in_a_long_text(filler: str) -> None:
+    secret = "hf_" + "a1" * 10
+    for text in (f"{filler} {secret}", f"{secret} {filler}", f"{filler} {secret} {filler}"):
+        assert mask_secrets(text) == text.replace(secret, "*" * len(secret))
+
+
+def test_a_secret_is_masked_across_the_pieces_of_a_long_line() -> None:
+    secret = "hf_" + "a1" * 10
+    for before in range((8 << 10) - 30, (8 << 10) + 3, 3):
+        text = " " * before + secret + " " * 5000
+        assert mask_secrets(text) == text.replace(secret, "*" * len(secret)), before
