@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from workbench import ConfigError, RunError, Script
 from workbench.jobs.job import HandoverRequest, NewRun
 from workbench.jobs.requirements.read import header_in, read_requirements
-from workbench.jobs.requirements.requirements import Requirements
+from workbench.jobs.requirements.requirements import Requirements, check_secrets, parsed
 
 HEADER = """\
 #!/usr/bin/env python
@@ -277,7 +279,7 @@ def test_an_environment_is_known_by_packages_python_and_index() -> None:
         Requirements(source="a", lines=["x==1"]).key("3.11", index),
         Requirements(source="a", lines=["x==1", "y"], isolated=True).key("3.11", index),
     ]
-    assert len({key, *others}) == 5
+    assert len({key, *others}) == 5 and len(key) == 16
     again = Requirements.read(json.loads(json.dumps(one.facts())))
     assert again.key("3.11", index) == key
 
@@ -310,3 +312,95 @@ def test_the_panel_names_given_packages() -> None:
     of_file = Script("train.py", requirements="/home/me/uv.lock")
     assert ("environment", "uv.lock") in of_file.views.panel_facts({})
     assert [name for name, _ in Script("train.py").views.panel_facts({})] == ["script"]
+
+
+def test_any_python_does_if_nothing_is_required_or_known_and_a_candidate_is_one() -> None:
+    Requirements(source="a").check_python("2.7", "pod-0")
+    needs = Requirements(source="a", requires_python=">=3.11")
+    needs.check_python("", "pod-0")
+    needs.check_python("3.14.0rc1", "pod-0")
+
+
+def test_a_line_with_a_secret_is_named_by_its_number(tmp_path: Path) -> None:
+    secret = "pkg @ git+https://me:tok-9f8e7d6c@example.org/pkg"
+    with pytest.raises(ConfigError, match="line 3 of requirements looks as if it has a secret"):
+        check_secrets(["a", "b", secret], "requirements", {})
+
+
+def test_a_candidate_fulfils_a_range_and_two_addresses_of_a_package_are_refused(
+    tmp_path: Path,
+) -> None:
+    fine = ["trl==1.0rc1", "trl>=0.9", "x @ https://a.org/x", "y @ https://b.org/y"]
+    assert lines(tmp_path, fine) == fine
+    again = ["x @ https://a.org/x", "x @ https://a.org/x"]
+    assert lines(tmp_path, again) == again
+    with pytest.raises(ConfigError, match="x from two addresses"):
+        read(tmp_path, ["x @ https://a.org/x", "x @ https://b.org/x"])
+
+
+def test_the_reason_and_a_hint_are_in_one_line_for_a_line_that_is_no_requirement() -> None:
+    for line, hint in (
+        ("--pre", "pip's options are variables PIP_"),
+        ("./lib", "a file on the pods is"),
+        ("lib.whl=1", "such as 'trl==1.16.0'"),
+        ("a b", "such as 'trl==1.16.0'"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            parsed(line, "requirements")
+        text = str(caught.value)
+        assert hint in text and "\n" not in text and "is not a requirement (" in text
+        assert "()" not in text and "^" not in text
+    with pytest.raises(ConfigError, match=r"'a b' is not a requirement \(Expected "):
+        parsed("a b", "requirements")
+
+
+def test_pods_with_another_python_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HEADER)
+    root = tmp_path / "run"
+    (root / "inputs").mkdir(parents=True)
+    job = Script(path)
+
+    def prepare(pythons: dict[str, str], script: Script) -> Script:
+        run = NewRun(root=root, asked=script, ranks=1, gpus=0, pythons=pythons)
+        return script.prepare(run).job
+
+    with pytest.raises(ConfigError, match=r"pod-1 has Python 3\.10"):
+        prepare({"pod-0": "3.12", "pod-1": "3.10"}, job)
+    assert not any((root / "inputs").iterdir())
+    prepared = prepare({"pod-0": "3.12"}, job)
+    found = prepared.packages_in(root)
+    assert found is not None and found.lines == ["trl==1.16.0", "rich"]
+    # A script without requirements runs under any Python.
+    path.write_text("print(1)\n")
+    assert prepare({"pod-1": "3.10"}, job).path == str(path)
+
+
+def test_a_script_is_handed_over_with_its_folder_and_its_bare_name(tmp_path: Path) -> None:
+    path = tmp_path / "work" / "train.py"
+    path.parent.mkdir()
+    path.write_text("print(1)\n")
+    other = tmp_path / "other" / "later.py"
+    other.parent.mkdir()
+    other.write_text("print(2)\n")
+    root = tmp_path / "run"
+    (root / "inputs").mkdir(parents=True)
+    job = Script(path)
+    with pytest.raises(ConfigError, match=r"script='FOLDER/train\.py'"):
+        job.handed_over(HandoverRequest(root=root))
+    job = job.prepare(NewRun(root=root, asked=job, ranks=1, gpus=0)).job
+    handed = job.handed_over(HandoverRequest(root=root))
+    assert handed.job["path"] == "train.py" and names(handed.archive) == ["train.py"]
+    given = job.handed_over(HandoverRequest(root=root, script=str(other)))
+    assert given.job["path"] == "later.py" and names(given.archive) == ["later.py"]
+    put = job.handed_over(HandoverRequest(root=root, folder="/jobs/"))
+    assert put.job["path"] == "/jobs/script/train.py" and not put.archive
+    # Requirements that install nothing need no environment.
+    bare = Script(path, requirements=[])
+    bare = bare.prepare(NewRun(root=root, asked=bare, ranks=1, gpus=0)).job
+    assert bare.handed_over(HandoverRequest(root=root)).job["path"] == "train.py"
+
+
+def names(archive: bytes) -> list[str]:
+    with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+        return packed.namelist()

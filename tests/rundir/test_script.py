@@ -102,6 +102,33 @@ def test_only_the_file_beside_the_script_counts_and_a_model_s_folder_has_none(fo
     assert {path.relative_to(folder).as_posix() for path in files_of(folder)} >= PLAIN
 
 
+def test_the_folder_of_a_model_travels_without_what_no_folder_sends(folder: Path) -> None:
+    sent = {path.relative_to(folder).as_posix() for path in files_of(folder)}
+    assert sent == PLAIN
+
+
+def test_a_pattern_for_folders_leaves_files_and_a_link_is_left_out_by_its_own_name(
+    folder: Path,
+) -> None:
+    (folder / "link.log").symlink_to("lib/model.py")
+    (folder / "link.py").symlink_to("lib/model.py")
+    assert travels(folder, "report.log/", "train.py/", "lib/model.py/") == PLAIN | {
+        "link.log",
+        "link.py",
+    }
+    assert travels(folder, "*.log") == PLAIN - {"report.log", "kept.log"} | {"link.py"}
+
+
+def test_an_ignore_file_that_cannot_be_read_is_refused_and_one_of_git_is_skipped(
+    folder: Path,
+) -> None:
+    (folder / ".gitignore").mkdir()
+    assert travels(folder) == PLAIN
+    (folder / IGNORE_FILE).mkdir()
+    with pytest.raises(ConfigError, match=f"cannot read .*{IGNORE_FILE}"):
+        travels(folder)
+
+
 def test_a_folder_that_is_left_out_is_not_even_looked_into(folder: Path) -> None:
     (folder / "data" / "loop").symlink_to(folder)
     (folder / "gone").symlink_to(folder / "nowhere")
