@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from tests.support.sentences import sentence
 from workbench.agent.folders import list_outputs
 from workbench.base.errors import RemoteError
+from workbench.keeper.run import batches
 from workbench.keeper.run.batches import OutputFile, fetch_files
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file
@@ -149,3 +151,126 @@ def test_a_file_that_has_gone_is_named(there: Path, tmp_path: Path) -> None:
     ):
         fetch(line, there, tmp_path / "here", files)
     assert not {file.name for file in files} & contents(tmp_path / "here").keys()
+
+
+class Folder:
+    """A line to a folder of this machine that notes the files of every stream."""
+
+    def __init__(self) -> None:
+        self.pod = Pod(name="pod-0", address="127.0.0.2")
+        self.streams: list[list[str]] = []
+        self.alone: list[str] = []
+        self.wrong = 0
+        """Number of next copies of single files that are damaged."""
+
+    def get_many(self, folder: str, names: Sequence[str], local: Path) -> None:
+        self.streams.append(list(names))
+        local.write_bytes(b"".join((Path(folder) / name).read_bytes() for name in names))
+
+    def get(self, remote: str, local: Path) -> str:
+        self.alone.append(PurePosixPath(remote).name)
+        data = Path(remote).read_bytes()
+        if self.wrong:
+            self.wrong -= 1
+            data += b"?"
+        local.write_bytes(data)
+        return hashlib.sha256(data).hexdigest()
+
+
+class Copy:
+    """Files of some sizes on a pod, and their copies."""
+
+    def __init__(self, root: Path, sizes: dict[str, int]) -> None:
+        self.link = Folder()
+        self.there = root / "there"
+        self.here = root / "here"
+        self.files: list[OutputFile] = []
+        for folder in (self.there, self.here):
+            folder.mkdir()
+        for name, size in sizes.items():
+            data = name[:1].encode() * size
+            (self.there / name).write_bytes(data)
+            self.files.append(OutputFile(name, size, hashlib.sha256(data).hexdigest()))
+
+    def fetch(self) -> list[tuple[OutputFile, str]]:
+        files = [(file, self.here / "sub" / file.name) for file in self.files]
+        pile = self.here / "pile"
+        fetched = [*fetch_files(self.link, PurePosixPath(self.there), files, pile)]  # type: ignore[arg-type]
+        assert not pile.exists()
+        return fetched
+
+    def is_whole(self) -> bool:
+        whole = True
+        for file in self.files:
+            copy = self.here / "sub" / file.name
+            whole = whole and copy.read_bytes() == (self.there / file.name).read_bytes()
+        return whole
+
+
+@pytest.mark.parametrize(
+    ("most_bytes", "most_letters", "streams"),
+    [
+        (100, 100, ["abcdef"]),
+        # Ten bytes a file: three files fill a stream to the last byte.
+        (30, 100, ["abc", "def"]),
+        (29, 100, ["ab", "cd", "ef"]),
+        # A name of one letter, and a separator.
+        (100, 6, ["abc", "def"]),
+        (100, 5, ["ab", "cd", "ef"]),
+        (100, 1, ["a", "b", "c", "d", "e", "f"]),
+        (9, 100, ["a", "b", "c", "d", "e", "f"]),
+    ],
+)
+def test_a_stream_holds_as_many_files_as_its_bytes_and_its_command_allow(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most_bytes: int,
+    most_letters: int,
+    streams: list[str],
+) -> None:
+    monkeypatch.setattr(batches, "_FEWEST", 1)
+    monkeypatch.setattr(batches, "_MOST_BYTES", most_bytes)
+    monkeypatch.setattr(batches, "_MOST_LETTERS", most_letters)
+    copy = Copy(tmp_path, dict.fromkeys("abcdef", 10))
+    assert len(copy.fetch()) == 6
+    assert copy.link.streams == [list(names) for names in streams]
+    assert copy.link.alone == [] and copy.is_whole()
+
+
+def test_few_files_and_large_files_come_singly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_FEWEST", 3)
+    monkeypatch.setattr(batches, "LARGE", 10)
+    few = Copy(tmp_path, {"a": 9, "b": 9, "c": 10})
+    few.files.append(replace(few.files[0], digest=""))
+    fetched = few.fetch()
+    assert few.link.streams == [] and sorted(few.link.alone) == ["a", "a", "b", "c"]
+    assert [digest for _, digest in fetched] == [
+        hashlib.sha256((few.there / file.name).read_bytes()).hexdigest() for file, _ in fetched
+    ]
+    assert few.is_whole()
+
+
+def test_a_file_that_arrives_damaged_is_fetched_again_and_three_times_at_most(
+    tmp_path: Path,
+) -> None:
+    copy = Copy(tmp_path, {"a": 9})
+    copy.link.wrong = 2
+    assert len(copy.fetch()) == 1 and copy.is_whole()
+    assert copy.link.alone == ["a"] * 3
+    copy.link.wrong = 3
+    with pytest.raises(RemoteError, match="copied from pod-0 3 times with a wrong checksum"):
+        copy.fetch()
+    assert [path.name for path in (copy.here / "sub").iterdir()] == ["a"], "no part is left"
+
+
+def test_a_file_that_changed_after_the_list_comes_singly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "_FEWEST", 1)
+    copy = Copy(tmp_path, {"a": 9, "b": 9, "c": 9})
+    copy.files[1] = replace(copy.files[1], digest=hashlib.sha256(b"B" * 9).hexdigest())
+    copy.link.get = lambda remote, local: local.write_bytes(b"B" * 9)  # type: ignore[assignment, method-assign]
+    assert [file.name for file, _ in copy.fetch()] == ["a", "c", "b"]
+    assert (copy.here / "sub" / "b").read_bytes() == b"B" * 9

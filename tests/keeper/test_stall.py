@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ from workbench.keeper.watch.pod import PodReport
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus
+from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import RunFault
 
 POD = Pod(name="pod-0", address="127.0.0.2")
 BARRIER = (
@@ -97,6 +100,7 @@ def test_in_training_silence_is_enough_and_its_measure_is_the_median_step() -> N
     story.passes(2, busy=(1, 1))
     stall = story.stall(training=True)
     assert stall is not None and stall.what == "no step for 51 s, the last step was 11"
+    assert story.suspects(training=True) == [0, 1], "ranks that all compute look alike"
     assert story.stall() is None, "an evaluation computes for as long as it takes"
 
 
@@ -185,6 +189,133 @@ def test_a_launcher_that_starts_no_rank_is_ended(launcher: str) -> None:
     assert fault.message.startswith(
         f"no rank has started for 300 s; the launcher {launcher} was ended."
     )
-    assert ("NetworkPolicy" in fault.message) == (launcher == "openmpi")
+    assert ("NetworkPolicy may forbid that." in fault.message) == (launcher == "openmpi")
     job.stall_timeout_s = 600
     assert StallGuard(SimpleNamespace(spec=SimpleNamespace(job=job))).check(ledger, process) is None  # type: ignore[arg-type]
+
+
+class Guarded:
+    """A stall guard of a story's run, whose stacks the test writes."""
+
+    def __init__(self, tmp_path: Path, *, limit_s: float | None = None) -> None:
+        self.story = Story()
+        self.asked = 0
+        self.stacks: dict[int, str] = {0: BARRIER, 1: LOOP}
+        self.paths = RunPaths(tmp_path)
+        self.paths.logs.mkdir(parents=True)
+        job = SimpleNamespace(
+            launcher="ssh",
+            stall_timeout_s=limit_s,
+            traits=SimpleNamespace(records_flight=False),
+        )
+        context = SimpleNamespace(
+            spec=SimpleNamespace(job=job),
+            paths=self.paths,
+            redact=lambda text: text.replace("hunter2", "*******"),
+            stacks=self.ask,
+        )
+        self.guard = StallGuard(context)  # type: ignore[arg-type]
+        self.guard.watch = self.story.watch
+
+    def ask(self, *, lenient: bool) -> dict[int, str]:
+        assert lenient
+        self.asked += 1
+        return self.stacks
+
+    def check(self, *, training: bool = False) -> RunFault | None:
+        ledger = SimpleNamespace(ranks=self.story.ranks(), in_steps=training, started=True)
+        return self.guard.check(ledger, None)  # type: ignore[arg-type]
+
+
+def test_stacks_are_asked_for_once_and_again_for_a_rank_that_stopped_later(tmp_path: Path) -> None:
+    run = Guarded(tmp_path)
+    run.story.passes(40, busy=(1.0, 0.0))
+    for _ in range(3):
+        assert run.check() is None
+    assert run.asked == 1
+    assert run.guard.remark == (
+        "no output and no CPU for 40 s; rank 1 on pod-0 is at train.py:5 in wait; "
+        "stacks.txt in logs/ has the stacks of all ranks"
+    )
+    # Rank 0 computed when the stacks were asked for, and has stopped since.
+    run.story.passes(40)
+    run.check()
+    run.check()
+    assert run.asked == 2
+    run.story.passes(1, printing=True)
+    assert run.check() is None and run.guard.remark == ""
+    run.story.passes(40)
+    run.check()
+    assert run.asked == 3, "another stall has other stacks"
+
+
+def test_in_training_a_change_of_suspects_asks_for_no_other_stacks(tmp_path: Path) -> None:
+    run = Guarded(tmp_path)
+    run.story.passes(40, busy=(1.0, 0.0))
+    run.check(training=True)
+    run.story.passes(40)
+    run.check(training=True)
+    assert run.asked == 1
+
+
+def test_the_file_of_stacks_names_each_rank_and_has_no_secret(tmp_path: Path) -> None:
+    run = Guarded(tmp_path)
+    run.stacks = {1: "", 0: "in hunter2", 7: "elsewhere"}
+    run.story.halted[1] = True
+    run.story.passes(40)
+    run.check()
+    assert run.paths.stacks.read_text().split("\n\n") == [
+        "rank 0 on pod-0\nin *******",
+        "rank 1 on pod-0\nstopped by a signal",
+        "rank 7\nelsewhere\n",
+    ]
+    assert "rank 1 on pod-0 is stopped by a signal (SIGSTOP)" in run.guard.remark
+    run.story.halted[1] = False
+    run.story.passes(1, printing=True)
+    run.check()
+    run.story.passes(40)
+    run.check()
+    assert "rank 1 on pod-0\nthe stack gives no position" in run.paths.stacks.read_text()
+
+
+def test_a_run_ends_at_its_own_limit_with_the_culprit_and_the_stack(tmp_path: Path) -> None:
+    run = Guarded(tmp_path, limit_s=60)
+    run.stacks = {0: BARRIER, 1: LOOP + "hunter2"}
+    run.story.passes(59)
+    assert run.check() is None
+    run.story.passes(1)
+    fault = run.check()
+    assert fault is not None
+    assert (fault.kind, fault.rank, fault.pod, fault.host) == ("stall", 1, "pod-0", "127.0.0.2")
+    assert fault.message.endswith("; ended as stall_timeout_s=60 asks")
+    assert "*******" in fault.traceback
+    # Where no rank stands out, none is blamed.
+    other = Guarded(tmp_path / "other", limit_s=60)
+    other.stacks = {0: BARRIER, 1: BARRIER}
+    other.story.passes(60)
+    fault = other.check()
+    assert fault is not None and (fault.rank, fault.pod, fault.traceback) == (None, "", "")
+
+
+def test_a_rank_that_still_computes_is_not_ended_outside_of_training(tmp_path: Path) -> None:
+    run = Guarded(tmp_path, limit_s=60)
+    run.story.passes(90, busy=(0.0, 1.0))  # rank 0 waits for rank 1, which computes
+    assert run.check() is None
+    assert run.check(training=True) is not None
+
+
+def test_the_collectives_of_the_ranks_are_in_the_remark_of_their_stall_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Guarded(tmp_path)
+    told = [["rank 1 is a collective behind"], []]
+    monkeypatch.setattr(StallGuard, "_keep_flight", lambda _: told.pop(0))
+    run.story.passes(40)
+    run.check()
+    run.check()
+    assert "in wait; rank 1 is a collective behind; stacks.txt" in run.guard.remark
+    run.story.passes(1, printing=True)
+    run.check()
+    run.story.passes(40)
+    run.check()
+    assert "collective" not in run.guard.remark and told == []
