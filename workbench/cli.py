@@ -214,7 +214,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--interactive",
         action="store_true",
-        help="plots that zoom and switch axes; plotly's program in the page takes 5 MB",
+        help="plots that zoom and switch axes; plotly's program in the page takes 2 MB",
     )
     report.set_defaults(verb=_report)
     completion = commands.add_parser(

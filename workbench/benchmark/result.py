@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.base.errors import ConfigError, RunError
+from workbench.base.files import read_json
 from workbench.base.json_values import part
 from workbench.base.shown import Shown, ShownLive, as_markdown, as_page
 from workbench.base.table import data_frame
@@ -96,7 +97,7 @@ class BenchmarkResult(Shown):
         Args:
             folder: Target folder. Default: the benchmark's folder.
             interactive: Whether the plots of the page zoom and switch axes. plotly's program in
-                the page takes 5 MB.
+                the page takes 2 MB.
         """
         target = Path(folder or self.folder)
         name = self.name if self.name != DEFAULT_NAME else ""
@@ -168,6 +169,10 @@ class Report:
         """Whether the plots of the page are plotly's."""
         self.rows = tuple(rows)
         self.groups = groups(rows)
+        self.of_benchmark = any(_of_benchmark(row) for row in rows)
+        """Whether a benchmark asked for some of the rows. Ordinary runs asked for no comparison."""
+        self.views: dict[Path, RunView] = {}
+        """By run directory, what the files say of the run."""
         self.losses: dict[Path, Sequence[LossPoint]] = {}
         """By run directory the training losses, as they were logged."""
         self.cards: dict[Path, Card] = {}
@@ -200,6 +205,7 @@ class Report:
                 point = LossPoint(step=step, seconds=seconds, loss=loss)
                 points.append(point)
             self.losses[path] = points
+            self.views[path] = view
             if with_card and RunPaths(path).result.exists():
                 result = RunResult.load(path)
                 self.cards[path] = card_of(result, HTML_NAME)
@@ -218,6 +224,26 @@ class Report:
         if row.path is None:
             return ()
         return self.losses.get(row.path, ())
+
+    def loss_unit_of(self, row: BenchmarkRow) -> str:
+        """Return the unit of a row's training loss; empty where it is unknown, as of a script."""
+        view = self.views.get(row.path) if row.path else None
+        if view is None or view.spec is None:
+            return ""
+        return view.spec.job.views.loss_unit
+
+    def began_s_of(self, row: BenchmarkRow) -> float | None:
+        """Return when a row's run was submitted, in seconds since 1970; None if unknown."""
+        view = self.views.get(row.path) if row.path else None
+        return view.began_s if view else None
+
+
+def _of_benchmark(row: BenchmarkRow) -> bool:
+    """Whether a benchmark submitted the run. Rows that never started are of a benchmark."""
+    if row.path is None:
+        return True
+    info = read_json(RunPaths(row.path).info)
+    return bool(part(info, "benchmark"))
 
 
 def _title_of(rows: Sequence[BenchmarkRow]) -> str:

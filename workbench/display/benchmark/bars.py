@@ -28,13 +28,14 @@ _LINE_IN = 0.15
 _NOT_FITTING = (Outcome.SKIPPED, Outcome.OUT_OF_MEMORY)
 _BAR = 30  # letters
 _FAR = 1.6  # a prediction beyond this times the largest measured figure is cut
+NO_MEMORY = "Not drawn: no row tells its memory, measured or predicted."
 
 
 def memory_blocks(sheet: Sheet) -> list[Block]:
-    """State the memory of every row, or the absence of measurements."""
+    """State the memory of every row, if any row tells it."""
     drawn = memory_bars_svg(sheet.lines)
     if not drawn:
-        return [Note("Not drawn: no row tells its memory, measured or predicted.")]
+        return []
     sizes: list[tuple[str, float]] = []
     for line in sheet.lines:
         if line.row.peak_memory_gib:
@@ -49,8 +50,10 @@ def memory_blocks(sheet: Sheet) -> list[Block]:
         "The highest of the pods. Measured is "
         f"{' or '.join(counted) or 'what the pods reported'}; predicted "
         "is the planner's figure for the longest rows that the job "
-        "allows: shorter rows need less. » marks a bar that is cut."
+        "allows: shorter rows need less."
     )
+    if most > _reach_gib(sheet.lines):
+        note += " » marks a bar that is cut."
     words = text_bars("peak memory of a pod", bars)
     return [Figure(drawn, text=words, still=partial(memory_bars_png, sheet.lines)), Note(note)]
 

@@ -14,7 +14,7 @@ from workbench.benchmark.published import Published
 from workbench.benchmark.result import LossPoint, Report
 from workbench.display.benchmark.bars import text_bars
 from workbench.display.benchmark.sheet import Line, Part, Sheet
-from workbench.display.kit.doc import Block, Figure, Note, Table
+from workbench.display.kit.doc import Block, Figure, Fold, Note, Table
 from workbench.display.kit.plots.figure import (
     COUNTS,
     DASHES,
@@ -38,19 +38,18 @@ _POINTS = 40  # longer curves are drawn as this number of means
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK = 16  # letters
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+NO_SCALING = (
+    "Not drawn: no row on several pods succeeded beside a row on one pod that did the same work "
+    "(same global batch, steps, precision, data and sequence handling)."
+)
+NO_LOSS = "Not drawn: no run logged a loss more than once."
 
 
 def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
-    """State the scaling plot's content and the source of its published line, or its absence."""
+    """State the scaling plot's content and the source of its published line, if there is any."""
     series = scaling_series(sheet)
     if not series:
-        why = "no row on several pods succeeded beside a row on one pod that did the same work"
-        return [
-            Note(
-                f"Not drawn: {why} (same global batch, steps, "
-                "precision, data and sequence handling)."
-            )
-        ]
+        return []
     points = []
     for one in series:
         for pods, speed in zip(one.xs[_PODS], one.ys, strict=True):
@@ -121,6 +120,9 @@ def scaling_series(sheet: Sheet) -> list[Series]:
                 high=highs,
             )
             series.append(one)
+    # A technique with and without adapters has one look.
+    if len({one.look for one in series}) < len(series):
+        return [replace(one, look=look(place)) for place, one in enumerate(series)]
     return series
 
 
@@ -160,16 +162,15 @@ class LossPlot:
     title: str
     plot: Plot
     by_step: str
-    """The `<svg>` against steps; empty where all lines are the same."""
+    """The `<svg>` against steps; of lines that are the same, one is drawn."""
     by_second: str
     """The `<svg>` against seconds since the start was asked for."""
 
 
 def loss_blocks(sheet: Sheet, report: Report) -> list[Block]:
     losses = {line.number: report.losses_of(line.row) for line in sheet.lines}
-    plots = loss_plots(sheet, losses)
-    if not plots:
-        return [Note("Not drawn: no run logged a loss more than once.")]
+    units = {line.number: report.loss_unit_of(line.row) for line in sheet.lines}
+    plots = loss_plots(sheet, losses, units)
     blocks: list[Block] = []
     frame = Markup('<div class="wb-beside">{}{}</div>')
     for drawn in plots:
@@ -177,23 +178,38 @@ def loss_blocks(sheet: Sheet, report: Report) -> list[Block]:
         title = drawn.title if len(plots) > 1 else ""
         blocks.append(Figure(both, title, plot=drawn.plot))
         blocks += [Note(text) for text in drawn.plot.notes]
-    blocks.append(Note("Training loss as logged; of repeated rows, that of the first repeat."))
+    if plots and any(len(line.rows) > 1 for line in sheet.lines):
+        blocks.append(Note("Of repeated rows, the first repeat is drawn."))
     return blocks
 
 
-def loss_plots(sheet: Sheet, losses: Mapping[int, Sequence[LossPoint]]) -> list[LossPlot]:
-    """Draw training losses, at most eight rows per plot: comparable losses, or split by pods."""
-    plots = []
+def loss_plots(
+    sheet: Sheet,
+    losses: Mapping[int, Sequence[LossPoint]],
+    units: Mapping[int, str] | None = None,
+) -> list[LossPlot]:
+    """Draw training losses, at most eight rows per plot: comparable losses, or split by pods.
+
+    `losses` and `units` are by the number of a line; a unit that is unknown is not stated.
+    """
+    drawn: list[tuple[str, list[Line]]] = []
     for parts_together in _together(sheet.parts):
-        part = parts_together[0]
         lines = []
         for each in parts_together:
             lines += [line for line in each.lines if len(losses.get(line.number, ())) > 1]
-        heading = "" if part is sheet.parts[0] else part.heading
+        if lines:
+            drawn.append((parts_together[0].difference, lines))
+    models = [lines[0].model for _, lines in drawn]
+    plots = []
+    for difference, lines in drawn:
+        model = lines[0].model
+        # The model alone tells most plots apart.
+        why = difference if models.count(model) > 1 else ""
+        known = {units.get(line.number, "") for line in lines} if units else set()
+        unit = known.pop() if len(known) == 1 else ""
         for pods, chosen in _portions(lines):
-            parts = (chosen[0].model, pods, heading)
-            title = ", ".join(text for text in parts if text)
-            plots.append(_loss_plot(title, chosen, losses))
+            title = ", ".join(text for text in (model, pods, why) if text)
+            plots.append(_loss_plot(title, chosen, losses, unit))
     return plots
 
 
@@ -223,17 +239,20 @@ def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
 
 
 def _loss_plot(
-    title: str, lines: Sequence[Line], losses: Mapping[int, Sequence[LossPoint]]
+    title: str,
+    lines: Sequence[Line],
+    losses: Mapping[int, Sequence[LossPoint]],
+    unit_of_loss: str,
 ) -> LossPlot:
     longest = max(len(losses[line.number]) for line in lines)
     widest = math.ceil(longest / _POINTS)
     means = [_means(losses[line.number], widest) for line in lines]
     unit, per = time_axis(max(points[-1].seconds for points in means))
     by_time = f"{unit} {SINCE}"
-    # Colours are of techniques where there are several, and dashes then are of pods.
-    techniques = {line.technique for line in lines}
+    # Colours are of techniques where these tell the lines apart, and dashes then are of pods.
+    techniques = {look_of(line.technique) for line in lines}
     pods = sorted({line.row.pods for line in lines})
-    kinds = {(line.technique, line.row.pods) for line in lines}
+    kinds = {(look_of(line.technique), line.row.pods) for line in lines}
     by_technique = len(techniques) > 1 and len(kinds) == len(lines)
     series = []
     for place, (line, points) in enumerate(zip(lines, means, strict=True)):
@@ -264,14 +283,13 @@ def _loss_plot(
             end = f"= {', '.join(numbers[1:])}"
             notes.append(f"Over steps the losses of rows {', '.join(numbers)} are the same line.")
         drawn.append(replace(series[group[0]], end=end))
-    all_equal = len(groups) == 1 and len(series) > 1
     # Over steps, lines of the same work hide others: time then is the better axis.
     axes = (STEP, by_time)
     if 2 * len(groups) <= len(series):
         axes = (by_time, STEP)
     plot = Plot(
         label=f"training loss, {title}",
-        y="training loss, nats per token",
+        y=", ".join(text for text in ("training loss", unit_of_loss) if text),
         axes=axes,
         series=series,
         notes=notes,
@@ -280,7 +298,7 @@ def _loss_plot(
     return LossPlot(
         title=title,
         plot=plot,
-        by_step="" if all_equal else labelled_svg(apart, STEP, size_in=_LOSS),
+        by_step=labelled_svg(apart, STEP, size_in=_LOSS),
         by_second=labelled_svg(plot, by_time, size_in=_LOSS),
     )
 
@@ -312,7 +330,7 @@ def loss_table(sheet: Sheet, report: Report) -> list[Block]:
         "half",
         "three quarters",
         "last",
-        "seconds to it",
+        "seconds until then",
     )
     if not rows:
         return []
@@ -323,7 +341,7 @@ def loss_table(sheet: Sheet, report: Report) -> list[Block]:
         whole=columns,
         caption="Training loss, and the optimizer step it was at",
     )
-    return [Table(grid)]
+    return [Fold("Training loss as figures", [Table(grid)])]
 
 
 def _spark(points: Sequence[LossPoint]) -> str:

@@ -5,21 +5,33 @@ Markdown has no pictures because GitHub shows no data URIs.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
-from workbench.base.words import count, counted, gib, number
+from workbench.base.words import count, counted, gib, moment, number
 from workbench.benchmark.comparable_groups import differ
 from workbench.benchmark.published import PUBLISHED
 from workbench.benchmark.result import HTML_NAME, Report
 from workbench.benchmark.row import Outcome
-from workbench.display.benchmark.bars import memory_blocks
+from workbench.display.benchmark.bars import NO_MEMORY, memory_blocks
 from workbench.display.benchmark.columns import MARKS
-from workbench.display.benchmark.plots import loss_blocks, loss_table, scaling_blocks
+from workbench.display.benchmark.plots import (
+    NO_LOSS,
+    NO_SCALING,
+    loss_blocks,
+    loss_table,
+    scaling_blocks,
+)
 from workbench.display.benchmark.published import published_blocks
-from workbench.display.benchmark.sections import answers_blocks, behind_blocks, profile_blocks
+from workbench.display.benchmark.sections import (
+    answers_blocks,
+    option_blocks,
+    profile_blocks,
+    provenance_blocks,
+    row_blocks,
+)
 from workbench.display.benchmark.sheet import Line, Sheet, sheet_of
 from workbench.display.benchmark.table import sheet_blocks, sheet_html
 from workbench.display.kit.doc import (
@@ -46,14 +58,14 @@ _BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
 
 
 def report_html(report: Report) -> str:
-    sheet = sheet_of(report.groups)
+    sheet = _sheet(report)
     table = Raw(html=sheet_html(sheet))
     doc = Doc(blocks=_blocks(report, sheet, [table]))
     return to_page(doc, report.title, "assets/report.css", plots=report.interactive)
 
 
 def report_markdown(report: Report) -> str:
-    sheet = sheet_of(report.groups)
+    sheet = _sheet(report)
     title = Heading(report.title, 1)
     blocks = _blocks(report, sheet, sheet_blocks(sheet))
     return to_markdown(Doc(blocks=[title, *blocks]))
@@ -64,25 +76,32 @@ def plots_doc(report: Report) -> Doc:
     sheet = sheet_of(report.groups)
     return Doc(
         blocks=[
-            *scaling_blocks(sheet, PUBLISHED),
-            *memory_blocks(sheet),
-            *loss_blocks(sheet, report),
+            *(scaling_blocks(sheet, PUBLISHED) or [Note(NO_SCALING)]),
+            *(memory_blocks(sheet) or [Note(NO_MEMORY)]),
+            *(loss_blocks(sheet, report) or [Note(NO_LOSS)]),
         ],
         full=True,
     )
 
 
+def _sheet(report: Report) -> Sheet:
+    """Lay out the rows. Only a benchmark names the figures that no row has."""
+    sheet = sheet_of(report.groups)
+    return sheet if report.of_benchmark else replace(sheet, unmeasured=())
+
+
 def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]:
     sections = {
-        "Rows": table,
-        "Scaling": scaling_blocks(sheet, PUBLISHED),
-        "Memory": memory_blocks(sheet),
+        "Results": table,
+        "Options that differ": option_blocks(sheet),
+        "Scaling": _scaling(sheet, report),
         "Loss": [*loss_blocks(sheet, report), *loss_table(sheet, report)],
-        "Profiles": profile_blocks(sheet, report),
+        "Memory": memory_blocks(sheet),
+        "Time of a step": profile_blocks(sheet, report),
         "Answers": answers_blocks(sheet, report),
-        "Published figures": published_blocks(),
-        "Behind the rows": behind_blocks(sheet),
-        "Run cards": _cards(sheet, report),
+        "Published figures": published_blocks() if report.of_benchmark else [],
+        "Provenance": provenance_blocks(sheet, report),
+        "Every run": _runs(sheet, report),
     }
     headings = []
     body: list[Block] = []
@@ -91,33 +110,57 @@ def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]
             heading = Heading(title, 2, title.lower().replace(" ", "-"))
             headings.append(heading)
             body += [heading, *blocks]
-    moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(report.written_s))
+    good = [
+        line
+        for part in sheet.parts[:1]
+        for line in part.lines
+        if line.row.outcome is Outcome.SUCCEEDED
+    ]
+    best = _best(good)
+    if best and report.of_benchmark and not any(line.summary.spreads for line in good):
+        best.append(
+            "Each row was run once: nothing says how much of a lead is chance. repeats=5 would."
+        )
+    which = f"Of the comparable rows {_numbers(good)}:" if len(sheet.parts) > 1 else ""
     return [
-        Note(f"{_counts(report)}; written {moment}"),
+        Note("; ".join([_counts(report), *_moments(report)])),
         Items(report.problems, title="Not all could be read, or has ended:"),
-        Items(_in_short(sheet)),
+        Items(best, title=which),
         Contents(headings),
         *body,
     ]
 
 
-def _cards(sheet: Sheet, report: Report) -> list[Block]:
+def _scaling(sheet: Sheet, report: Report) -> list[Block]:
+    if not report.of_benchmark:
+        return scaling_blocks(sheet, ())
+    blocks = scaling_blocks(sheet, PUBLISHED)
+    # A benchmark over several numbers of pods asked for the plot.
+    pods = {line.row.pods for line in sheet.lines}
+    if not blocks and len(pods) > 1:
+        return [Note(NO_SCALING)]
+    return blocks
+
+
+def _runs(sheet: Sheet, report: Report) -> list[Block]:
     folds: list[Block] = []
     carried = 0
     for line in sheet.lines:
         for place, row in enumerate(line.rows):
             card = report.card_of(row)
-            if card is None:
-                continue
-            if card.recipe:
-                carried += sum(len(content) for content in card.recipe.files.values())
-            anchor = f"files-{line.number}-{place}"
-            html = card_body(card, anchor, carry=carried <= _MOST_CARRIED)
-            text = run_text(card.view, alone=True) if card.view else str(card.result)
+            name = f"row-{line.number}" + (f"-{place + 1}" if place else "")
+            blocks = row_blocks(row, name, with_spec=card is None)
+            if card is not None:
+                if card.recipe:
+                    carried += sum(len(content) for content in card.recipe.files.values())
+                anchor = f"files-{line.number}-{place}"
+                html = card_body(card, anchor, carry=carried <= _MOST_CARRIED)
+                text = run_text(card.view, alone=True) if card.view else str(card.result)
+                blocks.append(Raw(html=html, text=text))
             repeat = f", repeat {place + 1}" if len(line.rows) > 1 else ""
-            title = f"{MARKS[row.outcome]} {row.outcome}  row {line.label}{repeat}  {row.name}"
-            folds.append(Fold(title, [Raw(html=html, text=text)]))
-    if folds and carried > _MOST_CARRIED:
+            title = f"{MARKS[row.outcome]} {row.outcome}  row {line.label}{repeat}"
+            folds.append(Fold(title, blocks))
+    if carried > _MOST_CARRIED:
         note = f"The files of all runs would make {HTML_NAME} too large: some cards carry none."
         folds.insert(0, Note(note))
     return folds
@@ -126,18 +169,33 @@ def _cards(sheet: Sheet, report: Report) -> list[Block]:
 def _counts(report: Report) -> str:
     ended = Counter(row.outcome for row in report.rows)
     ends = [f"{count(ended[outcome])} {outcome}" for outcome in Outcome if ended[outcome]]
-    rows = counted(len(report.rows), "row")
+    rows = counted(len(report.rows), "row" if report.of_benchmark else "run")
     return f"{rows}: {', '.join(ends)}" if ends else rows
 
 
-def _in_short(sheet: Sheet) -> list[str]:
-    """Return the best row of the main group per figure, and the rows that cannot be told apart."""
-    good = [
-        line
-        for part in sheet.parts[:1]
-        for line in part.lines
-        if line.row.outcome is Outcome.SUCCEEDED
-    ]
+def _moments(report: Report) -> list[str]:
+    """State when the runs were submitted, and when the report was written."""
+    began = [report.began_s_of(row) for row in report.rows]
+    known = sorted(at for at in began if at is not None)
+    moments = []
+    if known:
+        first, last = (_moment(at) for at in (known[0], known[-1]))
+        day, _, _ = first.partition(" ")
+        until = f" to {last.removeprefix(f'{day} ')}" if last != first else ""
+        moments.append(f"submitted {first}{until} UTC")
+    return [*moments, f"report written {_moment(report.written_s)} UTC"]
+
+
+def _moment(at_s: float) -> str:
+    return moment(at_s, "%Y-%m-%d %H:%M", utc=True)
+
+
+def _numbers(lines: Sequence[Line]) -> str:
+    return ", ".join(str(line.number) for line in lines)
+
+
+def _best(good: Sequence[Line]) -> list[str]:
+    """Return the best of the lines per figure, and the lines that cannot be told apart from it."""
     sentences = []
     for field, words, most, write in _BEST:
         measured = [line for line in good if getattr(line.row, field) is not None]
@@ -153,10 +211,6 @@ def _in_short(sheet: Sheet) -> list[str]:
         named = f"row {best.number} ({best.label.partition(': ')[2]})"
         against = _against(best, measured, field, write)
         sentences.append(f"{words}: {named}, {text}{against}.")
-    if sentences and not any(line.summary.spreads for line in good):
-        sentences.append(
-            "Each row was run once: nothing says how much of a lead is chance. repeats=5 would."
-        )
     return sentences
 
 

@@ -1,4 +1,4 @@
-"""Parts of a benchmark's report: FLOPS profiles, answers, and the details of every row."""
+"""Parts of a report: options that differ, FLOPS profiles, answers, and details of every row."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 
+from workbench.base.json_values import part
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, count, counted, duration, percent, plain, scaled
+from workbench.base.words import UNKNOWN, count, counted, duration, moment, percent, plain, scaled
+from workbench.benchmark.labels import different_options
 from workbench.benchmark.result import Report
+from workbench.benchmark.row import BenchmarkRow
 from workbench.display.benchmark.bars import profile_bars_svg
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.doc import Block, Code, Figure, Fold, Note, Table
@@ -20,9 +23,27 @@ from workbench.finetune.profile.compare import compare
 from workbench.finetune.profile.parse import Profile
 
 _ANSWERS = 8
+_MOST_LETTERS = 120  # of an answer: a model that repeats itself fills pages
 _MOST_PAIRS = 8
 _SIDE_BY_SIDE = 4
-_FINGERPRINT = 12  # letters of a commit or a fingerprint in a table
+_FINGERPRINT = 8  # letters of a commit or a fingerprint in a table
+
+
+_IN_RESULTS = ("model", "technique", "peft", "path")
+"""Options that every row states in the table of results."""
+
+
+def option_blocks(sheet: Sheet) -> list[Block]:
+    """Put the options side by side that rows of a kind of job have otherwise."""
+    jobs = [part(line.row.spec, "job") for line in sheet.lines]
+    options = different_options(jobs, leave_out=(*_IN_RESULTS, "env"))
+    if not options:
+        return []
+    rows = []
+    for place, line in enumerate(sheet.lines):
+        values = [values[place] for values in options.values()]
+        rows.append((line.label, *values))
+    return [Table(Grid(columns=("row", *options), rows=rows, whole=("row",)))]
 
 
 def profile_blocks(sheet: Sheet, report: Report) -> list[Block]:
@@ -101,7 +122,7 @@ def answers_blocks(sheet: Sheet, report: Report) -> list[Block]:
     grid = replace(grid, caption="Words that are not as expected are marked", whole=verdicts)
     note = (
         f"The same questions to {len(beside.names)} of the "
-        "rows; each run's card has more of its answers."
+        "rows, long answers cut; each run below has more of its answers, whole."
     )
     return [Table(shares), Note(note), Table(grid)]
 
@@ -145,8 +166,14 @@ def _beside(answered: Sequence[tuple[Line, Predictions]]) -> Answers | None:
         return None
     models = []
     for by_source in asked:
-        predictions_of_common = tuple(by_source[source] for source in common)
-        models.append(Predictions(predictions_of_common))
+        cut = []
+        for source in common:
+            answer = by_source[source]
+            text = answer.predicted
+            if len(text) > _MOST_LETTERS:
+                text = f"{text[:_MOST_LETTERS]}…"
+            cut.append(replace(answer, predicted=text))
+        models.append(Predictions(tuple(cut)))
     return Answers(names=[line.label for line, _ in chosen], models=models)
 
 
@@ -160,27 +187,26 @@ def _cards(sheet: Sheet, report: Report) -> list[tuple[Line, FineTuneCard]]:
     return cards
 
 
-def behind_blocks(sheet: Sheet) -> list[Block]:
-    blocks: list[Block] = [Table(_provenance_grid(sheet))]
-    blocks += [Note(text) for text in _versions_words(sheet)]
-    blocks += [Fold(f"row {line.label}", _behind_row(line)) for line in sheet.lines]
-    return blocks
+def provenance_blocks(sheet: Sheet, report: Report) -> list[Block]:
+    """State time, device, seed, commit, data, code and versions of every row."""
+    grid = Table(_provenance_grid(sheet, report))
+    return [grid, *(Note(text) for text in _versions_words(sheet))]
 
 
-def _behind_row(line: Line) -> list[Block]:
-    row = line.row
-    out = f"row-{line.number}"
+def row_blocks(row: BenchmarkRow, out: str, *, with_spec: bool) -> list[Block]:
+    """State where a run is and how it is run again; `with_spec` where no card has the spec."""
     where = f"Run directory: {row.path}" if row.path else "Never started."
     blocks: list[Block] = [Note(where, "plain")]
     if row.provenance.commit:
         blocks.append(Note(f"Commit: {row.provenance.commit}", "plain"))
-    if row.provenance.command:
+    if row.provenance.command and with_spec:
         blocks.append(Code(row.provenance.command, "Launch command:"))
     if row.spec:
         spec = shlex.quote(str(row.path / "spec.json")) if row.path else f"{out}.json"
         saved = "" if row.path else f"# save the specification below as {out}.json\n"
         command = f"{saved}python -m workbench run {spec} --out {out}"
         blocks.append(Code(command, "Run this row again, alone:"))
+    if row.spec and with_spec:
         text = json.dumps(
             dict(row.spec),
             indent=1,
@@ -191,8 +217,8 @@ def _behind_row(line: Line) -> list[Block]:
     return blocks
 
 
-def _provenance_grid(sheet: Sheet) -> Grid:
-    columns = ("row", "device", "seed", "commit", "data", "code", "run")
+def _provenance_grid(sheet: Sheet, report: Report) -> Grid:
+    columns = ("row", "submitted, UTC", "device", "seed", "commit", "data", "code", "run")
     rows = []
     for line in sheet.lines:
         p = line.row.provenance
@@ -203,6 +229,7 @@ def _provenance_grid(sheet: Sheet) -> Grid:
         rows.append(
             (
                 line.label,
+                moment(report.began_s_of(line.row), "%Y-%m-%d %H:%M", utc=True),
                 plain(devices + p.device) or UNKNOWN,
                 UNKNOWN if p.seed is None else str(p.seed),
                 _cut(p.commit),
@@ -211,19 +238,21 @@ def _provenance_grid(sheet: Sheet) -> Grid:
                 runs,
             )
         )
-    return Grid(
-        columns=columns,
-        rows=rows,
-        right={"seed"},
-        whole=columns,
-        caption="What stands behind each row",
-    )
+    return Grid(columns=columns, rows=rows, right={"seed"}, whole=columns)
 
 
-def _cut(fingerprint: str) -> str:
-    """Return the distinguishing part of a fingerprint, and whether files were changed."""
-    head, plus, changes = plain(fingerprint).partition("+")
-    return head[:_FINGERPRINT] + plus + changes or UNKNOWN
+def _cut(fingerprints: str) -> str:
+    """Return the distinguishing part of fingerprints, and whether files were changed.
+
+    Example:
+        >>> _cut("0123456789abcdef+changes fedcba9876543210")
+        '01234567+changes fedcba98'
+    """
+    parts = []
+    for fingerprint in plain(fingerprints).split():
+        head, plus, changes = fingerprint.partition("+")
+        parts.append(head[:_FINGERPRINT] + plus + changes)
+    return " ".join(parts) or UNKNOWN
 
 
 def _versions_words(sheet: Sheet) -> list[str]:

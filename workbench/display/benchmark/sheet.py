@@ -126,6 +126,8 @@ class Part:
     same: str
     lines: tuple[Line, ...]
     notes: tuple[str, ...]
+    difference: str = ""
+    """The difference from the first part's conditions; empty for the first part."""
     losses: frozenset[tuple[str, str]] = frozenset()
     """Facts that decide the loss of a step: parts with the same ones share a plot of losses."""
 
@@ -273,6 +275,7 @@ def _part(
         same=plain(", ".join(same)),
         lines=lines,
         notes=tuple(_notes(lines)),
+        difference=plain(apart),
         losses=frozenset(_deciding(group)),
     )
 

@@ -50,6 +50,9 @@ _NAMED = 12
 _MARKERS = 8  # markers per line, for any number of points
 _BANDS = 32  # tooltips per line with more points; markers have all
 _GAP_PT = 5
+_TICKS = 7
+_FEW_TICKS = 4
+_SHORT_SPAN = 0.01  # share of the largest value: a tick of a shorter span has five digits or more
 _PALE = 0.28  # opacity of the values behind a smoothed line
 _CURVE = re.compile(r"M[-\d. ]+(L[-\d. ]+){3,}")
 _GLYPH = "wb"  # begins the ids of letters
@@ -213,11 +216,24 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
             )
     if plot.from_zero:
         axes.set_ylim(0, 1.15 * axes.dataLim.ymax or 1)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=axis in COUNTS))
+    most_ticks = _most_ticks(*axes.get_xlim())
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=most_ticks, integer=axis in COUNTS))
     if axis in COUNTS:
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     dress_axes(axes, axis, plot.y)
+
+
+def _most_ticks(low: float, high: float) -> int:
+    """Return the number of labels that fit below an axis: those of a short span are long.
+
+    Example:
+        >>> _most_ticks(0.0, 40.0), _most_ticks(16.80, 16.84)
+        (7, 4)
+    """
+    largest = max(abs(low), abs(high))
+    is_short = 0 < high - low < _SHORT_SPAN * largest
+    return _FEW_TICKS if is_short else _TICKS
 
 
 def figure_svg(
