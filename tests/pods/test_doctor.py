@@ -393,3 +393,81 @@ def test_text_and_html_state_the_same_and_escape() -> None:
     assert says(nothing, "display.pods._speed.bandwidth-between-pods") and says(
         nothing, "client.checkup._obstacle.pod"
     )
+
+
+@pytest.mark.parametrize(
+    ("check", "changed", "verdict", "detail"),
+    [
+        ("clock", {"time_s": 1002.0}, Verdict.GOOD, "+1.00 s"),
+        ("clock", {"time_s": 1002.1}, Verdict.WARNING, "+1.1 s"),
+        ("memory", {"memory_gib": 1.0}, Verdict.GOOD, "1.0 GiB, free on its machine"),
+        ("memory", {"memory_gib": 0.99}, Verdict.BAD, "1.0 GiB, free on its machine"),
+        ("clock", {"time_s": 999.0}, Verdict.GOOD, "-1.00 s"),
+        ("disk", {"disk": {"free_gib": 10.0, "total_gib": 500.0}}, Verdict.GOOD, "10.0 GiB free"),
+        ("disk", {"disk": {"free_gib": 2.0, "total_gib": 500.0}}, Verdict.WARNING, "2.0 GiB free"),
+        ("disk", {"disk": {"free_gib": 0.05, "total_gib": 1.0}}, Verdict.BAD, "51 MiB free"),
+        ("disk", {"disk": {"free_gib": 0.1, "total_gib": 1.0}}, Verdict.BAD, "0.1 GiB free"),
+        (
+            "/dev/shm",
+            {"shm": {"free_gib": 1.0, "total_gib": 8.0}},
+            Verdict.GOOD,
+            "1.0 GiB free of 8.0",
+        ),
+        (
+            "/dev/shm",
+            {"shm": {"free_gib": 0.5, "total_gib": 8.0}},
+            Verdict.BAD,
+            "0.5 GiB free of 8.0",
+        ),
+    ],
+)
+def test_a_limit_itself_is_enough(
+    check: str, changed: dict[str, object], verdict: Verdict, detail: str
+) -> None:
+    finding = judged(GOOD, **changed)[check]
+    assert (finding.verdict, finding.detail) == (verdict, detail)
+
+
+def test_the_time_of_the_examination_is_the_time_of_the_login() -> None:
+    assert judged(GOOD)["ssh"].detail == "1.0 s"
+
+
+def test_shared_memory_matters_less_without_gpus() -> None:
+    def verdict(free_gib: float) -> Verdict:
+        shm = {"free_gib": free_gib, "total_gib": 8.0}
+        return judged(GOOD, spec=PodSpec(), gpus=[], shm=shm)["/dev/shm"].verdict
+
+    small = [verdict(free_gib) for free_gib in (8.0, 0.25, 0.24)]
+    assert small == [Verdict.GOOD, Verdict.WARNING, Verdict.BAD]
+
+
+def test_only_an_idle_old_lock_is_stale() -> None:
+    def state(*locks: tuple[bool, float]) -> str:
+        listed = [
+            {"path": f"/c/{n}/lock", "busy": busy, "age_s": age_s}
+            for n, (busy, age_s) in enumerate(locks)
+        ]
+        return judged(GOOD, locks=listed)["compiled ops"].detail
+
+    assert state() == "no locks"
+    assert state((True, 1e6)) == state((False, 60.0)) == "one is being compiled"
+    assert state((False, 1e6)) == "1 stale lock"
+    assert state((False, 1e6), (False, 1e6), (True, 1e6)) == "2 stale locks"
+
+
+def test_a_diagnosis_is_well_unless_a_host_or_the_exchange_is_bad() -> None:
+    def host(verdict: Verdict) -> HostReport:
+        findings = (
+            Finding(check="ssh", verdict=Verdict.GOOD, detail=""),
+            Finding(check="disk", verdict=verdict, detail=""),
+        )
+        return HostReport(pod="pod-0", address="127.0.0.2", findings=findings)
+
+    good, warned, bad = (host(v) for v in (Verdict.GOOD, Verdict.WARNING, Verdict.BAD))
+    assert (good.ok, warned.ok, bad.ok) == (True, True, False)
+    assert good.reached
+    assert Diagnosis(hosts=(good, warned), hosts_s=0.1).ok
+    assert not Diagnosis(hosts=(good, bad), hosts_s=0.1).ok
+    assert Diagnosis(hosts=(good,), exchange=Exchange(pods=2), hosts_s=0.1).ok
+    refused = Exchange(pods=2, problem="refused")
+    assert not Diagnosis(hosts=(good,), exchange=refused, hosts_s=0.1).ok
