@@ -61,9 +61,14 @@ def test_without_a_choice_the_driver_lists_the_gpus(
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert gpu_names() == []
+    listed = SimpleNamespace(stdout=b"GPU 0: NVIDIA L4\nNo MIG\nGPU 1: NVIDIA L4\n")
+
+    def run(*_: object, capture_output: bool, **__: object) -> SimpleNamespace:
+        assert capture_output
+        return listed
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert gpu_names() == [], "there is no driver"
     driver = tmp_path / "nvidia-smi"
     driver.touch(mode=0o755)
-    listed = SimpleNamespace(stdout=b"GPU 0: NVIDIA L4\nNo MIG\nGPU 1: NVIDIA L4\n")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: listed)
     assert gpu_names() == ["0", "1"]
