@@ -1,4 +1,4 @@
-"""The measured step of a shallow copy: what is scaled and not measured, and how near it is."""
+"""The measured steps of shallow copies: what they scale and predict, and how near they are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +14,23 @@ import pytest
 
 from workbench import FineTune, plan
 from workbench.base.errors import ConfigError
-from workbench.display.kit.doc import to_text
+from workbench.display.kit.doc import to_html, to_text
 from workbench.display.records.plan import plan_doc
 from workbench.finetune.notebook.calibrate import calibrate, measure
-from workbench.finetune.plan.calibration import Calibration, check, shallow_config
+from workbench.finetune.notebook.checkup import plan_for
+from workbench.finetune.plan.calibration import (
+    Calibration,
+    CopyTime,
+    check,
+    depth_of,
+    shallow_config,
+    untimed,
+)
 from workbench.finetune.plan.memory import Need, need_of
-from workbench.finetune.plan.table import Fit, PlanTable
+from workbench.finetune.plan.table import Fit, PlanTable, TimedStep
 from workbench.finetune.plan.tracing import Answer, Request
 from workbench.finetune.techniques.sizes import Moment, Parameters, Trace
+from workbench.pods.doctor.exchange import Exchange
 from workbench.rundir.state import RunState
 
 LAYER = Parameters(
@@ -31,6 +41,7 @@ TRACE = Trace(
     layers=[LAYER, LAYER],
     rest=replace(LAYER, trained=1_000_000),
 )
+EXCHANGE = Exchange(pods=2, latency_s=0.001, sizes=((4_000_000, 0.02),), slowdowns=((2, 1.5),))
 
 
 @pytest.fixture
@@ -47,7 +58,7 @@ class Pod:
     def __init__(self, run: Callable[..., object], *, state: RunState = RunState.SUCCEEDED) -> None:
         self.run = run
         self.state = state
-        self.asked: list[tuple[Mapping[str, Any], int, str]] = []
+        self.asked: list[tuple[Any, ...]] = []
 
     def submit(self, job: Any, *, pods: int, path: Path) -> SimpleNamespace:
         assert pods == 1
@@ -142,8 +153,8 @@ def test_a_shallow_copy_has_two_layers_and_the_width_of_the_model() -> None:
         "ends": [1, 2, 3],
     }
     shallow = {"num_layers": 2, "num_decoder_layers": 2, "kinds": ["a", "b"]}
-    assert shallow_config(config) == {**config, **shallow}
-    assert shallow_config({"num_layers": 1, "kinds": ["a"]}) == {"num_layers": 1, "kinds": ["a"]}
+    assert shallow_config(config, 2) == {**config, **shallow}
+    assert shallow_config({"num_layers": 1, "kinds": ["a"]}, 2) == {"num_layers": 1, "kinds": ["a"]}
 
 
 def test_a_measurement_below_a_gib_is_a_calibration_too() -> None:
@@ -155,18 +166,21 @@ def test_an_unknown_number_of_layers_is_said(tmp_path: Path) -> None:
     pod = Pod(lambda *_: None)
     calibration = calibrate(pod, FineTune(model=str(tmp_path)), gpus=0)  # type: ignore[arg-type]
     assert "no known number of layers" in calibration.why and not pod.asked
-    assert shallow_config({"num_layers": 24, "num_decoder_layers": 12}) is None
+    assert calibration.untimed == calibration.why
+    assert depth_of({"num_layers": 24, "num_decoder_layers": 12}) is None
 
 
 @pytest.mark.usefixtures("known_trace")
-def test_a_copy_that_is_too_small_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_copy_that_is_too_small_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tiny = replace(LAYER, trained=100_000)
     moment = Moment(base=1e6, row=1e5, logits=0.0, logits_row=0.0, gradients=200_000)
     small = replace(TRACE, layers=[tiny, tiny], rest=tiny, moments={"fp32": [moment]})
     monkeypatch.setattr("workbench.finetune.notebook.calibrate.trace_step", lambda _: small)
-    pod = Pod(lambda *_: None)
-    calibration = calibrate(pod, FineTune(), gpus=0)  # type: ignore[arg-type]
-    assert "below 100 MiB" in calibration.why and not pod.asked
+    calibration = calibrate(Pod(lambda *_: ANSWER), FineTune(), gpus=0)  # type: ignore[arg-type]
+    assert "below 100 MiB" in calibration.why and calibration.scale == 1.0
+    assert len(calibration.rounds) == 3 and calibration.untimed == ""
 
 
 @pytest.mark.usefixtures("known_trace")
@@ -174,6 +188,139 @@ def test_steps_that_fail_leave_the_plan_unscaled() -> None:
     failed = Pod(lambda *_: None, state=RunState.FAILED)
     calibration = calibrate(failed, FineTune(), gpus=0)  # type: ignore[arg-type]
     assert "failed" in calibration.why and calibration.scale == 1.0
+
+
+# As a pod answered for the T5 of this file with 6 layers (2 and 1 in the copies), 2026-11-27.
+ANSWER = {
+    "peak_bytes": 300 << 20,
+    "rounds": [
+        [[0.4437, 0.0137], [0.2634, 0.0101]],
+        [[0.4512, 0.0131], [0.2701, 0.0098]],
+        [[0.4401, 0.0140], [0.2598, 0.0103]],
+    ],
+}
+
+
+@pytest.mark.usefixtures("known_trace")
+def test_the_times_of_copies_continue_to_the_layers_of_the_model() -> None:
+    pod = Pod(lambda *_: ANSWER)
+    calibration = calibrate(pod, FineTune(max_grad_norm=0.5), gpus=0)  # type: ignore[arg-type]
+    ((requests, step),) = pod.asked
+    assert [request["config"]["num_layers"] for request in requests] == [2, 1]
+    assert step == {"rows": 8, "optimizer": "adamw", "max_grad_norm": 0.5, "answers": True}
+    assert calibration.lengths == (256, 128) and calibration.layers == 2
+    # A model with as many layers as the largest copy takes as long.
+    assert [whole.step_s for whole in calibration.whole] == [
+        pytest.approx(micro_batch_s + update_s) for (micro_batch_s, update_s), _ in ANSWER["rounds"]
+    ]
+    deeper = replace(calibration, layers=12).whole[0]
+    assert deeper.micro_batch_s == pytest.approx(0.4437 + 10 * (0.4437 - 0.2634))
+    assert deeper.update_s == pytest.approx(0.0137 + 10 * (0.0137 - 0.0101))
+    # Noise does not make a model with more layers faster.
+    one = CopyTime(layers=1, micro_batch_s=0.5, update_s=0.2)
+    two = CopyTime(layers=2, micro_batch_s=0.4, update_s=0.3)
+    (noisy,) = replace(calibration, rounds=[[two, one]], layers=12).whole
+    assert (noisy.micro_batch_s, noisy.update_s) == (0.4, pytest.approx(1.3))
+    # A model with one layer has one copy.
+    (single,) = replace(calibration, rounds=[[one]], layers=1).whole
+    assert single == one
+
+
+def recorded() -> list[dict[str, Any]]:
+    file = Path(__file__).parent / "timings" / "copies.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("line", recorded(), ids=lambda line: line["case"])
+def test_recorded_copies_predict_the_recorded_steps(line: dict[str, Any]) -> None:
+    """`record_copies.py` recorded copies and runs, by the CPU seconds of one thread."""
+    rounds = []
+    for copies_of_round in line["rounds"]:
+        names = ("layers", "micro_batch_s", "update_s")
+        rounds.append([CopyTime(**dict(zip(names, copy, strict=True))) for copy in copies_of_round])
+    predicted_s = [each.step_s for each in Calibration(rounds=rounds, layers=line["layers"]).whole]
+    assert median(predicted_s) == pytest.approx(line["measured"]["step_s"], rel=0.15)
+
+
+def copies(**changes: Any) -> Calibration:
+    """Return times of copies of a model with 12 layers: 2.45 to 2.55 s for a micro-batch."""
+    rounds = []
+    for second in (0.0, 0.05, 0.1):
+        one = CopyTime(layers=1, micro_batch_s=0.25 + second, update_s=0.0625)
+        two = CopyTime(layers=2, micro_batch_s=0.45 + second, update_s=0.125)
+        rounds.append((two, one))
+    timed: dict[str, Any] = {"rounds": rounds, "layers": 12, "rows": 8, "lengths": (256, 128)}
+    return Calibration(**{"planned_gib": 1.0, "measured_gib": 1.0, **timed, **changes})
+
+
+@pytest.mark.usefixtures("known_trace")
+def test_the_times_of_copies_predict_the_steps_and_speeds() -> None:
+    table = planned(copies(), pods=2, memory_gib=30.0, exchange=EXCHANGE)
+    single, ddp = table.rows
+    assert single.step_s == pytest.approx(2.5 + 0.75)
+    assert single.samples_per_s == pytest.approx(8 / 3.25)
+    assert single.within["step_s"].low < 3.2 and single.within["step_s"].high > 3.3
+    # The network's seconds and the shared processor are on top.
+    assert ddp.step_s is not None and ddp.step_s > 1.5 * single.step_s
+    # Copies time no technique, so speed marks none.
+    assert table.leaders == [] and table.fastest is None and table.cheapest is ddp
+    for shown in (to_text(plan_doc(table)), to_html(plan_doc(table))):
+        text = " ".join(shown.split())
+        assert "seconds a step" in text and "2.91 to 3.63" in text
+        assert (
+            "Copies with 1 and 2 layers predict 3.2 s for a step of single on one rank: "
+            "1 micro-batch of 8 rows with 256 + 128 tokens. Speeds are predicted from that step"
+        ) in text
+        assert "from steps of shallow copies timed in 3 turns" in text
+    more = plan(
+        FineTune(technique="single", gradient_accumulation_steps=4),
+        techniques=["single"],
+        calibration=copies(),
+    )
+    assert more.row("single").step_s == pytest.approx(4 * 2.5 + 0.75)
+
+
+@pytest.mark.usefixtures("known_trace")
+def test_without_turns_nothing_but_the_copies_is_trained() -> None:
+    pod = Pod(lambda *_: ANSWER)
+    options: dict[str, Any] = {"pods": 1, "gpus": 1, "lengths": (64, 32)}
+    table = plan_for(pod, FineTune(), None, turns=0, measure=True, **options)  # type: ignore[arg-type]
+    (((deep, _), _),) = pod.asked
+    assert (deep["source"], deep["target"]) == table.lengths == (64, 32)
+    assert table.turns == () and table.calibration is not None
+    assert table.row("single").step_s == pytest.approx(0.4437 + 0.0137)
+
+
+@pytest.mark.usefixtures("known_trace")
+def test_timed_steps_of_the_whole_model_predict_the_speeds_and_are_compared() -> None:
+    timed = TimedStep(
+        technique="single", pods=1, rows=8, accumulation=2, step_s=4.15, micro_batch_s=1.75
+    )
+    table = planned(copies(), turns=[(timed,)])
+    assert table.row("single").step_s == pytest.approx(2.4)
+    text = " ".join(to_text(plan_doc(table)).split())
+    assert "The whole model took 2.4 s on the job's own rows, 0.74 of the prediction." in text
+    assert "from steps timed in 1 turn" in text
+
+
+@pytest.mark.usefixtures("known_trace")
+def test_times_of_other_rows_predict_no_speeds_and_the_table_says_why() -> None:
+    table = planned(copies(), lengths=(64, 32))
+    assert all(row.step_s is None for row in table.rows)
+    text = " ".join(to_text(plan_doc(table)).split())
+    assert "The rows of this plan have other lengths" in text and "seconds a step" not in text
+    table = planned(copies(rounds=(), untimed="the copy melted"))
+    text = " ".join(to_text(plan_doc(table)).split())
+    assert "No step of shallow copies was timed: the copy melted." in text
+
+
+def test_layers_of_several_kinds_and_compiled_steps_are_not_timed() -> None:
+    first, other = replace(LAYER, trained=5), replace(LAYER, trained=7)
+    # The first layer of each of two stacks has more.
+    assert untimed(FineTune(), [first, LAYER, LAYER, other, LAYER, LAYER], 3) == ""
+    assert "several kinds" in untimed(FineTune(), [first, LAYER, other, LAYER, LAYER, LAYER], 3)
+    assert untimed(FineTune(), [first], 1) == ""
+    assert "torch_compile" in untimed(FineTune(torch_compile=True), [LAYER, LAYER], 2)
 
 
 T5 = {
@@ -222,10 +369,13 @@ def test_a_right_plan_is_measured_near_1_and_a_wrong_one_is_corrected(
     )
     pod = Pod(measure)
     right = calibrate(pod, job, gpus=0)  # type: ignore[arg-type]
-    assert right.why == "" and right.step_s > 0
-    ((request, rows, optimizer),) = pod.asked
+    assert right.why == "" and right.layers == 6
+    for copies_of_round in right.rounds:
+        assert [copy.layers for copy in copies_of_round] == [2, 1]
+        assert all(copy.micro_batch_s > 0 and copy.update_s > 0 for copy in copies_of_round)
+    (((request, _), step),) = pod.asked
     assert {request["config"].get(key, 2) for key in ("num_layers", "num_hidden_layers")} == {2}
-    assert (rows, optimizer) == (job.per_device_train_batch_size, "adamw")
+    assert (step["rows"], step["optimizer"]) == (job.per_device_train_batch_size, "adamw")
     assert (request["lora"] is None) == (peft == "none")
     assert 0.85 < right.scale < 1.2
 
@@ -237,7 +387,7 @@ def test_a_right_plan_is_measured_near_1_and_a_wrong_one_is_corrected(
     # The planner now forgets three parts of thirteen. The measurement is the same.
     for place in ("plan.plan", "notebook.calibrate"):
         monkeypatch.setattr(f"workbench.finetune.{place}.need_of", too_little)
-    answer = {"peak_bytes": right.measured_gib * 2**30, "step_s": right.step_s}
+    answer = {"peak_bytes": right.measured_gib * 2**30, "rounds": ANSWER["rounds"]}
     wrong = calibrate(Pod(lambda *_: answer), job, gpus=0)  # type: ignore[arg-type]
     assert wrong.scale == pytest.approx(1.3 * right.scale)
     assert tensors(None) == pytest.approx(whole / 1.3)

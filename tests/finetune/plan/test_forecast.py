@@ -461,6 +461,8 @@ def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None
         timed = [folder.name.rpartition("-")[0] for folder in (cluster.path / "timed").iterdir()]
     assert table.calibration is not None and table.calibration.why == ""
     assert timed.count("shallow") == 1 and 0.5 < table.calibration.scale < 1.5
+    assert table.calibration.whole and all(each.step_s > 0 for each in table.calibration.whole)
+    assert "of the prediction" in str(table) and "seconds a step" in str(table)
     (turn,) = table.turns
     assert (turn[0].technique, turn[-1].technique) == ("single", "single")
     assert {step.technique for step in turn} - {"local-sgd"} == {"single", *OWN}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -9,9 +10,9 @@ from workbench.base.table import Bar, Cell, Grid
 from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled, short_list
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
 from workbench.finetune.plan.calibration import LAYERS, Calibration
-from workbench.finetune.plan.forecast import alone_in, slowdowns_of, widening
+from workbench.finetune.plan.forecast import alone_in, slowdowns_of, timed_by, widening
 from workbench.finetune.plan.gpus import GpuTable
-from workbench.finetune.plan.table import Fit, Interval, PlanRow, PlanTable
+from workbench.finetune.plan.table import Fit, Interval, PlanRow, PlanTable, Turn
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import Memory
 
@@ -48,7 +49,7 @@ def plan_doc(table: PlanTable) -> Doc:
     scheduling = (
         [Note(table.scheduling[:1].upper() + table.scheduling[1:])] if table.scheduling else []
     )
-    calibration = [] if table.calibration is None else [Note(_calibrated(table.calibration))]
+    calibration = [] if table.calibration is None else [*map(Note, _calibrated(table))]
     what = Note(_what(table))
     blocks: list[Block] = [Table(_grid(table)), what, *calibration, *scheduling, *refused]
     return Doc(
@@ -144,9 +145,10 @@ def _speed_titles(table: PlanTable) -> dict[str, str]:
 
     None without a timing.
     """
-    if not table.turns:
+    if not _turns(table):
         return {}
     titles = {
+        **({"seconds a step": "step_s"} if table.calibration is not None else {}),
         "samples/s": "samples_per_s",
         "speed-up": "speed_up",
         "pod-hours for 10⁶ rows": "pod_hours",
@@ -277,7 +279,7 @@ def _fastest(table: PlanTable) -> str:
         if row.ranks > 1 and row.speed_up and technique_of(row.technique).same_losses
     ]
     accumulation = table.job.gradient_accumulation_steps
-    micro = "1 micro-batch" if accumulation == 1 else f"{count(accumulation)} micro-batches"
+    micro = _micro_batches(accumulation)
     if best.ranks > 1 or not several:
         pods = counted(table.pods if best.ranks > 1 else 1, "pod")
         fastest = (
@@ -294,6 +296,10 @@ def _fastest(table: PlanTable) -> str:
         f"a step makes {_between(other.within['speed_up'])} times its samples/s; "
         f"{pays}{_apart(table, 1.0)}. "
     )
+
+
+def _micro_batches(accumulation: int) -> str:
+    return "1 micro-batch" if accumulation == 1 else f"{count(accumulation)} micro-batches"
 
 
 def _undecided(table: PlanTable) -> str:
@@ -381,9 +387,10 @@ def _method(table: PlanTable) -> list[str]:
             "has; give memory_gib, or gpu_memory_gib for GPUs."
         )
     notes += _stages(table)
-    if table.turns:
-        notes.append(_timed(table))
-    if table.turns and table.job.gradient_accumulation_steps > 1 and table.pods > 1:
+    turns = _turns(table)
+    if turns:
+        notes.append(_timed(table, turns))
+    if turns and table.job.gradient_accumulation_steps > 1 and table.pods > 1:
         notes.append(
             "zero2, zero3 and fsdp send gradients after every micro-batch, since "
             "no rank holds them whole; zero1 and ddp send them once a step."
@@ -415,23 +422,68 @@ def _stages(table: PlanTable) -> list[str]:
     ]
 
 
-def _calibrated(calibration: Calibration) -> str:
+def _calibrated(table: PlanTable) -> list[str]:
+    """State what was measured on shallow copies: the memory, and the time of a step."""
+    calibration = table.calibration
+    assert calibration is not None
     if calibration.why:
-        return f"Nothing was measured on a shallow copy, so no memory is scaled: {calibration.why}."
+        memory = (
+            f"Nothing was measured on a shallow copy, so no memory is scaled: {calibration.why}."
+        )
+    else:
+        memory = (
+            f"Measured {calibration.scale:.2f} of planned; scaled. A copy with {LAYERS} layers "
+            f"took {calibration.measured_gib:.2f} GiB beside the runtime's own, and "
+            f"{calibration.planned_gib:.2f} were planned."
+        )
+    if not calibration.rounds:
+        return [memory, f"No step of shallow copies was timed: {calibration.untimed}."]
+    return [memory, _step_of_copies(table, calibration)]
+
+
+def _step_of_copies(table: PlanTable, calibration: Calibration) -> str:
+    """State the step that copies predict, and the timed step of the whole model if there is one."""
+    source, target = calibration.lengths
+    accumulation = table.job.gradient_accumulation_steps
+    step_s = _single_step_s(timed_by((), calibration, calibration.lengths), accumulation)
+    copies = " and ".join(sorted({f"{copy.layers}" for copy in calibration.rounds[0]}))
+    text = (
+        f"Copies with {copies} layers predict {duration(step_s)} for a step of single on one "
+        f"rank: {_micro_batches(accumulation)} of {counted(calibration.rows, 'row')} with "
+        f"{source} + {target} tokens"
+    )
+    if table.turns:
+        timed_s = _single_step_s(table.turns, accumulation)
+        return (
+            f"{text}. The whole model took {duration(timed_s)} on the job's own rows, "
+            f"{timed_s / step_s:.2f} of the prediction. Speeds are predicted from the whole model."
+        )
+    if not _turns(table):
+        return f"{text}. The rows of this plan have other lengths, so no speeds are predicted."
     return (
-        f"Measured {calibration.scale:.2f} of planned; scaled. A copy with {LAYERS} layers "
-        f"took {calibration.measured_gib:.2f} GiB beside the runtime's own, and "
-        f"{calibration.planned_gib:.2f} were planned; a step took {duration(calibration.step_s)}."
+        f"{text}. Speeds are predicted from that step and the network alone: the techniques "
+        "themselves were not timed, so speed marks no row."
     )
 
 
-def _timed(table: PlanTable) -> str:
-    paces = [alone_in(turn).pace for turn in table.turns]
+def _single_step_s(turns: Sequence[Turn], accumulation: int) -> float:
+    paces = [alone_in(turn).pace for turn in turns]
+    return median(accumulation * pace.micro_batch_s + pace.update_s for pace in paces)
+
+
+def _turns(table: PlanTable) -> Sequence[Turn]:
+    """Return the turns that predict the speeds, or none without speeds."""
+    return timed_by(table.turns, table.calibration, table.lengths)
+
+
+def _timed(table: PlanTable, timed: Sequence[Turn]) -> str:
+    paces = [alone_in(turn).pace for turn in timed]
     micro_batch_s = median(pace.micro_batch_s for pace in paces)
     update_s = median(pace.update_s for pace in paces)
-    turns = len(table.turns)
+    turns = len(timed)
+    steps = "steps" if table.turns else "steps of shallow copies"
     parts = [
-        f"Speeds are predicted from steps timed in {counted(turns, 'turn')}; on one pod "
+        f"Speeds are predicted from {steps} timed in {counted(turns, 'turn')}; on one pod "
         f"{duration(micro_batch_s)} for forward and backward pass of "
         f"{counted(paces[0].rows, 'row')}, {duration(update_s)} for the rest of a step"
     ]
@@ -445,7 +497,7 @@ def _timed(table: PlanTable) -> str:
             f"an all-reduce has {duration(exchange.latency_s)} of latency and {speed:.2f} GB/s"
         )
         slowdowns = []
-        for turn in table.turns:
+        for turn in timed:
             seen = replace(exchange, slowdowns=slowdowns_of(turn, exchange))
             slowdowns.append(seen.slowdown(table.pods))
         if (slowdown := median(slowdowns)) > 1.05:

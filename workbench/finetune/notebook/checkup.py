@@ -13,7 +13,7 @@ from workbench.client.result import RunResult
 from workbench.client.submission import Submission
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.notebook.calibrate import calibrate
-from workbench.finetune.plan.plan import as_planned, plan, predict
+from workbench.finetune.plan.plan import as_planned, plan, predict, tokens_of
 from workbench.finetune.plan.prediction import FIX, judge
 from workbench.finetune.plan.table import Fit, PlanTable, TimedStep, Turn
 from workbench.finetune.techniques.ddp import DDP
@@ -77,13 +77,14 @@ def plan_for(
 ) -> PlanTable:
     """Plan a job for measured pods after timing a few of its steps, in at most `turns` turns.
 
-    With `measure`, the memory is scaled by the measured step of a shallow copy.
+    With `measure`, shallow copies of the model are measured too. Without turns nothing else is.
     """
     if measure:
         gpus = options["gpus"] if options.get("gpu_memory_gib") else 0
-        options["calibration"] = calibrate(cluster, job, gpus=gpus)
+        lengths = tokens_of(options.get("lengths"))
+        options["calibration"] = calibrate(cluster, job, gpus=gpus, lengths=lengths)
     # A single pod may have no group of ranks to time.
-    if job.sequence_parallel > 1 or job.tensor_parallel > 1:
+    if not turns or job.sequence_parallel > 1 or job.tensor_parallel > 1:
         return plan(job, exchange=exchange, **options)
     pods = options["pods"]
     began = time.monotonic()

@@ -15,6 +15,7 @@ from workbench.jobs.job import Job
 from workbench.jobs.script import Function
 
 if TYPE_CHECKING:
+    from workbench.finetune.plan.reading import RowPreview
     from workbench.finetune.plan.table import PlanTable
     from workbench.pods.doctor.examination import Diagnosis
 
@@ -76,6 +77,7 @@ class Cluster(client.Cluster):
         price_per_pod_hour: float | None = None,
         turns: int = 3,
         measure: bool = False,
+        lengths: tuple[int, int] | RowPreview | None = None,
     ) -> PlanTable:
         """Predict the need of a job here under every technique, and the speed-up of several pods.
 
@@ -94,12 +96,15 @@ class Cluster(client.Cluster):
             pods: Number of pods to plan for, starting with the first. Default: all.
             price_per_pod_hour: Price of a pod for an hour. Default None: costs are in pod-hours
                 only.
-            turns: The most turns, at least 1. Intervals of few turns are wider.
-            measure: Whether to run some steps of a shallow copy of the model on the first pod: two
-                layers of the real width with random weights, and the job's micro-batch at its
-                longest rows. The measured share of the planned memory then scales the memory of
-                every technique, and the table states the share. Takes some seconds more. Default:
-                False.
+            turns: The most turns, at least 1. Intervals of few turns are wider. 0, allowed with
+                `measure`: the job is not timed, and shallow copies alone predict the speeds.
+            measure: Whether to run some steps of shallow copies of the model on the first pod: one
+                and two layers of the real width with random weights, and the job's micro-batch at
+                rows of the planned lengths. The measured share of the planned memory then scales
+                the memory of every technique. The times predict the step of the whole model, and
+                the table states both. Takes some seconds more. Default: False.
+            lengths: Tokens of a row's source and target, or `preview(job)` for the tokens that 99
+                of 100 micro-batches stay within. Default: the longest allowed by the job.
 
         Raises:
             ConfigError: The job is refused, or a number is not allowed.
@@ -110,10 +115,13 @@ class Cluster(client.Cluster):
         from workbench.client.checkup import diagnose, more_pods
         from workbench.finetune.notebook.checkup import plan_for
 
-        if isinstance(turns, bool) or not isinstance(turns, int) or turns < 1:
-            raise ConfigError(f"turns is {turns!r}; allowed: a whole number from 1")
         if not isinstance(measure, bool):
             raise ConfigError(f"measure is {measure!r}; allowed: True or False")
+        least = 0 if measure else 1
+        if isinstance(turns, bool) or not isinstance(turns, int) or turns < least:
+            raise ConfigError(
+                f"turns is {turns!r}; allowed: a whole number from 1, or 0 with measure=True"
+            )
         self._check_ready()
         if pods is not None and not 1 <= pods <= self.spec.count:
             raise ConfigError(f"pods is {pods!r}; the cluster has {self.spec.count}")
@@ -140,5 +148,6 @@ class Cluster(client.Cluster):
             gpu_memory_gib=min(gpus_gib, default=None),
             memory_gib=min(known_gib, default=None),
             price_per_pod_hour=price_per_pod_hour,
+            lengths=lengths,
         )
         return replace(table, scheduling=more_pods(self.spec))

@@ -1,36 +1,64 @@
-"""Compare a plan with a measured step of a shallow copy of the model. Pure.
+"""Compare a plan with measured steps of shallow copies of the model. Pure.
 
-The copy has two layers of the real width, random weights, and the job's micro-batch at the planned
-lengths. Its step without sharding is planned in the same way as the job's.
+The copies have the real width, random weights, and the job's micro-batch at the planned lengths.
+The memory of a copy with two layers is planned in the same way as the job's. The times of copies
+with one and two layers lie on a line, which continues to the layers of the whole model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Optimizer, Peft
 from workbench.finetune.plan.memory import Need
-from workbench.finetune.techniques.sizes import Memory
+from workbench.finetune.techniques.sizes import Memory, Parameters
 
 LAYERS = 2
-"""Layers of the copy, per stack."""
+"""Layers per stack of the copy whose memory is measured."""
 _DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "n_layers")
 _MEASURED = (Optimizer.ADAMW, Optimizer.SGD)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CopyTime:
+    """Time of an optimizer step of a copy with one micro-batch, on one rank without sharding."""
+
+    layers: int
+    """Layers per stack."""
+    micro_batch_s: float
+    """Median seconds of the forward and backward pass of a micro-batch."""
+    update_s: float
+    """Median seconds of the rest of a step."""
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step with one micro-batch."""
+        return self.micro_batch_s + self.update_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Memory of a shallow copy's step as planned and as measured, without the runtime's own."""
+    """Steps of shallow copies: the memory as planned and as measured, and the times."""
 
     planned_gib: float = 0.0
+    """GiB of a copy with two layers as planned, without the runtime's own memory."""
     measured_gib: float = 0.0
-    step_s: float = 0.0
-    """Median seconds of a step of the copy, with its update."""
+    """GiB of the same copy as measured."""
     why: str = ""
-    """Reason why nothing was measured. The plan is then not scaled."""
+    """Reason why no memory was measured. The plan's memory is then not scaled."""
+    rounds: Sequence[Sequence[CopyTime]] = ()
+    """Times of the copies, a round after another. Empty: no step was timed."""
+    untimed: str = ""
+    """Reason why no step was timed."""
+    layers: int = 0
+    """Layers per stack of the whole model."""
+    rows: int = 0
+    """Rows of the timed micro-batch."""
+    lengths: tuple[int, int] = (0, 0)
+    """Tokens of the timed rows: source and target."""
 
     @property
     def scale(self) -> float:
@@ -41,6 +69,37 @@ class Calibration:
             (1.25, 1.0)
         """
         return 1.0 if self.why else self.measured_gib / self.planned_gib
+
+    @property
+    def whole(self) -> list[CopyTime]:
+        """Times of the whole model, one for each round.
+
+        Example:
+            >>> one = CopyTime(layers=1, micro_batch_s=0.5, update_s=0.25)
+            >>> two = CopyTime(layers=2, micro_batch_s=0.75, update_s=0.375)
+            >>> Calibration(why="QLoRA", rounds=[(one, two)], layers=12).whole
+            [CopyTime(layers=12, micro_batch_s=3.25, update_s=1.625)]
+        """
+        return [continued(times, self.layers) for times in self.rounds]
+
+
+def continued(times: Sequence[CopyTime], layers: int) -> CopyTime:
+    """Return the time at a number of layers, on the line through the least and the most layers.
+
+    A copy with more layers takes at least as long: noise gives no layer less than 0 seconds.
+    """
+    least = min(times, key=lambda time: time.layers)
+    most = max(times, key=lambda time: time.layers)
+    share = 0.0
+    if most.layers > least.layers:
+        share = (layers - most.layers) / (most.layers - least.layers)
+    micro_batch_s = max(0.0, most.micro_batch_s - least.micro_batch_s)
+    update_s = max(0.0, most.update_s - least.update_s)
+    return CopyTime(
+        layers=layers,
+        micro_batch_s=most.micro_batch_s + share * micro_batch_s,
+        update_s=most.update_s + share * update_s,
+    )
 
 
 def check(calibration: Calibration | None) -> float:
@@ -65,26 +124,27 @@ def check(calibration: Calibration | None) -> float:
     return calibration.scale
 
 
-def shallow_config(config: Mapping[str, object]) -> dict[str, object] | None:
-    """Return a configuration with two layers per stack, or None if the depth is unknown.
+def depth_of(config: Mapping[str, object]) -> int | None:
+    """Return the number of layers per stack, or None if it is unknown or the stacks differ."""
+    depths = {config[key] for key in _DEPTH_KEYS if isinstance(config.get(key), int)}
+    return int(str(depths.pop())) if len(depths) == 1 else None
+
+
+def shallow_config(config: Mapping[str, object], layers: int) -> dict[str, object]:
+    """Return a configuration with so many layers per stack, or as many as there are if fewer.
 
     Example:
-        >>> shallow_config({"num_layers": 24, "d_model": 512, "kinds": ["a"] * 24})
+        >>> shallow_config({"num_layers": 24, "d_model": 512, "kinds": ["a"] * 24}, 2)
         {'num_layers': 2, 'd_model': 512, 'kinds': ['a', 'a']}
-        >>> shallow_config({"depth": 24}) is None
-        True
     """
-    depths = {config[key] for key in _DEPTH_KEYS if isinstance(config.get(key), int)}
-    if len(depths) != 1:
-        return None
-    (depth,) = depths
+    depth = depth_of(config)
     shallow = dict(config)
     for key, value in config.items():
         if key in _DEPTH_KEYS and value:
-            shallow[key] = min(LAYERS, int(str(depth)))
+            shallow[key] = min(layers, depth or layers)
         elif isinstance(value, list) and len(value) == depth:
             # Lists with an entry for every layer.
-            shallow[key] = value[:LAYERS]
+            shallow[key] = value[:layers]
     return shallow
 
 
@@ -98,6 +158,21 @@ def unmeasured(job: FineTune) -> str:
         return f"optimizer {str(job.optimizer)!r} is not measured on a copy"
     if job.sequence_parallel > 1 or job.tensor_parallel > 1 or job.device_map:
         return "a step of several ranks is not measured on a copy"
+    return ""
+
+
+def untimed(job: FineTune, layers: Sequence[Parameters], depth: int) -> str:
+    """Return why the times of copies say nothing about the whole model; empty if they do.
+
+    `layers` are those of all stacks, one stack after another.
+    """
+    if job.torch_compile or job.training.get("use_liger_kernel"):
+        return "the copies run without torch_compile and without Liger's kernels"
+    for first in range(0, len(layers), depth):
+        # The first layer of a stack may have more, such as T5's positions.
+        stack = layers[first + 1 : first + depth]
+        if any(layer != stack[0] for layer in stack):
+            return "the model has layers of several kinds, and a copy has only the first"
     return ""
 
 

@@ -23,6 +23,7 @@ from functools import partial
 from statistics import fmean, median
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.plan.calibration import Calibration
 from workbench.finetune.plan.table import Fit, Interval, Pace, PlanRow, TimedStep, Turn
 from workbench.finetune.techniques.registry import YARDSTICK, technique_of
 from workbench.finetune.techniques.sizes import Exchanges, Setting, Trace
@@ -30,6 +31,8 @@ from workbench.pods.doctor.exchange import Exchange
 
 _WIDENING = {1: 1.3, 2: 1.15}
 _LEAST_WIDENING = 1.1
+# The least that a timed step may have.
+_ACCUMULATION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +181,29 @@ def alone_in(turn: Turn) -> TimedStep:
         step_s=fmean(timed.step_s for timed in alone),
         micro_batch_s=fmean(timed.micro_batch_s for timed in alone),
     )
+
+
+def timed_by(
+    turns: Sequence[Turn], calibration: Calibration | None, lengths: tuple[int, int]
+) -> Sequence[Turn]:
+    """Return the turns; without any, the times of copies with rows of these lengths.
+
+    Every round of the copies is a turn with a step of `single` alone.
+    """
+    if turns or calibration is None or tuple(calibration.lengths) != tuple(lengths):
+        return turns
+    rounds = []
+    for whole in calibration.whole:
+        timed = TimedStep(
+            technique=YARDSTICK,
+            pods=1,
+            rows=calibration.rows,
+            accumulation=_ACCUMULATION,
+            step_s=_ACCUMULATION * whole.micro_batch_s + whole.update_s,
+            micro_batch_s=whole.micro_batch_s,
+        )
+        rounds.append((timed,))
+    return rounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

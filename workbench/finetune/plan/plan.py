@@ -12,7 +12,7 @@ from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.plan.calibration import Calibration, check, scaled
-from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of
+from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of, timed_by
 from workbench.finetune.plan.memory import host_of, need_of
 from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.setting import request_of, setting_of
@@ -76,9 +76,10 @@ def plan(  # noqa: PLR0913
         nodes: Nodes of the cluster, as `workbench.nodes(backend, pod=…, count=…)`. The table then
             shows whether the pods could be scheduled now, and `gpu_memory_gib` None is read from
             the labels of the nodes. Default None.
-        calibration: Measured step of a shallow copy of the model, as in
-            `cluster.plan(job, measure=True).calibration`. Its share of the plan scales the memory.
-            Default None.
+        calibration: Measured steps of shallow copies of the model, as in
+            `cluster.plan(job, measure=True).calibration`. The measured share of the plan scales the
+            memory. Without `turns`, the measured times predict the speeds, if rows have the same
+            lengths. Default None.
 
     Raises:
         ConfigError: The model's shape is unknown on this machine, or a number is not allowed.
@@ -107,13 +108,15 @@ def plan(  # noqa: PLR0913
         rows.append(refused.get(name) or _row(settings[name], trace, micro, limits, scale))
     accumulation = job.gradient_accumulation_steps
     speed_ups = dict[int, float]()
-    if turns:
+    planned = tokens or (job.max_source_length, job.max_target_length)
+    timed = timed_by(turns, calibration, planned)
+    if timed:
         speeds = Speeds(
             settings=settings,
-            timed_settings=_timed_settings(job, turns, gpus=gpus),
+            timed_settings=_timed_settings(job, timed, gpus=gpus),
             trace=trace,
             micro=micro,
-            turns=turns,
+            turns=timed,
             exchange=exchange,
         )
         rows = [speeds.added(row, accumulation, price=price_per_pod_hour) for row in rows]
@@ -126,7 +129,7 @@ def plan(  # noqa: PLR0913
         gpu_memory_gib=gpu_memory_gib,
         memory_gib=memory_gib,
         job=job,
-        lengths=tokens or (job.max_source_length, job.max_target_length),
+        lengths=planned,
         rows=_marked(rows),
         turns=turns,
         exchange=exchange,

@@ -185,7 +185,10 @@ class PlanTable(Shown):
     scheduling: str = ""
     """Whether Kubernetes could schedule the pods, or more pods, now. Empty: not checked."""
     calibration: Calibration | None = None
-    """Measured step of a shallow copy of the model, which scales the memory. None: not measured."""
+    """Measured steps of shallow copies of the model, which scale the memory. None: not measured.
+
+    Without `turns`, their times predict the speeds, if the plan's rows have the same lengths.
+    """
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -201,7 +204,7 @@ class PlanTable(Shown):
     def fastest(self) -> PlanRow | None:
         """Fastest fitting row without `local-sgd`, which changes losses.
 
-        None: no known speed, or the interval of another row overlaps.
+        None: no technique was timed, or the interval of another row overlaps.
         """
         leaders = self.leaders
         return leaders[0] if len(leaders) == 1 else None
@@ -211,8 +214,11 @@ class PlanTable(Shown):
         """Fitting rows that may be the fastest, the fastest by its figure first.
 
         The interval of every row overlaps the interval of the first. `local-sgd` is left out. No
-        rows: no known speed.
+        rows: no technique was timed.
         """
+        # Copies of the model time `single` alone, which compares no techniques.
+        if not self.turns:
+            return []
         fitting = []
         for row in self.rows:
             if row.fit not in (Fit.FITS, Fit.TIGHT, Fit.UNKNOWN):
