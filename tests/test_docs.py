@@ -29,6 +29,7 @@ from packaging.specifiers import SpecifierSet
 from playwright.sync_api import Page, sync_playwright
 
 import workbench
+from tests.browser.readings import PICTURES, RECORDS, digest, load_records
 from tests.support import executed
 from workbench.finetune.advice import rules
 from workbench.rundir.result import RunFault
@@ -160,6 +161,22 @@ def test_links_of_the_readme_lead_somewhere() -> None:
             path, _, anchor = link.partition("#")
             assert (ROOT / path).exists(), link
             assert not anchor or anchor in anchors_of(ROOT / path), link
+
+
+def test_every_picture_has_a_record_of_what_is_read_in_it() -> None:
+    pages = [ROOT / "README.md", *PAGES]
+    shown = {
+        name for page in pages for name in re.findall(r"pictures/([\w.-]+)\)", page.read_text())
+    }
+    kept = {path.name for path in PICTURES.iterdir()} - {RECORDS.name}
+    records = load_records()
+    assert shown == kept == set(records)
+    changed = [
+        name
+        for name, record in records.items()
+        if record["sha256"] != digest(PICTURES / name, record["texts"])
+    ]
+    assert changed == [], "a picture or its record was changed alone: run `make pictures`"
 
 
 def test_numbers_of_the_promises_are_those_of_the_code() -> None:

@@ -142,6 +142,7 @@ class Book:
             }""",
             arg=self.name,
             timeout=timeout_s * 1000,
+            polling=300,  # ms; without it, at every picture of the browser
         )
 
     def restart(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,11 @@ import pytest
 from playwright.sync_api import expect
 from poll import until
 
-from tests.browser.conftest import notebook
+from tests.browser.conftest import ARTIFACTS, notebook
+from tests.browser.readings import differences, load_records
+from tests.browser.shots import SHORT, take_pictures
 from tests.support import executed
+from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.process import is_alive
 from workbench.display.compose.fields import FIELDS
 
@@ -28,8 +31,8 @@ if os.environ["RANK"] == "1":
 time.sleep(60)
 """
 START = """
-from workbench import Cluster, FineTune, LocalPods, Script
-cluster = Cluster(LocalPods(), count=2, path="pods").start()
+from workbench import Cluster, FineTune, Script
+cluster = Cluster.attach("demo")
 cluster
 """
 FAIL = """
@@ -68,6 +71,30 @@ CUT = """() => {
         return field.clientWidth && pen.measureText(field.placeholder).width > room;
     }).map(field => field.placeholder);
 }"""
+
+
+@pytest.fixture(scope="module")
+def pods(lab: Any) -> Iterator[None]:
+    """Two pods in the lab's folder demo, for several tests: to start them takes 30 s of CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        # The state folder is that of the server and of its kernels.
+        patch.setenv("XDG_STATE_HOME", str(lab.home / ".local/state"))
+        pod = PodSpec(cpus=1, memory_gib=2)
+        with Cluster(LocalPods(), pod, count=2, path=lab.folder / "demo", idle_timeout_s=3600):
+            yield
+
+
+# It comes first, while the sidebar has no other runs.
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("pods")
+def test_the_pictures_of_readme_and_docs_are_current(
+    lab: Any, open_book: Callable[[str], Any]
+) -> None:
+    recorded = load_records()
+    texts = take_pictures(lab, open_book, ARTIFACTS / "pictures", SHORT, recorded)
+    stale = "\n".join(differences(recorded, texts))
+    assert not stale, f"stale pictures; run `make pictures`:\n{stale}"
 
 
 @pytest.mark.long
@@ -180,6 +207,7 @@ writer.close()
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("pods")
 def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str], Any]) -> None:
     (lab.folder / "fail.py").write_text(FAILING)
     book = open_book(lab.add(notebook(START, FAIL, TRAIN, ATTACH, HISTORY), "scenes.ipynb"))
