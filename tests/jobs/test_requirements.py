@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import ConfigError, RunError, Script
 from workbench.jobs.job import HandoverRequest, NewRun
 from workbench.jobs.requirements.read import header_in, read_requirements
@@ -323,7 +324,9 @@ def test_any_python_does_if_nothing_is_required_or_known_and_a_candidate_is_one(
 
 def test_a_line_with_a_secret_is_named_by_its_number(tmp_path: Path) -> None:
     secret = "pkg @ git+https://me:tok-9f8e7d6c@example.org/pkg"
-    with pytest.raises(ConfigError, match="line 3 of requirements looks as if it has a secret"):
+    with pytest.raises(
+        ConfigError, match=sentence("jobs.requirements.check_secrets.line-looks-if", 3)
+    ):
         check_secrets(["a", "b", secret], "requirements", {})
 
 
@@ -334,7 +337,9 @@ def test_a_candidate_fulfils_a_range_and_two_addresses_of_a_package_are_refused(
     assert lines(tmp_path, fine) == fine
     again = ["x @ https://a.org/x", "x @ https://a.org/x"]
     assert lines(tmp_path, again) == again
-    with pytest.raises(ConfigError, match="x from two addresses"):
+    with pytest.raises(
+        ConfigError, match=sentence("jobs.requirements.check_pins.two-addresses-remove", "x")
+    ):
         read(tmp_path, ["x @ https://a.org/x", "x @ https://b.org/x"])
 
 

@@ -260,7 +260,9 @@ def test_a_file_that_arrives_damaged_is_fetched_again_and_three_times_at_most(
     assert len(copy.fetch()) == 1 and copy.is_whole()
     assert copy.link.alone == ["a"] * 3
     copy.link.wrong = 3
-    with pytest.raises(RemoteError, match="copied from pod-0 3 times with a wrong checksum"):
+    with pytest.raises(
+        RemoteError, match=sentence("keeper.batches._fetch_one.came-back-times", "pod-0", 3)
+    ):
         copy.fetch()
     assert [path.name for path in (copy.here / "sub").iterdir()] == ["a"], "no part is left"
 

@@ -2,6 +2,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event
 from workbench.rundir.outcome import (
@@ -224,9 +225,13 @@ def test_the_first_rank_that_left_with_0_is_the_cause_and_not_one_that_crashed_w
 def test_a_pod_answers_for_its_own_ranks_only() -> None:
     answer = {"ranks": [{"rank": 1, "phase": "running"}]}
     assert [found.rank for found in rank_statuses(B, answer, 0.0, own={1, 2})] == [1]
-    with pytest.raises(ValueError, match="pod-1 reports rank 1, and the rank runs on another pod"):
+    with pytest.raises(
+        ValueError, match=sentence("rundir.outcome.rank_statuses.reports-rank-rank", "pod-1", 1)
+    ):
         rank_statuses(B, answer, 0.0, own={0})
-    with pytest.raises(ValueError, match="a rank without a number"):
+    with pytest.raises(
+        ValueError, match=sentence("rundir.outcome.rank_statuses.reports-rank-without")
+    ):
         rank_statuses(B, {"ranks": [{"phase": "running"}]}, 0.0)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench.base.errors import RunError
 from workbench.rundir.result import ResultRecord, RunFault
 from workbench.rundir.state import RunState
@@ -67,10 +68,10 @@ def test_the_predicted_memory_is_of_the_place_that_was_measured(
 
 def test_a_result_is_read_as_it_was_written_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     made = result(tmp_path, model="tiny-t5", steps=3)
-    with pytest.raises(RunError, match=r"holds no result\.json"):
+    with pytest.raises(RunError, match=sentence("rundir.result.load.holds-result-json")):
         ResultRecord.load(tmp_path)
     (tmp_path / "result.json").write_text(json.dumps(made.to_dict()))
     assert ResultRecord.load(tmp_path) == made
     (tmp_path / "result.json").write_text('{"state": "unheard of"}')
-    with pytest.raises(RunError, match="no valid state"):
+    with pytest.raises(RunError, match=sentence("rundir.result._read_at.does-say-state")):
         ResultRecord.load(tmp_path)

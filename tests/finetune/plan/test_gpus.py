@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import FineTune, gpus_for
 from workbench.base.errors import ConfigError
 from workbench.finetune.plan.gpus import KINDS, GpuTable
@@ -101,12 +102,14 @@ def test_the_memory_of_the_pod_limits_the_choice() -> None:
 
 def test_wrong_numbers_and_names_are_refused() -> None:
     for name in ("gpus_on_pod", "most_pods"):
-        with pytest.raises(ConfigError, match=f"{name} is 0; allowed: a whole number from 1"):
+        with pytest.raises(
+            ConfigError, match=sentence("finetune.gpus.gpus_for.allowed-whole-number", name)
+        ):
             gpus_for(FineTune(), **{name: 0})  # type: ignore[arg-type]
         assert isinstance(gpus_for(FineTune(), **{name: 1}), GpuTable)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="ddpp"):
         gpus_for(FineTune(), techniques=["ddpp"])
-    with pytest.raises(ConfigError, match="the table has no GPU 'Z1'; it has T4"):
+    with pytest.raises(ConfigError, match=sentence("finetune.gpus.row.table-gpu", "Z1", "T4")):
         gpus_for(FineTune()).row("Z1")
 
 
