@@ -1,9 +1,9 @@
 """Compare the step times that shallow copies predict with the steps of real runs, on this machine.
 
 `python -m tests.finetune.plan.record_copies FILE REPETITIONS [CLOCK]` appends one JSON line for
-each model to FILE: seconds of a step of the whole model under `single`, as predicted and as measured in
-a rank of the trainer. The clock is `cpu` or `wall`, by default both. CPU seconds of a process with
-one thread depend less on other work of the machine. Copies and runs alternate.
+each model to FILE: seconds of a step of the whole model under `single`, as predicted and as
+measured in a rank of the trainer. The clock is `cpu` or `wall`, by default both. CPU seconds of a
+process with one thread depend less on other work of the machine. Copies and runs alternate.
 """
 
 from __future__ import annotations
