@@ -444,15 +444,15 @@ def test_no_turn_begins_after_a_minute_and_a_half(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None:
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=3, path=tmp_path / "cluster") as cluster:
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "cluster") as cluster:
         table = cluster.plan(
             FineTune(technique="zero1"),
             turns=1,
             measure=True,
         )
         assert cluster.runs == []
-        with pytest.raises(ConfigError, match="pods is 4"):
-            cluster.plan(FineTune(), pods=4)
+        with pytest.raises(ConfigError, match="pods is 3"):
+            cluster.plan(FineTune(), pods=3)
         for turns in (0, True, 1.5):
             with pytest.raises(ConfigError, match="turns is"):
                 cluster.plan(FineTune(), turns=turns)  # type: ignore[arg-type]
@@ -466,12 +466,12 @@ def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None
     (turn,) = table.turns
     assert (turn[0].technique, turn[-1].technique) == ("single", "single")
     assert {step.technique for step in turn} - {"local-sgd"} == {"single", *OWN}
-    assert {step.pods for step in turn if step.technique in OWN} == {3} and turn[0].rows == 8
-    assert table.exchange is not None and [pods for pods, _ in table.exchange.slowdowns] == [2, 3]
+    assert {step.pods for step in turn if step.technique in OWN} == {2} and turn[0].rows == 8
+    assert table.exchange is not None and [pods for pods, _ in table.exchange.slowdowns] == [2]
     assert all(slowdown >= 1 for _, slowdown in table.exchange.slowdowns)
     assert timed.count("local-sgd") in (
         0,
-        2,
+        1,
     )  # none where the doctor saw no sharing, as with other load or more cores
     assert {row.technique for row in table.rows if row.speed_up} == {*TECHNIQUE_NAMES}
     assert table.row("single").speed_up == pytest.approx(1.0)
