@@ -64,7 +64,7 @@ class Scale:
 LONG = Scale(
     cluster='Cluster(LocalPods(), PodSpec(cpus=1, memory_gib=2), count=2, path="demo").start()',
     end="cluster.close()",
-    steps=40,
+    steps=80,
     eval_rows=24,
     techniques=("zero3", "fsdp", "zero1"),
     live_pods=2,
@@ -336,7 +336,7 @@ class Shots:
         for frame, shown_ms in frames[1:]:
             if frame.tobytes() != moving[-1][0].tobytes():
                 moving.append((frame, shown_ms))
-        first, *others = [frame.quantize(64) for frame, _ in moving]
+        first, *others = [frame.quantize(128) for frame, _ in moving]
         durations = [shown_ms for _, shown_ms in moving]
         path = self.folder / "panel.gif"
         first.save(
