@@ -126,7 +126,7 @@ lint: setup docs-check
 	@$(BIN)/deptry --no-ansi workbench
 
 # All pages anew: what is read again warns again.
-docs-check: setup
+docs-check: setup ## Build the documentation as docs/_build/html
 	@$(BIN)/python -m sphinx -E -W --keep-going -q docs docs/_build/html
 
 options: setup ## Write the tables of options and public names in docs/ anew, from the code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from writtenrun import write_run
 
 from tests.support.sentences import says
 from workbench.base.versions import VERSION
@@ -48,7 +50,7 @@ def spec(folder: Path, job: dict[str, object], cluster: dict[str, object] | None
             {"deepspeed": {"zero_optimization": {"stage": 1}, "train_batch_size": 7}},
             "train_batch_size",
         ),
-        ({"technique": "single", "launcher": "pdsh"}, "one rank"),
+        ({"technique": "single", "launcher": "pdsh"}, "runs one process"),
     ],
 )
 def test_what_is_refused_starts_nothing(
@@ -132,6 +134,35 @@ def test_runs_are_listed_as_text_and_as_json(
     assert [row["id"] for row in json.loads((tmp_path / "a.json").read_text())["runs"]] == ["worse"]
     assert main(["ls", str(tmp_path), "--state", "failed", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["runs"] == []
+
+
+def test_a_run_is_read_and_ended_by_its_id_or_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = write_run(tmp_path / "c")
+    run.state("running", "training")
+    run.log(0, "".join(f"line {number}\n" for number in range(300)))
+    run.log(1, "@workbench {}\n")
+    id_ = run.paths.root.name
+    assert main(["logs", id_]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"line {number}" for number in range(100, 300)]
+    assert main(["logs", str(run.paths.root), "--tail", "0"]) == 0
+    assert capsys.readouterr().out.startswith("line 0\n")
+    assert main(["logs", id_, "--rank", "1"]) == 0
+    assert says(capsys.readouterr().out, "cli._logs.rank-run-printed", 1, id_)
+    assert main(["logs", id_, "--rank", "7"]) == 1
+    assert main(["logs", "none"]) == 1
+    # The keeper of this made-up cluster is the test itself, and answers nobody.
+    assert main(["stop", id_]) == 1
+    run.end("failed", "rank 1 ended with 1")
+    capsys.readouterr()
+    assert main(["stop", id_]) == 0
+    assert main(["attach", id_, "--json", "-"]) == 1
+    assert json.loads(capsys.readouterr().out.partition("failed.\n")[2])["state"] == "failed"
+    shutil.copytree(run.paths.root, tmp_path / "again")
+    assert main(["logs", id_]) == 2
+    assert says(capsys.readouterr().out, "cli._named_run.runs-name-directory", 2, id_)
 
 
 def test_beside_json_a_refusal_is_on_standard_error(

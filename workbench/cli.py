@@ -1,4 +1,4 @@
-"""The command line: `workbench run SPEC.json [--out DIR]`, `ls`, `doctor`, `plan` and more.
+"""The command line: `workbench run SPEC.json [--out DIR]`, `ls`, `logs`, `stop` and more.
 
 Exit codes: 0 the run succeeded, the pods passed all checks, no claim failed or the text is
 written; 1 failure; 2 the request is refused and nothing has started. With `--json -` standard
@@ -15,11 +15,16 @@ from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, DiskFull, WorkbenchError
 from workbench.base.files import gate
 from workbench.base.files.disk import full_disk_named
 from workbench.base.versions import VERSION
+
+if TYPE_CHECKING:
+    from workbench.client.result import RunResult
+    from workbench.client.run import Run
 
 _STDOUT = Path("-")
 _SHELLS = ("bash", "zsh", "fish", "tcsh", "powershell")
@@ -73,17 +78,76 @@ def _run(args: argparse.Namespace) -> bool:
         _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())
         run = cluster.submit_prepared(prepared)
         result = run.wait()
-        facts = {"id": run.id, "path": str(run.path), **result.to_dict()}
-        _answer(args, f"{result}\nrun directory: {run.path}", facts)
+        _answer_result(args, run, result)
         return result.state is RunState.SUCCEEDED
+
+
+def _answer_result(args: argparse.Namespace, run: Run, result: RunResult) -> None:
+    facts = {"id": run.id, "path": str(run.path), **result.to_dict()}
+    _answer(args, f"{result}\nrun directory: {run.path}", facts)
 
 
 def _ls(args: argparse.Namespace) -> bool:
     from workbench.client.history import history
 
     found = history(args.folder, name=args.name, state=args.state, sort=args.sort)
-    _answer(args, str(found), {"folder": str(found.folder), "runs": found.rows()})
+    where = "`workbench ls --json -` has the directory of each run, as `path`."
+    text = f"{found}\n{where}" if len(found) else str(found)
+    _answer(args, text, {"folder": str(found.folder), "runs": found.rows()})
     return True
+
+
+def _named_run(name: str) -> Run:
+    """Return the run with an id or a name below the current folder, or in a run directory."""
+    from workbench.client.history import history
+    from workbench.client.run import Run
+
+    found = [record for record in history(Path()) if name in (record.id, record.name)]
+    if len(found) > 1:
+        paths = ", ".join(str(record.path) for record in found)
+        raise ConfigError(f"{len(found)} runs have the name {name!r}: {paths}. Give a directory.")
+    return Run.load(found[0].path if found else name)
+
+
+def _logs(args: argparse.Namespace) -> bool:
+    run = _named_run(args.run)
+    text = run.logs(args.rank, tail=args.tail or None)
+    if not text:
+        text = (
+            f"Rank {args.rank} of run {run.id} printed nothing. Losses and other figures are no "
+            "part of the log; `workbench attach` shows them."
+        )
+    _say(text)
+    return True
+
+
+def _stop(args: argparse.Namespace) -> bool:
+    run = _named_run(args.run)
+    if run.state.is_terminal:
+        _say(f"Run {run.id} has already ended: {run.state}.")
+        return True
+    if args.kill:
+        run.cancel()
+        _say(f"Run {run.id} was asked to end at once.")
+    else:
+        run.stop()
+        _say(f"Run {run.id} was asked to stop after a checkpoint.")
+    return True
+
+
+def _attach(args: argparse.Namespace) -> bool:
+    """Follow a run to its end with a line of progress, and print the result."""
+    from workbench.client.run import Detached
+    from workbench.rundir.state import RunState
+
+    run = _named_run(args.run)
+    try:
+        result = run.wait()
+    except Detached as detached:
+        _say(str(detached))
+        return False
+    _answer_result(args, run, result)
+    return result.state is RunState.SUCCEEDED
 
 
 def _doctor(args: argparse.Namespace) -> bool:
@@ -198,6 +262,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_json(parser_of_spec)
         parser_of_spec.set_defaults(verb=verb)
     _add_ls(commands)
+    _add_verbs_of_runs(commands)
     _add_verify(commands)
     report = commands.add_parser(
         "report", help="write report.html and report.md on runs; exit 0 written, 2 refused"
@@ -252,6 +317,31 @@ def _add_ls(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     _add_json(ls)
     ls.set_defaults(verb=_ls)
+
+
+def _add_verbs_of_runs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    logs = commands.add_parser(
+        "logs", help="print the output of a rank; exit 0 printed, 1 no such run or rank"
+    )
+    logs.add_argument("--rank", type=int, default=0, help="number of the rank; default: 0")
+    logs.add_argument(
+        "--tail", type=int, metavar="LINES", default=200, help="last lines; 0: all; default: 200"
+    )
+    stop = commands.add_parser(
+        "stop", help="stop a run after a checkpoint; exit 0 asked or ended, 1 no answer"
+    )
+    stop.add_argument("--kill", action="store_true", help="end the run at once instead")
+    attach = commands.add_parser(
+        "attach", help="follow a run until it ends; exit 0 succeeded, 1 failed or interrupted"
+    )
+    _add_json(attach)
+    for parser_of_run, verb in ((logs, _logs), (stop, _stop), (attach, _attach)):
+        parser_of_run.add_argument(
+            "run",
+            metavar="RUN",
+            help="a run directory, or the id or name of a run below the current folder",
+        )
+        parser_of_run.set_defaults(verb=verb)
 
 
 def _add_json(command: argparse.ArgumentParser) -> None:

@@ -221,7 +221,7 @@ def test_a_missing_plot_is_named_only_where_a_benchmark_asked_for_it(tmp_path: P
         of_benchmark(tmp_path / name)
     page = page_of(tmp_path)
     assert "scaling" in headings_of(page) and "loss" not in headings_of(page)
-    assert says(Page(page).text, "display.plots.scaling_blocks.drawn-same-global")
+    assert says(Page(page).text, "display.plots.row-several-pods")
 
 
 def test_options_that_differ_stand_side_by_side(tmp_path: Path) -> None:

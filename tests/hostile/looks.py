@@ -210,15 +210,17 @@ def handlers(reader: Reader, run: Run) -> Iterator[Look]:
 
 def commands(reader: Reader, run: Run) -> Iterator[Look]:
     """Yield a look through each command of the parser, with a path for every place in it."""
-    paths = {"spec": run.paths.spec, "folders": reader.given.root, "folder": reader.given.root}
+    root = reader.given.root
+    paths = {"spec": run.paths.spec, "folders": root, "folder": root, "run": run.path}
     (verbs,) = [
         action
         for action in cli._parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     ]
     for verb, parser in verbs.choices.items():
-        # Some start the pods of the user's SPEC.json, and one reads no file.
-        if verb in ("run", "doctor", "verify", "completion"):
+        # Some start the pods of the user's SPEC.json, some wait for a run or end it, and one reads
+        # no file.
+        if verb in ("run", "doctor", "verify", "attach", "stop", "completion"):
             continue
         words = [verb]
         flags = []

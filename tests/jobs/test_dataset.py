@@ -212,12 +212,11 @@ def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("value", "message"),
     [
+        ("rwos.csv", sentence("finetune.dataset._from_path.dataset-file-folder", "rwos.csv")),
         ("wikisql-mni", sentence("base.errors.one_of.did-you-mean", "wikisql-mini")),
         (
             "/no/such/folder",
-            sentence(
-                "finetune.dataset._from_path.folder-train-jsonl", "Allowed: wikisql-mini, wikisql"
-            ),
+            sentence("finetune.dataset._from_path.dataset-file-folder", "/no/such/folder"),
         ),
         (
             {"kind": "jsn"},

@@ -356,7 +356,7 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
         ),
         (
             {"kind": "mix", "parts": [{"dataset": "FOLDER/gone.csv"}]},
-            sentence("base.errors.one_of.known-allowed", "dataset", "gone.csv"),
+            sentence("finetune.dataset._from_path.dataset-file-folder", "gone.csv"),
         ),
         (
             {

@@ -187,7 +187,9 @@ def check_columns(columns: Mapping[str, str]) -> Mapping[str, str]:
     whole = {_ALONE, CHAT, "prompt", *PAIR}
     if columns and _form_of(columns) is None and not whole & columns.keys():
         raise ConfigError(
-            f"dataset columns name {_listed(columns)}, which make no row; {_nearest(columns)}"
+            f"dataset columns name only {_listed(columns)}, and a row needs more: "
+            f"{_nearest(columns)}. With `columns`, name the column of every field, also of one "
+            "whose column has the field's name."
         )
     return columns
 

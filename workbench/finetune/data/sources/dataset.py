@@ -249,6 +249,11 @@ def _from_path(path: Path, value: str) -> Dataset:
             f"name end in {', '.join(FORMATS)}; or name the file as 'train' of a dataset of kind "
             "'files', to read the file as JSON Lines"
         )
+    if len(path.parts) > 1 or path.suffix in FORMATS:
+        raise ConfigError(
+            f"dataset {value!r}: there is no file or folder {path.absolute()}. "
+            "Check the spelling; a relative path counts from the current folder."
+        )
     places = [
         "a folder with train.jsonl",
         f"a file of rows ({', '.join(FORMATS)})",
