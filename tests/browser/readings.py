@@ -79,6 +79,7 @@ _RULES = (
     (r"#(?:(?:, | → | | / |-)#)+", "#"),
     (r"^★ #$", "#"),
     (r" While all pods compute, each takes # times as long\.", ""),
+    (r"Each point is the mean of # logged steps\.", ""),  # of long runs
     (r"memory per pod, GiB", "memory per pod"),  # only above a plot
     # One of a thing, or several.
     (r"# (pod|rank|row|run)s\b", r"# \1"),
@@ -96,7 +97,8 @@ def neutral(lines: Iterable[str], *, techniques: bool = True) -> list[str]:
             line = re.sub(pattern, word, line)
         if not techniques:
             line = re.sub(_TECHNIQUES, "TECHNIQUE", line)
-        kept.append(line)
+        if line:
+            kept.append(line)
     return list(dict.fromkeys(kept))
 
 

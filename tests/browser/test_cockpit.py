@@ -114,9 +114,9 @@ def test_the_form_explains_starts_stops_and_is_saved(
     assert form.get_by_title(FIELDS["launcher"].option.help).get_by_label("Launcher").is_visible()
     form.get_by_label("Technique").select_option("single")
     form.get_by_label("Launcher").select_option("pdsh")
-    book.see(0, "is one rank; launcher 'pdsh' has no use")
+    book.see(0, "launcher 'pdsh' does nothing")
     assert "with Cluster(" not in book.said(0)
-    assert book.said(0).count("launcher 'pdsh' has no use") == 1, "at two fields, and said once"
+    assert book.said(0).count("launcher 'pdsh' does nothing") == 1, "at two fields, and said once"
     assert form.locator("[aria-invalid=true]").count() == 2
     cell = form.get_by_title(FIELDS["launcher"].option.help)
     meaning = cell.locator(".wb-form-help")

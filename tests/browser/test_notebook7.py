@@ -80,7 +80,7 @@ def test_buttons_come_and_work_in_a_slow_notebook7_and_a_saved_run_reads(
     see(run, "rank 0 line")
     stop.click(timeout=PATIENCE_MS)
     devtools.send("Emulation.setCPUThrottlingRate", {"rate": 1})
-    see(run, "Ranks: all gone")
+    see(run, "Processes: all exited")
     panel.get_by_role("button", name="Stop the cluster").click()
     panel.get_by_role("button", name="Really stop?").click()
     see(panel, "closed")
@@ -90,7 +90,7 @@ def test_buttons_come_and_work_in_a_slow_notebook7_and_a_saved_run_reads(
     def is_saved() -> bool:
         page.keyboard.press("Control+s")
         text = saved.read_text()
-        return "Ranks: all gone" in text and "image/png" in text
+        return "Processes: all exited" in text and "image/png" in text
 
     until(is_saved, 60, every_s=2)
     page.close()
@@ -100,7 +100,7 @@ def test_buttons_come_and_work_in_a_slow_notebook7_and_a_saved_run_reads(
     book["cells"].append(notebook("1").cells[0])
     page = open_in_notebook7(browser, lab, lab.add(book, "untrusted.ipynb"))
     run = output_of(page, 1)
-    see(run, "Ranks: all gone")
+    see(run, "Processes: all exited")
     assert run.locator("svg.wb-plot, style").count() == 0, "not trusted"
     until(lambda: run.locator("img").filter(visible=True).count() == 1, 30)
     assert Reader(run.inner_html()).troubles == [], "no wall of letters"
