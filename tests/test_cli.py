@@ -151,6 +151,7 @@ def test_a_run_is_read_and_ended_by_its_id_or_directory(
     assert capsys.readouterr().out.startswith("line 0\n")
     assert main(["logs", id_, "--rank", "1"]) == 0
     assert says(capsys.readouterr().out, "cli._logs.rank-run-printed", 1, id_)
+    assert main(["logs", id_, "--tail=-5"]) == 2
     assert main(["logs", id_, "--rank", "7"]) == 1
     assert main(["logs", "none"]) == 1
     # The keeper of this made-up cluster is the test itself, and answers nobody.

@@ -110,6 +110,8 @@ def _named_run(name: str) -> Run:
 
 
 def _logs(args: argparse.Namespace) -> bool:
+    if args.tail < 0:
+        raise ConfigError(f"--tail is {args.tail}; give a number of lines, or 0 for all lines.")
     run = _named_run(args.run)
     text = run.logs(args.rank, tail=args.tail or None)
     if not text:
@@ -321,7 +323,7 @@ def _add_ls(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def _add_verbs_of_runs(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     logs = commands.add_parser(
-        "logs", help="print the output of a rank; exit 0 printed, 1 no such run or rank"
+        "logs", help="print the output of a rank; exit 0 printed, 1 no such run or rank, 2 refused"
     )
     logs.add_argument("--rank", type=int, default=0, help="number of the rank; default: 0")
     logs.add_argument(

@@ -172,7 +172,7 @@ class Report:
         self.of_benchmark = any(_of_benchmark(row) for row in rows)
         """Whether a benchmark asked for some of the rows. Ordinary runs asked for no comparison."""
         self.views: dict[Path, RunView] = {}
-        """By run directory, what the files say of the run."""
+        """Views of the files of the runs, by run directory."""
         self.losses: dict[Path, Sequence[LossPoint]] = {}
         """By run directory the training losses, as they were logged."""
         self.cards: dict[Path, Card] = {}
@@ -226,7 +226,7 @@ class Report:
         return self.losses.get(row.path, ())
 
     def loss_unit_of(self, row: BenchmarkRow) -> str:
-        """Return the unit of a row's training loss; empty where it is unknown, as of a script."""
+        """Return the unit of a row's training loss; empty if unknown, for example for a script."""
         view = self.views.get(row.path) if row.path else None
         if view is None or view.spec is None:
             return ""

@@ -32,7 +32,7 @@ NO_MEMORY = "Not drawn: no row tells its memory, measured or predicted."
 
 
 def memory_blocks(sheet: Sheet) -> list[Block]:
-    """State the memory of every row, if any row tells it."""
+    """State the memory of every row, if any row has a memory."""
     drawn = memory_bars_svg(sheet.lines)
     if not drawn:
         return []

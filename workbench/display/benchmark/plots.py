@@ -46,7 +46,7 @@ NO_LOSS = "Not drawn: no run logged a loss more than once."
 
 
 def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
-    """State the scaling plot's content and the source of its published line, if there is any."""
+    """State the content of the scaling plot and the source of the published line, if any."""
     series = scaling_series(sheet)
     if not series:
         return []
@@ -162,7 +162,7 @@ class LossPlot:
     title: str
     plot: Plot
     by_step: str
-    """The `<svg>` against steps; of lines that are the same, one is drawn."""
+    """The `<svg>` against steps; equal lines are drawn once."""
     by_second: str
     """The `<svg>` against seconds since the start was asked for."""
 
@@ -190,7 +190,7 @@ def loss_plots(
 ) -> list[LossPlot]:
     """Draw training losses, at most eight rows per plot: comparable losses, or split by pods.
 
-    `losses` and `units` are by the number of a line; a unit that is unknown is not stated.
+    `losses` and `units` are by the number of a line. An unknown unit is not stated.
     """
     drawn: list[tuple[str, list[Line]]] = []
     for parts_together in _together(sheet.parts):

@@ -85,7 +85,7 @@ def plots_doc(report: Report) -> Doc:
 
 
 def _sheet(report: Report) -> Sheet:
-    """Lay out the rows. Only a benchmark names the figures that no row has."""
+    """Lay out the rows. Only a benchmark names missing figures."""
     sheet = sheet_of(report.groups)
     return sheet if report.of_benchmark else replace(sheet, unmeasured=())
 
@@ -195,7 +195,7 @@ def _numbers(lines: Sequence[Line]) -> str:
 
 
 def _best(good: Sequence[Line]) -> list[str]:
-    """Return the best of the lines per figure, and the lines that cannot be told apart from it."""
+    """Return the best line per figure, and lines that are as good within the spread."""
     sentences = []
     for field, words, most, write in _BEST:
         measured = [line for line in good if getattr(line.row, field) is not None]

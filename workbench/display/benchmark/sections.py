@@ -30,11 +30,11 @@ _FINGERPRINT = 8  # letters of a commit or a fingerprint in a table
 
 
 _IN_RESULTS = ("model", "technique", "peft", "path")
-"""Options that every row states in the table of results."""
+"""Options in the table of results."""
 
 
 def option_blocks(sheet: Sheet) -> list[Block]:
-    """Put the options side by side that rows of a kind of job have otherwise."""
+    """Put the differing options of rows with the same kind of job side by side."""
     jobs = [part(line.row.spec, "job") for line in sheet.lines]
     options = different_options(jobs, leave_out=(*_IN_RESULTS, "env"))
     if not options:
@@ -194,7 +194,7 @@ def provenance_blocks(sheet: Sheet, report: Report) -> list[Block]:
 
 
 def row_blocks(row: BenchmarkRow, out: str, *, with_spec: bool) -> list[Block]:
-    """State where a run is and how it is run again; `with_spec` where no card has the spec."""
+    """State the place of a run and the command to run the job again; `with_spec` adds the spec."""
     where = f"Run directory: {row.path}" if row.path else "Never started."
     blocks: list[Block] = [Note(where, "plain")]
     if row.provenance.commit:
@@ -242,12 +242,7 @@ def _provenance_grid(sheet: Sheet, report: Report) -> Grid:
 
 
 def _cut(fingerprints: str) -> str:
-    """Return the distinguishing part of fingerprints, and whether files were changed.
-
-    Example:
-        >>> _cut("0123456789abcdef+changes fedcba9876543210")
-        '01234567+changes fedcba98'
-    """
+    """Return the distinguishing part of fingerprints, and whether files were changed."""
     parts = []
     for fingerprint in plain(fingerprints).split():
         head, plus, changes = fingerprint.partition("+")

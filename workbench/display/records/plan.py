@@ -423,7 +423,7 @@ def _stages(table: PlanTable) -> list[str]:
 
 
 def _calibrated(table: PlanTable) -> list[str]:
-    """State what was measured on shallow copies: the memory, and the time of a step."""
+    """State the memory and the time of a step, as measured on shallow copies."""
     calibration = table.calibration
     assert calibration is not None
     if calibration.why:
@@ -442,7 +442,7 @@ def _calibrated(table: PlanTable) -> list[str]:
 
 
 def _step_of_copies(table: PlanTable, calibration: Calibration) -> str:
-    """State the step that copies predict, and the timed step of the whole model if there is one."""
+    """State the step as predicted by copies, and the timed step of the whole model, if any."""
     source, target = calibration.lengths
     accumulation = table.job.gradient_accumulation_steps
     step_s = _single_step_s(timed_by((), calibration, calibration.lengths), accumulation)

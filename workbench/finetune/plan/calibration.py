@@ -72,7 +72,7 @@ class Calibration:
 
     @property
     def whole(self) -> list[CopyTime]:
-        """Times of the whole model, one for each round.
+        """Times of the whole model by round.
 
         Example:
             >>> one = CopyTime(layers=1, micro_batch_s=0.5, update_s=0.25)
@@ -125,7 +125,7 @@ def check(calibration: Calibration | None) -> float:
 
 
 def depth_of(config: Mapping[str, object]) -> int | None:
-    """Return the number of layers per stack, or None if it is unknown or the stacks differ."""
+    """Return the number of layers per stack, or None if unknown or if the stacks differ."""
     depths = {config[key] for key in _DEPTH_KEYS if isinstance(config.get(key), int)}
     return int(str(depths.pop())) if len(depths) == 1 else None
 
@@ -162,9 +162,9 @@ def unmeasured(job: FineTune) -> str:
 
 
 def untimed(job: FineTune, layers: Sequence[Parameters], depth: int) -> str:
-    """Return why the times of copies say nothing about the whole model; empty if they do.
+    """Return why times of copies do not predict the whole model; empty if they predict the model.
 
-    `layers` are those of all stacks, one stack after another.
+    `layers` has the layers of all stacks, stack by stack.
     """
     if job.torch_compile or job.training.get("use_liger_kernel"):
         return "the copies run without torch_compile and without Liger's kernels"

@@ -186,7 +186,7 @@ def alone_in(turn: Turn) -> TimedStep:
 def timed_by(
     turns: Sequence[Turn], calibration: Calibration | None, lengths: tuple[int, int]
 ) -> Sequence[Turn]:
-    """Return the turns; without any, the times of copies with rows of these lengths.
+    """Return the turns, or without turns the times of copies with rows of equal lengths.
 
     Every round of the copies is a turn with a step of `single` alone.
     """

@@ -185,9 +185,9 @@ class PlanTable(Shown):
     scheduling: str = ""
     """Whether Kubernetes could schedule the pods, or more pods, now. Empty: not checked."""
     calibration: Calibration | None = None
-    """Measured steps of shallow copies of the model, which scale the memory. None: not measured.
+    """Measured steps of shallow copies of the model. They scale the memory. None: not measured.
 
-    Without `turns`, their times predict the speeds, if the plan's rows have the same lengths.
+    Without `turns`, the times predict the speeds, if the plan's rows have the same lengths.
     """
 
     @property

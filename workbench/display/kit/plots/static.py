@@ -225,12 +225,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
 
 
 def _most_ticks(low: float, high: float) -> int:
-    """Return the number of labels that fit below an axis: those of a short span are long.
-
-    Example:
-        >>> _most_ticks(0.0, 40.0), _most_ticks(16.80, 16.84)
-        (7, 4)
-    """
+    """Return the number of labels that fit below an axis; labels of a short span are long."""
     largest = max(abs(low), abs(high))
     is_short = 0 < high - low < _SHORT_SPAN * largest
     return _FEW_TICKS if is_short else _TICKS

@@ -26,11 +26,11 @@ class EvalBatch:
     """Micro-batch of a rank in an evaluation."""
 
     numbers: Sequence[int]
-    """Numbers of its rows in the dataset."""
+    """Numbers of the rows in the dataset."""
     weight: float
     """Number of rows for which the figures of the micro-batch count.
 
-    Default: every row. 0: the rank has no rows left, and repeats one.
+    0: the rank has no rows left, and repeats a row.
     """
 
 
@@ -69,7 +69,7 @@ class MethodEvaluator:
     def measure(self, trainer: Any) -> dict[str, float]:
         """Evaluate the current model.
 
-        Every rank must call this method, and all get the same figures.
+        Every rank must call the method. The figures are the same on all ranks.
         """
         means = RowMeans()
         batches = list(trainer.eval_batches())
@@ -92,7 +92,7 @@ class MethodEvaluator:
 
 
 def dealt_in_turn(rows: int, *, size: int, rank: int, world_size: int) -> Iterator[EvalBatch]:
-    """Yield the micro-batches of a rank: those of one process, dealt to the ranks in turn.
+    """Yield the micro-batches of a rank: micro-batches of a single process, dealt in turn.
 
     Every rank gets the same number of micro-batches, because forward passes can be collective.
 

@@ -72,7 +72,7 @@ def prompts_of_evaluation(
     """Yield the prompts of every micro-batch of all ranks, and the number of different ones.
 
     A prompt has `answers` answers. All ranks write the same number of answers, and together at most
-    `at_once`. Prompts that are too few for all ranks are asked alone, several times.
+    `at_once`. Prompts too few for all ranks are asked alone, several times.
 
     Example:
         >>> list(prompts_of_evaluation(6, answers=2, at_once=8, ranks=4))
@@ -258,7 +258,7 @@ class Hooks(TrlHooks):
             yield name, mean, 1.0
 
     def _own_means(self) -> dict[str, float]:
-        """Return the means of the rewards of a micro-batch, and of their squares as deviations.
+        """Return the means of the rewards of a micro-batch; as deviations, means of squares.
 
         TRL's deviations depend on the size of a micro-batch.
         """

@@ -77,7 +77,7 @@ class TrlHooks:
         return self._exchange(mode, defaultdict(list))
 
     def _exchange(self, mode: str, figures: Figures) -> Figures:
-        """Replace TRL's figures, and return them."""
+        """Replace and return TRL's figures."""
         held: Figures = self._metrics[mode]  # type: ignore[attr-defined]
         self._metrics[mode] = figures  # type: ignore[attr-defined]
         return held
@@ -98,13 +98,13 @@ class TrlHooks:
     def weighed(
         self, figures: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
     ) -> Iterator[tuple[str, float, float]]:
-        """Yield the figures of a micro-batch, and the share of its rows that a figure describes."""
+        """Yield the figures of a micro-batch, and the share of rows behind each."""
         del rows
         for name, mean in figures.items():
             yield name, mean, 1.0
 
     def completed(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the figures of an evaluation from the means over its rows."""
+        """Return the figures of an evaluation from means over the rows."""
         return figures
 
 
