@@ -187,7 +187,7 @@ def stripped_words(text: str) -> Markup:
 def to_page(doc: Doc, title: str, *styles: str, plots: bool = False) -> str:
     """Draw a document as a page without network access. Only scripts of ours run, by checksum.
 
-    Interactive `plots` carry plotly's program, compressed to 2 MB; a script of the package unpacks it.
+    Interactive `plots` carry the program of plotly, compressed to 2 MB, and a script to unpack it.
     """
     body = blocks_html(doc.blocks, asked=plots)
     scripts: list[str] = []
