@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods
 from workbench.base.errors import ConfigError
+from workbench.rundir.paths import ClusterPaths
 
 NO_FLOCK = "#include <errno.h>\nint flock(int handle, int how) { errno = ENOLCK; return -1; }\n"
 START = """
@@ -54,3 +56,23 @@ def test_a_deleted_working_directory_is_refused_with_what_to_do(
         ConfigError, match=sentence("base.files.check_working_directory.working-directory-process")
     ):
         Cluster(LocalPods())
+
+
+def test_a_start_beside_another_that_has_written_half_names_that_other(tmp_path: Path) -> None:
+    paths = ClusterPaths(tmp_path)
+    paths.holder.write_text("{}")
+    with paths.lock.open("w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(
+            ConfigError, match=sentence("client.lifecycle.spawn.being-taken-another")
+        ):
+            Cluster(LocalPods(), path=tmp_path).start()
+    with pytest.raises(ConfigError, match=sentence("client.lifecycle._foreign.empty-choose-new")):
+        Cluster(LocalPods(), path=tmp_path).start()
+
+
+def test_a_folder_of_something_else_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=sentence("client.lifecycle._foreign.empty-choose-new")):
+        Cluster(LocalPods(), path=tmp_path).start()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

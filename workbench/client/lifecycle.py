@@ -70,8 +70,10 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
         with suppress(OSError):  # not empty: the directory of an earlier cluster
             root.rmdir()
         raise
-    if not paths.config.exists() and not gate.is_empty(root, ignored=paths.lock.name):
-        raise ConfigError(f"{root} is not empty; choose a new directory")
+    # A start makes the lock before any other file. Without a lock, the files are not a cluster's,
+    # and none is made beside them.
+    if not gate.is_empty(root) and not (paths.lock.exists() or paths.config.exists()):
+        raise ConfigError(_foreign(root))
     with gate.open_to_append(paths.lock, root) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -83,6 +85,8 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
             raise ConfigError(
                 f"{no_locks_there(paths.lock, error)}; nothing has started"
             ) from error
+        if not paths.config.exists() and not gate.is_empty(root, ignored=paths.lock.name):
+            raise ConfigError(_foreign(root))
         if _is_in_use(root):
             raise ConfigError(occupied(root))
         holder = {
@@ -98,6 +102,10 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
         register(paths, _stored(spec))
         prune()
         return spawn_keeper(paths, spec, leash)
+
+
+def _foreign(root: Path) -> str:
+    return f"{root} is not empty; choose a new directory"
 
 
 def _check_platform() -> None:
