@@ -124,6 +124,24 @@ def test_a_refusal_names_the_option_the_value_and_what_is_allowed(
         assert str(refused.value).startswith(message)
 
 
+def test_a_refusal_names_every_refused_option_once_and_unknown_ones_first() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Ship(masts=0, hull="steal", ports=["Graz", "", ""], mats=1, bots=2)  # type: ignore[call-arg,list-item]
+    lines = [
+        "ship option 'mats' is not known: did you mean 'masts'?",
+        "ship option 'bots' is not known: did you mean 'boats'? Allowed: name, ",
+        "ship of kind 'ship' needs the option 'name': What it is called.",
+        "ship masts is 0; it must be a whole number, 1 or more",
+        "ship hull 'steal' is not known: did you mean 'steel'? Allowed: steel, wood",
+        "ship ports is ['Graz', '', '']; it must be a list of ports",
+    ]
+    said = str(refused.value).splitlines()
+    assert len(said) == len(lines)
+    for line, begins in zip(said, lines, strict=True):
+        assert line.startswith(begins)
+    assert "Allowed" not in said[0]
+
+
 def test_a_refusal_shows_no_value_of_the_environment() -> None:
     for env in (
         {"TOKEN": "canary", "a b": "canary"},

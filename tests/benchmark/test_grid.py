@@ -122,28 +122,28 @@ def test_added_grids_run_what_is_in_both_once() -> None:
         (
             {"jobs": []},
             sentence("benchmark.grid._Factors.list-finetune-script", "jobs is []")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         (
             {"jobs": FineTune()},
             sentence("benchmark.grid._Factors.list-finetune-script")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         (
             {"pods": 3},
             sentence("benchmark.grid._Factors.list-whole-numbers", "pods is 3")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         ({"techniques": ["zero-1"]}, sentence("base.errors.one_of.did-you-mean", "zero1")),
         (
             {"techniques": "zero1"},
             sentence("benchmark.grid._Factors.list-techniques-none", "techniques is 'zero1'")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         (
             {"pods": [0]},
             sentence("benchmark.grid._Factors.list-whole-numbers", "pods is [0]")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         ({"repeats": 0}, "repeats is 0"),
         (

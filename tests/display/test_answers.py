@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.base.table import Marked
-from workbench.display.records.answers import marked_words
+from workbench.base.words import UNKNOWN
+from workbench.display.records.answers import answers_grids, marked_words
 from workbench.finetune.answers.predictions import Answers, Predictions
 from workbench.finetune.data.judged import Answer
 
@@ -65,6 +67,18 @@ def test_one_model_has_a_column_for_each_verdict() -> None:
     assert ONE.exact_match() == pytest.approx(1 / 3)
     assert ONE.execution_match() is None
     assert repr(ONE) == "Answers(3 rows; 33.3 % exactly right, 33.3 % the same logic)"
+
+
+def test_verdicts_that_no_answer_has_are_no_columns() -> None:
+    asked = Answer(source="How many?", expected="5", predicted="5", exact_match=True)
+    one = Answers(names=["answered"], models=[answered(asked)])
+    two = Answers(names=["before", "after"], models=[answered(asked), answered(asked)])
+    assert answers_grids(one)[0].columns == ["exact", "question", "expected", "answered"]
+    assert answers_grids(two)[0].columns == ("model", "exactly right")
+    assert answers_grids(ONE)[0].columns == ["exact", "logic", "question", "expected", "answered"]
+    run = replace(asked, execution_match=False)
+    rows = answers_grids(Answers(names=["answered"], models=[answered(asked, run)]))[0].rows
+    assert [row[:2] for row in rows] == [["✓", UNKNOWN], ["✓", "✗"]]
 
 
 def test_answers_are_data_and_the_wrong_ones_stand_alone() -> None:

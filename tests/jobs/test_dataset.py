@@ -230,16 +230,16 @@ def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ({"kind": ["jsonl"]}, sentence("base.errors.one_of.known-allowed", "dataset kind")),
         (
             {"kind": "jsonl", "trian": "x"},
-            sentence("base.record._refusal.option-known", "dataset", "trian", "train")
+            sentence("base.record._worded.option-known", "dataset", "trian", "train")
             + sentence("base.errors.one_of.did-you-mean"),
         ),
         (
             {"kind": "files", "eval": "x"},
-            sentence("base.record._refusal.needs-option", "dataset of kind 'files'", "train"),
+            sentence("base.record._worded.needs-option", "dataset of kind 'files'", "train"),
         ),
         (
             {"kind": "jsonl", "train": "x", "eval": 5},
-            sentence("base.record._refusal.must", "dataset eval is 5", "text"),
+            sentence("base.record._worded.must", "dataset eval is 5", "text"),
         ),
         (
             {"kind": "jsonl", "train": "x", "eval": "y"},
@@ -250,12 +250,12 @@ def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             {"kind": "release", "path": "gone.tar.bz2"},
             sentence("finetune.datasets.check.dataset-path-file", "gone.tar.bz2"),
         ),
-        ({"kind": "release"}, sentence("base.record._refusal.needs-option", "path")),
-        ({"kind": "hub"}, sentence("base.record._refusal.needs-option", "name")),
+        ({"kind": "release"}, sentence("base.record._worded.needs-option", "path")),
+        ({"kind": "hub"}, sentence("base.record._worded.needs-option", "name")),
         ({"kind": "hub", "name": ""}, "dataset name is ''"),
         (
             {"kind": "wikisql-mini", "train_rows": 0},
-            sentence("base.record._refusal.must", "dataset train_rows is 0")
+            sentence("base.record._worded.must", "dataset train_rows is 0")
             + sentence("finetune.kinds.whole-number-more-2"),
         ),
         ({"kind": "wikisql-mini", "seed": "7"}, "dataset seed is '7'"),

@@ -57,7 +57,7 @@ REFUSED = {
     sentence("base.errors.one_of.known-allowed", "job metrics 'rogue'", "rouge")
     + sentence("base.errors.one_of.did-you-mean"): {"metrics": ["rogue"]},
     sentence(
-        "base.record._refusal.must", "exact_match, execution_match, rouge, accuracy, perplexity"
+        "base.record._worded.must", "exact_match, execution_match, rouge, accuracy, perplexity"
     )
     + sentence("finetune.options.list-path-py"): {"metrics": [3]},
     sentence("finetune.metrics._check_takes_two.job-metrics-must", "one", "too many positional"): {

@@ -304,11 +304,11 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
             sentence(
                 "base.record.less-than", "eval_share is 0", "a number more than 0", "1 or None"
             )
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         (
             {"eval_share": 1.0},
-            sentence("base.record._refusal.must", "eval_share is 1.0", "a number"),
+            sentence("base.record._worded.must", "eval_share is 1.0", "a number"),
         ),
         (
             {"eval": "FOLDER/rows.csv", "eval_share": 0.5},
@@ -348,11 +348,11 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
         (
             {"kind": "mix", "parts": []},
             sentence("finetune.dataset.Mix.list-objects-dataset", "parts is")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         (
             {"kind": "mix", "parts": [{"dataset": "FOLDER/rows.csv", "wieght": 1}]},
-            sentence("base.record._refusal.option-known", "wieght"),
+            sentence("base.record._worded.option-known", "wieght"),
         ),
         (
             {"kind": "mix", "parts": [{"dataset": "FOLDER/gone.csv"}]},

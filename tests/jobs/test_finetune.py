@@ -43,31 +43,31 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ),
         (
             {"epochs": 0},
-            sentence("base.record._refusal.must", "job epochs is 0", "a number more than 0"),
+            sentence("base.record._worded.must", "job epochs is 0", "a number more than 0"),
         ),
         (
             {"max_steps": 0},
-            sentence("base.record._refusal.must", "job max_steps is 0", "or None")
+            sentence("base.record._worded.must", "job max_steps is 0", "or None")
             + sentence("finetune.kinds.whole-number-more-2"),
         ),
         (
             {"gradient_checkpointing": 1},
             sentence("base.record.true-false", "job gradient_checkpointing is 1")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         (
             {"model": ""},
             sentence("finetune.options.FineTuneOptions.hub-id-folder", "job model is ''")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         (
             {"report_to": "wandb"},
-            sentence("base.record._refusal.must", "job report_to is 'wandb'", "trackio, wandb"),
+            sentence("base.record._worded.must", "job report_to is 'wandb'", "trackio, wandb"),
         ),
         (
             {"report_to": ["tensorbord"]},
             sentence(
-                "base.record._refusal.must",
+                "base.record._worded.must",
                 "job report_to is ['tensorbord']",
                 "a list of azure_ml, clearml",
             ),
@@ -75,7 +75,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         (
             {"prompt": "{input}"},
             sentence(
-                "base.record._refusal.must",
+                "base.record._worded.must",
                 "job prompt is '{input}'",
                 "chat, plain, alpaca, llama2-chat, or a",
             ),
@@ -101,11 +101,11 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ),
         (
             {"peft": "lora", "lora": {"rank": 4}},
-            sentence("base.record._refusal.option-known", "lora", "rank"),
+            sentence("base.record._worded.option-known", "lora", "rank"),
         ),
         (
             {"peft": "lora", "lora": {"r": 0}},
-            sentence("base.record._refusal.must", "lora r is 0")
+            sentence("base.record._worded.must", "lora r is 0")
             + sentence("finetune.kinds.whole-number-more-2"),
         ),
         (
@@ -113,7 +113,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
             sentence(
                 "finetune.options.FineTuneOptions.list-class-names", "fsdp layers is 'T5Block'"
             )
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         (
             {"local_sgd": {"sync_steps": 5}},
@@ -126,7 +126,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ),
         (
             {"technique": "local-sgd", "local_sgd": {"sync_steps": 0}},
-            sentence("base.record._refusal.must", "local_sgd sync_steps is 0", "a whole"),
+            sentence("base.record._worded.must", "local_sgd sync_steps is 0", "a whole"),
         ),
         ({"env": {"1A": "x"}}, sentence("base.types._environment.name-name-letters", "env", "1A")),
         (
@@ -141,7 +141,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         (
             {"warmup_ratio": 1.0},
             sentence("base.record.less-than", "job warmup_ratio is 1.0", 1)
-            + sentence("base.record._refusal.must")
+            + sentence("base.record._worded.must")
             + sentence("finetune.kinds.number-more"),
         ),
         (
@@ -161,12 +161,12 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         (
             {"adam_beta1": 1},
             sentence("base.record.less-than", "job adam_beta1 is 1", 1)
-            + sentence("base.record._refusal.must")
+            + sentence("base.record._worded.must")
             + sentence("finetune.kinds.number-more"),
         ),
         (
             {"max_grad_norm": -1},
-            sentence("base.record._refusal.must", "job max_grad_norm is -1")
+            sentence("base.record._worded.must", "job max_grad_norm is -1")
             + sentence("finetune.kinds.number-more"),
         ),
         (
@@ -225,11 +225,11 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ),
         (
             {"num_train_epochs": 3},
-            sentence("base.record._refusal.option-known", "job", "num_train_epochs", "use epochs"),
+            sentence("base.record._worded.option-known", "job", "num_train_epochs", "use epochs"),
         ),
         (
             {"bf16": True},
-            sentence("base.record._refusal.option-known", "job", "bf16")
+            sentence("base.record._worded.option-known", "job", "bf16")
             + sentence("finetune.instead.use-precision-bf"),
         ),
         ({"fp16": True}, sentence("finetune.instead.use-precision-fp")),
@@ -270,7 +270,7 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         (
             {"report_to": "none"},
             sentence("finetune.instead.leave-out-tracker", "job report_to 'none'")
-            + sentence("base.record._refusal.offered"),
+            + sentence("base.record._worded.offered"),
         ),
         ({"optimizer": "lion_32bit"}, "use 'lion'"),
         ({"optimizer": "paged_lion_8bit"}, "use 'lion', whose one state"),
@@ -312,24 +312,24 @@ def test_a_misspelt_option_is_refused_alike_in_python_and_in_json() -> None:
         ),
         (
             {"peft": "lora", "lora": {"lora_alpha": 4}},
-            sentence("base.record._refusal.option-known", "lora", "lora_alpha", "use alpha"),
+            sentence("base.record._worded.option-known", "lora", "lora_alpha", "use alpha"),
         ),
         (
             {"peft": "dora"},
             sentence("finetune.instead.use-lora-lora-use-dora", "job peft 'dora'")
-            + sentence("base.record._refusal.offered"),
+            + sentence("base.record._worded.offered"),
         ),
         (
             {"attn_implementation": "flash_attention_3"},
-            sentence("finetune.instead.use-sdpa-flash") + sentence("base.record._refusal.offered"),
+            sentence("finetune.instead.use-sdpa-flash") + sentence("base.record._worded.offered"),
         ),
         (
             {"attn_implementation": "kernels-community/flash-attn"},
-            sentence("finetune.instead.use-sdpa-flash") + sentence("base.record._refusal.offered"),
+            sentence("finetune.instead.use-sdpa-flash") + sentence("base.record._worded.offered"),
         ),
         (
             {"precision": "bfloat16"},
-            sentence("base.record._refusal.offered", "job precision 'bfloat16'", "use 'bf16'"),
+            sentence("base.record._worded.offered", "job precision 'bfloat16'", "use 'bf16'"),
         ),
         ({"technique": "dpo"}, "use method='dpo'"),
         (
@@ -378,7 +378,7 @@ def test_a_script_needs_its_path_and_a_list_of_strings() -> None:
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "base.record._refusal.needs-option",
+            "base.record._worded.needs-option",
             "job of kind 'script'",
             "path",
             "Path of the script, a Python file",
@@ -388,7 +388,7 @@ def test_a_script_needs_its_path_and_a_list_of_strings() -> None:
     with pytest.raises(
         ConfigError,
         match=sentence("jobs.script.Script.list-strings-argument", "job args is '-v'")
-        + sentence("base.record._refusal.must"),
+        + sentence("base.record._worded.must"),
     ):
         Script(path="a.py", args="-v")
     with pytest.raises(

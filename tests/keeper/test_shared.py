@@ -90,7 +90,7 @@ def test_local_pods_are_asked_only_when_that_is_said(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=sentence("rundir.spec.ClusterSpec.true-false-null", "shared is 3")
-        + sentence("base.record._refusal.must"),
+        + sentence("base.record._worded.must"),
     ):
         ClusterSpec.from_dict({"shared": 3})
 

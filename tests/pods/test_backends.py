@@ -26,7 +26,7 @@ def test_a_backend_comes_back_as_it_was() -> None:
         ({"kind": "local", "prot": 1}, sentence("base.errors.one_of.did-you-mean", "port")),
         (
             {"kind": "local", "port": "x"},
-            sentence("base.record._refusal.must", "port is 'x'", "a port"),
+            sentence("base.record._worded.must", "port is 'x'", "a port"),
         ),
     ],
 )

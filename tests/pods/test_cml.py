@@ -295,7 +295,7 @@ def test_a_directory_that_workers_do_not_share_is_refused(
         (
             {"port": 0},
             sentence("pods.place.port-whole-number", "port is 0")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         ({"root": "tmp"}, sentence("pods.pods._check_root.cmlpods-root-must", "tmp")),
         (

@@ -531,7 +531,7 @@ def test_a_connection_that_broke_is_made_anew(
         (
             {"hosts": ["a:70000"]},
             sentence("pods.names.read_host.used", "a:70000", "host port is 70000", "a port")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         ({"hosts": ["$(id)@a"]}, sentence("pods.hostfile.check_user.user-name-letters")),
         ({"hosts": ["@a"]}, sentence("pods.hostfile.check_user.user-name-letters")),
@@ -540,7 +540,7 @@ def test_a_connection_that_broke_is_made_anew(
         ({"hosts": [{"adress": "a"}]}, sentence("base.errors.one_of.did-you-mean", "address")),
         (
             {"hosts": [{"user": "a"}]},
-            sentence("base.record._refusal.needs-option", "{'user': 'a'}", "host", "address")
+            sentence("base.record._worded.needs-option", "{'user': 'a'}", "host", "address")
             + sentence("pods.names.read_host.used"),
         ),
         (
@@ -549,11 +549,11 @@ def test_a_connection_that_broke_is_made_anew(
         ),
         (
             {"hosts": [{"address": "a", "port": "22"}]},
-            sentence("base.record._refusal.must", "host port is '22'", "a port"),
+            sentence("base.record._worded.must", "host port is '22'", "a port"),
         ),
         (
             {"hosts": [{"address": "a", "key": 7}]},
-            sentence("base.record._refusal.must", "host key is 7", "text"),
+            sentence("base.record._worded.must", "host key is 7", "text"),
         ),
         (
             {"hosts": ["a"], "trust": {"a": "SHA256:x"}},

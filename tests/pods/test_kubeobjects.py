@@ -280,7 +280,7 @@ def test_volumes_arrive_with_their_sources_and_mounts() -> None:
         (
             {},
             sentence(
-                "base.record._refusal.needs-option", "Volume", "mount", "Absolute path in the pods"
+                "base.record._worded.needs-option", "Volume", "mount", "Absolute path in the pods"
             ),
         ),
         (
@@ -302,7 +302,7 @@ def test_volumes_arrive_with_their_sources_and_mounts() -> None:
         (
             {"mount": "/d", "claim": "A b"},
             sentence("pods.volumes.name-kubernetes-takes", "claim is 'A b'")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         (
             {"mount": "/d", "nfs": "/exports"},
@@ -334,12 +334,12 @@ def test_volumes_arrive_with_their_sources_and_mounts() -> None:
         ),
         (
             {"mount": "/d", "medium": "RAM"},
-            sentence("base.record._refusal.must", "medium is 'RAM'")
+            sentence("base.record._worded.must", "medium is 'RAM'")
             + sentence("pods.volumes.Volume.memory-hugepages-size"),
         ),
         (
             {"mount": "/d", "size_gib": 0},
-            sentence("base.record._refusal.must", "size_gib is 0", "a number more than 0"),
+            sentence("base.record._worded.must", "size_gib is 0", "a number more than 0"),
         ),
         (
             {"mount": "/d", "claim": "a", "hub_cache": True, "read_only": True},
@@ -370,7 +370,7 @@ def test_a_volume_that_cannot_be_is_refused(volume: dict[str, Any], words: str) 
         ),
         (
             "/data",
-            sentence("base.record._refusal.must", "volumes is '/data'")
+            sentence("base.record._worded.must", "volumes is '/data'")
             + sentence("pods.options.KubernetesOptions.list-volumes-volume"),
         ),
     ],
@@ -445,7 +445,7 @@ def test_names_are_dns_labels(name: str) -> None:
         (
             {"namespace": "Lab"},
             sentence("pods.volumes.name-kubernetes-takes", "namespace is 'Lab'")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         ({"pvc": "a/b"}, "pvc is 'a/b'"),
         (
@@ -455,17 +455,17 @@ def test_names_are_dns_labels(name: str) -> None:
         (
             {"run_as_user": 0},
             sentence("pods.options.KubernetesOptions.more-pods-never", "run_as_user is 0")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         (
             {"shm_gib": 0},
-            sentence("base.record._refusal.must", "shm_gib is 0", "a number more than 0"),
+            sentence("base.record._worded.must", "shm_gib is 0", "a number more than 0"),
         ),
         ({"deadline_s": True}, "deadline_s is True"),
         (
             {"port": 22},
             sentence("pods.options.KubernetesOptions.port-above-pods", "port is 22")
-            + sentence("base.record._refusal.must"),
+            + sentence("base.record._worded.must"),
         ),
         ({"port": "ssh"}, "port is 'ssh'"),
         (
@@ -541,7 +541,7 @@ def test_options_travel_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert repr(KubernetesPods(image="x", pvc="data")) == "KubernetesPods(image='x', pvc='data')"
     with pytest.raises(
         ConfigError,
-        match=sentence("base.record._refusal.option-known", "node_selectors", "node_selector")
+        match=sentence("base.record._worded.option-known", "node_selectors", "node_selector")
         + sentence("base.errors.one_of.did-you-mean"),
     ):
         backend_from_dict({"kind": "kubernetes", "node_selectors": {}})

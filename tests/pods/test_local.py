@@ -172,7 +172,7 @@ def test_a_port_taken_between_look_and_use(
 def test_no_port_at_all(port: object) -> None:
     with pytest.raises(
         ConfigError,
-        match=sentence("pods.place.port-whole-number") + sentence("base.record._refusal.must"),
+        match=sentence("pods.place.port-whole-number") + sentence("base.record._worded.must"),
     ):
         LocalPods(port=port)  # type: ignore[arg-type]
 

@@ -31,7 +31,7 @@ def test_round_trip(tmp_path: Path) -> None:
     ("spec", "said"),
     [
         ("{", sentence("rundir.spec.load.spec-json")),
-        ({"cluster": {}}, sentence("base.record._refusal.needs-option", "job")),
+        ({"cluster": {}}, sentence("base.record._worded.needs-option", "job")),
         ({**SPEC, "jobs": {}}, sentence("base.errors.one_of.did-you-mean", "job")),
         ({**SPEC, "cluster": {"counts": 3}}, sentence("base.errors.one_of.did-you-mean", "count")),
         ({**SPEC, "cluster": {"count": 0}}, "count is 0"),

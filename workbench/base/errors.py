@@ -96,8 +96,14 @@ class RunFailed(RunError):
         self.result = result
 
 
-def one_of(what: str, got: object, allowed: Iterable[str]) -> ConfigError:
+def one_of(what: str, got: object, allowed: Iterable[str], *, listed: bool = True) -> ConfigError:
     """Make the error for a value outside a closed set, with the nearest allowed value.
+
+    Args:
+        what: Name of the option or field.
+        got: The refused value.
+        allowed: All allowed values.
+        listed: Whether the message lists the allowed values.
 
     Example:
         >>> print(one_of("technique", "Zero-1", ["single", "zero1"]))
@@ -110,9 +116,8 @@ def one_of(what: str, got: object, allowed: Iterable[str]) -> ConfigError:
         str(got)[:_SHOWN].casefold().strip("[('\")]"), names, n=1, cutoff=_NEAR
     )
     hint = f": did you mean '{names[near[0]]}'?" if near else "."
-    return ConfigError(
-        f"{what} {shortened(got)} is not known{hint} Allowed: {', '.join(names.values())}"
-    )
+    all_names = f" Allowed: {', '.join(names.values())}" if listed else ""
+    return ConfigError(f"{what} {shortened(got)} is not known{hint}{all_names}")
 
 
 def require_package(package: str, what: str, *, extra: str) -> None:

@@ -541,7 +541,7 @@ def test_started_again_only_where_it_goes_on(tmp_path: Path) -> None:
         (
             "trainjob",
             {"imag": IMAGE},
-            sentence("base.record._refusal.option-known", "manifest", "imag", "image")
+            sentence("base.record._worded.option-known", "manifest", "imag", "image")
             + sentence("base.errors.one_of.did-you-mean"),
         ),
         ("trainjob", {"image": IMAGE, "name": "Mine"}, "name is 'Mine'"),

@@ -24,6 +24,7 @@ from typing import (
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from workbench.base.errors import ConfigError, one_of, shortened
 from workbench.base.json_values import items, parts, problem_in
@@ -162,10 +163,25 @@ class Record(BaseModel):
 
     @classmethod
     def _refusal(cls, error: ValidationError, options: Mapping[str, object]) -> ConfigError:
-        """Word the first of pydantic's errors; an unknown option comes before all others."""
-        label = f"{cls.label} " if cls.label else ""
+        """Word one error of pydantic for each option; unknown options come before all others."""
         errors = error.errors(include_url=False, include_input=False)
-        problem = min(errors, key=lambda each: _FIRST.get(each["type"], len(_FIRST)))
+        errors.sort(key=lambda each: _FIRST.get(each["type"], len(_FIRST)))
+        unknown = [each["loc"] for each in errors if each["type"] == "extra_forbidden"]
+        refusals: dict[object, ConfigError] = {}
+        for problem in errors:
+            option = problem["loc"][:1]
+            if option not in refusals:
+                listed = problem["loc"] == unknown[-1] if unknown else False
+                refusals[option] = cls._worded(problem, options, listed=listed)
+        if len(refusals) == 1:
+            return next(iter(refusals.values()))
+        return ConfigError("\n".join(map(str, refusals.values())))
+
+    @classmethod
+    def _worded(
+        cls, problem: ErrorDetails, options: Mapping[str, object], *, listed: bool
+    ) -> ConfigError:
+        label = f"{cls.label} " if cls.label else ""
         match problem.get("ctx", {}).get("error"):
             case ConfigError() as own:
                 return own
@@ -176,7 +192,7 @@ class Record(BaseModel):
         if problem["type"] == "extra_forbidden":
             if hint := cls._hint(name):
                 return ConfigError(f"{label}option {name!r} is not known: {hint}")
-            return one_of(f"{label}option", name, cls._fields())
+            return one_of(f"{label}option", name, cls._fields(), listed=listed)
         option = _option(name, cls._fields()[name])
         if problem["type"] == "missing":
             what = f"{cls.label} of kind {cls.kind!r}" if cls.kind else cls.label or cls.__name__

@@ -28,6 +28,12 @@ _ALIKE = 1 / 3  # least share of equal words for marking words
 _REFRESH_S = 0.25
 _INVITES = "Write, and press Enter"
 _WAITS = "Wait for the answer"
+# Title in the rows' table, title in the shares' table, attribute of an answer and of all answers.
+_MATCHES = (
+    ("exact", "exactly right", "exact_match"),
+    ("logic", "same logic", "logical_match"),
+    ("result", "same result", "execution_match"),
+)
 
 
 def answers_doc(answers: Answers) -> Doc:
@@ -78,54 +84,59 @@ def marked_words(expected: str, answered: str) -> tuple[Marked, Marked]:
 
 
 def _shares(answers: Answers) -> Grid:
-    columns = ("model", "exactly right", "same logic", "same result")
-    rows = [
-        (
-            name,
-            percent(answers.exact_match(name)),
-            percent(answers.logical_match(name)),
-            percent(answers.execution_match(name)),
-        )
-        for name in answers.names
-    ]
+    judged = _judged(answers)
+    titles = [title for _, title, name in _MATCHES if name in judged]
+    rows = []
+    for model, given in zip(answers.names, answers.models, strict=True):
+        rows.append((model, *(percent(getattr(given, name)) for name in judged)))
     return Grid(
-        columns=columns,
+        columns=("model", *titles),
         rows=rows,
-        right=columns[1:],
+        right=titles,
         caption=f"{count(len(answers))} rows answered",
     )
 
 
+def _judged(answers: Answers) -> Sequence[str]:
+    """Return the matches that an answer has or lacks. The logic is judged of queries only."""
+    judged = []
+    for *_, name in _MATCHES:
+        if name == "exact_match" or any(getattr(each, name) is not None for each in answers.models):
+            judged.append(name)
+    return judged
+
+
 def _rows(answers: Answers, limit: int) -> Grid:
-    alone = len(answers.names) == 1
-    columns = ["question", "expected"]
-    if alone:
-        columns = ["exact", "logic", "result", *columns, *answers.names]
+    judged = _judged(answers) if len(answers.names) == 1 else []
+    columns = [title for title, _, name in _MATCHES if name in judged]
+    columns += ["question", "expected"]
+    if judged:
+        columns += answers.names
     else:
         for name in answers.names:
             columns += [name, "right"]
     return Grid(
         columns=columns,
-        rows=[_row(row, alone) for row in answers.rows[:limit]],
+        rows=[_row(row, judged) for row in answers.rows[:limit]],
         whole=("exact", "logic", "result", "right"),
-        caption=_caption(answers, limit, alone),
+        caption=_caption(answers, limit),
     )
 
 
-def _caption(answers: Answers, limit: int, alone: bool) -> str:
+def _caption(answers: Answers, limit: int) -> str:
     loaded = f" after {duration(answers.load_s)} of loading" if answers.load_s >= 0.05 else ""
     took = f"answered in {duration(answers.answer_s)}{loaded}"
     shown = f"; the first {count(limit)} shown" if len(answers) > limit else ""
+    alone = len(answers.names) == 1
     said = f"{answers.summary}; {took}" if alone else f"Answers, {took}"
     return said + shown
 
 
-def _row(row: AnsweredRow, alone: bool) -> Sequence[Cell]:
+def _row(row: AnsweredRow, judged: Sequence[str]) -> Sequence[Cell]:
+    """Return the cells of a row; `judged` is empty where several models answered."""
+    alone = len(row.answers) == 1
     first = row.answers[0]
-    cells: list[Cell] = []
-    if alone:
-        verdicts = (first.exact_match, first.logical_match, first.execution_match)
-        cells += [_mark(verdict) for verdict in verdicts]
+    cells: list[Cell] = [_mark(getattr(first, name)) for name in judged]
     cells.append(row.source.removeprefix(TASK.prefix))
     if alone and row.expected:
         marked, _ = _compared(row.expected, first.predicted)
