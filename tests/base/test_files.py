@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from workbench.base.errors import RunError
-from workbench.base.files import load_json, read_json, read_text, write_json, write_text
+from workbench.base import files
+from workbench.base.errors import ConfigError, RunError, Unreadable
+from workbench.base.files import (
+    KeptFile,
+    check_working_directory,
+    is_missing,
+    load_json,
+    not_ours,
+    read_json,
+    read_known,
+    read_text,
+    user_path,
+    write_json,
+    write_text,
+)
 
 
 def test_a_state_file_is_whole_and_private_leftovers_are_none(tmp_path: Path) -> None:
@@ -87,6 +102,93 @@ def test_only_regular_files_are_read_and_no_link_is_followed(tmp_path: Path) -> 
         assert str(refused.value).startswith(f"{run / name} cannot be read: ")
         assert why in str(refused.value), name
         assert read_json(run / name, within=run) == {}
+
+
+def test_what_the_system_cannot_say_is_not_taken_for_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    assert is_missing(path)
+    assert is_missing(tmp_path / "nul\0.json")
+    write_json(path, {"a": 1})
+    assert not is_missing(path)
+    assert read_known(path) == {"a": 1}
+    assert read_known(tmp_path / "none.json") == {}
+
+    def fail(*_args: object, **_options: object) -> NoReturn:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    monkeypatch.setattr(os, "stat", fail)
+    with pytest.raises(Unreadable) as refused:
+        is_missing(path)
+    assert str(refused.value) == f"{path} cannot be read at this moment: the disk is gone"
+    monkeypatch.undo()
+    monkeypatch.setattr(files, "read_bytes", fail)
+    for read in (load_json, read_known):
+        with pytest.raises(Unreadable, match="cannot be read at this moment: the disk is gone"):
+            read(path)
+    assert read_json(path) == {}
+
+
+def test_an_error_without_a_number_or_words_is_told_by_its_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, words in (
+        (OSError(errno.EFBIG, "too large"), "too large"),
+        (OSError(errno.EFBIG, None), f"[Errno {errno.EFBIG}] None"),
+    ):
+
+        def fail(*_args: object, _error: OSError = error) -> NoReturn:
+            raise _error
+
+        monkeypatch.setattr(files, "read_bytes", fail)
+        with pytest.raises(RunError) as refused:
+            load_json(tmp_path / "a.json")
+        assert f"cannot be read: {words}; put back" in str(refused.value)
+
+
+def test_a_deleted_working_directory_and_a_missing_home_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_working_directory()
+    assert user_path("~/a") == Path.home() / "a"
+    with pytest.raises(ConfigError, match="begins with a home folder that is not there"):
+        user_path("~nobody-of-this-name/a")
+
+
+def test_a_kept_file_is_put_back_and_only_a_beat_renews_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    kept = KeptFile(path)
+    kept.mend()
+    assert not path.exists(), "nothing was written yet"
+    kept.write({"a": 1})
+    for spoil in (path.unlink, lambda: path.write_text("{}"), lambda: write_json(path, {"a": 3})):
+        spoil()
+        kept.mend()
+        assert read_json(path) == {"a": 1}
+    os.utime(path, ns=(1, 1))
+    kept.mend()
+    assert path.stat().st_mtime_ns > 1, "another time is another file"
+    before = path.stat()
+    kept.mend()
+    assert path.stat().st_mtime_ns == before.st_mtime_ns
+    kept.mend(beat=True)
+    after = path.stat()
+    assert (after.st_ino, after.st_mtime_ns > before.st_mtime_ns) == (before.st_ino, True)
+    kept.mend()
+    assert path.stat().st_mtime_ns == after.st_mtime_ns, "the beat was our own"
+
+
+def test_paths_of_others_and_files_that_others_may_change_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.touch(0o600)
+    assert not_ours(path) == ""
+    path.chmod(0o602)
+    assert not_ours(path) == f"{path} belongs to another user, or others may write to it"
+    path.chmod(0o600)
+    if os.getuid() == 0:
+        os.chown(path, 65534, 65534)
+        assert not_ours(path) != ""
 
 
 def test_the_run_directory_itself_may_be_reached_by_a_link(tmp_path: Path) -> None:

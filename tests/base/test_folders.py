@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
+from workbench.base.files import folders
 from workbench.base.files.folders import make_private, weakness
 from workbench.client.cluster import Cluster
 from workbench.jobs.script import Script
@@ -76,6 +77,65 @@ def test_a_folder_of_nobody_here_and_one_that_is_trusted_by_name_are_taken(
     assert f"set WORKBENCH_TRUSTED_FOLDERS={shared}" in weakness(shared / "mine")
     monkeypatch.setenv("WORKBENCH_TRUSTED_FOLDERS", f"/somewhere:{shared}")
     assert weakness(shared / "mine") == ""
+
+
+def test_advice_names_three_of_a_group_and_only_the_owner_is_told_to_change_the_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team = weak(tmp_path / "team", 0o770)
+    members = ["anna", "bert", "carl", "dora"]
+    monkeypatch.setattr(folders, "_others_in", lambda _group: members)
+    words = weakness(team / "mine")
+    assert f"{team} may be written by anna, bert, carl of its group, who" in words
+    assert f"run chmod g-w {team}, choose another folder" in words
+    # A folder of root is as safe for other users. Its mode is not theirs to change.
+    monkeypatch.setattr(os, "geteuid", lambda: 54_321)
+    assert weakness(Path("/usr/bin")) == ""
+    if team.stat().st_uid == 0:
+        words = weakness(team / "mine")
+        assert "chmod" not in words
+        assert words.endswith(f"choose another folder, or {words.rpartition('or ')[2]}")
+
+
+def test_the_mount_of_an_empty_dir_is_its_pods_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    volume = weak(tmp_path / "a b\\c")
+    table = tmp_path / "mountinfo"
+    monkeypatch.setattr(folders, "_MOUNTS", str(table))
+    shown = str(volume).replace("\\", r"\134").replace(" ", r"\040")
+    pods = "/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/scratch"
+    before = f"21 1 8:1 / / rw\n22 21 8:1 {pods} /other rw"
+    own = f"23 21 8:1 {pods} {shown} rw"
+    claim = f"24 21 8:2 /claim {shown} rw"
+    assert "may be written by everybody" in weakness(volume / "mine"), "no table"
+    for lines, is_taken in (
+        ([before, own], True),
+        ([before], False),
+        ([before, own, claim], False),
+        ([before, claim, own], True),
+    ):
+        table.write_text("\n".join(lines) + "\n")
+        assert (weakness(volume / "mine") == "") == is_taken, lines
+
+
+def test_the_folders_above_are_made_and_a_link_does_not_hide_where_it_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "a" / "b" / "c"
+    make_private(made)
+    make_private(made)
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    team = weak(tmp_path / "team")
+    (team / "sub").mkdir()
+    (tmp_path / "link").symlink_to(team / "sub")
+    with pytest.raises(PermissionError, match="may be written by everybody"):
+        make_private(tmp_path / "link")
+    theirs = another_s(tmp_path / "theirs", monkeypatch)
+    mode = theirs.stat().st_mode
+    with pytest.raises(PermissionError, match="is owned by"):
+        make_private(theirs)
+    assert theirs.stat().st_mode == mode
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
+import psutil
 import pytest
 from poll import until
 
 from workbench.agent.machine import family_memory, memory
+from workbench.base import process
 from workbench.base.process import (
+    FORK_SERVER_NAME,
+    POD_MARK,
     Process,
+    activity,
     ancestors,
+    become_subreaper,
+    boot_id,
+    catches,
+    control_groups,
     descendants,
+    die_with_parent,
     end_all,
     family_table,
     find,
@@ -25,9 +38,16 @@ from workbench.base.process import (
     live_descendants,
     look_up,
     marks,
+    of_pods,
+    open_output,
+    peer,
+    pod_name,
+    pod_of,
     process_start_time,
     process_table,
+    status,
     with_mark,
+    world,
 )
 
 
@@ -192,3 +212,284 @@ def test_one_process_and_those_that_are_gone_have_what_they_had() -> None:
     assert family_memory({}) == 0
     assert family_memory({os.getpid(): 5}) == 5
     assert family_memory({2**22 + 1: 7, 2**22 + 2: 9}) == 16  # nobody can say what they share
+
+
+NOBODY_S_PID = 2**22 + 1
+
+
+def fields_of(state: bytes = b"S", *, ticks: tuple[int, ...] = (0, 0, 0, 0)) -> list[bytes]:
+    """Return the fields of a `stat` from the state on, each another number."""
+    fields = [state, *(b"%d" % (100 + number) for number in range(1, 50))]
+    fields[11:15] = [b"%d" % each for each in ticks]
+    return fields
+
+
+def test_this_process_is_read_as_the_system_knows_it() -> None:
+    this = look_up(os.getpid())
+    assert this is not None
+    assert (this.pid, this.parent, this.session, this.zombie) == (
+        os.getpid(),
+        os.getppid(),
+        os.getsid(0),
+        False,
+    )
+    began_s = psutil.boot_time() + this.start_time / os.sysconf("SC_CLK_TCK")
+    assert began_s == pytest.approx(psutil.Process().create_time(), abs=1.5)
+    assert find(os.getpid()) == this and this.is_alive()
+    assert process_table()[os.getpid()] == this
+    assert boot_id() == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert status()["Pid"] == str(os.getpid())
+    own = world()
+    assert own["Uid"].split()[0] == str(os.getuid())
+    assert {"Gid", "CapEff", "NoNewPrivs", "Cpus_allowed", "namespace pid", "control group"} <= {
+        *own
+    }
+    assert "Pid" not in own, "another process has another"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer(ours) == (os.getpid(), os.getuid())
+
+
+def test_fields_of_stat_are_counted_behind_the_last_parenthesis(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = b"7 (a) Z 1 (b) " + b" ".join(fields_of(b"S"))
+    monkeypatch.setattr(Path, "read_bytes", lambda _self: line)
+    found = look_up(7)
+    assert found is not None
+    assert (found.start_time, found.parent, found.session) == (119, 101, 103)
+    assert not found.zombie
+
+
+def test_a_process_that_ended_is_not_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    for state, lives in ((b"S", True), (b"R", True), (b"Z", False), (b"X", False)):
+        monkeypatch.setattr(process, "_read_stat", lambda _pid, state=state: fields_of(state))
+        assert is_alive(7, 119) == lives
+        assert (find(7) is not None) == lives
+        assert process_start_time(7) == (119 if lives else None)
+        assert not is_alive(7, 120), "another process has the pid"
+
+
+def test_without_a_descriptor_or_proc_a_pid_must_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_pid: int) -> NoReturn:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    monkeypatch.setattr(process, "_read_stat", fail)
+    assert look_up(os.getpid()) is None
+    for start_time in (None, 5):
+        assert is_alive(os.getpid(), start_time)
+        assert is_alive(1, start_time), "another user's, perhaps"
+        assert not is_alive(NOBODY_S_PID, start_time)
+        assert not is_alive(2**70, start_time)
+        assert not is_alive(0, start_time), "a group of processes is no process"
+    assert activity(os.getpid()) == (0.0, False)
+
+
+def test_the_time_and_the_state_of_a_process_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_second = os.sysconf("SC_CLK_TCK")
+    ticks = (a_second, 2 * a_second, 4 * a_second, 8 * a_second)
+    for state, stopped in ((b"S", False), (b"T", True), (b"t", True)):
+        fields = fields_of(state, ticks=ticks)
+        monkeypatch.setattr(process, "_read_stat", lambda _pid, fields=fields: fields)
+        assert activity(7) == (15.0, stopped)
+
+
+def test_handlers_of_signals_are_seen_one_by_one() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    other = signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    try:
+        assert catches(os.getpid(), signal.SIGUSR1)
+        assert not catches(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signal.SIGUSR2, other)
+    assert not catches(NOBODY_S_PID, signal.SIGUSR1)
+
+
+def test_control_groups_are_listed_by_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert control_groups(NOBODY_S_PID) == {}
+    lines = "5:cpu,cpuacct:/docker/a\n4:pids:/\n0::/b:c\n"
+    monkeypatch.setattr(Path, "read_text", lambda _self, **_options: lines)
+    assert control_groups() == {"cpu": "docker/a", "cpuacct": "docker/a", "pids": "", "": "b:c"}
+
+
+def test_descendants_are_sought_in_the_whole_table_if_the_quick_way_finds_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    young = Process(11, 900, 10)
+    old = Process(12, 100, 10)
+    dead = Process(13, 50, 10, zombie=True)
+    root = Process(10, 10, 1)
+    table = {each.pid: each for each in (root, young, old, dead, Process(14, 5, 1))}
+    monkeypatch.setattr(process, "family_table", lambda _roots: table)
+    monkeypatch.setattr(process, "process_table", dict)
+    assert live_descendants(10) == [old, young]
+    monkeypatch.setattr(process, "family_table", lambda _roots: {10: root})
+    assert live_descendants(10) == []
+    monkeypatch.setattr(process, "process_table", lambda: table)
+    assert live_descendants(10) == [old, young]
+
+
+def test_marked_processes_are_the_live_ones_but_this(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Process(11, 1)
+    dead = Process(12, 1, zombie=True)
+    this = Process(os.getpid(), 1)
+    plain = Process(13, 1)
+    monkeypatch.setattr(
+        process, "process_table", lambda: {each.pid: each for each in (one, dead, this, plain)}
+    )
+    values = {11: "/a/pod-0", 12: "/a/pod-0", os.getpid(): "/a/pod-0", 13: "/a/pod-1"}
+    monkeypatch.setattr(process, "marks", lambda pid, names: {names[0]: values[pid]})
+    assert with_mark("MARK", ["/a/pod-0"]) == [one]
+    assert of_pods(["/a/pod-0"]) == [one]
+
+
+def test_a_fork_of_the_fork_server_belongs_to_the_pod_that_it_works_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = str(tmp_path / "pods" / FORK_SERVER_NAME)
+    monkeypatch.setattr(process, "marks", lambda _pid, _names: {POD_MARK: own})
+    below = tmp_path / "pods" / "pod-1" / "work"
+    gone = tmp_path / "pods" / "pod-2"
+    for folder, pod in (
+        (below, str(tmp_path / "pods" / "pod-1")),
+        (tmp_path / "pods", own),
+        (tmp_path, own),
+        (gone, str(gone)),
+    ):
+        folder.mkdir(parents=True, exist_ok=True)
+        monkeypatch.chdir(folder)
+        if folder == gone:
+            gone.rmdir()
+        assert pod_of(os.getpid()) == pod
+    assert pod_of(NOBODY_S_PID) == own
+    monkeypatch.setattr(process, "marks", lambda _pid, _names: {POD_MARK: "/a/pod-3"})
+    assert pod_of(os.getpid()) == "/a/pod-3"
+    monkeypatch.setattr(process, "marks", lambda _pid, _names: {})
+    assert pod_of(os.getpid()) == ""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_name_of_the_pod_is_that_of_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(POD_MARK, "/a/pods/pod-1")
+    assert pod_name() == "pod-1"
+    monkeypatch.delenv(POD_MARK)
+    assert pod_name() == "this pod"
+
+
+class _Clock:
+    """Time that passes only in `sleep`, for `end_all`."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(
+    ("ends_on", "signals", "ends_after_s"),
+    [(signal.SIGTERM, 1, 0.02), (signal.SIGKILL, 2, 1.02), (None, None, 1.5)],
+)
+def test_processes_are_asked_once_then_killed_and_those_left_are_returned(
+    monkeypatch: pytest.MonkeyPatch,
+    ends_on: int | None,
+    signals: int | None,
+    ends_after_s: float,
+) -> None:
+    clock, sent = _Clock(), []
+    one = Process(7, 1)
+    listed = [one]
+
+    def send(_process: Process, number: int) -> bool:
+        sent.append(number)
+        if number == ends_on:
+            listed.clear()
+        return True
+
+    monkeypatch.setattr(process, "time", clock)
+    monkeypatch.setattr(Process, "send", send)
+    left = end_all(lambda: listed, grace_s=1.0, kill_s=0.5)
+    assert left == ([one] if ends_on is None else [])
+    assert clock.now_s == pytest.approx(ends_after_s, abs=0.03)
+    assert sent.count(signal.SIGTERM) == 1
+    if signals is not None:
+        assert len(sent) == signals
+
+
+def test_a_system_without_handles_of_processes_is_signalled_by_pid(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_pid: int) -> NoReturn:
+        raise OSError(errno.ENOSYS, "not implemented")
+
+    sent = []
+    this = look_up(os.getpid())
+    assert this is not None
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    assert this.send(signal.SIGTERM)
+    assert not Process(os.getpid(), this.start_time + 1).send(signal.SIGTERM)
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+
+
+def test_handles_of_processes_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    this = look_up(os.getpid())
+    assert this is not None
+    before = os.listdir("/proc/self/fd")  # noqa: PTH208
+    assert this.send(0)
+    assert not Process(os.getpid(), this.start_time + 1).send(0)
+    assert os.listdir("/proc/self/fd") == before  # noqa: PTH208
+
+    def refuse(_handle: int, _number: int) -> NoReturn:
+        raise PermissionError
+
+    monkeypatch.setattr(signal, "pidfd_send_signal", refuse)
+    assert not this.send(0)
+
+
+def test_output_goes_to_a_pipe_that_is_read_and_else_to_a_private_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put: dict[int, int] = {}
+    monkeypatch.setattr(process, "_put", lambda opened, number: put.update({number: opened}))
+    os.mkfifo(tmp_path / ".stdout.pipe")
+    os.mkfifo(tmp_path / ".stderr.pipe")
+    (tmp_path / "stderr.log").write_text("before\n")
+    reader = os.open(tmp_path / ".stdout.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    open_output(tmp_path)
+    try:
+        assert sorted(put) == [0, 1, 2]
+        assert os.read(put[0], 1) == b""
+        assert os.get_blocking(put[1])
+        os.write(put[1], b"out")
+        assert os.read(reader, 10) == b"out"
+        os.write(put[2], b"err")
+        assert (tmp_path / "stderr.log").read_text() == "before\nerr"
+        assert not (tmp_path / "stdout.log").exists()
+        os.close(reader)
+        os.close(put[1])
+        open_output(tmp_path)
+        assert (tmp_path / "stdout.log").stat().st_mode & 0o777 == 0o600
+    finally:
+        for opened in put.values():
+            os.close(opened)
+
+
+def test_a_child_whose_parent_died_before_it_asked_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ended = [], []
+    monkeypatch.setattr(process, "_prctl", lambda *given: asked.append(given))
+    monkeypatch.setattr(os, "_exit", ended.append)
+    die_with_parent(os.getppid())
+    assert ended == []
+    die_with_parent(NOBODY_S_PID)
+    assert ended == [128 + signal.SIGKILL]
+    become_subreaper()
+    on_death, subreaper = 1, 36  # PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
+    assert asked == [(on_death, signal.SIGKILL)] * 2 + [(subreaper, 1)]
+    monkeypatch.undo()
+    with pytest.raises(OSError, match=r"prctl\(9999\) failed: Invalid argument"):
+        process._prctl(9999, 0)

@@ -73,6 +73,15 @@ class Raft(Record):
     kind: ClassVar[str] = "raft"
 
 
+class Berth(Record):
+    """A place in a port."""
+
+    depth: Annotated[Size, Unit("m")]
+    """Depth of the water."""
+    ground: Annotated[str, Choice(["mud", "sand"])] | None = None
+    """What an anchor meets."""
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -112,6 +121,8 @@ class Raft(Record):
             "engine power is inf; it must be a number more than 0",
         ),
         ({"name": "A", "engine": 3}, "ship engine is 3; it must be an object"),
+        ({"name": "A", "masts": {"a": "b"}}, "ship masts is a dict; it must be a whole number"),
+        ({"name": "A", "ports": [{"a": "b"}]}, "ship ports is a list; it must be a list of ports"),
         ({"name": "A", "hull": "steel", "masts": 1}, "a hull of steel carries no masts"),
     ],
 )
@@ -140,6 +151,15 @@ def test_a_refusal_names_every_refused_option_once_and_unknown_ones_first() -> N
     for line, begins in zip(said, lines, strict=True):
         assert line.startswith(begins)
     assert "Allowed" not in said[0]
+    with pytest.raises(ConfigError) as refused:
+        Ship(name="A", masts=0, boats=-1)
+    assert len(str(refused.value).splitlines()) == 2
+
+
+def test_a_record_without_a_label_is_named_by_its_class() -> None:
+    with pytest.raises(ConfigError) as refused:
+        Berth.from_dict({})
+    assert str(refused.value) == "Berth needs the option 'depth': Depth of the water."
 
 
 def test_a_refusal_shows_no_value_of_the_environment() -> None:
@@ -224,6 +244,10 @@ def test_options_are_listed_for_pages_and_forms() -> None:
         None,
     )
     assert (options["engine"].default, options["env"].default) == (Engine(), {})
+    depth, ground = Berth.options()
+    assert (depth.unit, depth.choices) == ("m", ())
+    assert (ground.unit, ground.choices) == ("", ("mud", "sand"))
+    assert ground.allowed == "one of mud, sand, or None"
 
 
 def test_the_key_kind_selects_the_record() -> None:

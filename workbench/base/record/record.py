@@ -171,8 +171,8 @@ class Record(BaseModel):
         for problem in errors:
             option = problem["loc"][:1]
             if option not in refusals:
-                listed = problem["loc"] == unknown[-1] if unknown else False
-                refusals[option] = cls._worded(problem, options, listed=listed)
+                is_last = unknown[-1:] == [problem["loc"]]
+                refusals[option] = cls._worded(problem, options, listed=is_last)
         if len(refusals) == 1:
             return next(iter(refusals.values()))
         return ConfigError("\n".join(map(str, refusals.values())))
