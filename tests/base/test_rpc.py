@@ -346,3 +346,34 @@ def test_a_child_answers_over_its_standard_streams() -> None:
         os.kill(child.pid, 9)
         with pytest.raises(OSError):
             client.call({"op": "twice", "text": ""}, SOON_S)
+
+
+def test_an_answer_without_a_number_is_for_the_only_open_call() -> None:
+    with pair() as (client, peer):
+        only = client.send({"op": "one"})
+        peer.sendall(to_line({"ok": True, "a": 1}))
+        assert client.result(only, SOON_S) == {"ok": True, "a": 1}
+        first, second = client.send({"op": "one"}), client.send({"op": "two"})
+        peer.sendall(to_line({"ok": True, "a": 2}))
+        peer.sendall(to_line({"id": second.number, "ok": True, "a": 3}))
+        assert client.result(second, SOON_S)["a"] == 3
+        assert first.answer is None, "nobody can say which of two was answered"
+        peer.sendall(to_line({"id": second.number, "ok": True, "a": 4}))
+        peer.sendall(to_line({"id": first.number, "ok": True, "a": 5}))
+        assert client.result(first, SOON_S)["a"] == 5
+
+
+def test_a_loss_without_words_is_named_by_its_kind() -> None:
+    class Broken:
+        def write(self, _data: bytes) -> None:
+            raise ConnectionResetError
+
+        def read(self, _timeout_s: float | None) -> bytes:
+            raise BrokenPipeError
+
+    client = Client(Broken())
+    with pytest.raises(ConnectionResetError):
+        client.send({"op": "one"})
+    assert client.lost == "ConnectionResetError"
+    with pytest.raises(ConnectionError, match=r"^ConnectionResetError$"):
+        client.send({"op": "two"})
