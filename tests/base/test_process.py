@@ -295,14 +295,16 @@ def test_the_time_and_the_state_of_a_process_are_told(monkeypatch: pytest.Monkey
 
 
 def test_handlers_of_signals_are_seen_one_by_one() -> None:
-    before = signal.signal(signal.SIGUSR1, lambda *_: None)
-    other = signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    numbers = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+    before = [signal.signal(number, signal.SIG_DFL) for number in numbers]
     try:
-        assert catches(os.getpid(), signal.SIGUSR1)
-        assert not catches(os.getpid(), signal.SIGUSR2)
+        for caught in numbers:
+            signal.signal(caught, lambda *_: None)
+            assert [number for number in numbers if catches(os.getpid(), number)] == [caught]
+            signal.signal(caught, signal.SIG_DFL)
     finally:
-        signal.signal(signal.SIGUSR1, before)
-        signal.signal(signal.SIGUSR2, other)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
     assert not catches(NOBODY_S_PID, signal.SIGUSR1)
 
 
@@ -381,7 +383,7 @@ class _Clock:
     """Time that passes only in `sleep`, for `end_all`."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self.now_s = 100.0
 
     def monotonic(self) -> float:
         return self.now_s
@@ -414,7 +416,7 @@ def test_processes_are_asked_once_then_killed_and_those_left_are_returned(
     monkeypatch.setattr(Process, "send", send)
     left = end_all(lambda: listed, grace_s=1.0, kill_s=0.5)
     assert left == ([one] if ends_on is None else [])
-    assert clock.now_s == pytest.approx(ends_after_s, abs=0.03)
+    assert clock.now_s == pytest.approx(100 + ends_after_s, abs=0.03)
     assert sent.count(signal.SIGTERM) == 1
     if signals is not None:
         assert len(sent) == signals
