@@ -438,6 +438,42 @@ def test_a_system_without_handles_of_processes_is_signalled_by_pid(
     assert sent == [(os.getpid(), signal.SIGTERM)]
 
 
+WATCHES = r"""
+import signal, sys, threading
+signal.signal(signal.SIGUSR1, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+def other():
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    threading.Event().wait()
+threading.Thread(target=other, daemon=True).start()
+print("up", flush=True)
+sys.stdin.readline()
+print(signal.SIGUSR1 in signal.sigpending(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("has_tgkill", [True, False])
+def test_a_signal_for_the_main_thread_is_taken_by_no_other(
+    monkeypatch: pytest.MonkeyPatch, has_tgkill: bool
+) -> None:
+    argv = [sys.executable, "-c", WATCHES]
+    with subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as watches:
+        assert watches.stdin is not None and watches.stdout is not None
+        watches.stdout.readline()
+        found = look_up(watches.pid)
+        assert found is not None
+        if not has_tgkill:
+            monkeypatch.setattr(process.ctypes, "CDLL", lambda _name: object())
+        assert not Process(found.pid, found.start_time + 1).send_to_main_thread(signal.SIGUSR1)
+        assert found.send_to_main_thread(signal.SIGUSR1)
+        print(file=watches.stdin, flush=True)
+        # Any thread may take a signal for the process, and one does.
+        assert watches.stdout.readline() == f"{has_tgkill}\n"
+    assert not found.send_to_main_thread(signal.SIGUSR1)
+
+
 def test_handles_of_processes_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     this = look_up(os.getpid())
     assert this is not None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import paramiko
 import pytest
@@ -16,7 +17,7 @@ from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.pods.pod import Pod
 from workbench.pods.ssh import transport
-from workbench.pods.ssh.channel import _short
+from workbench.pods.ssh.channel import RemoteStream, _short, complete
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.transport import Destination
@@ -211,6 +212,51 @@ def test_exit_codes_and_streams(launched: Launched) -> None:
         assert connection.run(["printf", r"\377a"]).stdout == "\\xffa"
         assert connection.run(["cat"], stdin=b"x" * 3_000_000).stdout == "x" * 3_000_000
         assert connection.run(["no-such-command"]).exit_code == 127
+
+
+def test_what_arrives_just_before_the_end_is_read() -> None:
+    """The last bytes and the end come between a look at the streams and a look at the end."""
+    read_end, write_end = os.pipe()
+
+    class AllAtOnce:
+        closed = False
+        looks = 0
+        waiting = b"err"
+
+        @property
+        def eof_received(self) -> bool:
+            return self.looks > 1
+
+        def exit_status_ready(self) -> bool:
+            self.looks += 1
+            return self.looks > 1
+
+        def recv_stderr_ready(self) -> bool:
+            return self.looks > 1 and bool(self.waiting)
+
+        def recv_stderr(self, _size: int) -> bytes:
+            data, self.waiting = self.waiting, b""
+            return data
+
+        def recv_ready(self) -> bool:
+            return False
+
+        def recv_exit_status(self) -> int:
+            return 7
+
+        def shutdown_write(self) -> None:
+            pass
+
+        def fileno(self) -> int:
+            return read_end
+
+    stream = RemoteStream(cast("paramiko.Channel", AllAtOnce()), "pod-0", "a command")
+    try:
+        done = complete(stream, b"", time.monotonic() + 5)
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert (done.exit_code, done.stderr) == (7, "err")
 
 
 def test_a_full_stderr_does_not_block(launched: Launched) -> None:

@@ -34,6 +34,7 @@ _SAMPLE_S = 1.0
 _HURRY_S = 0.05
 _TABLE_S = 1.0
 _STACKS_S = 2.0
+_ANSWERED_S = 0.5  # a rank that runs Python code has written its stacks
 _GRACE_S = 3.0
 _LAST_S = 3.0
 _LATE_S = 5.0  # a busy processor alone does not delay a tick this much
@@ -370,11 +371,17 @@ class Agent:
     def _stacks(self, message: Message) -> Reply | Later:
         run = self._run(message)
         sizes = run.ask_stacks()
-        due = time.monotonic() + _STACKS_S
+        now = time.monotonic()
+        patient_until = now + _ANSWERED_S
+        due = now + _STACKS_S
         before: dict[str, str] = {}
+        is_demanded = False
 
         def ready() -> Reply | None:
-            nonlocal before
+            nonlocal before, is_demanded
+            if not is_demanded and time.monotonic() >= patient_until:
+                is_demanded = True
+                run.demand_stacks(sizes)
             texts = run.stacks(sizes)
             last = before
             before = texts

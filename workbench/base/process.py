@@ -82,6 +82,17 @@ class Process:
                 os.close(handle)
         return True
 
+    def send_to_main_thread(self, number: int) -> bool:
+        """Signal the main thread of this process. Return whether the process was alive.
+
+        The kernel gives a signal for a process to any of its threads. Without `tgkill` in the C
+        library (glibc before 2.30), any thread gets this one too.
+        """
+        tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
+        if tgkill is None:
+            return self.send(number)
+        return self.is_alive() and tgkill(self.pid, self.pid, number) == 0
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankPlace:

@@ -24,7 +24,15 @@ from workbench.agent.ranks.records import (
 from workbench.agent.ranks.request import RunRequest
 from workbench.base.files import open_record
 from workbench.base.files.disk import disk_full, free_bytes
-from workbench.base.process import POD_MARK, RUN_MARK, Process, descendants, marks, process_table
+from workbench.base.process import (
+    POD_MARK,
+    RUN_MARK,
+    Process,
+    activity,
+    descendants,
+    marks,
+    process_table,
+)
 
 _OOM_COUNTED_S = 0.05
 _OOM_COUNTED_LATE_S = 3.0
@@ -271,6 +279,21 @@ class PodRun:
                 if rank.process.send(stacks.SIGNAL):
                     sizes[number] = size
         return sizes
+
+    def demand_stacks(self, sizes: Mapping[int, int]) -> None:
+        """Have ranks that wrote no stacks since `ask_stacks` write them at once, but stopped ones.
+
+        They wait in compiled code.
+        """
+        for number, size in sizes.items():
+            rank = self.ranks[number]
+            with contextlib.suppress(OSError):
+                has_written = (rank.folder / stacks.STACKS).stat().st_size > size
+                if rank.phase != "running" or rank.process is None or has_written:
+                    continue
+                _, is_stopped = activity(rank.process.pid)
+                if not is_stopped:
+                    rank.process.send_to_main_thread(stacks.AT_ONCE)
 
     def stacks(self, sizes: Mapping[int, int]) -> dict[str, str]:
         """Return the stacks written since `ask_stacks`; "" for a rank that wrote none."""

@@ -113,6 +113,8 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
     if not pending:
         channel.shutdown_write()
     while True:
+        # Before the streams: what arrives between a look at them and its end would be lost.
+        has_ended = channel.exit_status_ready() and (channel.eof_received or channel.closed)
         while channel.recv_stderr_ready():
             errors += channel.recv_stderr(_READ_BYTES)
         while channel.recv_ready():
@@ -125,8 +127,8 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
         now = time.monotonic()
         if channel.exit_status_ready():
             exited_s = exited_s or now
-            if channel.eof_received or channel.closed or now - exited_s > _AFTER_EXIT_S:
-                break
+        if has_ended or (exited_s is not None and now - exited_s > _AFTER_EXIT_S):
+            break
         if now > deadline:
             stream._keep(bytes(errors))
             raise TimeoutError
