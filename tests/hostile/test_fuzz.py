@@ -18,8 +18,9 @@ def test_two_thousand_malformed_inputs_leave_no_traceback(tmp_path: Path) -> Non
 
 
 @pytest.mark.long
-def test_twenty_thousand_malformed_inputs_leave_no_traceback(tmp_path: Path) -> None:
-    assert tracebacks(tmp_path, 20_000, SEED + 1) == (0, {})
+def test_eight_thousand_malformed_inputs_leave_no_traceback(tmp_path: Path) -> None:
+    """Every run of CI tries the same. `python -m tests.hostile.fuzz 20000 SEED` tries others."""
+    assert tracebacks(tmp_path, 8_000, SEED + 1) == (0, {})
 
 
 def test_whole_inputs_are_read(tmp_path: Path) -> None:
