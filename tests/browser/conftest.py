@@ -212,7 +212,9 @@ def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         # One for all pages: what JupyterLab consists of is read and compiled once.
-        context = browser.new_context(viewport={"width": 1280, "height": 800})
+        context = browser.new_context(
+            viewport={"width": 1280, "height": 800}, reduced_motion="reduce"
+        )
         context.set_default_timeout(120_000)  # ms; a busy machine took 30 s to load a report
         yield context
         browser.close()

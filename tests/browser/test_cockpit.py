@@ -252,6 +252,7 @@ def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str]
     book.shoot(4, "runs")
 
 
+@pytest.mark.timeout(900)  # 500 steps on three pods, beside whatever else the machine does
 def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     book = nbformat.read(QUICKSTART, as_version=4)
     panel, result = (
@@ -266,7 +267,7 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     steps = moving_steps(page, panel, 3, 180)
     assert steps == sorted(steps)
     page.output(panel).locator("svg.wb-plot").first.wait_for(timeout=60_000)
-    page.see(panel, "Processes: all exited", 120)
+    page.see(panel, "Processes: all exited", 600)
     page.see(panel, "succeeded", 30)
     page.see(result, "127.0.0.3 slots=1", 60)
     page.wait_idle(60)
