@@ -442,10 +442,13 @@ WATCHES = r"""
 import signal, sys, threading
 signal.signal(signal.SIGUSR1, lambda *_: None)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+takes = threading.Event()
 def other():
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    takes.set()
     threading.Event().wait()
 threading.Thread(target=other, daemon=True).start()
+takes.wait()
 print("up", flush=True)
 sys.stdin.readline()
 print(signal.SIGUSR1 in signal.sigpending(), flush=True)

@@ -165,8 +165,10 @@ class Record(BaseModel):
     def _refusal(cls, error: ValidationError, options: Mapping[str, object]) -> ConfigError:
         """Word one error of pydantic for each option; unknown options come before all others."""
         errors = error.errors(include_url=False, include_input=False)
-        errors.sort(key=lambda each: _FIRST.get(each["type"], len(_FIRST)))
         unknown = [each["loc"] for each in errors if each["type"] == "extra_forbidden"]
+        # Beside an unknown option, a missing one is probably the one that was meant.
+        errors = [each for each in errors if not unknown or each["type"] != "missing"]
+        errors.sort(key=lambda each: _FIRST.get(each["type"], len(_FIRST)))
         refusals: dict[object, ConfigError] = {}
         for problem in errors:
             option = problem["loc"][:1]
