@@ -24,7 +24,8 @@ from workbench.client.returned import returned
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.jobs.script_folder import zip_script
 from workbench.pods.pod import Pod
-from workbench.rundir.make.function import as_script
+from workbench.rundir.make import function
+from workbench.rundir.make.function import as_script, pickled_function
 from workbench.rundir.paths import RunPaths
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -176,6 +177,40 @@ def test_what_cannot_be_pickled_is_refused_by_name(
         as_script(job, tmp_path)
     assert named in str(refused.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_is_named_by_function_and_content_and_has_what_a_pod_may_lack(
+    tmp_path: Path,
+) -> None:
+    def unnamed() -> None:
+        pass
+
+    unnamed.__name__ = "<>"
+    folder = Path(made(Function(helper, (1,)), tmp_path).path).parent
+    name, _, digest = folder.name.partition("-")
+    assert (name, len(digest)) == ("helper", 16)
+    assert (folder / "cloudpickle" / "cloudpickle.py").is_file()
+    script = Path(made(Function(unnamed), tmp_path).path)
+    assert script.name == "function-call.py"
+    assert script.parent != folder
+
+
+def test_a_pickle_may_be_as_large_as_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Function(helper, (1,))
+    size = len(pickled_function(job)[0])
+    monkeypatch.setattr(function, "_LARGEST", size)
+    assert made(job, tmp_path)
+    monkeypatch.setattr(function, "_LARGEST", size - 1)
+    with pytest.raises(ConfigError, match="as a pickle; the limit is"):
+        as_script(job, tmp_path)
+
+
+def test_modules_of_the_user_travel_and_those_of_pods_do_not() -> None:
+    assert function._is_own(sys.modules[__name__])
+    for other in (None, sys.modules["__main__"], sys, json, numpy, pytest):
+        assert not function._is_own(other), other
 
 
 def test_what_is_no_plain_data_fails_on_the_rank_with_its_type(tmp_path: Path) -> None:
