@@ -156,6 +156,23 @@ def test_a_refusal_names_every_refused_option_once_and_unknown_ones_first() -> N
     assert len(str(refused.value).splitlines()) == 2
 
 
+def test_the_options_are_listed_though_the_last_unknown_one_has_a_hint() -> None:
+    class Hinting(Berth):
+        """A berth that knows another name of the depth."""
+
+        @classmethod
+        def _hint(cls, name: str, value: object = None) -> str:
+            del value
+            return "use depth" if name == "draught" else ""
+
+    with pytest.raises(ConfigError) as refused:
+        Hinting.from_dict({"colour": 1, "draught": 2})
+    assert str(refused.value).splitlines() == [
+        "option 'colour' is not known. Allowed: depth, ground",
+        "option 'draught' is not known: use depth",
+    ]
+
+
 def test_a_record_without_a_label_is_named_by_its_class() -> None:
     with pytest.raises(ConfigError) as refused:
         Berth.from_dict({})

@@ -85,8 +85,8 @@ class Process:
     def send_to_main_thread(self, number: int) -> bool:
         """Signal the main thread of this process. Return whether the process was alive.
 
-        The kernel gives a signal for a process to any of its threads. Without `tgkill` in the C
-        library (glibc before 2.30), any thread gets this one too.
+        A signal to a process is handled by any thread. Without `tgkill` in the C library (glibc
+        before 2.30), any thread handles this signal too.
         """
         tgkill = getattr(ctypes.CDLL(None), "tgkill", None)
         if tgkill is None:

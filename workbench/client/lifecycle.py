@@ -71,7 +71,7 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
             root.rmdir()
         raise
     # A start makes the lock before any other file. Without a lock, the files are not a cluster's,
-    # and none is made beside them.
+    # and no lock is made beside them.
     if not gate.is_empty(root) and not (paths.lock.exists() or paths.config.exists()):
         raise ConfigError(_foreign(root))
     with gate.open_to_append(paths.lock, root) as lock:

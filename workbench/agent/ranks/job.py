@@ -273,7 +273,7 @@ class PodRun:
         for number, rank in self.ranks.items():
             # Without the file there is no handler, and the signal would end the process.
             with contextlib.suppress(OSError):
-                size = (rank.folder / "stacks.txt").stat().st_size
+                size = (rank.folder / stacks.STACKS).stat().st_size
                 if rank.phase != "running" or rank.process is None:
                     continue
                 if rank.process.send(stacks.SIGNAL):
@@ -281,9 +281,9 @@ class PodRun:
         return sizes
 
     def demand_stacks(self, sizes: Mapping[int, int]) -> None:
-        """Have ranks that wrote no stacks since `ask_stacks` write them at once, but stopped ones.
+        """Have every silent rank write its stacks at once.
 
-        They wait in compiled code.
+        Such a rank waits in compiled code. Ranks that are stopped are left out.
         """
         for number, size in sizes.items():
             rank = self.ranks[number]
@@ -299,7 +299,7 @@ class PodRun:
         """Return the stacks written since `ask_stacks`; "" for a rank that wrote none."""
         texts = dict.fromkeys((str(number) for number in self.ranks), "")
         for number, size in sizes.items():
-            path = self.ranks[number].folder / "stacks.txt"
+            path = self.ranks[number].folder / stacks.STACKS
             with contextlib.suppress(OSError), open_record(path) as file:
                 file.seek(size)
                 written = file.read(_STACKS_BYTES)

@@ -1,8 +1,8 @@
 """Write the Python stacks of all threads when the agent sends a signal that no library uses.
 
-A process that runs Python code writes them between two instructions. A process that waits in
-compiled code does not come to its next instruction; there a handler in C reads the frames as they
-stand. In a process that runs Python code, that handler may read half a frame, and crash.
+A process that runs Python code writes the stacks between two instructions. A process that waits in
+compiled code has no next instruction, so `faulthandler` reads the frames as they are. In a process
+that runs Python code, `faulthandler` may read an unfinished frame, and crash.
 """
 
 import faulthandler
@@ -18,7 +18,7 @@ from types import FrameType
 SIGNAL = signal.SIGRTMIN + 9
 """Asks for the stacks between two instructions of the main thread."""
 AT_ONCE = signal.SIGRTMIN + 10
-"""Asks for the stacks as they stand, for the main thread of a process that waits."""
+"""Asks for the stacks at once. Only for the main thread of a process that waits."""
 STACKS = "stacks.txt"
 """Name of the file in a rank's folder.
 

@@ -165,7 +165,9 @@ class Record(BaseModel):
     def _refusal(cls, error: ValidationError, options: Mapping[str, object]) -> ConfigError:
         """Word one error of pydantic for each option; unknown options come before all others."""
         errors = error.errors(include_url=False, include_input=False)
-        unknown = [each["loc"] for each in errors if each["type"] == "extra_forbidden"]
+        unknown = [str(each["loc"][0]) for each in errors if each["type"] == "extra_forbidden"]
+        # The last unknown option without a hint of its class lists all options, once for all.
+        unhinted = [name for name in unknown if not cls._hint(name)]
         # Beside an unknown option, a missing one is probably the one that was meant.
         errors = [each for each in errors if not unknown or each["type"] != "missing"]
         errors.sort(key=lambda each: _FIRST.get(each["type"], len(_FIRST)))
@@ -173,7 +175,7 @@ class Record(BaseModel):
         for problem in errors:
             option = problem["loc"][:1]
             if option not in refusals:
-                is_last = unknown[-1:] == [problem["loc"]]
+                is_last = [*option] == unhinted[-1:]
                 refusals[option] = cls._worded(problem, options, listed=is_last)
         if len(refusals) == 1:
             return next(iter(refusals.values()))

@@ -98,7 +98,7 @@ def _shares(answers: Answers) -> Grid:
 
 
 def _judged(answers: Answers) -> Sequence[str]:
-    """Return the matches that an answer has or lacks. The logic is judged of queries only."""
+    """Return the attributes of the matches to show: `exact_match`, and others if judged."""
     judged = []
     for *_, name in _MATCHES:
         if name == "exact_match" or any(getattr(each, name) is not None for each in answers.models):

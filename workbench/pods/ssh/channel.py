@@ -113,7 +113,8 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
     if not pending:
         channel.shutdown_write()
     while True:
-        # Before the streams: what arrives between a look at them and its end would be lost.
+        # Look at the end before the streams: output that arrives between both looks is then read
+        # in this turn or the next.
         has_ended = channel.exit_status_ready() and (channel.eof_received or channel.closed)
         while channel.recv_stderr_ready():
             errors += channel.recv_stderr(_READ_BYTES)
