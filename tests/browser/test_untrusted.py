@@ -145,6 +145,10 @@ def test_jupyterlabs_own_sanitizer_leaves_every_view_readable(
     # A trusted notebook that is open in another tab brings the style sheet.
     opened.page.add_style_tag(path=SHEET)
     assert images.first.is_visible()
+    receipt = cell.locator(".wb-receipt").bounding_box()
+    for fold in cell.locator(".wb-plots summary").all():
+        box = fold.bounding_box()
+        assert box["y"] + box["height"] <= receipt["y"], "nothing lies over the receipt"
     opened.page.screenshot(path=str(ARTIFACTS / "untrusted.png"))
 
 
