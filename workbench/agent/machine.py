@@ -26,6 +26,7 @@ _log = logging.getLogger(__name__)
 _EVERY_S = 5.0
 _GIB = 1024**3
 _LIBRARY = "libnvidia-ml.so.1"
+_SECOND_FORM = 2 << 24  # NVML's mark of a structure of version 2, beside its size
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -193,6 +194,18 @@ class _Memory(ctypes.Structure):
     )
 
 
+class _Memory2(ctypes.Structure):
+    """NVML's second form: `used` leaves out what the driver reserves for itself."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("total", ctypes.c_ulonglong),
+        ("reserved", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
 class GpuWatch:
     """Read the pod's GPUs every few seconds, until a reading fails."""
 
@@ -229,9 +242,8 @@ class GpuWatch:
     def _one(library: ctypes.CDLL, index: int) -> dict[str, float]:
         device = ctypes.c_void_p()
         busy = _Utilization()
-        memory = _Memory()
         _call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(index), ctypes.byref(device))
-        _call(library.nvmlDeviceGetMemoryInfo, device, ctypes.byref(memory))
+        memory = _memory_of(library, device)
         # A slice of a GPU (MIG) reports its memory but no utilization.
         has_load = library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
         facts: dict[str, float] = {"index": index}
@@ -240,6 +252,20 @@ class GpuWatch:
         facts["used_gib"] = round(memory.used / _GIB, 3)
         facts["total_gib"] = round(memory.total / _GIB, 3)
         return facts
+
+
+def _memory_of(library: ctypes.CDLL, device: ctypes.c_void_p) -> _Memory | _Memory2:
+    """Return the memory of a GPU as nvidia-smi shows it. Old drivers count their own share too.
+
+    On an H200 without a program, `used` was 0.6 GiB by the first form, and 0 by the second.
+    """
+    second = _Memory2(version=ctypes.sizeof(_Memory2) | _SECOND_FORM)
+    ask = getattr(library, "nvmlDeviceGetMemoryInfo_v2", None)
+    if ask is not None and ask(device, ctypes.byref(second)) == 0:
+        return second
+    first = _Memory()
+    _call(library.nvmlDeviceGetMemoryInfo, device, ctypes.byref(first))
+    return first
 
 
 def _call(function: Callable[..., int], *arguments: object) -> None:

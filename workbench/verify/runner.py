@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from workbench.base.errors import RunFailed
 from workbench.base.words import plain
 from workbench.verify.bench import Bench
 from workbench.verify.outcome import Cannot, Outcome, Verdict
@@ -88,6 +89,10 @@ def _judged(answer: _Answer) -> tuple[Verdict, str]:
             return Verdict.HELD, answer.detail
         case Cannot() as error:
             return Verdict.CANNOT, str(error)
+        case RunFailed() as error:
+            # The run's logs have the traceback.
+            first, *_, last = str(error).splitlines()
+            return Verdict.FAILED, f"{first}\n{last}"
         case error:
             return Verdict.FAILED, f"{type(error).__name__}: {error}"
 

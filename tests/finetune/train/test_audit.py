@@ -11,6 +11,7 @@ from tests.support.sentences import says, sentence
 from workbench.base.errors import RunError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.train.audit import TechniqueCheck, differences
+from workbench.finetune.train.settings import hold_fp32
 from workbench.finetune.train.sharding_audit import (
     RankState,
     Share,
@@ -68,6 +69,15 @@ def test_each_technique_is_known_by_what_it_holds_and_none_passes_for_another(
 ) -> None:
     for other, what in AS_ASKED.items():
         assert bool(found(technique, what)) == (other != technique), other
+
+
+def test_a_single_rank_of_ddp_needs_no_wrapper() -> None:
+    job = FineTune(technique="ddp")
+    assert not list(differences(job, held("none", ranks=1), world_size=1, shards=1))
+    assert list(differences(job, held("none", ranks=2), world_size=2, shards=1))
+    assert list(
+        differences(FineTune(technique="zero1"), held("none", ranks=1), world_size=1, shards=1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -238,6 +248,36 @@ def test_every_rank_tells_what_it_saw_after_the_first_step_and_only_then(
     assert said.count('"kind": "engine"') == 1
     assert '"engine": "none"' in said and '"arithmetic": "float32"' in said
     assert not any(module._forward_hooks for module in trainer.model)
+
+
+@pytest.mark.parametrize(("precision", "other"), [("fp32", "tf32"), ("tf32", "ieee")])
+def test_the_products_of_a_run_are_in_the_format_of_its_job(
+    precision: str, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = FineTune(technique="single", precision=precision)
+    monkeypatch.setattr(torch.backends, "fp32_precision", other)  # as transformers sets it
+    trainer = Stepped(torch.optim.AdamW)
+    check = TechniqueCheck(job, trainer, world_size=1)
+    trainer.step(check)
+    with pytest.raises(RunError, match=f"precision {precision} was asked for"):
+        check.on_step_end(None, None, None)
+    monkeypatch.setattr(torch.backends, "fp32_precision", "tf32" if precision == "tf32" else "ieee")
+    check = TechniqueCheck(job, trainer, world_size=1)
+    trainer.step(check)
+    check.on_step_end(None, None, None)
+
+
+def test_a_compiled_model_in_fp32_multiplies_in_fp32() -> None:
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    try:
+        matmul.fp32_precision = "tf32"  # as accelerate leaves it
+        hold_fp32(FineTune(precision="bf16"))
+        assert matmul.fp32_precision == "tf32"
+        hold_fp32(FineTune(precision="fp32"))
+        assert matmul.fp32_precision == "ieee"
+    finally:
+        matmul.fp32_precision = before
 
 
 def test_a_run_that_is_something_else_fails_after_it_has_told_so(

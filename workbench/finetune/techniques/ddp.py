@@ -44,6 +44,7 @@ class DDP(Plain):
     name = "ddp"
     engine = "ddp"
     words = "DistributedDataParallel"
+    engine_of_one = "none"  # accelerate wraps a model for one rank on CPUs, not for one on a GPU
     copies_gradients = True
     preference = 10
     timed_as = "single"

@@ -37,6 +37,8 @@ class Technique(ABC):
     """Name of the technique's engine in the audit."""
     words: ClassVar[str]
     """Words for the engine in messages."""
+    engine_of_one: ClassVar[str] = ""
+    """Other name of the engine in the audit, if a single rank may run without it. Empty: none."""
     options: ClassVar[str] = ""
     """Option of `FineTune` that only the technique reads; empty for none."""
     alone: ClassVar[bool] = False

@@ -35,7 +35,10 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
     # ZeRO stages 1 and 2 offload only optimizer states, and only stage 3's techniques have offload
     # in their names.
     offloads = held.engine == "deepspeed-zero3" and "optimizer" in held.offload
-    ran = _shape(held.engine, offloads, held.world_size)
+    engine = held.engine
+    if held.world_size == 1 and engine == technique.engine_of_one:
+        engine = technique.engine
+    ran = _shape(engine, offloads, held.world_size)
     if asked != ran:
         yield f"technique {technique.name} was asked for ({asked}), but this ran: {ran}"
         return
@@ -145,8 +148,10 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             problems.append(
                 f"technique {technique.name} was asked for, but a process group is open"
             )
-        if self.job.precision == Precision.TF32 and not torch.backends.cuda.matmul.allow_tf32:
+        if self.job.precision == Precision.TF32 and not _multiplies_in_tf32():
             problems.append("precision tf32 was asked for, but torch multiplies in full fp32")
+        if self.job.precision == Precision.FP32 and _multiplies_in_tf32():
+            problems.append("precision fp32 was asked for, but torch multiplies in tf32")
         fp16_without_engine = self.job.precision == Precision.FP16 and self._engine is None
         if fp16_without_engine and self.trainer.accelerator.scaler is None:
             problems.append("precision fp16 was asked for, but the loss is not scaled")
@@ -239,6 +244,11 @@ def _share_differs(name: str, share: Share, shards: int, sharers: int) -> Iterat
             f"{name} was to be whole on each rank, but "
             f"{share.local} of {share.whole} elements are here"
         )
+
+
+def _multiplies_in_tf32() -> bool:
+    """Ask torch by the setting that transformers makes; torch refuses to mix it with allow_tf32."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def _shape(engine: str, offload: bool, world_size: int) -> str:

@@ -52,7 +52,12 @@ from workbench.finetune.train.measure.profile import (
     step_to_profile,
     steps_to_trace,
 )
-from workbench.finetune.train.settings import Assignment, prepare_process, training_arguments
+from workbench.finetune.train.settings import (
+    Assignment,
+    hold_fp32,
+    prepare_process,
+    training_arguments,
+)
 from workbench.finetune.train.trainer import FineTuner, TrainerParts
 from workbench.finetune.train.with_trl import trl_trainer
 from workbench.rundir.events import emit
@@ -103,6 +108,7 @@ def _run(work: Assignment) -> None:
     stop = StopFile(work.stop)
     beside = (reference, sequence, tensor)
     trainer = _trainer(work, arguments, loaded, encoder, rows, stop, beside)
+    hold_fp32(work.job)
     trainer.write_model = lambda: _save(work, loaded)
     if not work.method.uses_trl and not trainer.lean.fits:
         note(

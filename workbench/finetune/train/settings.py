@@ -150,6 +150,12 @@ class Assignment:
         return self.job.global_batch(self.world_size)
 
 
+def hold_fp32(job: FineTune) -> None:
+    """Multiply FP32 in full: accelerate turns TF32 on for a compiled model in FP32."""
+    if job.precision == Precision.FP32:
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
 def prepare_process(work: Assignment) -> None:
     """Prepare this process before torch and DeepSpeed inspect the process."""
     _check_trackers(work)

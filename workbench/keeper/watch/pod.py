@@ -189,7 +189,7 @@ class PodWatch:
                 full=told(text(answer.get("full"))),
                 removed=told(text(answer.get("removed"))),
                 drained=not more,
-                gpus=[numbers_of(gpu) for gpu in parts(answer.get("gpus"))],
+                gpus=[_gpu(gpu) for gpu in parts(answer.get("gpus"))],
             )
         )
         return bool(chunks)
@@ -207,6 +207,15 @@ class PodWatch:
         lost = why_agent_lost(self._link, self._context.spec.cluster.lease_s)
         self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
         return True
+
+
+def _gpu(raw: Mapping[str, object]) -> Mapping[str, float]:
+    """Return the figures of a GPU. The index stays a whole number: results name GPUs by it."""
+    figures: dict[str, float] = numbers_of(raw)
+    index = whole(raw.get("index"))
+    if index is not None:
+        figures["index"] = index
+    return figures
 
 
 class Sampler:
