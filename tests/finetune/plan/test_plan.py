@@ -144,9 +144,9 @@ def test_loading_and_saving_are_in_the_verdict() -> None:
     )  # once, and not in the sum
     # ZeRO-1 makes one tensor of all weights: in the pod's
     # memory, with a copy, where the GPU has no room for both.
-    assert large.row("zero1").stages["loading"].total < 4 * 2**30
+    assert large.row("zero1").stages["loading"].total < 8 * 2**30
     assert small.row("zero1").stages["loading"].total > 4 * 2 * 2 * 13e9
-    assert small.row("zero1").host_gib == pytest.approx(197, abs=2)
+    assert small.row("zero1").host_gib == pytest.approx(201.5, abs=2)
     assert (
         large.row("zero3-offload").fit is Fit.NOT
         and large.row("zero3-offload").stages["training"].total > 2**37

@@ -169,8 +169,8 @@ def test_the_largest_micro_batch_leaves_a_tenth_of_the_memory_free() -> None:
     asked = inquiry_of(JOB, pods=2, gpus=1, memory_gib=None)
     largest = prediction_of(asked, TRACE, (8.0, None))["largest_micro_batch"]
     assert largest["ddp"] == int((0.9 * 8 - 1) * 1024 - of_model)
-    # A rank's own process takes 0.8 GiB of the pod, which is more than nine tenths of 0.85.
-    assert prediction_of(asked, TRACE, (8.0, 0.85))["largest_micro_batch"]["ddp"] == 0
+    # A rank's own process takes 1.9 GiB of the pod, which is more than nine tenths of 2.
+    assert prediction_of(asked, TRACE, (8.0, 2.0))["largest_micro_batch"]["ddp"] == 0
     assert prediction_of(asked, TRACE, (None, 64.0))["largest_micro_batch"] == {}
 
 

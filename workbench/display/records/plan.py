@@ -399,7 +399,7 @@ def _method(table: PlanTable) -> list[str]:
         "Each row is the highest moment of a step: what is 0 is not held at that moment. "
         "Activations and logits are counted on the model's own step at the longest rows; "
         "the runtime's own is taken as given (1 GiB of CUDA context and NCCL a GPU; a "
-        "process 0.42 GiB, 0.8 with a GPU). Tight means more than nine tenths."
+        "process 0.42 GiB, 1.9 with a GPU). Tight means more than nine tenths."
     )
     return notes
 

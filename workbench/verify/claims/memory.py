@@ -80,7 +80,16 @@ def _measured_run(turn: Turn) -> FineTuneRun:
     folder = made.paths.outputs / "model"
     if not folder.is_dir():
         raise Broken(f"the model was not copied back to {folder}")
-    job = tiny(turn, "ddp", model=str(folder), max_steps=4, per_device_train_batch_size=8)
+    # A prediction is about rows of the job's full length, so the rows are packed to that length.
+    job = tiny(
+        turn,
+        "ddp",
+        model=str(folder),
+        packing=True,
+        max_source_length=96,
+        max_steps=4,
+        per_device_train_batch_size=8,
+    )
     return turn.train(job)
 
 
