@@ -221,10 +221,14 @@ def _numbers(ranks: Sequence[int]) -> str:
 
 
 class MemoryPeaks:
-    """Track the peak of the summed memory of a host's ranks."""
+    """Track the peak of the summed memory of a host's ranks.
+
+    Resident memory is sampled. A run too short for a sample has the sum of its ranks' own peaks.
+    """
 
     def __init__(self) -> None:
-        self._resident: dict[str, float] = {}
+        self._sampled: dict[str, float] = {}
+        self._own: dict[str, dict[int, float]] = {}
         self._cuda: dict[str, dict[int, float]] = {}
 
     def record(self, ranks: Sequence[RankStatus]) -> None:
@@ -237,12 +241,13 @@ class MemoryPeaks:
             self._record_resident(address, size / _GIB)
 
     def record_event(self, event: Event, address: str) -> None:
-        reserved = event.number("cuda_reserved_gib")
-        if reserved is None or event.rank is None:
+        if event.rank is None:
             return
-        ranks = self._cuda.setdefault(address, {})
-        peak_before = ranks.get(event.rank, 0.0)
-        ranks[event.rank] = max(reserved, peak_before)
+        for peaks, figure in ((self._own, "peak_rss_gib"), (self._cuda, "cuda_reserved_gib")):
+            peak = event.number(figure)
+            if peak is not None:
+                ranks = peaks.setdefault(address, {})
+                ranks[event.rank] = max(peak, ranks.get(event.rank, 0.0))
 
     def recall(self, events: Iterable[Event], addresses: Mapping[int, str]) -> None:
         """Restore the peaks from the events of a run, with the address of every rank."""
@@ -256,8 +261,8 @@ class MemoryPeaks:
                 self._record_resident(event.text("host"), rss_gib)
 
     def _record_resident(self, address: str, now_gib: float) -> None:
-        peak_before = self._resident.get(address, 0.0)
-        self._resident[address] = max(now_gib, peak_before)
+        peak_before = self._sampled.get(address, 0.0)
+        self._sampled[address] = max(now_gib, peak_before)
 
     @property
     def kind(self) -> str:
@@ -269,17 +274,17 @@ class MemoryPeaks:
 
         Only hosts with reports are included.
         """
-        peaks = {}
-        for address, peak in self._resident.items():
-            if peak:
-                peaks[address] = round(peak, 4)
-        return peaks
+        peaks = {address: peak for address, peak in self._sampled.items() if peak}
+        return _rounded(_sums(self._own) | peaks)
 
     @property
     def gib(self) -> dict[str, float]:
-        peaks = self._resident
-        if self._cuda:
-            peaks = {}
-            for address, ranks in self._cuda.items():
-                peaks[address] = sum(ranks.values())
-        return {address: round(peak, 4) for address, peak in peaks.items()}
+        return _rounded(_sums(self._cuda)) if self._cuda else self.resident_gib
+
+
+def _sums(peaks: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+    return {address: sum(ranks.values()) for address, ranks in peaks.items()}
+
+
+def _rounded(peaks: Mapping[str, float]) -> dict[str, float]:
+    return {address: round(peak, 4) for address, peak in peaks.items()}
