@@ -301,3 +301,23 @@ def test_a_row_with_anything_in_any_place_is_taken_or_refused_in_words(tmp_path:
                     refused += 1
     assert tried > 300
     assert refused > tried / 2
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        {"kind": "wikisql-mini", "train_row": 3},
+        {"kind": "wikisql-mini", "train_rows": "x"},
+        {"kind": "wikisql-min"},
+        {"kind": "mix", "parts": [{"dataset": {"kind": "wikisql-mini", "train_row": 3}}]},
+    ],
+)
+def test_an_object_that_is_no_dataset_is_refused_when_the_job_is_made(
+    dataset: dict[str, object],
+) -> None:
+    with pytest.raises(ConfigError, match="train_row|wikisql-min"):
+        FineTune(dataset=dataset)
+
+
+def test_making_a_job_opens_none_of_its_files() -> None:
+    assert FineTune(dataset={"kind": "files", "train": "nowhere.csv"}).dataset["kind"] == "files"

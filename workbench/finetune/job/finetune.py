@@ -113,6 +113,11 @@ class FineTune(FineTuneOptions, Job):
     @model_validator(mode="after")
     def _check(self) -> Self:
         check_together(self)
+        if isinstance(self.dataset, Mapping):
+            # Imported here because most jobs name their dataset.
+            from workbench.finetune.data.sources.dataset import of_kind
+
+            of_kind(self.dataset)
         return self
 
     @classmethod

@@ -177,13 +177,27 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
         return _from_path(user_path(value), value)
     if not isinstance(value, Mapping):
         raise ConfigError(f"dataset is {value!r}; give a name, a path or an object with 'kind'")
+    dataset = of_kind(value)
+    if isinstance(dataset, RowFiles | Release | Mix):
+        dataset.check()
+    return dataset
+
+
+def of_kind(value: Mapping[str, object]) -> Dataset:
+    """Return the dataset of an object with `kind`. Opens no file.
+
+    Raises:
+        ConfigError: The kind, a key or a value is refused, or a required key is missing.
+    """
     options = dict(value)
     kind = value.get("kind")
     if isinstance(kind, str) and kind in _BEFORE:
         options["kind"] = _BEFORE[kind]
     dataset: Dataset = read_kind("dataset", options, get_args(Dataset))
-    if isinstance(dataset, RowFiles | Release | Mix):
-        dataset.check()
+    if isinstance(dataset, Mix):
+        for part in dataset.parts:
+            if isinstance(part.dataset, Mapping):
+                of_kind(part.dataset)
     return dataset
 
 
