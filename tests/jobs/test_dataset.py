@@ -315,9 +315,10 @@ def test_a_row_with_anything_in_any_place_is_taken_or_refused_in_words(tmp_path:
 def test_an_object_that_is_no_dataset_is_refused_when_the_job_is_made(
     dataset: dict[str, object],
 ) -> None:
-    with pytest.raises(ConfigError, match="train_row|wikisql-min"):
+    with pytest.raises(ConfigError, match=r"train_row|wikisql-min"):
         FineTune(dataset=dataset)
 
 
 def test_making_a_job_opens_none_of_its_files() -> None:
-    assert FineTune(dataset={"kind": "files", "train": "nowhere.csv"}).dataset["kind"] == "files"
+    dataset = {"kind": "files", "train": "nowhere.csv"}
+    assert FineTune(dataset=dataset).dataset == dataset
