@@ -70,7 +70,9 @@ lab: setup ## Open JupyterLab on the notebooks
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 # The quickstart is run by a test in a browser, from its first cell to its last.
-PYTEST := $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=notebooks/00_quickstart.ipynb --nbmake --nbmake-timeout=600 \
+# Threads of torch that wait for each other sleep. By default they spin, and on a busy machine a
+# generation by two threads then takes ten times its CPU seconds.
+PYTEST := OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest notebooks docs/walkthroughs tests --ignore=notebooks/00_quickstart.ipynb --nbmake --nbmake-timeout=600 \
 	-p tests.support.executed \
 	--durations=25 --dist loadfile --no-loadscope-reorder
 

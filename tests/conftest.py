@@ -198,10 +198,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two pods of this machine that the tests of a worker share: a test leaves them as they were.
+def shared_pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two warm pods of this machine that the tests of a worker share.
 
-    Tests that kill a process of a cluster, or ask for other pods, start one of their own.
+    A test leaves the pods as they were. Tests that kill a process of a cluster, close a
+    cluster or ask for other pods start a cluster of their own.
     """
     path = tmp_path_factory.mktemp("shared") / "cluster"
     hour_s = 3600.0
@@ -209,6 +210,23 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         LocalPods(), PodSpec(cpus=1), count=2, path=path, idle_timeout_s=hour_s
     ) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def cluster(shared_pods: Cluster) -> Cluster:
+    """The shared pods. A file whose tests need pods of their own overrides this fixture."""
+    return shared_pods
+
+
+@pytest.fixture(autouse=True)
+def shared_pods_are_idle(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a run on the shared pods: the next test would wait for it."""
+    yield
+    if "shared_pods" in request.fixturenames:
+        pods = request.getfixturevalue("shared_pods")
+        busy = [run.id for run in pods.runs if not run.state.is_terminal]
+        assert not busy, f"still on the shared pods: {busy}"
+        assert {pod.phase for pod in pods.pods} == {"Running"}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sentences import sentence
-from workbench import Cluster, FineTune, LocalPods, PodSpec
+from workbench import Cluster, FineTune
 from workbench.base.errors import ConfigError
 from workbench.finetune.answers.server import close_all
 
@@ -38,7 +38,9 @@ def no_model_kept() -> Iterator[None]:
     close_all()
 
 
-def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(tmp_path: Path) -> None:
+def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     chats = [{"messages": chat(fruit, other)} for fruit in COLOURS for other in COLOURS]
     data = tmp_path / "data"
     data.mkdir()
@@ -55,13 +57,12 @@ def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(tmp_path:
         max_target_length=24,
         predict_rows=4,
     )
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "cluster") as cluster:
-        with pytest.raises(
-            ConfigError, match=r"train\.jsonl, line 1 .*'tiny-llama' has no chat template"
-        ):
-            cluster.submit(job.replace(chat_template=None))
-        run = cluster.submit(job)
-        result = run.wait(300, progress=False).raise_for_status()
+    with pytest.raises(
+        ConfigError, match=r"train\.jsonl, line 1 .*'tiny-llama' has no chat template"
+    ):
+        cluster.submit(job.replace(chat_template=None))
+    run = cluster.submit(job)
+    result = run.wait(300, progress=False).raise_for_status()
     assert result.eval_loss is not None and result.first_eval_loss is not None
     assert result.eval_loss < 0.2 * result.first_eval_loss
     assert result.exact_match == 1.0
@@ -106,7 +107,9 @@ CALLS = (
 )
 
 
-def test_calls_of_a_tool_are_learned_and_written_where_it_is_at_hand(tmp_path: Path) -> None:
+def test_calls_of_a_tool_are_learned_and_written_where_it_is_at_hand(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
     rows = []
     for fruit, colour in COLOURS.items():
@@ -134,9 +137,8 @@ def test_calls_of_a_tool_are_learned_and_written_where_it_is_at_hand(tmp_path: P
         max_target_length=32,
         predict_rows=8,
     )
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=1, path=tmp_path / "cluster") as cluster:
-        run = cluster.submit(job)
-        result = run.wait(300, progress=False).raise_for_status()
+    run = cluster.submit(job, pods=1)
+    result = run.wait(300, progress=False).raise_for_status()
     assert result.exact_match == 1.0 and result.predictions is not None
     assert {row.expected for row in result.predictions} == {
         text

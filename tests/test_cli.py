@@ -1,4 +1,4 @@
-"""`python -m workbench run`: exit codes, refusals, and the real questions by each launcher."""
+"""`python -m workbench run`: exit codes, refusals, lists and completions."""
 
 from __future__ import annotations
 
@@ -341,28 +341,3 @@ def _broken_model(folder: Path) -> Path:
     (model / "config.json").write_text('{"model_type": "t5"}')
     (model / "model.safetensors").write_bytes(b"cut off")
     return model
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_real_questions_halve_the_loss(tmp_path: Path, shared_data: Path) -> None:
-    data = {
-        "kind": "jsonl",
-        "train": str(shared_data / "train.jsonl"),
-        "eval": str(shared_data / "eval.jsonl"),
-    }
-    job = {
-        "dataset": data,
-        "technique": "zero1",
-        "max_steps": 80,
-        "per_device_train_batch_size": 8,
-        "per_device_eval_batch_size": 64,
-        "learning_rate": 5e-3,
-        "predict_rows": 12,
-    }
-    out = tmp_path / "out"
-    assert main(["run", spec(tmp_path, job), "--out", str(out)]) == 0
-    result = Run.load(out).result
-    assert result.first_eval_loss is not None
-    assert result.eval_loss is not None
-    assert result.eval_loss <= result.first_eval_loss / 2

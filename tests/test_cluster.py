@@ -65,6 +65,30 @@ def test_same_job_gives_the_same_losses_through_every_launcher(
     until(lambda: all(result.predicted_memory_gib for result in results.values()), 120)
 
 
+@pytest.mark.long
+def test_real_questions_halve_the_loss(cluster: Cluster, shared_data: Path, tmp_path: Path) -> None:
+    asked = (shared_data / "eval.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "eval.jsonl").write_text("".join(asked[::8]))  # 500 of them, all over the file
+    data = {
+        "kind": "jsonl",
+        "train": str(shared_data / "train.jsonl"),
+        "eval": str(tmp_path / "eval.jsonl"),
+    }
+    job = FineTune(
+        dataset=data,
+        technique="zero1",
+        max_steps=80,
+        per_device_train_batch_size=12,
+        per_device_eval_batch_size=64,
+        learning_rate=5e-3,
+        predict_rows=12,
+    )
+    result = cluster.submit(job).wait(600, progress=False).raise_for_status()
+    assert result.first_eval_loss is not None
+    assert result.eval_loss is not None
+    assert result.eval_loss <= result.first_eval_loss / 2
+
+
 def test_a_result_holds_every_field_of_the_design(results: Mapping[str, RunResult]) -> None:
     run = Run.load(results["ssh"].path)
     raw = json.loads(run.paths.result.read_text())

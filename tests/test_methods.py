@@ -10,20 +10,13 @@ from typing import Any
 import pytest
 from methodruns import rows_of, write_rows
 
-from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, compare, history
+from workbench import Cluster, FineTune, Run, compare, history
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.shown import as_bundle
 from workbench.finetune.answers.server import close_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 STEPS, SAVED = 6, 3
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    path = tmp_path_factory.mktemp("c") / "cluster"
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path) as cluster:
-        yield cluster
 
 
 @pytest.fixture(autouse=True)

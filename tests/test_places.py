@@ -16,6 +16,7 @@ from workbench.client.run import Run
 from workbench.pods.pod import LaunchContext
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
+PODS = 2  # on a host each, every rank imports for itself; the notebook's third pod adds nothing
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_deepspeed_zero1.ipynb"
 
 
@@ -30,7 +31,7 @@ def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(kind: str, tmp_pa
         options = {key: value for key, value in backend.to_dict().items() if key != "kind"}
         first.source = (
             f"from workbench import Cluster, FineTune, PodSpec, {name}\n\n"
-            f"backend, pod, count = {name}(**{options!r}), PodSpec(cpus=1), 3"
+            f"backend, pod, count = {name}(**{options!r}), PodSpec(cpus=1), {PODS}"
         )
         done = NotebookClient(
             book, timeout=560, resources={"metadata": {"path": str(tmp_path)}}
@@ -51,7 +52,7 @@ def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(kind: str, tmp_pa
         told = json.loads(run.paths.result.read_text())["hosts"]
         pods = json.loads((cluster / "state.json").read_text())["pods"]
         assert (result.world_size, [host["address"] for host in told]) == (
-            3,
+            PODS,
             [pod["address"] for pod in pods],
         )
         assert (run.path / "model" / "model.safetensors").stat().st_size > 1000

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from poll import until
+from rankpids import pids_of
 
 from tests.support.sentences import says
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run
@@ -73,16 +74,6 @@ def killed(cluster: Cluster) -> Run:
 
 def submit(cluster: Cluster, **options: object) -> Run:
     return cluster.submit(FineTune(**{**JOB, **options}))  # type: ignore[arg-type]
-
-
-def pids_of(rank: Path) -> list[int]:
-    """Find a rank by its output's file; a fork of a warm server has the server's environment."""
-    pids: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if (folder / "fd" / "1").readlink().parent == rank:
-                pids.append(int(folder.name))
-    return pids
 
 
 def pid_of(rank: Path) -> int:
@@ -167,6 +158,51 @@ def test_a_killed_rank_and_a_lost_pod_cost_no_more_than_the_steps_since_the_last
     )
     assert "\0" not in log
     assert {pod.phase for pod in cluster.pods} == {"Running"}
+
+
+def guardian_of(root: str) -> int:
+    return int(json.loads((Path(root) / "guardian.json").read_text())["pid"])
+
+
+def test_a_pod_that_is_told_to_end_leaves_a_checkpoint_of_its_step_and_the_run_continues(
+    cluster: Cluster, whole: Run
+) -> None:
+    """As a spot instance does, and a drained node: SIGTERM, and the kill some seconds later."""
+    run = submit(cluster, restarts=1)
+    pod = cluster.pods[1]
+    rank = Path(pod.root) / "runs" / run.id / "rank-1"
+
+    def steps_told() -> int:
+        """The steps that rank 0 told, from its own file: what came here lags behind under load."""
+        try:
+            told = Path(cluster.pods[0].root, "runs", run.id, "rank-0", "stdout.log").read_text()
+        except FileNotFoundError:
+            return 0
+        return sum(
+            event.kind == "step" for line in told.splitlines() if (event := parse_event(line))
+        )
+
+    def has_begun() -> bool:
+        run_for(rank, 0.02)
+        return steps_told() >= 3
+
+    until(has_begun, 240.0, why=lambda: run.message)
+    os.kill(guardian_of(pod.root), signal.SIGTERM)
+    until((rank / "leave-asked").exists, 120.0, why=lambda: run.message)
+    begun = steps_told()
+    halt_at(run, rank, 1)
+    (step,) = checkpoints_of(run)
+    assert begun <= step < STEPS, "of a step soon after the notice, without save_steps"
+    assert kept(run) == [step]
+    notes = [str(e.data["message"]) for e in run.events() if e.kind == "note"]
+    assert f"a pod is ending (SIGTERM): checkpoint after step {step}" in notes
+    # The platform's patience is over.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(guardian_of(pod.root), signal.SIGKILL)
+    result = run.wait(300, progress=False).raise_for_status()
+    (restart,) = result.restarts
+    assert (restart.what, restart.step) == ("pod-1 was lost", step)
+    assert curve(run) == curve(whole) and result.eval_loss == whole.result.eval_loss
 
 
 def test_the_last_two_checkpoints_come_back_from_a_run_that_was_killed(killed: Run) -> None:
@@ -433,61 +469,8 @@ def halt_at(run: Run, rank: Path, step: int) -> None:
     until(has_come, 240.0, why=lambda: run.message)
 
 
-@pytest.fixture(scope="module")
-def spot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two pods that a platform may take away: the other cluster is closed by a test."""
-    path = tmp_path_factory.mktemp("spot") / "cluster"
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path) as cluster:
-        yield cluster
-
-
-def guardian_of(root: str) -> int:
-    return int(json.loads((Path(root) / "guardian.json").read_text())["pid"])
-
-
-def test_a_pod_that_is_told_to_end_leaves_a_checkpoint_of_its_step_and_the_run_continues(
-    spot: Cluster, whole: Run
-) -> None:
-    """As a spot instance does, and a drained node: SIGTERM, and the kill some seconds later."""
-    run = submit(spot, restarts=1)
-    pod = spot.pods[1]
-    rank = Path(pod.root) / "runs" / run.id / "rank-1"
-
-    def steps_told() -> int:
-        """The steps that rank 0 told, from its own file: what came here lags behind under load."""
-        try:
-            told = Path(spot.pods[0].root, "runs", run.id, "rank-0", "stdout.log").read_text()
-        except FileNotFoundError:
-            return 0
-        return sum(
-            event.kind == "step" for line in told.splitlines() if (event := parse_event(line))
-        )
-
-    def has_begun() -> bool:
-        run_for(rank, 0.02)
-        return steps_told() >= 3
-
-    until(has_begun, 240.0, why=lambda: run.message)
-    os.kill(guardian_of(pod.root), signal.SIGTERM)
-    until((rank / "leave-asked").exists, 120.0, why=lambda: run.message)
-    begun = steps_told()
-    halt_at(run, rank, 1)
-    (step,) = checkpoints_of(run)
-    assert begun <= step < STEPS, "of a step soon after the notice, without save_steps"
-    assert kept(run) == [step]
-    notes = [str(e.data["message"]) for e in run.events() if e.kind == "note"]
-    assert f"a pod is ending (SIGTERM): checkpoint after step {step}" in notes
-    # The platform's patience is over.
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(guardian_of(pod.root), signal.SIGKILL)
-    result = run.wait(300, progress=False).raise_for_status()
-    (restart,) = result.restarts
-    assert (restart.what, restart.step) == ("pod-1 was lost", step)
-    assert curve(run) == curve(whole) and result.eval_loss == whole.result.eval_loss
-
-
-def test_a_pod_without_a_rank_ends_when_it_is_told_to(spot: Cluster) -> None:
-    pod = spot.pods[0]
-    guardian = guardian_of(pod.root)
-    os.kill(guardian, signal.SIGTERM)
-    until(lambda: not Path(f"/proc/{guardian}").exists(), why=lambda: "the guardian lives")
+def test_a_pod_without_a_rank_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    with Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "c", warm=False) as cluster:
+        guardian = guardian_of(cluster.pods[0].root)
+        os.kill(guardian, signal.SIGTERM)
+        until(lambda: not Path(f"/proc/{guardian}").exists(), why=lambda: "the guardian lives")

@@ -29,25 +29,18 @@ def server() -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="module")
-def cluster(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(shared_pods: Cluster, server: S3Server) -> Iterator[Cluster]:
     """A cluster whose keeper was started without the credentials."""
-    with (
-        new_cluster(tmp_path_factory.mktemp("c")) as cluster,
-        pytest.MonkeyPatch.context() as patch,
-    ):
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)
-        yield cluster
+        yield shared_pods
 
 
 def put_rows(server: S3Server) -> None:
     rows = [{"source": f"question {n}", "target": f"answer {n % 7} of {n % 5}"} for n in range(40)]
     text = "\n".join(map(json.dumps, rows))
     server.client().put_object(Bucket="bucket", Key="rows/train.jsonl", Body=text.encode())
-
-
-def new_cluster(folder: Path) -> Cluster:
-    return Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=folder / "cluster")
 
 
 def job(**options: object) -> FineTune:
@@ -79,9 +72,10 @@ def whole(cluster: Cluster) -> Run:
 
 
 def test_a_run_continues_from_the_store_after_cluster_and_directory_are_gone(
-    whole: Run, server: S3Server, tmp_path: Path
+    whole: Run, cluster: Cluster, server: S3Server, tmp_path: Path
 ) -> None:
-    with new_cluster(tmp_path) as first:
+    path = tmp_path / "cluster"
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path) as first:
         run = first.submit(job(save_steps=1, checkpoints="s3://bucket/runs/", max_steps=4))
         result = run.wait(180, progress=False)
         result.raise_for_status()
@@ -94,16 +88,13 @@ def test_a_run_continues_from_the_store_after_cluster_and_directory_are_gone(
     assert not any(SECRET.encode() in body for body in objects.values())
     assert {key.split("/")[2] for key in objects} == {"run.json", "job.json", "step-3", "step-4"}
     assert not any("probe" in key for key in server.objects("bucket"))
-    with new_cluster(tmp_path / "other") as second:
-        with pytest.raises(
-            ConfigError, match=f"job of s3://bucket/runs/{name}: technique is 'ddp'"
-        ):
-            second.submit(job(resume=f"s3://bucket/runs/{name}", technique="ddp"))
-        with pytest.raises(ConfigError, match=f"name one of its runs: s3://bucket/runs/{name}"):
-            second.submit(job(resume="s3://bucket/runs"))
-        again = second.submit(job(resume=f"s3://bucket/runs/{name}"))
-        result = again.wait(180, progress=False)
-        result.raise_for_status()
+    with pytest.raises(ConfigError, match=f"job of s3://bucket/runs/{name}: technique is 'ddp'"):
+        cluster.submit(job(resume=f"s3://bucket/runs/{name}", technique="ddp"))
+    with pytest.raises(ConfigError, match=f"name one of its runs: s3://bucket/runs/{name}"):
+        cluster.submit(job(resume="s3://bucket/runs"))
+    again = cluster.submit(job(resume=f"s3://bucket/runs/{name}"))
+    result = again.wait(180, progress=False)
+    result.raise_for_status()
     assert "continued from step 4" in result.message
     rest = {step: loss for step, loss in losses(whole).items() if step > 4}
     assert losses(again) == rest

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.sentences import says
-from workbench import FineTune, Run, Script
+from workbench import Cluster, FineTune, Run, Script
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 
@@ -102,29 +102,27 @@ def test_a_full_gpu_is_told_with_figures_and_fixes(world: World, tmp_path: Path)
 
 @pytest.mark.long
 def test_a_loss_that_is_no_number_names_rank_and_step_and_spoils_no_checkpoint(
-    world: World, tmp_path: Path
+    world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
     """Row 10. The run after it goes on from the checkpoint before, without the poison."""
-    run = poisoned_run(world, tmp_path, "1")
-    resumed = world.ended(
-        world.cluster.submit(training(save_steps=2, resume=str(run.path)), pods=2), 180
-    )
+    run = poisoned_run(world, cluster, tmp_path, "1")
+    resumed = world.ended(cluster.submit(training(save_steps=2, resume=str(run.path))), 180)
     assert (resumed.raise_for_status().resumed_step, resumed.steps) == (4, 6)
 
 
 @pytest.mark.long
 def test_a_loss_that_is_no_number_on_all_ranks_names_one_of_them(
-    world: World, tmp_path: Path
+    world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
     """Row 10."""
-    poisoned_run(world, tmp_path, "0,1")
+    poisoned_run(world, cluster, tmp_path, "0,1")
 
 
-def poisoned_run(world: World, tmp_path: Path, ranks: str) -> Run:
+def poisoned_run(world: World, cluster: Cluster, tmp_path: Path, ranks: str) -> Run:
     """Hold what is said of a run in which the loss of these ranks is no number."""
     (tmp_path / "sitecustomize.py").write_text(NOT_A_NUMBER)
     env = {"PYTHONPATH": str(tmp_path), "POISONED": ranks}
-    run = world.cluster.submit(training(env=env, save_steps=2), pods=2)
+    run = cluster.submit(training(env=env, save_steps=2))
     result = world.ended(run, 180)
     assert result.state is RunState.FAILED
     assert result.error is not None

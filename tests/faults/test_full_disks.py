@@ -15,7 +15,7 @@ from poll import until
 from smalljobs import small_job
 
 from tests.fakes.smalldisk import small_disk
-from workbench import Run
+from workbench import Cluster, Run
 from workbench.base.process import with_mark
 from workbench.rundir.checkpoints import newest_good
 from workbench.rundir.state import RunState
@@ -119,12 +119,12 @@ def test_the_command_line_on_a_disk_that_fills_while_it_runs(tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_a_checkpoint_that_found_no_room_here_is_fetched_later(
-    world: World, tmp_path: Path
+    world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
     options = {"max_steps": 2, "save_steps": 2, "per_device_train_batch_size": 2}
     job = small_job(20, 2, technique="single", checkpoints="bring", **options)
     with small_disk(tmp_path / "disk", "11m") as disk:
-        run = world.cluster.submit(job, path=disk / "run")
+        run = cluster.submit(job, pods=1, path=disk / "run")
         result = world.ended(run, 300)
         assert result.state is RunState.SUCCEEDED, result.message
         words = (

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from poll import until
+from rankpids import pids_of, rank_folder
 
 from tests.support.sentences import says
-from workbench import FineTune, Run, Script
+from workbench import Cluster, FineTune, Run, Script
 from workbench.base.files import read_json
 from workbench.rundir.events import read_events
 from workbench.rundir.figures.flight import communication
@@ -101,12 +102,15 @@ def test_a_script_is_ended_where_its_rank_sleeps_and_not_while_it_computes(
 
 
 @pytest.mark.long
-def test_a_fine_tuning_whose_rank_is_stopped_is_ended_with_its_last_step(world: World) -> None:
+def test_a_fine_tuning_whose_rank_is_stopped_is_ended_with_its_last_step(
+    world: World, cluster: Cluster
+) -> None:
     rows = {"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 2}
     job = FineTune(dataset=rows, technique="ddp", max_steps=5000, predict_rows=0, stall_timeout_s=6)
-    run = world.cluster.submit(job, pods=2)
+    run = cluster.submit(job)
     until(lambda: any(e.kind == "step" for e in read_events(run.paths.events)), 120)
-    os.kill(rank_of(world, run, 1), signal.SIGSTOP)
+    (pid,) = pids_of(rank_folder(cluster.pods[1], run, 1))
+    os.kill(pid, signal.SIGSTOP)
     error = world.ended(run, 120).error
     assert error is not None
     assert (error.kind, error.rank, error.pod) == ("stall", 1, "pod-1"), error

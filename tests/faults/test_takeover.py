@@ -214,7 +214,7 @@ def _works_in(pid: int, folder: str) -> bool:
 
 @long
 def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(
-    world: World, tmp_path: Path
+    world: World, shared_pods: Cluster, tmp_path: Path
 ) -> None:
     options = {"max_steps": 400, "save_steps": 2, "per_device_train_batch_size": 2}
     job = small_job(60, 4, technique="zero1", **options)
@@ -223,16 +223,15 @@ def test_a_run_is_resumed_from_what_its_pods_keep_after_their_keeper_died(
     world.until(lambda: (run.progress.step or 0) >= 4, 120)
     kill_keeper(cluster)
     world.until(lambda: not nothing_but_keepers(world, cluster), 60, every_s=0.2)
-    with started(tmp_path / "d") as other:
-        # The ranks trained on until their lease was over;
-        # no keeper has read what they saved meanwhile.
-        parts = (cluster.path / "pods").glob(f"pod-*/runs/{run.id}/checkpoints/step-*")
-        saved = [int(part.name.removeprefix("step-")) for part in parts]
-        more = other.submit(job.replace(resume=str(run.path), max_steps=max(saved) + 2))
-        result = more.wait(120, progress=False).raise_for_status()
-        assert result.resumed_step is not None
-        assert result.resumed_step >= max(saved) - 2
-        assert run.result.state is RunState.FAILED
+    # The ranks trained on until their lease was over;
+    # no keeper has read what they saved meanwhile.
+    parts = (cluster.path / "pods").glob(f"pod-*/runs/{run.id}/checkpoints/step-*")
+    saved = [int(part.name.removeprefix("step-")) for part in parts]
+    more = shared_pods.submit(job.replace(resume=str(run.path), max_steps=max(saved) + 2))
+    result = more.wait(120, progress=False).raise_for_status()
+    assert result.resumed_step is not None
+    assert result.resumed_step >= max(saved) - 2
+    assert run.result.state is RunState.FAILED
     cluster.close()
     assert not ClusterPaths(cluster.path).identity.exists()
 

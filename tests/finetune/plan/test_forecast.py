@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.sentences import says
-from workbench import Cluster, FineTune, LocalPods, PodSpec
+from workbench import Cluster, FineTune
 from workbench.base.errors import ConfigError
 from workbench.display.kit.doc import to_text
 from workbench.display.records.plan import plan_doc
@@ -441,24 +441,25 @@ def test_no_turn_begins_after_a_minute_and_a_half(monkeypatch: pytest.MonkeyPatc
     assert len(table.turns) == 1
 
 
+def timed_on(cluster: Cluster) -> set[str]:
+    """Names of the folders of what plans have timed on a cluster."""
+    return {folder.name for folder in (cluster.path / "timed").glob("*")}
+
+
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_cluster_plans_with_speeds_and_stays_as_it_was(tmp_path: Path) -> None:
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "cluster") as cluster:
-        table = cluster.plan(
-            FineTune(technique="zero1"),
-            turns=1,
-            measure=True,
-        )
-        assert cluster.runs == []
-        with pytest.raises(ConfigError, match="pods is 3"):
-            cluster.plan(FineTune(), pods=3)
-        for turns in (0, True, 1.5):
-            with pytest.raises(ConfigError, match="turns is"):
-                cluster.plan(FineTune(), turns=turns)  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="measure is 1"):
-            cluster.plan(FineTune(), measure=1)  # type: ignore[arg-type]
-        timed = [folder.name.rpartition("-")[0] for folder in (cluster.path / "timed").iterdir()]
+def test_a_cluster_plans_with_speeds_and_stays_as_it_was(cluster: Cluster) -> None:
+    runs, folders = cluster.runs, timed_on(cluster)
+    table = cluster.plan(FineTune(technique="zero1"), turns=1, measure=True)
+    assert cluster.runs == runs
+    with pytest.raises(ConfigError, match="pods is 3"):
+        cluster.plan(FineTune(), pods=3)
+    for turns in (0, True, 1.5):
+        with pytest.raises(ConfigError, match="turns is"):
+            cluster.plan(FineTune(), turns=turns)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="measure is 1"):
+        cluster.plan(FineTune(), measure=1)  # type: ignore[arg-type]
+    timed = [name.rpartition("-")[0] for name in timed_on(cluster) - folders]
     assert table.calibration is not None and table.calibration.why == ""
     assert timed.count("shallow") == 1 and 0.5 < table.calibration.scale < 1.5
     assert table.calibration.whole and all(each.step_s > 0 for each in table.calibration.whole)

@@ -1,0 +1,24 @@
+"""The processes of a rank, also of one that was forked from a warm server."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from workbench import Run
+from workbench.pods.pod import Pod
+
+
+def rank_folder(pod: Pod, run: Run, rank: int) -> Path:
+    """Return the folder of a rank on its pod."""
+    return Path(pod.root) / "runs" / run.id / f"rank-{rank}"
+
+
+def pids_of(rank: Path) -> list[int]:
+    """Find a rank by its output's file; a fork of a warm server has the server's environment."""
+    pids: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "fd" / "1").readlink().parent == rank:
+                pids.append(int(folder.name))
+    return pids
