@@ -369,6 +369,8 @@ def test_what_comes_of_reports_and_wishes(case: Case, tmp_path: Path) -> None:
     assert not case.blames or fault["pod"] == case.blames
     assert case.says in result["message"]
     assert sim.attempts == case.attempts
+    # The agents tell attempts apart by their numbers.
+    assert sim.trained == list(range(1, len(sim.trained) + 1))
     assert len(result.get("restarts") or ()) == case.restarts
     assert result["left_processes"] == case.left
     assert {pod for pod, op in sim.asked if op == "stop"} == set(case.stops)
@@ -772,3 +774,15 @@ def test_any_schedule_ends_once_and_leaves_nothing(schedule: Schedule) -> None:
         left = {pod.pod.name for pod in sim.pods if pod.mood == "answers" and pod.running}
         assert left == set(), result["message"]
         assert (state == "failed") is bool(result["error"])
+
+
+def test_the_state_is_written_again_until_the_run_ends(tmp_path: Path) -> None:
+    sim = Simulation(tmp_path, script(), [Plan()])
+    runner = sim.runner()
+    sim.paths.state.unlink()
+    runner.keep_state()
+    assert read_json(sim.paths.state)["state"] == "queued"
+    assert runner.run() == "succeeded"
+    sim.paths.state.unlink()
+    runner.keep_state()
+    assert not sim.paths.state.exists()
