@@ -121,6 +121,26 @@ def test_no_row_starts_after_the_time_of_all_rows() -> None:
     assert len(lines) == 1
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_row_that_had_less_than_its_time_has_not_failed(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.verify.runner._LEAST_S", 0.0)
+    waits = threading.Event()
+
+    def hangs(turn: Turn) -> str:
+        waits.wait(turn.left_s if ends else 60)
+        raise TimeoutError("a run was not done in time")
+
+    given: Any = NoPods()
+    (late,) = run_rows(
+        [row("late", hangs, limit_s=300)], given, limit_s=0.3, progress=print, grace_s=0.3
+    )
+    waits.set()
+    assert late.verdict is Verdict.CANNOT
+    assert late.detail == "only 0 s were left for the row, which may take 300"
+
+
 def test_the_table_has_a_line_for_every_row_and_counts_them() -> None:
     outcomes, _ = tried(row("one", holds), row("two", raises), row("three", lacks))
     made = report(*outcomes)

@@ -71,6 +71,10 @@ def _try(row: Row, bench: Bench, limit_s: float, grace_s: float) -> Outcome:
         verdict, detail = Verdict.FAILED, f"not done after {limit_s:.0f} s"
     else:
         verdict, detail = _judged(answer)
+    is_late = not in_time or isinstance(answer.error, TimeoutError)
+    if is_late and limit_s < row.limit_s:
+        verdict = Verdict.CANNOT
+        detail = f"only {limit_s:.0f} s were left for the row, which may take {row.limit_s:.0f}"
     return _outcome(row, verdict, detail, ran_on=turn.ran_on, seconds=seconds)
 
 
