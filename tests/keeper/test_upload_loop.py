@@ -226,6 +226,18 @@ def test_a_cancelled_run_gives_an_upload_some_seconds(
     assert uploader.upload() == [f"the checkpoints of steps 2, 1 are in {ADDRESS}"]
 
 
+def test_after_an_upload_is_abandoned_no_other_begins(
+    store: StubStore, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "_CANCELLED_S", 0.3)
+    uploader = uploader_of(paths, lambda _event: None)
+    for step in (1, 2):
+        save(paths, step)
+    store.act = lambda _step: store.abandoned.wait(30)  # its last bytes still arrive
+    assert uploader.finish(lambda: True) == [f"the checkpoint of step 2 is in {ADDRESS}"]
+    assert store.put == [2]
+
+
 def test_an_upload_in_time_of_a_cancelled_run_is_kept(store: StubStore, paths: RunPaths) -> None:
     uploader = uploader_of(paths, lambda _event: None)
     save(paths, 1)
