@@ -1,10 +1,11 @@
 """Forecasts of recorded timings against the recorded runs: how many lie inside, and how wide.
 
-`record.py` recorded the timings on two cores that other work used as well (a load of 3 to 14). The
-factors of `forecast.widening` were set after `before.jsonl` and before `held_back.jsonl`, and the
-rule for other numbers of pods after the first record of the latter. The goal is 90 % of the
-measured values inside, at a median width of 40 %. It is not reached at this load, and the bounds
-here are what was reached, with little room.
+`record.py` recorded the timings on three local pods that share two cores. The files `idle_…` are of
+a machine without other work, the other two of one with other work (a load of 3 to 14). The factors
+of `forecast.widening` were set after `before.jsonl` and again after `idle_before.jsonl`; the rule
+for other numbers of pods after the first record of `held_back.jsonl`. `idle_held_back.jsonl` came
+after all of these. The goal is 90 % of the measured values inside, at a median width of 40 %. On
+the idle machine the first half is reached. The bounds here are what was reached, with little room.
 """
 
 from __future__ import annotations
@@ -50,12 +51,20 @@ def width(every: list[Outcome]) -> float:
     return median(outcome.width for outcome in every)
 
 
-@pytest.mark.parametrize("file", ["before.jsonl", "held_back.jsonl"])
-def test_measured_speed_ups_lie_inside_their_intervals(file: str) -> None:
+@pytest.mark.parametrize("file", ["idle_before.jsonl", "idle_held_back.jsonl"])
+def test_on_an_idle_machine_nine_of_ten_speed_ups_lie_inside_their_intervals(file: str) -> None:
     every = found(file)
     assert len(every) == 24 and {outcome.pods for outcome in every} == {2, 3}
-    assert inside(every) >= 0.7
-    assert width(every) < 0.6 and off(every) < 0.2
+    assert inside(every) >= 0.9
+    assert width(every) < 0.5 and off(every) < 0.15
+
+
+@pytest.mark.parametrize("file", ["before.jsonl", "held_back.jsonl"])
+def test_beside_other_work_three_of_four_speed_ups_lie_inside(file: str) -> None:
+    every = found(file)
+    assert len(every) == 24 and {outcome.pods for outcome in every} == {2, 3}
+    assert inside(every) >= 0.75
+    assert width(every) < 0.65 and off(every) < 0.2
 
 
 def test_the_steps_of_the_techniques_say_more_than_the_formula() -> None:

@@ -29,8 +29,8 @@ from workbench.finetune.techniques.registry import YARDSTICK, technique_of
 from workbench.finetune.techniques.sizes import Exchanges, Setting, Trace
 from workbench.pods.doctor.exchange import Exchange
 
-_WIDENING = {1: 1.3, 2: 1.15}
-_LEAST_WIDENING = 1.1
+_WIDENING = {1: 1.3, 2: 1.2}
+_LEAST_WIDENING = 1.15
 # The least that a timed step may have.
 _ACCUMULATION = 2
 
@@ -118,7 +118,7 @@ class Residual:
 def widening(turns: int) -> float:
     """Return the factor by which the ends of an interval are moved outwards.
 
-    The formula leaves out a tenth. Few turns show less of the spread than there is.
+    The formula leaves out a seventh. Few turns show less of the spread than there is.
     """
     return _WIDENING.get(turns, _LEAST_WIDENING)
 
@@ -129,7 +129,7 @@ def interval(values: Sequence[float]) -> Interval:
     Example:
         >>> found = interval([1.5, 1.2, 1.8])
         >>> round(found.low, 2), round(found.high, 2)
-        (1.09, 1.98)
+        (1.04, 2.07)
     """
     factor = widening(len(values))
     return Interval(min(values) / factor, max(values) * factor)
