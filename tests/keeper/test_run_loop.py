@@ -55,6 +55,8 @@ class Case:
     """Seconds after the beginning, and what happens then."""
     job: Script = field(default_factory=script)
     attempts: int = 1
+    starts: bool = True
+    """Whether the ranks of its attempts are started."""
     restarts: int = 0
     left: int | None = 0
     """Processes that the result says are left."""
@@ -177,6 +179,7 @@ CASES = [
     ),
     Case(
         name="a stop is asked before the start",
+        starts=False,
         acts=[(-1.0, stop)],
         state="cancelled",
         attempts=1,
@@ -198,7 +201,13 @@ CASES = [
         says="ranks [1] did not end when asked and were killed",
         stops=BOTH,
     ),
-    Case(name="a cancel before the start", acts=[(-1.0, cancel)], state="cancelled", attempts=1),
+    Case(
+        name="a cancel before the start",
+        starts=False,
+        acts=[(-1.0, cancel)],
+        state="cancelled",
+        attempts=1,
+    ),
     Case(
         name="a cancel while it runs",
         plans=[RUNS_ON],
@@ -370,7 +379,7 @@ def test_what_comes_of_reports_and_wishes(case: Case, tmp_path: Path) -> None:
     assert case.says in result["message"]
     assert sim.attempts == case.attempts
     # The agents tell attempts apart by their numbers.
-    assert sim.trained == list(range(1, len(sim.trained) + 1))
+    assert sim.trained == [number + 1 for number in range(case.attempts) if case.starts]
     assert len(result.get("restarts") or ()) == case.restarts
     assert result["left_processes"] == case.left
     assert {pod for pod, op in sim.asked if op == "stop"} == set(case.stops)

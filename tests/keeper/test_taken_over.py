@@ -30,10 +30,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=["signal", "file"])
-def sim(request: pytest.FixtureRequest, prepared: Path, tmp_path: Path) -> Simulation:
+def sim(request: pytest.FixtureRequest, tmp_path: Path) -> Simulation:
     """Two pods with a script, which is stopped by a signal, or with a trainer, by a file."""
     if request.param == "signal":
         return Simulation(tmp_path, script(), [RUNS_ON])
+    # Preparing a run starts a process, so only the trainer's tests ask for one.
+    prepared = request.getfixturevalue("prepared")
     job: Any = read_json(prepared / "inputs" / "job.json")
     return Simulation(tmp_path, FineTune.from_dict(job["job"]), [RUNS_ON], template=prepared)
 
