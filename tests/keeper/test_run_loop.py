@@ -20,9 +20,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.keeper.run.restart import _make_ready
 from workbench.keeper.run.runner import Runner
-from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.outcome import RankError
-from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 
 FAILED = Fate(3.0, RankError(kind="ValueError", message="a bad row"), 1)
@@ -598,15 +596,6 @@ def test_a_folder_that_takes_no_result_has_it_elsewhere(tmp_path: Path) -> None:
     spare = read_json(runner.context.spare or tmp_path)
     assert spare["state"] == runner.outcome["state"] == "succeeded"
     assert says(spare["message"], "rundir.journal._keep_elsewhere.could-take-result")
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a fine-tuning run over two pods."""
-    rows = {"kind": "wikisql-mini", "train_rows": 16, "eval_rows": 4}
-    job = FineTune(dataset=rows, technique="zero1", restarts=1)
-    spec = RunSpec(cluster=ClusterSpec(count=2), job=job)
-    return prepare_run(spec, root=tmp_path_factory.mktemp("prepared") / "run").paths.root
 
 
 TRAINS = [

@@ -13,20 +13,9 @@ from workbench.base.errors import RunError
 from workbench.base.files import read_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.keeper.run.runner import Runner
-from workbench.rundir.make.prepare import prepare_run
-from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.status import result_file
 
 RUNS_ON = Plan(others=Fate())
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a fine-tuning run over two pods."""
-    rows = {"kind": "wikisql-mini", "train_rows": 16, "eval_rows": 4}
-    job = FineTune(dataset=rows, technique="zero1")
-    spec = RunSpec(cluster=ClusterSpec(count=2), job=job)
-    return prepare_run(spec, root=tmp_path_factory.mktemp("prepared") / "run").paths.root
 
 
 @pytest.fixture(params=["signal", "file"])

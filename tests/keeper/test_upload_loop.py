@@ -202,13 +202,18 @@ def test_a_journal_that_takes_no_event_hinders_no_upload(
     assert "the disk is full" in caplog.text
 
 
+def impatient(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> CheckpointUploader:
+    """Return the uploader of two checkpoints, which waits half a second for a cancelled run."""
+    monkeypatch.setattr(uploads, "_CANCELLED_S", 0.5)
+    for step in (1, 2):
+        save(paths, step)
+    return uploader_of(paths, lambda _event: None)
+
+
 def test_a_cancelled_run_gives_an_upload_some_seconds(
     store: StubStore, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "_CANCELLED_S", 0.5)
-    uploader = uploader_of(paths, lambda _event: None)
-    for step in (1, 2):
-        save(paths, step)
+    uploader = impatient(paths, monkeypatch)
 
     def wait(_step: int) -> None:
         if not store.abandoned.wait(30):
@@ -229,10 +234,7 @@ def test_a_cancelled_run_gives_an_upload_some_seconds(
 def test_after_an_upload_is_abandoned_no_other_begins(
     store: StubStore, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "_CANCELLED_S", 0.3)
-    uploader = uploader_of(paths, lambda _event: None)
-    for step in (1, 2):
-        save(paths, step)
+    uploader = impatient(paths, monkeypatch)
     store.act = lambda _step: store.abandoned.wait(30)  # its last bytes still arrive
     assert uploader.finish(lambda: True) == [f"the checkpoint of step 2 is in {ADDRESS}"]
     assert store.put == [2]

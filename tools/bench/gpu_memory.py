@@ -13,10 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workbench import Cluster, FineTune, FineTuneRun, LocalPods, PodSpec
+from workbench import Cluster, FineTune, FineTuneRun, Function, LocalPods, PodSpec, mini_rows
 from workbench.base.json_values import number
 from workbench.base.versions import gpu_names
 from workbench.finetune.techniques.sizes import CONTEXT_BYTES
+from workbench.verify.ranks.models import write_llama
 
 JOBS: dict[str, dict[str, Any]] = {
     "single": {"technique": "single"},
@@ -26,6 +27,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "fsdp": {"technique": "fsdp"},
     "zero3-offload": {"technique": "zero3-offload"},
 }
+KINDS = ("allocated", "reserved")
 _GIB = 2**30
 
 
@@ -52,9 +54,6 @@ def main() -> None:
             )
 
 
-KINDS = ("allocated", "reserved")
-
-
 def job(model: Path, options: dict[str, Any]) -> FineTune:
     return FineTune(
         model=str(model),
@@ -75,49 +74,19 @@ def job(model: Path, options: dict[str, Any]) -> FineTune:
 
 
 def _made(cluster: Cluster, hidden: int) -> Path:
-    from workbench import Function
-
-    run = cluster.submit(Function(write_model, (hidden,)))
+    is_small = hidden < 2048
+    shape = {
+        "vocab_size": 4096 if is_small else 128_256,
+        "intermediate_size": 4 * hidden,
+        "num_key_value_heads": max(1, hidden // 256),
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 4096,
+    }
+    texts = [f"{row.source} {row.target}" for row in mini_rows(0, 400)]
+    layers = 2 if is_small else 16
+    run = cluster.submit(Function(write_llama, (hidden, layers, texts, shape, "bfloat16")))
     run.wait(progress=False).raise_for_status()
     return run.paths.outputs / "model"
-
-
-def write_model(hidden: int) -> int:
-    """Write a Llama of random weights into the folder `model`; return its parameters."""
-    import torch
-    from tokenizers import Tokenizer
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    from workbench import mini_rows, train_tokenizer
-
-    texts = [f"{row.source} {row.target}" for row in mini_rows(0, 400)]
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(train_tokenizer(texts, causal=True)),
-        pad_token="<pad>",
-        eos_token="</s>",
-        bos_token="<s>",
-    )
-    config = LlamaConfig(
-        vocab_size=128_256 if hidden >= 2048 else 4096,
-        hidden_size=hidden,
-        intermediate_size=4 * hidden,
-        num_hidden_layers=16 if hidden >= 2048 else 2,
-        num_attention_heads=hidden // 64,
-        num_key_value_heads=max(1, hidden // 256),
-        head_dim=64,
-        tie_word_embeddings=True,
-        max_position_embeddings=4096,
-        pad_token_id=0,
-        eos_token_id=1,
-        bos_token_id=2,
-    )
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = LlamaForCausalLM(config)
-    model.save_pretrained("model")
-    tokenizer.save_pretrained("model")
-    return int(sum(p.numel() for p in model.parameters()))
 
 
 def _peak(run: FineTuneRun, figure: str) -> float:

@@ -95,8 +95,8 @@ def _judged(answer: _Answer) -> tuple[Verdict, str]:
             return Verdict.CANNOT, str(error)
         case RunFailed() as error:
             # The run's logs have the traceback.
-            first, *_, last = str(error).splitlines()
-            return Verdict.FAILED, f"{first}\n{last}"
+            lines = str(error).splitlines()
+            return Verdict.FAILED, f"{lines[0]}\n{lines[-1]}"
         case error:
             return Verdict.FAILED, f"{type(error).__name__}: {error}"
 

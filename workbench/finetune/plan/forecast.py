@@ -118,7 +118,8 @@ class Residual:
 def widening(turns: int) -> float:
     """Return the factor by which the ends of an interval are moved outwards.
 
-    The formula leaves out a seventh. Few turns show less of the spread than there is.
+    Recorded forecasts set the factors (docs/techniques.md, accuracy of the forecast). Few turns
+    show less of the spread than there is.
     """
     return _WIDENING.get(turns, _LEAST_WIDENING)
 

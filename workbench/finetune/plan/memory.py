@@ -26,8 +26,8 @@ from workbench.finetune.techniques.sizes import (
 
 # Memory of a process that has imported torch, transformers and DeepSpeed: not counted, like
 # `CONTEXT_BYTES`. On CPUs forked ranks held 0.35 to 0.40 GiB, other ranks 0.44 to 0.49 (torch 2.13,
-# on 2026-11-24). With CUDA's libraries, ranks of a model of a million weights held 1.65 to 1.9 GiB
-# (an H200, torch 2.11, on 2026-11-27).
+# on 2026-11-24). With CUDA's libraries, ranks of a model of a million weights held 1.4 to 1.6 GiB
+# alone, and 1.7 to 2.0 in a process group (an H200, torch 2.11, on 2026-11-27).
 _PROCESS_BYTES = 1.9 * 2**30
 _CPU_PROCESS_BYTES = 0.42 * 2**30
 

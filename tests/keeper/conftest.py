@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workbench.finetune.job.finetune import FineTune
+from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.spec import ClusterSpec, RunSpec
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a fine-tuning run over two pods."""
+    rows = {"kind": "wikisql-mini", "train_rows": 16, "eval_rows": 4}
+    job = FineTune(dataset=rows, technique="zero1", restarts=1)
+    spec = RunSpec(cluster=ClusterSpec(count=2), job=job)
+    return prepare_run(spec, root=tmp_path_factory.mktemp("prepared") / "run").paths.root
