@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import (
     Annotated,
@@ -29,6 +30,10 @@ from pydantic_core import ErrorDetails
 from workbench.base.errors import ConfigError, one_of, shortened
 from workbench.base.json_values import items, parts, problem_in
 from workbench.base.record.types import Allowed, Choice, Unit
+
+# Pages and forms show the docstrings. On pods this package is a zip: nobody reads docstrings
+# there, and inspect compares every loaded module for each class (6 s beside torch).
+_HAS_SOURCE = Path(__file__).is_file()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +67,7 @@ class Record(BaseModel):
         frozen=True,
         extra="forbid",
         strict=True,
-        use_attribute_docstrings=True,
+        use_attribute_docstrings=_HAS_SOURCE,
         hide_input_in_errors=True,
     )
     label: ClassVar[str] = ""
