@@ -22,7 +22,8 @@ from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 
-BEFORE = Path(__file__).parents[1] / "samples" / "before"
+# Hidden: `workbench ls` in a checkout then lists no run of the tests.
+BEFORE = Path(__file__).parents[1] / "samples" / ".before"
 ID = "20261122-091918-zero1-047e"
 
 
