@@ -113,7 +113,7 @@ def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twic
         max_source_length=40,
         max_target_length=20,
     )
-    seen = preview(job, rows=4)
+    seen = preview(job, rows=6)
     assert (seen.train_rows, seen.eval_rows, seen.duplicates, seen.overlap) == (6, 2, 1, 1)
     assert seen.rows[0] == [("<|user|>apple<|end|><|assistant|>", False), ("red<|end|>", True)]
     assert seen.rows[1] == [
@@ -134,6 +134,15 @@ def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twic
         seen.lengths[0] == seen.lengths[2] and seen.lengths[1].learned > seen.lengths[0].learned > 1
     )
     assert "[red<|end|>]" in str(seen) and says(seen, "display.rows._notes.cuts", 1)
+
+
+def test_the_shown_rows_are_spread_over_a_sorted_file(tmp_path: Path) -> None:
+    rows = [{"question": f"number {n:02}", "answer": "yes"} for n in range(30)]
+    job = FineTune(dataset={"kind": "files", "train": write(tmp_path / "train.jsonl", *rows)})
+    shown = ["".join(text for text, _ in row) for row in preview(job, rows=3).rows]
+    first, middle, last = (int(text.split("number ")[1][:2]) for text in shown)
+    assert first < 10 < middle < 20 < last
+    assert len(preview(job, rows=100).rows) < 30, "each row once; some are held out"
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ _UNCUT = 1 << 20
 
 
 def look(request: Mapping[str, Any]) -> dict[str, object]:
-    """Return the lengths of some rows, and the first rows as pieces of text."""
+    """Return the lengths of some rows, and a few of the rows as pieces of text."""
     job = job_from_dict(request["job"])
     assert isinstance(job, FineTune)
     examples = load_rows(request["train"], None, None, method_of(job.method).rows).train
@@ -53,12 +53,23 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     lengths = [_lengths(example, whole, cut) for example in chosen]
     as_learned = Encoder(loaded, job)
     shown = []
-    for example in chosen[: request["shown"]]:
+    for example in spread(chosen, request["shown"]):
         shown.append(_shown(method_of(job.method), as_learned, example))
     batches = None
     if not (method_of(job.method).uses_trl or job.packing):
         batches = _batch_lengths(job, as_learned, chosen)
     return {"lengths": lengths, "shown": shown, "batches": batches}
+
+
+def spread(examples: Sequence[Example], count: int) -> Sequence[Example]:
+    """Return examples at equal distances, the first and the last among them.
+
+    Example:
+        >>> spread(range(10), 4)
+        [0, 3, 6, 9]
+    """
+    count = min(count, len(examples))
+    return [examples[n * (len(examples) - 1) // max(count - 1, 1)] for n in range(count)]
 
 
 def _batch_lengths(job: FineTune, encoder: Encoder, examples: Sequence[Example]) -> tuple[int, int]:
