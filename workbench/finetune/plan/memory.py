@@ -49,9 +49,10 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
         gradients=trace.trained,
     )
     sequences = math.ceil(rows * setting.sequences)
+    device, host = technique_of(setting.technique).kept(setting, trace)
     pairs = []
     for moment in (*trace.moments[setting.arithmetic], passed):
-        pairs.append(_at(setting, trace, moment, sequences))
+        pairs.append((device.plus(_at(setting, trace, moment, sequences)), host))
     pairs.append(technique_of(setting.technique).update(setting, trace))
     pairs.append(_entering(setting, trace))
     reference = _reference(setting, trace)
@@ -85,9 +86,9 @@ def _highest(memories: Sequence[Memory]) -> Memory:
     return max(memories, key=lambda memory: memory.total)
 
 
-def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memory, Memory]:
+def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> Memory:
+    """Return what a moment adds to the memory that is kept throughout a step."""
     technique = technique_of(setting.technique)
-    device, host = technique.kept(setting, trace)
     pieces = trace.piece_rows if setting.in_pieces else None
     logits = moment.scored(rows, pieces)
     held = moment.held(rows, pieces)
@@ -104,13 +105,12 @@ def _at(setting: Setting, trace: Trace, moment: Moment, rows: int) -> tuple[Memo
     # The output layer has arrived before its scores exist.
     if not moment.gradients:
         communication += max(0.0, technique.arriving(setting, trace) - logits)
-    moving = Memory(
+    return Memory(
         activations=max(0.0, held - logits),
         logits=logits,
         gradients=gradients,
         communication=communication,
     )
-    return device.plus(moving), host
 
 
 def _entering(setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
