@@ -27,6 +27,7 @@ from workbench.client.comparison import RunComparison
 from workbench.client.history import History
 from workbench.client.plot import RunPlot
 from workbench.client.result import RunResult
+from workbench.client.stacks import Stacks
 from workbench.client.tensorboard.board import Board, BoardServer, Route, Way
 from workbench.display.failure import FaultCard, fault_card
 from workbench.finetune.answers.conversation import Conversation
@@ -51,6 +52,10 @@ from workbench.pods.node_table import Node, NodeTable
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.result import RunFault
 
+STACK = """Current thread 0x00007f32 (most recent call first):
+  File "/v/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 1 in forward
+  File "/pods/pod-0/runs/r1/script/train.py", line 40 in train
+"""
 FAULT = {
     "host": "127.0.0.3",
     "pod": "pod-1",
@@ -278,5 +283,6 @@ EXAMPLES: Mapping[type, Callable[[Path], object]] = {
     RunPlot: _plot,
     RunResult: lambda folder: RunResult.load(ended(folder).path),
     Scores: lambda _: scores(),
+    Stacks: lambda _: Stacks({0: STACK, 1: ""}),
 }
 """A function that makes a record below a folder, by the record's class."""

@@ -19,6 +19,7 @@ from workbench.base.words import plain
 from workbench.client.kinds import class_for, missing_attribute
 from workbench.client.plot import RunPlot
 from workbench.client.result import RunResult
+from workbench.client.stacks import Stacks
 from workbench.client.takeover import reattach, settle_handover
 from workbench.rundir.catalog.store import read_label, write_label
 from workbench.rundir.events import Events
@@ -390,11 +391,12 @@ class Run(ShownLive):
         """
         self._ask_to_end("stop")
 
-    def stacks(self) -> dict[int, str]:
+    def stacks(self) -> Stacks:
         """Return the Python stacks of every rank, to see why a run is stuck. Takes some seconds.
 
         Returns:
-            Stacks of all threads by rank; "" for a stopped rank or a silent pod.
+            Stacks of all threads by rank; "" for a stopped rank or a silent pod. A notebook shows
+            a line per rank.
 
         Raises:
             RunError: The run is not running, or its keeper does not answer.
@@ -403,7 +405,7 @@ class Run(ShownLive):
             raise RunError(f"run {self.id} is {self.state}; only ranks that run have stacks")
         answer = self._ask("stacks", timeout_s=60)
         stacks = answer["stacks"]
-        return {int(rank): str(text) for rank, text in stacks.items()}
+        return Stacks({int(rank): str(text) for rank, text in stacks.items()})
 
     def fetch(self) -> list[str]:
         """Copy back the files that did not fit on this disk. Return notes on files left on pods.

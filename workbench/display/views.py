@@ -18,6 +18,7 @@ from workbench.client.history import History
 from workbench.client.plot import RunPlot
 from workbench.client.result import Card, RunResult
 from workbench.client.run import Run
+from workbench.client.stacks import Stacks
 from workbench.client.tensorboard.board import Board
 from workbench.display.benchmark import live, report, table
 from workbench.display.cluster import cluster_doc, follow_start, look_at, show_cluster
@@ -39,6 +40,7 @@ from workbench.display.records import (
     scores,
 )
 from workbench.display.run import page, panel
+from workbench.display.run.stacks import stacks_blocks
 from workbench.finetune.answers.conversation import Conversation
 from workbench.finetune.answers.predictions import Answers, Predictions
 from workbench.finetune.benchmarks.scores import Scores
@@ -103,6 +105,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     RunPlot: panel.run_plot_doc,
     RunResult: result.result_doc,
     Scores: scores.scores_doc,
+    Stacks: lambda it: Doc(blocks=stacks_blocks(it)),
 }
 """Records drawn from a `Doc`, in any format."""
 

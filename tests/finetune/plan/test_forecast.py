@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.sentences import says
-from workbench import Cluster, FineTune
+from workbench import Cluster, FineTune, history
 from workbench.base.errors import ConfigError
 from workbench.display.kit.doc import to_text
 from workbench.display.records.plan import plan_doc
@@ -29,6 +29,7 @@ from workbench.finetune.plan.table import (
 from workbench.finetune.techniques.registry import TECHNIQUE_NAMES
 from workbench.finetune.techniques.sizes import Memory, Moment, Parameters, Trace
 from workbench.pods.doctor.exchange import Exchange
+from workbench.rundir.paths import ClusterPaths
 
 
 def parameters(trained: int) -> Parameters:
@@ -443,15 +444,15 @@ def test_no_turn_begins_after_a_minute_and_a_half(monkeypatch: pytest.MonkeyPatc
 
 def timed_on(cluster: Cluster) -> set[str]:
     """Names of the folders of what plans have timed on a cluster."""
-    return {folder.name for folder in (cluster.path / "timed").glob("*")}
+    return {folder.name for folder in ClusterPaths(cluster.path).timed.glob("*")}
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_cluster_plans_with_speeds_and_stays_as_it_was(cluster: Cluster) -> None:
-    runs, folders = cluster.runs, timed_on(cluster)
+    runs, folders, listed = cluster.runs, timed_on(cluster), len(history(cluster.path))
     table = cluster.plan(FineTune(technique="zero1"), turns=1, measure=True)
-    assert cluster.runs == runs
+    assert cluster.runs == runs and len(history(cluster.path)) == listed
     with pytest.raises(ConfigError, match="pods is 3"):
         cluster.plan(FineTune(), pods=3)
     for turns in (0, True, 1.5):

@@ -31,8 +31,8 @@ from workbench.base.errors import ConfigError, one_of, shortened
 from workbench.base.json_values import items, parts, problem_in
 from workbench.base.record.types import Allowed, Choice, Unit
 
-# Pages and forms show the docstrings. On pods this package is a zip: nobody reads docstrings
-# there, and inspect compares every loaded module for each class (6 s beside torch).
+# Pages and forms show the docstrings. On pods this package is a zip. No program reads docstrings
+# there, and inspect would compare every loaded module for each class (6 s beside torch).
 _HAS_SOURCE = Path(__file__).is_file()
 
 

@@ -37,6 +37,7 @@ def rows_doc(preview: RowPreview) -> Doc:
         columns=("row", "as the model reads it; what it learns is marked"),
         rows=marked,
         right={"row"},
+        caption=_rows_shown(preview),
     )
     blocks: list[Block] = [
         Table(facts(f"Rows for {preview.job.model}", pairs)),
@@ -45,6 +46,12 @@ def rows_doc(preview: RowPreview) -> Doc:
     ]
     blocks += [Note(text) for text in _notes(preview)]
     return Doc(blocks=blocks)
+
+
+def _rows_shown(preview: RowPreview) -> str:
+    if len(preview.rows) == preview.train_rows:
+        return "All training rows"
+    return f"{count(len(preview.rows))} training rows, spread from the first to the last"
 
 
 def _histogram(preview: RowPreview) -> Grid:

@@ -33,6 +33,7 @@ from workbench.finetune.plan.table import GIB
 from workbench.finetune.plan.tracing import trace_step
 from workbench.finetune.techniques.registry import YARDSTICK
 from workbench.jobs.script import Function
+from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 
 _ENTRY = "workbench.finetune.plan.trace.shallow"
@@ -111,7 +112,7 @@ def _measured(
     """Run `measure` on the first pod, and return its answer, or the reason why there is none."""
     name = f"shallow-{secrets.token_hex(3)}"
     run = cluster.submit(
-        Function(measure, (requests, step)), pods=1, path=cluster.path / "timed" / name
+        Function(measure, (requests, step)), pods=1, path=ClusterPaths(cluster.path).timed / name
     )
     try:
         result = run.wait(_LIMIT_S, progress=False)

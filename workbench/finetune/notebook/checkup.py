@@ -23,6 +23,7 @@ from workbench.finetune.techniques.zero.zero2 import Zero2
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
+from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
 _TIMED_STEPS = 16
@@ -145,7 +146,7 @@ def _timed_step(cluster: Submission, short: FineTune, pods: int) -> TimedStep:
 
 def _run_timed(cluster: Submission, job: FineTune, pods: int = 1) -> RunResult:
     name = f"{job.technique}-{secrets.token_hex(3)}"
-    run = cluster.submit(job, pods=pods, path=cluster.path / "timed" / name)
+    run = cluster.submit(job, pods=pods, path=ClusterPaths(cluster.path).timed / name)
     try:
         return run.wait(_TIMED_S, progress=False)
     except TimeoutError:
