@@ -86,7 +86,7 @@ def taken_over(sim: Simulation, *acts: tuple[float, Act]) -> Mapping[str, Any]:
 
 
 def ended(sim: Simulation, state: str) -> Mapping[str, Any]:
-    result: Any = read_json(sim.paths.result)
+    result: Mapping[str, Any] = read_json(sim.paths.result)
     assert result["state"] == state, result["message"]
     assert sim.wrong == []
     return result
