@@ -129,7 +129,7 @@ class StubRun:
 
     def run(self) -> None:
         self.runs.set()
-        assert self.may_end.wait(8)
+        assert self.may_end.wait(30)
 
     def abandon(self, why: str) -> None:
         self.abandoned = why
