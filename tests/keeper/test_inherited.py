@@ -56,8 +56,11 @@ class Link(SimLink):
         """Answers to `poll`; None: no answer. The last is that of all later requests."""
         self.commands: list[list[str]] = []
         self.files: list[str] = []
+        self.fields: Mapping[str, Any] = {}
+        """Those of the last request."""
 
     def _answer(self, op: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        self.fields = fields
         if op == "rejoin":
             if self.fails:
                 self.fails -= 1
@@ -162,6 +165,19 @@ def test_a_context_may_know_a_later_attempt_than_agents_of_an_earlier_version(ke
     assert (found.attempt, found.restart, found.unwatched) == (2, 1, False)
 
 
+def test_agents_of_an_earlier_version_name_no_restart(kept: Kept) -> None:
+    kept.answers(*[{"phases": ["running"], "left": True}] * 2)
+    found = kept.found()
+    assert (found.attempt, found.restart, found.unwatched) == (1, 0, True)
+
+
+def test_an_agent_gets_the_request_of_a_run_whose_port_is_unknown(kept: Kept) -> None:
+    kept.found()
+    for link in kept.links:
+        request = link.fields["request"]
+        assert (request["master_addr"], request["master_port"]) == ("10.0.0.0", 0)
+
+
 def test_ranks_that_wait_beside_ranks_that_run_are_started(kept: Kept) -> None:
     kept.answers(RUNNING, WAITING)
     assert kept.found().launcher is None
@@ -172,6 +188,8 @@ def test_ranks_that_all_wait_are_prepared_anew(kept: Kept) -> None:
     kept.answers(WAITING, WAITING)
     assert inherited_ranks(kept.context) is None
     assert kept.asked("start") == []
+    kept.answers(WAITING, NONE)
+    assert inherited_ranks(kept.context) is None
 
 
 def test_pods_without_any_rank_are_prepared(kept: Kept) -> None:
@@ -340,6 +358,7 @@ def test_earlier_ranks_are_asked_to_end_and_waited_for(kept: Kept, hand: Hand) -
     assert kept.asked("stop") == ["pod-0", "pod-1"]
     assert 0.0 < hand.now - began < 1.0
     assert kept.asked("poll").count("pod-0") == 3
+    assert kept.links[0].fields["max_bytes"] == 0, "output is read later"
 
 
 def test_earlier_ranks_under_an_agent_of_an_earlier_version_are_waited_for(kept: Kept) -> None:

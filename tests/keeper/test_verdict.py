@@ -248,7 +248,7 @@ def test_notes_on_checkpoints_outputs_and_warnings_are_in_the_message(
 def test_a_resumed_run_names_its_step_unless_a_restart_does(
     context: RunContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = Checkpoint(step=7, world_size=2, parts={}, notes=["step 9 was damaged"])
+    chosen = Checkpoint(step=7, parts={}, notes=["step 9 was damaged"])
     monkeypatch.setattr(module, "resumed_from", lambda _paths: chosen)
     _, message = decided(context, ledger())
     assert says(message, CONTINUED, 7)
