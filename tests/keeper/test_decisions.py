@@ -291,6 +291,43 @@ def test_a_line_that_a_full_disk_took_in_part_is_written_whole_later(
     assert caplog.records[-1].levelno == logging.WARNING
 
 
+class Torn:
+    """An open log of which a half line cannot be removed again."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+
+    def __enter__(self) -> Torn:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._out.close()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._out, name)
+
+    def truncate(self, _size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_half_line_that_stays_is_removed_before_the_next_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    disk = Disk(monkeypatch)
+    log = written(path, 1)
+    whole = decisions.open_to_append
+    with monkeypatch.context() as torn:
+        torn.setattr(decisions, "open_to_append", lambda *args: Torn(whole(*args)))
+        disk.full = True
+        log.add("a", *LIFE[1])
+    assert not path.read_bytes().endswith(b"\n")
+    disk.full = False
+    log.keep()
+    assert numbers(path) == [1, 2]
+    assert path.read_bytes().count(b"\n") == 2
+
+
 def test_room_is_kept_on_the_disk_and_freed_for_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -395,6 +432,23 @@ def test_each_decision_changes_what_is_known_of_a_run(tmp_path: Path) -> None:
     log.add("a", What.ENDED, 2, state="failed")
     assert (run.last, run.outcome["state"]) == (What.CLEARED, "succeeded")
     assert log.of("b") is None
+
+
+def test_pods_that_are_prepared_again_have_no_ranks_yet(tmp_path: Path) -> None:
+    """A keeper took over ranks that had not started."""
+    log = written(tmp_path / "log", 3)
+    run = log.of("a")
+    assert run is not None and run.started
+    log.add("a", What.STAGED, 1)
+    assert (run.started, run.restart) == (False, 0)
+    log.add("a", What.RESTARTED, 2)
+    assert (run.restart, run.attempt) == (0, 2), "a line without the number"
+
+
+def test_the_first_line_of_a_log_that_was_missing_has_the_first_number(tmp_path: Path) -> None:
+    log = replayed(tmp_path / "log")
+    log.add("a", What.SUBMITTED, path="/runs/a")
+    assert numbers(tmp_path / "log") == [1]
 
 
 def test_a_withdrawn_run_is_over(tmp_path: Path) -> None:
