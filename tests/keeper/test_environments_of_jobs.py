@@ -71,11 +71,12 @@ class Link(SimLink):
         self.argv = argv
         return self.prints
 
-    def get(self, remote: str, target: Path) -> None:
+    def get(self, remote: str, local: Path) -> str:
         assert remote == f"/pods/{self.pod.name}/runs/{RUN}/packages.log"
         if self.log is None:
             raise RemoteError("no such file", host=self.pod.address)
-        target.write_text(self.log)
+        local.write_text(self.log)
+        return ""
 
 
 class Made:

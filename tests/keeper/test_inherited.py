@@ -82,9 +82,8 @@ class Link(SimLink):
         self.commands.append(list(argv))
         return ""
 
-    def put_file(self, source: Path, target: str) -> str:
+    def put_file(self, source: Path, target: str) -> None:
         self.files.append(target)
-        return target
 
 
 class Hand:
@@ -143,7 +142,8 @@ def kept(tmp_path: Path) -> Kept:
 def launcher_lives(monkeypatch: pytest.MonkeyPatch) -> object:
     launcher = object()
     monkeypatch.setattr(
-        module.LauncherProcess, "left_by_another", staticmethod(lambda *_args: launcher)
+        "workbench.keeper.run.restart.LauncherProcess.left_by_another",
+        staticmethod(lambda *_args: launcher),
     )
     return launcher
 

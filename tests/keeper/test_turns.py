@@ -154,7 +154,7 @@ class Turns:
         self.announced: list[object] = []
         fleet: Any = StubFleet()
         self.idle = IdleTime(None, lambda: self.announced.append(self.idle.end_s))
-        self.queue = RunQueue(fleet, self.idle, self.closing)
+        self.queue: Any = RunQueue(fleet, self.idle, self.closing)
         self.runs: list[StubRun] = []
         self.end_when_idle: Callable[[], None] = self.closing.set
         self.thread = threading.Thread(target=self._loop, daemon=True)
@@ -165,7 +165,7 @@ class Turns:
     def add(self, *runs: StubRun) -> None:
         for run in runs:
             self.runs.append(run)
-            self.queue.add(run)  # type: ignore[arg-type]
+            self.queue.add(run)
 
     def close(self) -> None:
         self.closing.set()
@@ -260,10 +260,10 @@ def test_a_run_that_waits_can_be_withdrawn(turns: Turns) -> None:
     turns.add(first, second)
     turns.thread.start()
     assert began(first)
-    assert turns.queue.withdraw(second) is True  # type: ignore[arg-type]
+    assert turns.queue.withdraw(second) is True
     assert second.abandoned
-    assert turns.queue.withdraw(second) is False  # type: ignore[arg-type]
-    assert turns.queue.withdraw(first) is False, "it runs"  # type: ignore[arg-type]
+    assert turns.queue.withdraw(second) is False
+    assert turns.queue.withdraw(first) is False, "it runs"
     assert not first.abandoned
     first.may_end.set()
     assert not second.runs.wait(0.3)
@@ -272,7 +272,7 @@ def test_a_run_that_waits_can_be_withdrawn(turns: Turns) -> None:
 def test_a_run_with_ranks_of_a_dead_keeper_is_not_withdrawn(turns: Turns) -> None:
     run = StubRun("first", may_have_ranks=True)
     turns.add(run)
-    assert turns.queue.withdraw(run) is False  # type: ignore[arg-type]
+    assert turns.queue.withdraw(run) is False
     turns.thread.start()
     assert began(run)
 
