@@ -323,6 +323,10 @@ def test_a_run_that_waited_for_pods_that_died_starts_and_reports_the_loss(kept: 
     assert fleet.free(2, []) == [first, second]
     assert fleet.free(2, [first]) is None, "the other run ends first"
     assert fleet.free(1, []) == [first]
+    kept.place.pods = [pod(0, phase=Phase.FAILED), pod(1)]
+    fleet.pods = [pod(0), pod(1)]
+    fleet.refresh()
+    assert fleet.free(1, []) == [second]
 
 
 def test_pods_are_found_by_name_and_by_address(kept: Kept) -> None:

@@ -128,3 +128,6 @@ def test_the_keys_of_a_closed_cluster_do_not_come_back(kept: Kept) -> None:
     kept.own.mend()
     kept.own.close()
     assert not kept.key.exists()
+    shutil.rmtree(kept.folder)
+    kept.own.mend()
+    assert not kept.folder.exists()
