@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ def options(argv: Sequence[str]) -> Mapping[str, str]:
     """Return the options of a command that have a value."""
     return {
         name: value
-        for name, value in zip(argv, argv[1:], strict=False)
+        for name, value in itertools.pairwise(argv)
         if name.startswith("--") and not value.startswith("--")
     }
 
@@ -81,10 +82,7 @@ def test_one_python_on_all_pods_is_fine_for_pdsh_and_several_for_others() -> Non
 
 
 def test_a_pod_behind_a_forward_is_no_pod_for_mpi() -> None:
-    forwarded = [
-        replace(pod, ssh_address="127.0.0.1", name=f"far-{n}") for n, pod in enumerate(PODS)
-    ]
-    forwarded.append(replace(forwarded[0], name="far-3"))
+    forwarded = [replace(PODS[0], ssh_address="127.0.0.1", name=f"far-{n}") for n in range(4)]
     check_launcher_fits(Launcher.OPENMPI, PODS)
     check_launcher_fits(Launcher.PDSH, forwarded)
     with pytest.raises(ConfigError, match="far-0, far-1, far-2") as refused:
@@ -119,10 +117,9 @@ class Popen:
 
     pid = 10
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self) -> None:
         self.code: int | None = None
         self.waited = False
-        self._table = table
 
     def poll(self) -> int | None:
         return self.code
@@ -204,7 +201,7 @@ def test_the_code_of_another_keeper_s_launcher_is_unknown(table: Table) -> None:
 
 
 def test_an_own_launcher_has_a_code(table: Table) -> None:
-    process = Popen(table)
+    process = Popen()
     launcher = of(process)
     assert launcher.exit_code is None
     process.code = -9
@@ -213,14 +210,14 @@ def test_an_own_launcher_has_a_code(table: Table) -> None:
 
 def test_a_launcher_is_halted_if_a_process_of_its_session_is(table: Table) -> None:
     table.rows = [Row(pid=10, session=10), Row(pid=30, session=30, halted=True)]
-    launcher = of(Popen(table))
+    launcher = of(Popen())
     assert not launcher.halted
     table.rows.append(Row(pid=12, session=10, halted=True))
     assert launcher.halted
 
 
 def test_a_launcher_may_end_by_itself_for_some_seconds(table: Table) -> None:
-    process = Popen(table)
+    process = Popen()
     table.ends = {102.0: process}
     of(process).end()
     assert 102.0 <= table.now < 102.2
@@ -229,14 +226,14 @@ def test_a_launcher_may_end_by_itself_for_some_seconds(table: Table) -> None:
 
 
 def test_a_launcher_that_does_not_end_is_killed_with_its_group(table: Table) -> None:
-    process = Popen(table)
+    process = Popen()
     of(process).end()
     assert 103.0 <= table.now < 103.2
     assert (table.killed, process.waited) == ([10], True)
 
 
 def test_a_launcher_that_has_ended_is_not_waited_for(table: Table) -> None:
-    process = Popen(table)
+    process = Popen()
     process.code = 1
     of(process).end()
     assert table.now == 100.0
@@ -267,7 +264,7 @@ def test_the_end_of_a_launcher_s_output_is_kept(tmp_path: Path, table: Table) ->
     logs = tmp_path / "run" / "logs"
     logs.mkdir(parents=True)
     (logs / "launcher.log").write_bytes(b"".join(b"line %d\n" % n for n in range(30)) + b"\xff")
-    tail = of(Popen(table), tmp_path).tail(3).splitlines()
+    tail = of(Popen(), tmp_path).tail(3).splitlines()
     assert tail[:2] == ["line 28", "line 29"]
     assert len(tail) == 3
 
@@ -279,7 +276,7 @@ def test_a_launcher_gets_its_own_variables_and_a_mark(
 
     def popen(argv: Sequence[str], **how: Any) -> Popen:
         started.append({"argv": argv, **how})
-        return Popen(table)
+        return Popen()
 
     monkeypatch.setattr(subprocess, "Popen", popen)
     monkeypatch.setenv("PATH", "/bin")

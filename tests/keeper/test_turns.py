@@ -92,6 +92,12 @@ def test_a_short_limit_announces_smaller_shifts(hand: Hand) -> None:
         assert len(announced) == count
 
 
+def test_an_end_within_a_second_is_announced_too(hand: Hand) -> None:
+    idle, announced = idle_of(0.8)
+    assert not idle.is_over()
+    assert announced == [hand.wall() + 0.8]
+
+
 def test_a_run_takes_the_announcement_back(hand: Hand) -> None:
     idle, announced = idle_of(600.0)
     idle.is_over()
@@ -235,6 +241,27 @@ def test_a_run_that_cannot_move_is_left_out(turns: Turns, monkeypatch: pytest.Mo
     assert began(good)
     assert bad.over
     assert not bad.runs.is_set()
+
+
+def test_runs_start_one_after_another_without_a_pause(
+    turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that cannot move, and a run that has started, let the next one start at once."""
+
+    def refuse(_links: object) -> None:
+        raise OSError("a read-only folder")
+
+    monkeypatch.setattr(module, "_TICK_S", 60.0)
+    bad, first, second = StubRun("bad", "three"), StubRun("first"), StubRun("second")
+    monkeypatch.setattr(bad, "move", refuse)
+    turns.add(bad, first, second)
+    turns.thread.start()
+    assert began(first) and began(second)
+    first.may_end.set()
+    second.may_end.set()
+    turns.closing.set()
+    with turns.queue.lock:
+        turns.queue.lock.notify_all()
 
 
 def test_a_run_starts_once_a_thread_is_free(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
