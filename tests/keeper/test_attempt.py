@@ -46,9 +46,6 @@ from workbench.jobs.script import Script
 from workbench.keeper.launch import LaunchCommand
 from workbench.rundir.events import STATE_EVENTS, read_events
 
-AGENT_ENDED = "keeper.verdict.stopped_by_others.ended-together-agent"
-ENDED_ALONE = "keeper.verdict._how_it_stopped.ranks-ended-themselves"
-
 
 class Trainer(Script):
     """A script that sends state events and is asked to stop by a file, as a trainer is."""
@@ -180,7 +177,9 @@ def test_the_time_of_a_stop_counts_from_the_first_request(
     result = carried_out(sim, (5.0, stop), (9.0, stop))
     assert result["state"] == "stopped"
     # The launch takes no time here: rank 1 ends 12 s after the start and 7 s after the request.
-    assert says(result["message"], ENDED_ALONE, 7, "SIGTERM")
+    assert says(
+        result["message"], "keeper.verdict._how_it_stopped.ranks-ended-themselves", 7, "SIGTERM"
+    )
 
 
 def test_a_state_says_how_a_script_stops(tmp_path: Path) -> None:
@@ -324,7 +323,7 @@ def test_ranks_that_end_with_their_agents_were_not_ended_by_a_keeper(tmp_path: P
 
     result = carried_out(Simulation(tmp_path, script(), [RUNS_ON]), (5.0, end))
     assert blame(result) == ("pod", "pod-0")
-    assert says(result["message"], AGENT_ENDED)
+    assert says(result["message"], "keeper.verdict.stopped_by_others.ended-together-agent")
 
 
 def test_the_cause_may_fail_after_its_echo(tmp_path: Path) -> None:

@@ -34,16 +34,6 @@ from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import CHECKPOINT, NAME, Checkpoint, write_manifest
 from workbench.rundir.paths import RunPaths
 
-OUT_OF_REACH = "keeper.checkpoints._out_of_reach.parts-checkpoint-step"
-NOT_COPIED = "keeper.checkpoints.bring_checkpoints_back.checkpoint-step-did"
-NO_ROOM = "keeper.checkpoints._fetch_part.run-fetch-brings"
-ELSEWHERE = "keeper.checkpoints.send_checkpoint.checkpoints-part-rank"
-UNREADABLE = "keeper.checkpoints.read.read"
-NO_FORM = "keeper.checkpoints.read.read-does-answer"
-POD_GONE = "keeper.checkpoints.read.pod-gone"
-FAILED = "keeper.checkpoints._carry.checkpoints-could-brought"
-ON_PODS = "keeper.checkpoints.held_checkpoint.left-pods-checkpoints"
-
 
 class Link:
     """A line to a pod whose files are in a folder of this machine."""
@@ -214,7 +204,7 @@ def test_a_damaged_part_is_named_and_leaves_nothing(kept: Kept) -> None:
     returned = bring_checkpoints_back(kept.context)
     assert returned.steps == [2]
     (note,) = returned.notes
-    assert says(note, NOT_COPIED, 4)
+    assert says(note, "keeper.checkpoints.bring_checkpoints_back.checkpoint-step-did", 4)
     assert kept.here() == ["step-2"]
 
 
@@ -226,7 +216,9 @@ def test_a_disk_keeps_some_room_for_logs(
     monkeypatch.setattr(module, "free_bytes", lambda _path: module._SPARED + 2 + spare)
     returned = bring_checkpoints_back(kept.context)
     assert (returned.steps == [2]) is comes
-    assert [says(note, NO_ROOM) for note in returned.notes] == [True] * (not comes)
+    assert [
+        says(note, "keeper.checkpoints._fetch_part.run-fetch-brings") for note in returned.notes
+    ] == [True] * (not comes)
 
 
 def test_a_folder_that_cannot_be_made_is_the_reason(kept: Kept) -> None:
@@ -243,7 +235,7 @@ def test_a_newer_checkpoint_out_of_reach_is_noted(kept: Kept) -> None:
     assert bring_checkpoints_back(kept.context).notes == [], "nothing newer is known"
     kept.save(4)
     (note,) = bring_checkpoints_back(kept.context).notes
-    assert says(note, OUT_OF_REACH, 4, "pod-1")
+    assert says(note, "keeper.checkpoints._out_of_reach.parts-checkpoint-step", 4, "pod-1")
     kept.links[1].answers = True
     kept.links[0].save(6, 0)
     assert outcome(bring_checkpoints_back(kept.context)) == ([4, 2], []), "its save did not end"
@@ -254,7 +246,7 @@ def test_a_first_checkpoint_out_of_reach_is_noted(kept: Kept) -> None:
     assert outcome(bring_checkpoints_back(kept.context)) == ([], [])
     kept.links[0].save(1, 0)
     (note,) = bring_checkpoints_back(kept.context).notes
-    assert says(note, OUT_OF_REACH, 1, "pod-1")
+    assert says(note, "keeper.checkpoints._out_of_reach.parts-checkpoint-step", 1, "pod-1")
 
 
 # Checkpoints that stay on pods.
@@ -292,28 +284,25 @@ def test_a_part_on_a_pod_is_judged_there(kept: Kept) -> None:
     assert read("pod-1", folder) == ("the checksum is wrong", {})
 
 
-@pytest.mark.parametrize(
-    ("prints", "identity"),
-    [
-        ("Welcome!", UNREADABLE),
-        (RemoteError("no line", host=""), UNREADABLE),
-        ("[]", NO_FORM),
-        ('[["", {}], ["", {}]]', NO_FORM),
-        ("[[3, {}]]", NO_FORM),
-    ],
-)
-def test_a_part_that_cannot_be_judged_is_of_no_use(
-    prints: str | Exception, identity: str, kept: Kept
-) -> None:
+@pytest.mark.parametrize("prints", ["Welcome!", RemoteError("no line", host="")])
+def test_a_part_that_cannot_be_judged_is_of_no_use(prints: str | Exception, kept: Kept) -> None:
     kept.links[0].prints = prints
     problem, facts = part_reader(kept.context.links)("pod-0", Path("/pods/rank-0"))
-    assert says(problem, identity, "rank-0")
+    assert says(problem, "keeper.checkpoints.read.read", "rank-0")
+    assert facts == {}
+
+
+@pytest.mark.parametrize("prints", ["[]", '[["", {}], ["", {}]]', "[[3, {}]]"])
+def test_a_judgement_of_another_form_is_of_no_use(prints: str, kept: Kept) -> None:
+    kept.links[0].prints = prints
+    problem, facts = part_reader(kept.context.links)("pod-0", Path("/pods/rank-0"))
+    assert says(problem, "keeper.checkpoints.read.read-does-answer", "rank-0", "pod-0")
     assert facts == {}
 
 
 def test_a_part_on_a_pod_that_is_gone_is_of_no_use(kept: Kept) -> None:
     problem, facts = part_reader(kept.context.links)("pod-7", Path("/pods/rank-0"))
-    assert (says(problem, POD_GONE), facts) == (True, {})
+    assert (says(problem, "keeper.checkpoints.read.pod-gone"), facts) == (True, {})
 
 
 # A checkpoint to resume from.
@@ -342,7 +331,12 @@ def test_parts_that_a_pod_has_are_linked_there(kept: Kept) -> None:
     ]
     assert link.files == []
     first: Any = kept.links[0]
-    with pytest.raises(RunError, match=sentence(ELSEWHERE, 1, "pod-1", "pod-0")):
+    with pytest.raises(
+        RunError,
+        match=sentence(
+            "keeper.checkpoints.send_checkpoint.checkpoints-part-rank", 1, "pod-1", "pod-0"
+        ),
+    ):
         send_checkpoint(first, chosen, [1], PurePosixPath("/resume"))
 
 
@@ -413,7 +407,10 @@ def test_a_copy_that_fails_leaves_the_checkpoint_on_its_pods(kept: Kept, keepers
     found = held_checkpoint(Path("/c"), kept.paths, None, 3)
     assert found is not None and keepers.ops == ["bring", "held"]
     keepers.refuses = {"bring", "held"}
-    with pytest.raises(ConfigError, match=sentence(ON_PODS, "/c")):
+    with pytest.raises(
+        ConfigError,
+        match=sentence("keeper.checkpoints.held_checkpoint.left-pods-checkpoints", "/c"),
+    ):
         held_checkpoint(Path("/other"), kept.paths, None, 2)
 
 
@@ -505,4 +502,4 @@ def test_an_error_while_checkpoints_are_copied_is_a_note(
 
     monkeypatch.setattr(module, "bring_checkpoints_back", fail)
     (note,) = collector_of(kept, lambda: 2).finish(()).notes
-    assert says(note, FAILED, "no descriptor")
+    assert says(note, "keeper.checkpoints._carry.checkpoints-could-brought", "no descriptor")

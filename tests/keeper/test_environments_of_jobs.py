@@ -24,13 +24,6 @@ from workbench.keeper.run.packages import Packages, PackagesError
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.journal import Journal
 
-FAILED = "keeper.packages._failure.could-installed"
-NO_REASON = "keeper.packages._failure.agent-pod-named"
-TOO_LATE = "keeper.packages._follow.packages-installed"
-NEEDS = "keeper.packages._check_needed.needs-package-later"
-NO_ANSWER = "keeper.packages._check_needed.did-answer-packages"
-ALL_LINES = "keeper.packages._error.all-lines"
-NO_LOG = "keeper.packages._fetch_log.log-pip"
 BUSY = {"state": "busy", "line": "Collecting trl"}
 MADE = {"state": "made", "line": "Successfully installed trl"}
 THERE = {"state": "made", "line": ""}
@@ -200,11 +193,16 @@ def test_a_failed_installation_names_the_packages_the_cause_and_the_log(made: Ma
     made.links[1].answers = [answer]
     fault = made.fails().fault
     assert (fault.kind, fault.pod, fault.host) == ("packages", "pod-1", "10.0.0.1")
-    assert says(fault.message, FAILED, "trl==1.16.0", "no version 1.16.0")
+    assert says(
+        fault.message,
+        "keeper.packages._failure.could-installed",
+        "trl==1.16.0",
+        "no version 1.16.0",
+    )
     log = made.context.paths.packages_log("pod-1")
-    assert says(fault.message, ALL_LINES, log)
+    assert says(fault.message, "keeper.packages._error.all-lines", log)
     assert fault.traceback == "ERROR: none found"
-    assert not says(fault.message, NO_REASON)
+    assert not says(fault.message, "keeper.packages._failure.agent-pod-named")
     assert made.hint == ""
 
 
@@ -215,10 +213,10 @@ def test_a_failed_installation_without_a_cause_or_a_log_says_so(
     made.links[1].answers = [{"state": "failed"}]
     made.links[1].log = None
     fault = made.fails().fault
-    assert says(fault.message, NO_REASON)
-    assert not says(fault.message, ALL_LINES)
+    assert says(fault.message, "keeper.packages._failure.agent-pod-named")
+    assert not says(fault.message, "keeper.packages._error.all-lines")
     assert fault.traceback == ""
-    assert says(caplog.text, NO_LOG, "pod-1")
+    assert says(caplog.text, "keeper.packages._fetch_log.log-pip", "pod-1")
 
 
 def test_a_log_that_cannot_be_masked_is_not_kept(
@@ -252,7 +250,7 @@ def test_an_installation_ends_after_an_hour(made: Made, hand: Any) -> None:
     began = hand.now
     made.links[0].answers = [BUSY]
     fault = made.fails().fault
-    assert says(fault.message, TOO_LATE, 3600)
+    assert says(fault.message, "keeper.packages._follow.packages-installed", 3600)
     assert 3600 < hand.now - began < 3900
     assert [request["stop"] for request in made.links[0].requests[:3]] == [False] * 3
     assert made.links[0].requests[-1]["stop"]
@@ -313,7 +311,13 @@ def test_a_pod_without_the_package_is_refused(version: str, shown: str, tmp_path
     made.links[0].prints = json.dumps({"trl": "2.0"})
     fault = made.fails().fault
     assert fault.pod == "pod-1"
-    assert says(fault.message, NEEDS, "method 'dpo'", "1.16", f"has {shown}")
+    assert says(
+        fault.message,
+        "keeper.packages._check_needed.needs-package-later",
+        "method 'dpo'",
+        "1.16",
+        f"has {shown}",
+    )
 
 
 def test_a_pod_that_prints_other_text_is_left_to_its_ranks(
@@ -321,7 +325,7 @@ def test_a_pod_that_prints_other_text_is_left_to_its_ranks(
 ) -> None:
     caplog.set_level(logging.WARNING)
     assert needing(tmp_path, "Welcome!").install()
-    assert says(caplog.text, NO_ANSWER, "pod-1")
+    assert says(caplog.text, "keeper.packages._check_needed.did-answer-packages", "pod-1")
 
 
 def test_a_path_of_the_user_s_own_is_not_looked_through(tmp_path: Path) -> None:

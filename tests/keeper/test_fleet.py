@@ -22,17 +22,6 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
-DIFFERENT = "keeper.fleet._check_versions.pods-different-versions"
-CLOSED = "keeper.fleet._check_wanted.cluster-closed-during"
-TOO_MANY = "keeper.fleet.first_live.job-asks-pods"
-START_ANOTHER = "keeper.fleet.first_live.start-another-cluster"
-AGAIN = "keeper.fleet._renew.again"
-NOT_AGAIN = "keeper.fleet._renew.started-again-does"
-ENDED = "keeper.fleet.restore.ended"
-GONE = "keeper.fleet._set_pods.pod-does-exist"
-NO_MORE = "keeper.fleet._reason_gone.more-known"
-KEY_GONE = "keeper.fleet.adopt.key-pods-gone"
-
 
 def pod(number: int, **facts: Any) -> Pod:
     given = {"phase": Phase.RUNNING, "host_key": f"ssh-ed25519 {number}", **facts}
@@ -217,7 +206,9 @@ def test_pods_with_different_versions_are_refused(kept: Kept) -> None:
         pod(0, versions={"torch": "2.13", "python": "3.11"}),
         pod(1, versions={"torch": "2.14", "python": "3.11"}),
     ]
-    with pytest.raises(PodError, match=sentence(DIFFERENT)) as refused:
+    with pytest.raises(
+        PodError, match=sentence("keeper.fleet._check_versions.pods-different-versions")
+    ) as refused:
         kept.fleet.launch()
     assert "torch: pod-0 2.13, pod-1 2.14" in str(refused.value)
     assert "python" not in str(refused.value)
@@ -229,14 +220,18 @@ def test_pods_with_different_versions_are_refused(kept: Kept) -> None:
 def test_a_launch_that_was_given_up_before_it_started_starts_no_pod(kept: Kept) -> None:
     kept.fleet.give_up()
     assert kept.place.stops == 1
-    with pytest.raises(PodError, match=sentence(CLOSED)):
+    with pytest.raises(
+        PodError, match=sentence("keeper.fleet._check_wanted.cluster-closed-during")
+    ):
         kept.fleet.launch()
     assert kept.place.contexts == []
 
 
 def test_a_launch_that_is_given_up_opens_no_line(kept: Kept) -> None:
     kept.place.at = kept.fleet.give_up
-    with pytest.raises(PodError, match=sentence(CLOSED)):
+    with pytest.raises(
+        PodError, match=sentence("keeper.fleet._check_wanted.cluster-closed-during")
+    ):
         kept.fleet.launch()
     assert kept.links == []
 
@@ -259,7 +254,7 @@ def test_a_keeper_adopts_the_pods_of_a_dead_one(kept: Kept) -> None:
     paths = kept.fleet.paths
     key = paths.identity / "id_ed25519"
     kept.fleet.pods = [pod(0), pod(1)]
-    with pytest.raises(PodError, match=sentence(KEY_GONE, key)):
+    with pytest.raises(PodError, match=sentence("keeper.fleet.adopt.key-pods-gone", key)):
         kept.fleet.adopt()
     assert not kept.fleet.owned
     key.parent.mkdir(parents=True)
@@ -296,12 +291,16 @@ def test_a_run_gets_the_first_pods_that_live(kept: Kept) -> None:
     assert [link.pod.name for link in fleet.first_live(1)] == ["pod-0"]
     assert fleet.first_live(2) == kept.links
     for count in (0, 3):
-        with pytest.raises(RunError, match=sentence(TOO_MANY, count, 2)):
+        with pytest.raises(
+            RunError, match=sentence("keeper.fleet.first_live.job-asks-pods", count, 2)
+        ):
             fleet.first_live(count)
     kept.place.pods[0] = pod(0, phase=Phase.FAILED, message="evicted")
     fleet.refresh()
     assert [link.pod.name for link in fleet.first_live(1)] == ["pod-1"]
-    with pytest.raises(RunError, match=sentence(START_ANOTHER)) as refused:
+    with pytest.raises(
+        RunError, match=sentence("keeper.fleet.first_live.start-another-cluster")
+    ) as refused:
         fleet.first_live(2)
     assert "pod-0" in str(refused.value) and "evicted" in str(refused.value)
 
@@ -363,7 +362,7 @@ def test_a_pod_that_its_place_does_not_list_has_failed(kept: Kept) -> None:
     kept.place.pods = [pod(0)]
     seen = fleet.refresh()
     assert [each.phase for each in seen] == [Phase.RUNNING, Phase.FAILED]
-    assert says(seen[1].message, GONE)
+    assert says(seen[1].message, "keeper.fleet._set_pods.pod-does-exist")
 
 
 def test_a_line_asks_why_its_pod_has_gone(kept: Kept) -> None:
@@ -373,7 +372,7 @@ def test_a_line_asks_why_its_pod_has_gone(kept: Kept) -> None:
     assert kept.links[0].reason_gone() == ""
     assert "evicted" in kept.links[1].reason_gone()
     kept.place.pods[1] = pod(1, phase=Phase.FAILED)
-    assert says(kept.links[1].reason_gone(), NO_MORE)
+    assert says(kept.links[1].reason_gone(), "keeper.fleet._reason_gone.more-known")
 
 
 # Lost pods.
@@ -396,7 +395,7 @@ def test_a_silent_pod_is_replaced(kept: Kept) -> None:
     assert kept.links[1].pod.host_key == "ssh-ed25519 new"
     assert kept.links[0].asked == []
     assert kept.identity.pinned[-1] == ["ssh-ed25519 0", "ssh-ed25519 new"]
-    assert says(kept.reports[-1], AGAIN, "pod-1")
+    assert says(kept.reports[-1], "keeper.fleet._renew.again", "pod-1")
 
 
 def test_a_pod_that_has_ended_is_replaced_without_being_asked(kept: Kept) -> None:
@@ -424,14 +423,14 @@ def test_a_pod_that_stays_lost_is_named_with_the_reason(kept: Kept) -> None:
     assert "renew" not in kept.links[1].asked
     kept.place.at = lambda: kept.place.pods.__setitem__(1, replace(failed, message=""))
     (why,) = fleet.restore(["pod-1"]).values()
-    assert says(why, ENDED)
+    assert says(why, "keeper.fleet.restore.ended")
 
 
 def test_a_new_pod_that_does_not_answer_stays_lost(kept: Kept) -> None:
     fleet = kept.launched().fleet
     kept.links[1].fails = {"open", "renew"}
     (why,) = fleet.restore(["pod-1"]).values()
-    assert says(why, NOT_AGAIN, "pod-1")
+    assert says(why, "keeper.fleet._renew.started-again-does", "pod-1")
 
 
 def test_a_place_that_replaces_no_pod_names_the_reason_for_all(kept: Kept) -> None:
@@ -470,7 +469,7 @@ def test_a_replacement_with_other_versions_is_refused(kept: Kept) -> None:
     kept.links[1].fails = {"open"}
     kept.place.at = lambda: kept.place.pods.__setitem__(1, pod(1, versions={"torch": "2.14"}))
     (why,) = fleet.restore(["pod-1"]).values()
-    assert says(why, DIFFERENT)
+    assert says(why, "keeper.fleet._check_versions.pods-different-versions")
 
 
 def test_versions_of_a_pod_that_stays_lost_do_not_matter(kept: Kept) -> None:
@@ -581,9 +580,8 @@ def test_a_long_removal_shows_its_seconds(kept: Kept, monkeypatch: pytest.Monkey
     first.has_environments = True
     monkeypatch.setattr(first, "work", lambda _op, _s: until(lambda: len(kept.reports) >= 2, 10))
     fleet.remove_environments(kept.reports.append)
-    shown = "keeper.fleet.report.removing-environments-scripts"
-    assert says(kept.reports[0], shown, "0.02")
-    assert says(kept.reports[1], shown, "0.04")
+    for line, seconds in zip(kept.reports, ("0.02", "0.04"), strict=False):
+        assert says(line, "keeper.fleet.report.removing-environments-scripts", seconds)
 
 
 def test_all_pods_of_a_large_cluster_are_asked_some_at_once(kept: Kept) -> None:

@@ -37,7 +37,6 @@ from workbench.rundir.events import Event
 from workbench.rundir.result import RunFault
 from workbench.rundir.totals import RunTotals
 
-OVER = "keeper.restart.inherited_ranks.keeper-died-after"
 Answer = Mapping[str, object]
 RUNNING: Answer = {"phases": ["running"], "inherited": False, "attempt": 1, "restart": 0}
 WAITING: Answer = {**RUNNING, "phases": ["waiting"]}
@@ -259,7 +258,9 @@ def test_a_run_whose_results_are_here_is_not_begun_again(by: str, kept: Kept) ->
     else:
         kept.decided = RunDecisions(run=RUN, attempt=1, brought=True)
     kept.answers(NONE, NONE)
-    with pytest.raises(RunError, match=sentence(OVER)):
+    with pytest.raises(
+        RunError, match=sentence("keeper.restart.inherited_ranks.keeper-died-after")
+    ):
         inherited_ranks(kept.context)
     kept.answers(RUNNING, RUNNING)
     assert kept.found().attempt == 1, "its pods have not been cleared"

@@ -14,9 +14,6 @@ from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus
 
 A, B = Pod(name="pod-0", address="127.0.0.2"), Pod(name="pod-1", address="127.0.0.3")
-NO_SIGN = "keeper.ledger.remark.sign-training-goes"
-ALONE = "keeper.ledger.remark.ranks-ended-others"
-INCOMPLETE = "keeper.ledger.incomplete.logs-here-incomplete"
 
 
 class Hand:
@@ -210,15 +207,20 @@ def test_silent_pods_are_named_with_their_seconds(seen: RunLedger, hand: Hand) -
     hand.now += 15.0
     seen.record(report(A))
     said = remark(seen, stall="no step")
-    assert says(said, NO_SIGN, "pod-1", 15)
+    assert says(said, "keeper.ledger.remark.sign-training-goes", "pod-1", 15)
     assert "pod-0" not in said
-    assert says(remark(seen, place=lambda: "no quota"), NO_SIGN, "no quota", "pod-1")
+    assert says(
+        remark(seen, place=lambda: "no quota"),
+        "keeper.ledger.remark.sign-training-goes",
+        "no quota",
+        "pod-1",
+    )
 
 
 def test_a_single_silent_pod_is_no_lost_network(hand: Hand) -> None:
     seen = RunLedger(pods=["pod-0"], world_size=1, clock=hand)
     hand.now += 20.0
-    assert says(remark(seen), NO_SIGN, "pod-0", 20)
+    assert says(remark(seen), "keeper.ledger.remark.sign-training-goes", "pod-0", 20)
     assert not says(remark(seen), "keeper.ledger.machine-cut-off")
 
 
@@ -244,7 +246,7 @@ def test_ranks_that_ended_alone_are_named_after_some_time(
     assert remark(seen) == ""
     ended_alone(seen, monkeypatch, 30.0)
     assert seen.ended_alone == {1: 30.0}
-    assert says(remark(seen), ALONE, "[1]")
+    assert says(remark(seen), "keeper.ledger.remark.ranks-ended-others", "[1]")
     assert remark(seen, stall="no step for 60 s").endswith("no step for 60 s")
     assert remark(seen, stopping="stopping") == remark(seen)
 
@@ -269,9 +271,13 @@ def test_a_standstill_goes_before_a_stop_and_a_stop_before_warnings(seen: RunLed
     assert remark(seen, stopping="stopping") == "stopping"
     assert "pod-0" in remark(seen) and "pod-1" not in remark(seen), "the first warning"
     seen.record(report(B, cut="the disk here is full"))
-    assert says(remark(seen), INCOMPLETE, "the disk here is full")
+    assert says(
+        remark(seen), "keeper.ledger.incomplete.logs-here-incomplete", "the disk here is full"
+    )
     seen.record(report(B))
-    assert not says(remark(seen), INCOMPLETE), "the logs are complete again"
+    assert not says(remark(seen), "keeper.ledger.incomplete.logs-here-incomplete"), (
+        "the logs are complete again"
+    )
 
 
 def test_full_disks_and_removed_files_are_warnings_for_good(seen: RunLedger) -> None:

@@ -43,11 +43,6 @@ from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import RankError
 from workbench.rundir.paths import RunPaths
 
-NOT_BROUGHT = "keeper.runner._bring_back.results-could-brought"
-LATER = "keeper.runner._fetch.every-rank-done"
-FILES_LATER = "keeper.runner._fetch.what-stayed-pods"
-COULD_NOT_GO_ON = "keeper.runner._try_until_over.could-go"
-
 
 def port_taken(number: int) -> Plan:
     """Return the plan of an attempt whose port another process has."""
@@ -387,7 +382,9 @@ def test_the_first_fault_is_blamed_when_a_restart_fails(
     sim = Simulation(tmp_path, script(restarts=1), [plan])
     result = carried_out(sim)
     assert blame(result) == ("signal", "pod-1")
-    assert says(result["message"], COULD_NOT_GO_ON, "no checkpoint can be read")
+    assert says(
+        result["message"], "keeper.runner._try_until_over.could-go", "no checkpoint can be read"
+    )
 
 
 # Another keeper.
@@ -492,7 +489,7 @@ def test_fetched_files_of_a_failed_run_make_no_success(tmp_path: Path) -> None:
     assert runner.fetch() == []
     result = read_json(sim.paths.result)
     assert result["state"] == "failed"
-    assert says(result["message"], FILES_LATER)
+    assert says(result["message"], "keeper.runner._fetch.what-stayed-pods")
 
 
 def test_nothing_is_fetched_from_pods_that_were_cleared(tmp_path: Path) -> None:
@@ -579,7 +576,7 @@ def test_a_pod_with_files_keeps_its_folder_and_is_asked_later(tmp_path: Path) ->
     sim, runner = shy_run(tmp_path, 1)
     before = len(sim.asked)
     runner.fetch()
-    assert says(read_json(sim.paths.result)["message"], FILES_LATER)
+    assert says(read_json(sim.paths.result)["message"], "keeper.runner._fetch.what-stayed-pods")
     assert ("pod-1", "list_outputs") in sim.asked[before:]
 
 
@@ -627,9 +624,9 @@ def test_results_that_were_fetched_later_count_once(tmp_path: Path) -> None:
     assert runner.run() == "failed"
     sim.unreadable = False
     runner.fetch()
-    assert says(read_json(sim.paths.result)["message"], LATER)
+    assert says(read_json(sim.paths.result)["message"], "keeper.runner._fetch.every-rank-done")
     runner.fetch()
-    assert says(read_json(sim.paths.result)["message"], FILES_LATER)
+    assert says(read_json(sim.paths.result)["message"], "keeper.runner._fetch.what-stayed-pods")
 
 
 def test_a_run_whose_ranks_failed_stays_failed_when_its_results_are_fetched(
@@ -674,7 +671,7 @@ def test_a_failed_copy_is_blamed_on_its_pod_or_on_this_machine(
     monkeypatch.setattr(module, "bring_back", bring)
     result = carried_out(Simulation(tmp_path, script()))
     assert (result["state"], *blame(result)) == ("failed", kind, pod)
-    assert says(result["message"], NOT_BROUGHT)
+    assert says(result["message"], "keeper.runner._bring_back.results-could-brought")
 
 
 def unreached(sim: Simulation, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
