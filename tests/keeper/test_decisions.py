@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.smalldisk import small_disk
+from workbench.base.files import gate
 from workbench.base.redact import Redactor
 from workbench.keeper import decisions
 from workbench.keeper.decisions import DecisionLog, What, read_decisions
@@ -235,7 +236,7 @@ class Disk:
         self.full = False
         self.reserves = reserves
         self.synced: list[Path] = []
-        whole = decisions.write_all
+        whole = gate.write_all
         sync = decisions._sync_folder
 
         def write_all(out: BinaryIO, data: bytes) -> None:
@@ -316,7 +317,7 @@ def test_a_half_line_that_stays_is_removed_before_the_next_line(
     path = tmp_path / "log"
     disk = Disk(monkeypatch)
     log = written(path, 1)
-    whole = decisions.open_to_append
+    whole = gate.open_to_append
     with monkeypatch.context() as torn:
         torn.setattr(decisions, "open_to_append", lambda *args: Torn(whole(*args)))
         disk.full = True
@@ -430,6 +431,8 @@ def test_each_decision_changes_what_is_known_of_a_run(tmp_path: Path) -> None:
         (What.CLEARED, 2, True, 1, True, True),
     ]
     log.add("a", What.ENDED, 2, state="failed")
+    run = log.of("a")
+    assert run is not None
     assert (run.last, run.outcome["state"]) == (What.CLEARED, "succeeded")
     assert log.of("b") is None
 

@@ -81,7 +81,7 @@ class Link(SimLink):
         self.commands.append(list(argv))
         return ""
 
-    def put_file(self, source: Path, target: str) -> None:
+    def put_file(self, source: Path, target: str) -> None:  # type: ignore[override]
         self.files.append(target)
 
 

@@ -28,7 +28,7 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import ClusterStatus, read_queue
+from workbench.rundir.status import ClusterStatus, read_queue, write_queue
 
 PODS = [Pod(name=f"pod-{n}", address=f"10.0.0.{n}", phase=Phase.RUNNING) for n in (0, 1)]
 
@@ -178,12 +178,13 @@ class Served:
 
     def add(self, name: str = "r1") -> StubRun:
         """Submit a run of one pod, and return it once it runs."""
-        run = StubRun(name, self.paths.root, self.fleet.links[:1])
-        self.keeper._runners[name] = run  # type: ignore[assignment]
-        self.keeper._queue.add(run)  # type: ignore[arg-type]
+        run: Any = StubRun(name, self.paths.root, self.fleet.links[:1])
+        self.keeper._runners[name] = run
+        self.keeper._queue.add(run)
         assert run.runs.wait(8)
         until(lambda: run in self.keeper._queue.running, 8)
-        return run
+        added: StubRun = run
+        return added
 
 
 @pytest.fixture
@@ -658,7 +659,7 @@ def test_a_queue_that_the_disk_does_not_take_gets_the_reserve(
 ) -> None:
     served = make().start()
     served.add()
-    whole = module.write_queue
+    whole = write_queue
 
     def full(path: Path, runs: Any) -> None:
         if served.paths.reserve.exists():

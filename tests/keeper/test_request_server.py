@@ -16,7 +16,7 @@ import pytest
 from poll import until
 
 from workbench.base.errors import RunError
-from workbench.base.messages.wire import ask
+from workbench.base.messages.wire import ask, connect, listen
 from workbench.base.redact import Redactor
 from workbench.keeper import requests as module
 from workbench.keeper.requests import Request, RequestServer, request_from
@@ -29,7 +29,7 @@ def echo(request: Request) -> Mapping[str, object]:
 def answers(path: Path) -> bool:
     """Whether a server answers at the socket."""
     try:
-        return ask(path, {"op": "status"}, timeout_s=5.0)["op"] == "status"
+        return bool(ask(path, {"op": "status"}, timeout_s=5.0)["op"] == "status")
     except RunError:
         return False
 
@@ -106,13 +106,13 @@ def test_a_socket_whose_file_was_deleted_is_opened_anew(path: Path, server: Requ
 def deaf(monkeypatch: pytest.MonkeyPatch, *problems: OSError | None) -> None:
     """Have probes of the socket fail with these errors in turn; None: the probe is answered."""
     left = list(problems)
-    connect = module.connect
+    opens = connect
 
     def probe(path: Path, timeout_s: float) -> Any:
         problem = left.pop(0) if left else None
         if problem is not None:
             raise problem
-        return connect(path, timeout_s)
+        return opens(path, timeout_s)
 
     monkeypatch.setattr(module, "connect", probe)
 
@@ -123,11 +123,11 @@ REFUSED = OSError(errno.ECONNREFUSED, "Connection refused")
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Return a list that gets each socket that is opened."""
     seen: list[Path] = []
-    listen = module.listen
+    opens = listen
 
     def note(path: Path) -> socket.socket:
         seen.append(path)
-        return listen(path)
+        return opens(path)
 
     monkeypatch.setattr(module, "listen", note)
     return seen
