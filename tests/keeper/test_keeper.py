@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -255,12 +256,12 @@ def test_an_end_shows_what_it_waits_for(make: Callable[..., Served]) -> None:
 
 
 def test_an_unused_cluster_closes(make: Callable[..., Served]) -> None:
-    served = make(idle_timeout_s=0.3)
+    served = make(idle_timeout_s=1.0)
     served.thread.start()
     last = served.ended()
     assert (
         last["phase"],
-        says(last["message"], "keeper.keeper._end_idle.closed-after-without", 0),
+        says(last["message"], "keeper.keeper._end_idle.closed-after-without", 1),
     ) == ("closed", True)
     assert "take_down" in served.fleet.asked
 
@@ -395,6 +396,25 @@ def test_the_files_of_a_cluster_are_mended_while_it_lives(make: Callable[..., Se
     served.paths.own_state.unlink()
     until(served.paths.own_state.exists, 8)
     until(lambda: "keep_state" in run.asked, 8)
+
+
+def test_a_file_that_cannot_be_mended_is_logged_once_and_hinders_no_other(
+    make: Callable[..., Served], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    served = make()
+    tries: list[int] = []
+
+    def fail() -> None:
+        tries.append(1)
+        raise OSError("a stale file handle")
+
+    monkeypatch.setattr(served.keeper._own_folder, "mend", fail)
+    served.start()
+    until(lambda: len(tries) > 3, 8)
+    served.paths.own_state.unlink()
+    until(served.paths.own_state.exists, 8)
+    assert caplog.text.count("a stale file handle") == 1
 
 
 def test_a_restored_lock_is_named_with_the_queue(make: Callable[..., Served]) -> None:
