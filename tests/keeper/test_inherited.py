@@ -231,7 +231,7 @@ def test_a_launcher_without_records_on_a_pod_blames_the_pod(
 @pytest.mark.parametrize(
     ("launcher", "ended"), [("ssh", True), ("openmpi", False), ("pdsh", False)]
 )
-def test_ranks_that_wait_for_nobody_fail_the_run(
+def test_ranks_that_wait_without_a_launcher_fail_the_run(
     launcher: str, ended: bool, tmp_path: Path
 ) -> None:
     """The launcher has died, or some ranks ended with their agent."""

@@ -245,7 +245,7 @@ def test_the_command_of_a_dead_keeper_is_in_the_result(tmp_path: Path) -> None:
 
 def test_a_run_that_never_started_has_no_command(tmp_path: Path) -> None:
     sim = Simulation(tmp_path, script())
-    sim.paths.command.write_text("a command of nobody\n")
+    sim.paths.command.write_text("an old command\n")
     runner = sim.runner()
     runner.abandon("the cluster was closed")
     result = read_json(sim.paths.result)
