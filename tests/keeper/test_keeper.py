@@ -164,7 +164,7 @@ class Served:
 
     def start(self, phase: str = "ready") -> Served:
         self.thread.start()
-        until(lambda: self.state.get("phase") == phase, 8)
+        until(lambda: self.state.get("phase") == phase, 20)
         return self
 
     @property
@@ -173,7 +173,7 @@ class Served:
 
     def ended(self) -> Mapping[str, Any]:
         """Wait for the end of the keeper; return the last state."""
-        self.thread.join(8)
+        self.thread.join(20)
         assert not self.thread.is_alive()
         return self.state
 
@@ -182,8 +182,8 @@ class Served:
         run: Any = StubRun(name, self.paths.root, self.fleet.links[:1])
         self.keeper._runners[name] = run
         self.keeper._queue.add(run)
-        assert run.runs.wait(8)
-        until(lambda: run in self.keeper._queue.running, 8)
+        assert run.runs.wait(20)
+        until(lambda: run in self.keeper._queue.running, 20)
         added: StubRun = run
         return added
 
@@ -208,7 +208,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
             if isinstance(run, StubRun):
                 run.ends.set()
         if served.thread.is_alive():
-            served.thread.join(8)
+            served.thread.join(20)
 
 
 # The life of a cluster.
@@ -270,7 +270,7 @@ def test_the_time_of_the_end_is_shown_while_a_cluster_is_ready(
     make: Callable[..., Served],
 ) -> None:
     served = make(idle_timeout_s=600.0).start()
-    until(lambda: served.state["idle_end_s"] is not None, 8)
+    until(lambda: served.state["idle_end_s"] is not None, 20)
     served.keeper.close()
     assert served.ended()["idle_end_s"] is None
 
@@ -394,8 +394,8 @@ def test_the_files_of_a_cluster_are_mended_while_it_lives(make: Callable[..., Se
     served = make().start()
     run = served.add()
     served.paths.own_state.unlink()
-    until(served.paths.own_state.exists, 8)
-    until(lambda: "keep_state" in run.asked, 8)
+    until(served.paths.own_state.exists, 20)
+    until(lambda: "keep_state" in run.asked, 20)
 
 
 def test_a_file_that_cannot_be_mended_is_logged_once_and_hinders_no_other(
@@ -411,9 +411,9 @@ def test_a_file_that_cannot_be_mended_is_logged_once_and_hinders_no_other(
 
     monkeypatch.setattr(served.keeper._own_folder, "mend", fail)
     served.start()
-    until(lambda: len(tries) > 3, 8)
+    until(lambda: len(tries) > 3, 20)
     served.paths.own_state.unlink()
-    until(served.paths.own_state.exists, 8)
+    until(served.paths.own_state.exists, 20)
     assert caplog.text.count("a stale file handle") == 1
 
 
@@ -448,7 +448,7 @@ def test_a_keeper_that_takes_over_launches_nothing(
     assert "launch" not in served.fleet.asked
     assert says(served.said[0][1], "keeper.keeper.serve.taking-over-keeper")
     assert says(served.state["message"], "keeper.keeper.serve.taken-over-keeper")
-    assert waits.runs.wait(8)
+    assert waits.runs.wait(20)
     assert not over.runs.is_set()
     assert served.keeper._do(OfRun(op="outcome", run="r3"))["state"] == "failed"
 
@@ -549,7 +549,7 @@ def test_requests_reach_their_run(make: Callable[..., Served]) -> None:
     assert "stop" in run.asked and "cancel" not in run.asked
     assert ask(served, "cancel") == {}
     assert "cancel" in run.asked
-    until(lambda: not served.keeper._queue.running, 8)
+    until(lambda: not served.keeper._queue.running, 20)
     with pytest.raises(RunError, match=sentence("keeper.keeper._of_run.run-running", "r1")):
         ask(served, "stacks")
 
@@ -648,7 +648,7 @@ def test_a_submitted_run_is_known_to_the_next_keeper(
     assert decided is not None
     assert (decided.last, list(decided.pods)) == (What.SUBMITTED, ["pod-0"])
     run: Any = served.keeper._runners["r1"]
-    assert run.runs.wait(8)
+    assert run.runs.wait(20)
     assert served.keeper._do(submit(served)) == {}, "the answer was lost"
     assert len(contexts) == 1
 

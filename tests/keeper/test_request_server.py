@@ -59,7 +59,7 @@ def test_a_server_answers_until_it_is_closed(path: Path) -> None:
     server.close()
     assert not path.exists()
     assert not answers(path)
-    until(lambda: threads() == before, 8)
+    until(lambda: threads() == before, 20)
 
 
 def test_errors_are_told_to_the_notebook_without_secrets(path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_socket_whose_file_was_deleted_is_opened_anew(path: Path, server: Requ
     path.unlink()
     server.mend()
     assert answers(path)
-    until(lambda: threads() == before, 8)
+    until(lambda: threads() == before, 20)
 
 
 def deaf(monkeypatch: pytest.MonkeyPatch, *problems: OSError | None) -> None:
@@ -239,12 +239,12 @@ class Short:
         """Serve until the acts are over; return the server."""
         self.listener.acts = [self._noting(act) for act in acts]
         self.server = RequestServer(self._path, echo, Redactor())
-        assert self.listener.waits.wait(8)
+        assert self.listener.waits.wait(20)
         return self.server
 
     def _noting(self, act: Callable[[], Any]) -> Callable[[], Any]:
         def noting() -> Any:
-            until(lambda: hasattr(self, "server"), 8)
+            until(lambda: hasattr(self, "server"), 20)
             self.spares.append(self.server._spare is not None)
             return act()
 
@@ -265,7 +265,7 @@ def test_the_spare_descriptor_is_for_the_next_connection_after_a_shortage(short:
     server = short.run(no_descriptor, lambda: connection, lambda: connection)
     assert short.spares == [True, False, True]
     assert len(short.hand.pauses) == 1
-    until(lambda: len(short.answered) == 2, 8)
+    until(lambda: len(short.answered) == 2, 20)
     spare = server._spare
     assert spare is not None
     os.fstat(spare)
@@ -291,7 +291,7 @@ def test_a_server_that_is_closed_logs_no_failed_accept(
     caplog.set_level(logging.WARNING)
     before = threads()
     short.run().close()
-    until(lambda: threads() <= before, 8)
+    until(lambda: threads() <= before, 20)
     assert caplog.records == []
 
 

@@ -177,7 +177,7 @@ class Turns:
         self.closing.set()
         for run in self.runs:
             run.may_end.set()
-        self.thread.join(8)
+        self.thread.join(20)
         assert not self.thread.is_alive()
 
 
@@ -191,7 +191,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
 
 
 def began(run: StubRun) -> bool:
-    return run.runs.wait(8)
+    return run.runs.wait(20)
 
 
 def test_a_run_starts_on_free_pods_beside_another(turns: Turns) -> None:
@@ -201,9 +201,9 @@ def test_a_run_starts_on_free_pods_beside_another(turns: Turns) -> None:
     assert began(first) and began(second)
     assert first.asked == ["enqueue"], "its pods were free"
     assert second.asked == ["enqueue", "move"]
-    until(lambda: turns.queue.running == (first, second), 8)
+    until(lambda: turns.queue.running == (first, second), 20)
     assert turns.queue.busy == ["one", "two", "three"]
-    until(lambda: turns.announced == [None, None], 8)
+    until(lambda: turns.announced == [None, None], 20)
 
 
 def test_no_run_overtakes_one_that_needs_more_pods(turns: Turns) -> None:
@@ -279,7 +279,7 @@ def test_a_run_starts_once_a_thread_is_free(turns: Turns, monkeypatch: pytest.Mo
     turns.thread.start()
     assert began(first)
     assert left == [0]
-    until(lambda: turns.queue.running == (first,), 8)
+    until(lambda: turns.queue.running == (first,), 20)
 
 
 def test_a_run_that_waits_can_be_withdrawn(turns: Turns) -> None:
@@ -314,7 +314,7 @@ def test_a_closing_cluster_waits_for_its_run_and_ends_those_that_wait(turns: Tur
     assert turns.thread.is_alive(), "the first run is not over"
     assert not second.abandoned
     first.may_end.set()
-    turns.thread.join(8)
+    turns.thread.join(20)
     assert (first.abandoned, second.abandoned) == ("", NEVER)
     assert not second.runs.is_set()
 
@@ -340,7 +340,7 @@ def test_a_cluster_counts_as_unused_only_without_runs(
     assert began(wide)
     assert ended == []
     wide.may_end.set()
-    until(lambda: ended == [()], 8)
+    until(lambda: ended == [()], 20)
 
 
 def test_the_end_of_a_run_counts_as_a_use(turns: Turns) -> None:
@@ -350,10 +350,10 @@ def test_the_end_of_a_run_counts_as_a_use(turns: Turns) -> None:
     assert began(first)
     before = turns.idle._used
     first.may_end.set()
-    until(lambda: turns.idle._used > before, 8)
+    until(lambda: turns.idle._used > before, 20)
 
 
 def test_a_cluster_counts_as_unused_from_the_start_of_its_queue(turns: Turns) -> None:
     before = turns.idle._used
     turns.thread.start()
-    until(lambda: turns.idle._used > before, 8)
+    until(lambda: turns.idle._used > before, 20)
