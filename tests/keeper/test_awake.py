@@ -55,6 +55,24 @@ def test_a_sleep_that_is_too_short_to_explain_anything_is_not_told(hand: Hand) -
     assert clock.slept(within_s=300, at_least_s=30) == "this machine slept for 30 s"
 
 
+def test_a_clock_has_the_seconds_since_boot(hand: Hand) -> None:
+    clock = AwakeClock(hand)
+    assert clock() == 100.0
+    hand.now_s += 5.0
+    assert (clock(), clock.slept()) == (105.0, ""), "a busy machine may look so late"
+
+
+def test_a_sleep_is_told_for_a_whole_minute(hand: Hand) -> None:
+    clock = AwakeClock(hand)
+    hand.now_s += 30.0
+    clock()
+    for _ in range(12):
+        hand.now_s += 5.0
+        clock()
+    assert clock.slept() == "this machine slept for 30 s"
+    assert clock.slept(within_s=59.0) == ""
+
+
 def test_a_suspended_machine_counts_as_asleep(monkeypatch: pytest.MonkeyPatch) -> None:
     read = time.clock_gettime
     clock = AwakeClock()

@@ -598,7 +598,7 @@ def test_a_folder_that_takes_no_result_has_it_elsewhere(tmp_path: Path) -> None:
     assert says(spare["message"], "rundir.journal._keep_elsewhere.could-take-result")
 
 
-TRAINS = [
+TRAINS: Sequence[tuple[float, str, Mapping[str, object]]] = [
     (0.5, "start", {"max_steps": 8}),
     (1.0, "first_step", {}),
     (2.0, "step", {"step": 2, "max_steps": 8, "loss": 1.0}),

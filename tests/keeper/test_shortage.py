@@ -77,6 +77,23 @@ def test_another_error_is_raised_at_once() -> None:
         patiently(failing(1, OSError(errno.ENOSPC, "No space left on device")))
 
 
+@pytest.mark.parametrize(
+    ("error", "what"),
+    [
+        (RuntimeError("can't start new thread"), "thread"),
+        (RuntimeError("no event loop"), ""),
+        (RemoteError("can't start new thread", host="10.0.0.1"), ""),
+        (no_descriptor(), "file descriptor"),
+        (OSError(errno.ENFILE, "…"), "file descriptor"),
+        (OSError(errno.ENOSPC, "No space left on device"), ""),
+        (no_line(), "file descriptor"),
+        (RemoteError("no line", host="10.0.0.1"), ""),
+    ],
+)
+def test_a_shortage_is_told_from_other_errors(error: Exception, what: str) -> None:
+    assert shortage.missing(error) == what
+
+
 def test_a_lasting_shortage_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shortage, "PATIENCE_S", 0.05)
     with pytest.raises(OSError, match="Too many open files"):

@@ -222,7 +222,6 @@ class Attempt:
             lost = [link for link in self._context.links if link.pod.address == error.host]
             stop_ranks(lost, self._context.run_id)
             self.begun = True
-            self._prepared = True
             return True
         if found is None:
             return False

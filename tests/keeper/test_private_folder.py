@@ -1,0 +1,133 @@
+"""A keeper restores its private folder, until its cluster closes: no process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from workbench.base.files.private import cluster_folder, make_cluster_folder
+from workbench.keeper import own_folder as module
+from workbench.keeper.own_folder import OwnFolder
+from workbench.keeper.spawn import take_lock
+from workbench.rundir.paths import ClusterPaths
+
+
+class Kept:
+    """A cluster's private folder with a key, a note, and what the keeper writes itself."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir()
+        make_cluster_folder(root)
+        self.paths = ClusterPaths(root)
+        self.folder = cluster_folder(root)
+        self.locks: list[int] = []
+        take_lock(self.paths.own_keeper_lock)
+        self.key = self.paths.own_identity / "id_ed25519"
+        self.key.parent.mkdir(mode=0o700)
+        self.key.write_text("a key")
+        self.key.chmod(0o600)
+        self.own = OwnFolder(self.paths, self.locks.append)
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
+    return Kept(tmp_path / "c")
+
+
+def test_a_removed_key_is_restored(kept: Kept) -> None:
+    kept.own.mend()
+    kept.key.unlink()
+    kept.own.mend()
+    assert kept.key.read_text() == "a key"
+    assert kept.key.stat().st_mode & 0o077 == 0
+    assert kept.locks == [], "the lock was there"
+
+
+def test_a_removed_folder_is_restored_with_its_lock(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    kept.own.mend()
+    assert caplog.records == []
+    shutil.rmtree(kept.folder)
+    kept.own.mend()
+    assert kept.key.read_text() == "a key"
+    assert kept.key.parent.stat().st_mode & 0o777 == 0o700
+    assert kept.folder.stat().st_mode & 0o777 == 0o700
+    assert kept.locks == [kept.paths.own_keeper_lock.stat().st_ino]
+    assert len(caplog.records) == 1
+
+
+def test_a_removed_lock_is_taken_anew_and_named(kept: Kept) -> None:
+    kept.own.mend()
+    kept.paths.own_keeper_lock.unlink()
+    kept.own.mend()
+    assert kept.locks == [kept.paths.own_keeper_lock.stat().st_ino]
+    kept.own.mend()
+    assert len(kept.locks) == 1
+
+
+def test_a_lock_that_another_keeper_has_is_not_named(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.paths.own_keeper_lock.unlink()
+    monkeypatch.setattr(module, "take_lock", lambda _path: None)
+    kept.own.mend()
+    assert kept.locks == []
+
+
+def test_a_key_that_was_written_again_is_kept_in_its_new_form(kept: Kept) -> None:
+    kept.own.mend()
+    kept.key.write_text("a new key")
+    os.utime(kept.key, ns=(1, 1))
+    kept.own.mend()
+    kept.key.unlink()
+    kept.own.mend()
+    assert kept.key.read_text() == "a new key"
+
+
+def test_a_file_of_the_very_beginning_of_time_is_kept(kept: Kept) -> None:
+    for ns in (0, -1, 2):
+        os.utime(kept.key, ns=(ns, ns))
+        kept.own.mend()
+        kept.key.unlink()
+        kept.own.mend()
+        assert kept.key.exists(), ns
+
+
+def test_files_that_the_keeper_writes_itself_are_not_restored(kept: Kept) -> None:
+    paths = kept.paths
+    written = (paths.own_state, paths.own_queue, paths.own_decisions)
+    for path in written:
+        path.write_text("{}")
+    kept.own.mend()
+    for path in written:
+        path.unlink()
+    kept.own.mend()
+    assert not any(path.exists() for path in written)
+
+
+def test_a_file_that_is_being_written_is_not_kept(kept: Kept) -> None:
+    half = kept.folder / ".note.part"
+    half.write_text("half")
+    kept.own.mend()
+    half.unlink()
+    kept.own.mend()
+    assert not half.exists()
+
+
+def test_the_keys_of_a_closed_cluster_do_not_come_back(kept: Kept) -> None:
+    kept.own.mend()
+    kept.own.close()
+    kept.key.unlink()
+    kept.own.mend()
+    kept.own.close()
+    assert not kept.key.exists()
+    shutil.rmtree(kept.folder)
+    kept.own.mend()
+    assert not kept.folder.exists()
