@@ -5,8 +5,19 @@ from pathlib import Path
 import pytest
 
 from workbench.finetune.job.finetune import FineTune
+from workbench.keeper.awake import awake
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
+
+
+@pytest.fixture(autouse=True)
+def this_process_is_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start each test with a clock that has just been looked at.
+
+    A keeper looks every second. The process of the tests does not, so its clock reports a sleep.
+    """
+    monkeypatch.setattr(awake, "_looked", awake._clock())
+    monkeypatch.setattr(awake, "_last", None)
 
 
 @pytest.fixture(scope="module")
