@@ -182,5 +182,7 @@ def test_the_job_wins_over_the_pod_but_not_over_the_ranks_place() -> None:
 
 def test_an_environment_without_a_path_has_the_systems_commands_behind_its_own() -> None:
     place = RankPlace(rank=0, local_rank=0, pod="pod-0")
-    first, *others = environment(place, environment="/store/e")["PATH"].split(":")
+    env = environment(place, environment="/store/e")
+    assert env["VIRTUAL_ENV"] == "/store/e"
+    first, *others = env["PATH"].split(":")
     assert first == "/store/e/bin" and "/usr/bin" in others
