@@ -111,7 +111,7 @@ def test_layers_of_two_kinds_count_as_the_whole_model() -> None:
         assert peak(shallow, rows=rows) <= 1.1 * peak(whole, rows=rows)
 
 
-@pytest.mark.parametrize("place", [2, 3])
+@pytest.mark.parametrize("place", [1, 2, 3])
 def test_a_model_of_unlike_layers_is_traced_as_a_whole(place: int) -> None:
     sizes = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [place]}
