@@ -119,6 +119,9 @@ def test_a_model_of_unlike_layers_is_traced_as_a_whole(place: int) -> None:
     found = traced(config, "bf16")
     assert found == traced(config, "bf16", whole=True)
     dense = [sum(size for size, *_ in layer) for layer in found["sizes"]["layers"]]
+    # The embeddings have the last gradient, which no operation follows.
+    gradients = max(gradients for *_, gradients in found["points"]["bf16"])
+    assert gradients == sum(dense) + WORDS * HIDDEN + HIDDEN
     assert dense[place] < min(size for number, size in enumerate(dense) if number != place)
 
 
