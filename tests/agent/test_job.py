@@ -252,6 +252,27 @@ def test_a_ranks_own_record_is_its_reason(run: PodRun, world: World) -> None:
     assert first.error == {"kind": "ValueError"}
 
 
+def test_records_of_the_last_moment_count(world: World, pod: Path) -> None:
+    run = PodRun(request(success="record"), pod)
+    first, second = begin(run, world)
+    (first.folder / "error.json").write_text('{"kind": "ValueError"}')
+    (second.folder / "done.json").write_text("{}")
+    run.ended(50, 1)
+    run.ended(51, 0)
+    assert first.error == {"kind": "ValueError"} and not first.done
+    assert second.done and second.error is None
+
+
+def test_a_child_that_left_its_session_is_still_of_the_rank(run: PodRun, world: World) -> None:
+    first, _ = begin(run, world)
+    world.start(60, parent=50)
+    assert first.members(world.table) == {50, 60}
+    world.end(50, 60)
+    world.start(60, parent=1)
+    world.start(61, parent=60)
+    assert first.members(world.table) == {60, 61}
+
+
 @pytest.mark.parametrize("has_record", [True, False])
 def test_a_rank_may_prove_its_success_by_a_record(
     world: World, pod: Path, has_record: bool

@@ -144,12 +144,12 @@ def test_the_last_step_is_reported_at_once(clock: Clock, events: Events) -> None
     training = Training(clock, max_steps=3)
     for _ in range(3):
         training.step(seconds=0.01)
-    training.end()
     assert [event["step"] for event in events()] == [1, 3]
+    training.end()
+    assert events() == []
     training = Training(clock)
     training.step(seconds=0.01)
     training.step(seconds=0.01, stops=True)
-    training.end()
     assert [event["step"] for event in events()] == [1, 2]
 
 
@@ -215,7 +215,6 @@ def test_a_second_training_reports_its_first_step_at_once(
     events()
     training.begin()
     training.step(seconds=0.01)
-    training.end()
     assert [event["step"] for event in events()] == [1]
     # Not even a step of the same number was reported in this training.
     training.begin(1)
@@ -230,6 +229,22 @@ def test_an_evaluation_is_no_time_of_steps(training: Training, events: Events) -
     first, second = events()
     assert (first["samples_per_s"], second["samples_per_s"]) == (36.0, 18.0)
     assert second["train_samples_per_s"] == 24.0
+
+
+def test_a_loss_before_the_training_has_no_steps(
+    training: Training, events: Events, clock: Clock
+) -> None:
+    training.callback = trainer_module().DEFAULT_CALLBACKS[-1]()
+    clock.pass_s(1.0)
+    training.log({"loss": 3.0})
+    (event,) = events()
+    assert (event["step"], event["samples_per_s"]) == (0, 0.0)
+
+
+def test_a_rate_has_three_digits(training: Training, events: Events) -> None:
+    training.step(seconds=0.7)
+    (event,) = events()
+    assert event["train_samples_per_s"] == 51.429
 
 
 def test_a_step_in_no_time_has_a_rate(training: Training, events: Events) -> None:
@@ -270,7 +285,7 @@ def test_an_error_of_a_report_is_printed_once_and_stops_no_training(
     training: Training, capfd: pytest.CaptureFixture[str]
 ) -> None:
     del training.args.world_size
-    for _ in range(2):
+    for _ in range(3):
         training.step()
     assert capfd.readouterr().err.count("AttributeError") == 1
 
@@ -463,6 +478,13 @@ def stopping(
         return control.should_training_stop is True
 
     return ends
+
+
+def test_an_agent_may_have_taken_the_mark_of_a_trainer_away(tmp_path: Path) -> None:
+    callback = stop_callback(object, tmp_path)()
+    callback.on_train_begin()
+    (tmp_path / "trainer-listens").unlink()
+    callback.on_train_end()
 
 
 @pytest.mark.parametrize("world", [0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import importlib
+import importlib.machinery
 import socket
 import sys
 import threading
@@ -320,6 +321,13 @@ def test_a_change_of_one_module_does_not_hide_another(module: str) -> None:
     when_imported(module, lambda _: changed.append("own"))
     importlib.import_module(module)
     assert changed == ["own"]
+
+
+def test_a_change_comes_before_other_finders(module: str) -> None:
+    sys.meta_path.insert(0, importlib.machinery.PathFinder)
+    changed: list[ModuleType] = []
+    when_imported(module, changed.append)
+    assert changed == [importlib.import_module(module)]
 
 
 def test_modules_of_a_warm_server_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 30
+        self.most = 1 << 30
+        """Bytes that a single call writes."""
         self.now_s = 100.0
         self._write = os.pwrite
         monkeypatch.setattr(os, "pwrite", self.pwrite)
@@ -30,7 +32,7 @@ class Disk:
     def pwrite(self, file: int, data: bytes, offset: int) -> int:
         if not self.room:
             raise OSError(errno.ENOSPC, "no space left")
-        done = self._write(file, data[: self.room], offset)
+        done = self._write(file, data[: min(self.room, self.most)], offset)
         self.room -= done
         return done
 
@@ -100,6 +102,23 @@ def test_what_the_disk_does_not_take_stays_in_memory(
     assert stream.read(10, 3) == b""
     write(b"ab")
     assert stream.read(8, 100) == b"89ab"
+
+
+def test_a_disk_may_take_output_in_pieces(stream: OutputStream, write: Write, disk: Disk) -> None:
+    disk.most = 3
+    write(b"0123")
+    write(b"456789ab")
+    assert stream.log.read_bytes() == b"0123456789ab" == stream.read(0, 100)
+
+
+def test_a_full_disk_is_reported_once(
+    stream: OutputStream, write: Write, disk: Disk, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk.room = 0
+    for _ in range(3):
+        write(b"01")
+        disk.now_s += 1.5
+    assert len(caplog.records) == 1
 
 
 def test_memory_goes_to_the_disk_a_second_after_the_failure(
@@ -236,6 +255,30 @@ def test_a_closed_stream_keeps_what_no_disk_took(
     assert stream.log.read_bytes() == b"012345"
 
 
+def test_a_log_that_is_made_anew_is_for_its_owner_alone(
+    stream: OutputStream, write: Write, disk: Disk
+) -> None:
+    disk.room = 0
+    write(b"012345")
+    stream.close()
+    stream.log.unlink()
+    disk.room, disk.now_s = 100, disk.now_s + 1.5
+    assert stream.read(0, 100) == b"012345"
+    assert stream.log.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_a_rank_wrote_by_itself_stays_in_the_log(stream: OutputStream, tmp_path: Path) -> None:
+    stream.close()
+    with stream.log.open("ab") as log:
+        log.write(b"alone\n")
+    stream.open()
+    pipe = os.open(tmp_path / ".stdout.pipe", os.O_WRONLY | os.O_NONBLOCK)
+    os.write(pipe, b"again\n")
+    os.close(pipe)
+    stream.drain()
+    assert stream.log.read_bytes() == b"alone\nagain\n"
+
+
 def test_a_pipe_is_emptied_before_it_is_closed(stream: OutputStream, tmp_path: Path) -> None:
     pipe = os.open(tmp_path / ".stdout.pipe", os.O_WRONLY | os.O_NONBLOCK)
     os.write(pipe, b"last words")
@@ -267,7 +310,7 @@ def test_a_log_that_another_process_writes_is_read(tmp_path: Path) -> None:
     log = tmp_path / "stderr.log"
     log.write_bytes(b"abc")
     stream = OutputStream(tmp_path, "stderr")
-    assert stream.size == 3
+    assert stream.size == 3 and stream.dropped == 0
     log.write_bytes(b"abcdef")
     assert stream.size == 6 and stream.read(2, 3) == b"cde"
     assert not stream.removed
@@ -289,6 +332,11 @@ def test_a_log_that_was_removed_is_still_read(
     assert stream.size == 13
     stream.close()
     assert stream.removed and stream.read(0, 100) == b"before\nafter\n"
+
+
+def test_a_log_that_is_removed_before_the_first_output_is_missed(stream: OutputStream) -> None:
+    stream.log.unlink()
+    assert stream.removed
 
 
 def test_a_stream_without_a_folder_has_no_pipe(
@@ -368,6 +416,11 @@ def test_small_streams_leave_their_share_to_the_others(tmp_path: Path) -> None:
         "b": {"offset": 0, "data": "bb"},
         "c": {"offset": 0, "data": 9 * "c"},
     }
+
+
+def test_a_stream_without_news_takes_no_share(tmp_path: Path) -> None:
+    streams = files(tmp_path, a=b"a" * 100, b=b"b" * 100)
+    assert read_chunks(streams, {"a": 100}, 20) == {"b": {"offset": 0, "data": 20 * "b"}}
 
 
 def test_chunks_begin_at_the_offsets(tmp_path: Path) -> None:
