@@ -15,7 +15,6 @@ from workbench.agent.machine import GpuWatch, OomWatch
 
 MIB = 1 << 20
 GIB = 1 << 30
-HINT = "agent.machine.hint.out-memory-memory"
 
 
 class Proc:
@@ -153,7 +152,7 @@ def test_kills_are_counted_from_the_start_of_the_run(proc: Proc) -> None:
     watch.add_group_of(1)
     assert watch.counts() == {proc.root / "a": 2, proc.root / "b": 0}
     for asked in (group, None, proc.root / "b"):
-        assert says(watch.hint(asked), HINT, "40 MiB", "+2")
+        assert says(watch.hint(asked), "agent.machine.hint.out-memory-memory", "40 MiB", "+2")
     proc.group("a", 1)
     assert watch.counts()[proc.root / "a"] == 0
 
@@ -165,7 +164,9 @@ def test_a_group_of_a_process_that_ended_counts_from_0(proc: Proc) -> None:
     group = watch.add_group_of(1, ended=True)
     assert watch.counts() == {group: 2}
     # No limit is known.
-    assert says(watch.hint(group), HINT, "", "+2") and "MiB" not in watch.hint(group)
+    assert says(
+        watch.hint(group), "agent.machine.hint.out-memory-memory", "", "+2"
+    ) and "MiB" not in watch.hint(group)
 
 
 def test_a_group_that_is_gone_has_no_kills(proc: Proc) -> None:
@@ -177,8 +178,8 @@ def test_the_hint_names_the_ranks_own_group_before_others(proc: Proc) -> None:
     own = proc.group("own", 1, memory_max=10 * MIB)
     other = proc.group("other", 5, memory_max=20 * MIB)
     watch = OomWatch({own: 0, other: 0})
-    assert says(watch.hint(own), HINT, "10 MiB", "+1")
-    assert says(watch.hint(None), HINT, "20 MiB", "+5")
+    assert says(watch.hint(own), "agent.machine.hint.out-memory-memory", "10 MiB", "+1")
+    assert says(watch.hint(None), "agent.machine.hint.out-memory-memory", "20 MiB", "+5")
 
 
 @pytest.mark.parametrize(

@@ -254,8 +254,12 @@ def test_an_address_of_another_machine_is_reported(
     asked = options(is_master=True, port=1234)
     tcp_store()(**asked)
     assert made == [{"args": (), **asked}]
-    identity = "agent.store.store.torchs-store-listens"
-    assert says(capsys.readouterr().err, identity, "127.0.0.1", "no such address")
+    assert says(
+        capsys.readouterr().err,
+        "agent.store.store.torchs-store-listens",
+        "127.0.0.1",
+        "no such address",
+    )
 
 
 def test_another_rank_waits_until_the_port_is_open(made: list[dict[str, Any]]) -> None:

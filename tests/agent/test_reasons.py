@@ -213,17 +213,26 @@ def test_a_signal_is_the_reason_and_a_traceback_stands_beside_it() -> None:
 
 
 def test_a_bus_error_shows_the_free_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    identity = "agent.records._from_signal.often-shared-memory"
     facts = SimpleNamespace(f_bavail=512, f_frsize=1 << 20)
     monkeypatch.setattr(os, "statvfs", lambda _: facts)
-    assert says(failure_from("", -signal.SIGBUS).message, identity, "512 MiB")
-    assert not says(failure_from("", -signal.SIGSEGV).message, identity)
+    assert says(
+        failure_from("", -signal.SIGBUS).message,
+        "agent.records._from_signal.often-shared-memory",
+        "512 MiB",
+    )
+    assert not says(
+        failure_from("", -signal.SIGSEGV).message, "agent.records._from_signal.often-shared-memory"
+    )
 
     def missing(_: str) -> Any:
         raise FileNotFoundError
 
     monkeypatch.setattr(os, "statvfs", missing)
-    assert says(failure_from("", -signal.SIGBUS).message, identity, "0 MiB")
+    assert says(
+        failure_from("", -signal.SIGBUS).message,
+        "agent.records._from_signal.often-shared-memory",
+        "0 MiB",
+    )
 
 
 def test_signals_have_names() -> None:
