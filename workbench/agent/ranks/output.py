@@ -194,7 +194,8 @@ class OutputStream:
         return end.decode("utf-8", "replace")
 
     def _take(self, data: bytes) -> None:
-        if not self._kept:
+        # The note of a gap comes before the data.
+        if not self._kept and not self._gap:
             written = self._write(data)
             data = data[written:]
         room = _KEPT_BYTES - len(self._kept)
@@ -209,7 +210,8 @@ class OutputStream:
             self._gap = 0
         fits = 0
         if not self._gap:
-            fits = min(room, len(data))
+            # The note of a gap may have taken more than the room.
+            fits = max(0, min(room, len(data)))
         lost = len(data) - fits
         self._kept += data[:fits]
         self._gap += lost

@@ -179,7 +179,7 @@ def keep_attempt(folder: Path, attempt: int, restart: int) -> None:
     except OSError:
         # No number is better than the number of an earlier attempt.
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+            path.unlink()
 
 
 def read_attempt(folder: Path) -> tuple[int, int]:

@@ -72,7 +72,8 @@ def placement(
     placed = filled(whole)
     left = [name for name, place in placed.items() if place == "disk"]
     if left or 0 not in placed.values():
-        first = left[0] if left else "the first layer on GPU 0"
+        # The whole model, if nothing fits, has no name.
+        first = (left[0] or "the model") if left else "the first layer on GPU 0"
         sizes = ", ".join(f"{size / 2**30:.2f}" for size in limits.values())
         raise ConfigError(
             f"device_map has no room for {first}: weights may take {sizes} GiB of the GPUs; give "

@@ -47,7 +47,7 @@ def cached_answer(request: Request) -> Answer | None:
     answer = read_json(_place(request))
     try:
         trace_of([answer])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):  # a damaged file, or none
         return None
     return answer
 

@@ -1,0 +1,370 @@
+"""Memory, limits, GPUs and networks of a pod, from pretended files of the kernel. No process."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.sentences import says
+from workbench.agent import machine
+from workbench.agent.machine import GpuWatch, OomWatch
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+class Proc:
+    """Files of /proc and /sys/fs/cgroup below a folder of the test."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.root = folder / "sys" / "fs" / "cgroup"
+        self.root.mkdir(parents=True)
+        self.groups: dict[int, dict[str, str]] = {}
+        monkeypatch.setattr(machine, "Path", self.path)
+        monkeypatch.setattr(machine, "_ROOT", self.root)
+        monkeypatch.setattr(machine, "control_groups", lambda pid: self.groups.get(pid, {}))
+
+    def path(self, name: str) -> Path:
+        return self.folder / name.lstrip("/")
+
+    def write(self, name: str, text: str) -> None:
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def group(self, name: str, kills: int | None = None, **files: int | str) -> Path:
+        """Make a memory group of version 2, with files by name and `_` for a dot."""
+        folder = self.root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if kills is not None:
+            (folder / "memory.events").write_text(f"low 0\noom 9\noom_kill {kills}\n")
+        for file, value in files.items():
+            (folder / file.replace("_", ".", 1)).write_text(f"{value}\n")
+        return folder
+
+
+@pytest.fixture
+def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
+    return Proc(tmp_path, monkeypatch)
+
+
+def test_a_process_has_its_memory_now_and_at_its_peak(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_PAGE_BYTES", 4096)
+    proc.write("/proc/5/statm", "900 300 10 1 0 50 0\n")
+    proc.write("/proc/5/status", "VmHWM:\t 2000 kB\nVmRSS:\t 1200 kB\n")
+    assert machine.memory(5) == (300 * 4096, 2000 * 1024)
+    # The peak is never lower than the memory now.
+    proc.write("/proc/5/status", "Name:\tx\nVmHWM:\t 20 kB\n")
+    assert machine.memory(5) == (300 * 4096, 300 * 4096)
+    proc.write("/proc/5/status", "Name:\tx\n")
+    assert machine.memory(5) == (300 * 4096, 300 * 4096)
+
+
+def test_a_process_that_ended_has_no_memory(proc: Proc) -> None:
+    assert machine.memory(5) == (0, 0)
+    proc.write("/proc/5/statm", "0\n")
+    assert machine.memory(5) == (0, 0)
+
+
+def test_pages_that_forks_share_count_once(proc: Proc) -> None:
+    for pid, kib in ((1, 100), (2, 200)):
+        proc.write(f"/proc/{pid}/smaps_rollup", f"Rss:  500 kB\nPss:  {kib} kB\nPss_Dirty: 1 kB\n")
+    assert machine.family_memory({}) == 0
+    assert machine.family_memory({1: 500 * 1024}) == 500 * 1024
+    assert machine.family_memory({1: 250 * 1024, 2: 200 * 1024}) == 300 * 1024
+    # Never less than the largest of them.
+    assert machine.family_memory({1: 500 * 1024, 2: 200 * 1024}) == 500 * 1024
+    # A process whose share cannot be read counts as a whole.
+    assert machine.family_memory({1: 1, 3: 400 * 1024}) == 500 * 1024
+
+
+def test_the_memory_group_of_a_process_is_found_in_both_versions(proc: Proc) -> None:
+    proc.groups = {1: {"": "a/b"}, 2: {"memory": "v1"}, 3: {"": "c"}, 4: {"memory": "elsewhere"}}
+    assert machine.memory_group(1) is None
+    proc.group("a/b", 0)
+    proc.group("unified/c", 0)
+    version_1 = proc.group("memory/v1")
+    (version_1 / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert machine.memory_group(1) == proc.root / "a" / "b"
+    assert machine.memory_group(2) == version_1
+    assert machine.memory_group(3) == proc.root / "unified" / "c"
+    assert machine.memory_group(4) is None
+    # In a container the mount shows only the container's own group.
+    proc.group("memory", 0)
+    assert machine.memory_group(4) == proc.root / "memory"
+    proc.groups[5] = {"": "elsewhere"}
+    proc.group("", 0)
+    assert machine.memory_group(5) == proc.root
+
+
+def test_the_group_of_a_dead_process_is_known_in_version_2_alone(proc: Proc) -> None:
+    proc.group("a", 0)
+    proc.group("memory/v1", 0)
+    proc.groups = {1: {"": "a (deleted)"}, 2: {"memory": "v1"}}
+    assert machine.memory_group(1, ended=True) == proc.root / "a"
+    assert machine.memory_group(2, ended=True) is None
+    assert machine.memory_group(2) == proc.root / "memory" / "v1"
+
+
+def test_a_group_without_a_counter_of_kills_is_none(proc: Proc) -> None:
+    proc.groups = {1: {"": "a"}}
+    folder = proc.group("a")
+    for text in ("", "oom 9\n", "oom_kill\n", "oom_kill much\n", "oom_kill 1 2\n"):
+        (folder / "memory.events").write_text(text)
+        assert machine.memory_group(1) is None
+    (folder / "memory.oom_control").write_text("oom_kill 0\n")
+    assert machine.memory_group(1) == folder
+
+
+def test_the_smallest_limit_around_a_process_counts(proc: Proc) -> None:
+    proc.groups = {1: {"": "a/b"}, 2: {"": "c"}}
+    assert machine.memory_limit_bytes(1) is None
+    proc.group("a/b", 0, memory_max=3000)
+    proc.group("a", memory_max=2000)
+    proc.group("", memory_max="max")
+    # A file outside of the groups is no limit.
+    (proc.root.parent / "memory.max").write_text("5")
+    assert machine.memory_limit_bytes(1) == 2000
+    proc.group("c", 0, memory_max=1 << 60)
+    assert machine.memory_limit_bytes(2) is None
+    proc.group("c", memory_max="max", memory_limit_in_bytes=7000)
+    assert machine.memory_limit_bytes(2) == 7000
+
+
+def test_kills_are_counted_from_the_start_of_the_run(proc: Proc) -> None:
+    proc.groups = {1: {"": "a"}, 2: {"": "b"}}
+    proc.group("a", 3, memory_max=40 * MIB)
+    proc.group("b", 0)
+    watch = OomWatch()
+    group = watch.add_group_of(1)
+    assert group == proc.root / "a" and watch.add_group_of(2) == proc.root / "b"
+    assert watch.add_group_of(9) is None
+    assert watch.hint(group) == "" == watch.hint(None)
+    proc.group("a", 5)
+    # A rank that starts later finds the group as it was.
+    watch.add_group_of(1)
+    assert watch.counts() == {proc.root / "a": 2, proc.root / "b": 0}
+    for asked in (group, None, proc.root / "b"):
+        assert says(watch.hint(asked), "agent.machine.hint.out-memory-memory", "40 MiB", "+2")
+    proc.group("a", 1)
+    assert watch.counts()[proc.root / "a"] == 0
+
+
+def test_a_group_of_a_process_that_ended_counts_from_0(proc: Proc) -> None:
+    proc.groups = {1: {"": "a"}}
+    proc.group("a", 2)
+    watch = OomWatch()
+    group = watch.add_group_of(1, ended=True)
+    assert watch.counts() == {group: 2}
+    # No limit is known.
+    assert says(
+        watch.hint(group), "agent.machine.hint.out-memory-memory", "", "+2"
+    ) and "MiB" not in watch.hint(group)
+
+
+def test_a_group_that_is_gone_has_no_kills(proc: Proc) -> None:
+    assert OomWatch({proc.root / "gone": 0}).counts() == {proc.root / "gone": 0}
+    assert OomWatch({}).hint(None) == ""
+
+
+def test_the_hint_names_the_ranks_own_group_before_others(proc: Proc) -> None:
+    own = proc.group("own", 1, memory_max=10 * MIB)
+    other = proc.group("other", 5, memory_max=20 * MIB)
+    watch = OomWatch({own: 0, other: 0})
+    assert says(watch.hint(own), "agent.machine.hint.out-memory-memory", "10 MiB", "+1")
+    assert says(watch.hint(None), "agent.machine.hint.out-memory-memory", "20 MiB", "+5")
+
+
+@pytest.mark.parametrize(
+    ("limit", "peak", "follows"),
+    [(1000, 990, True), (1000, 989, False), (1000, None, False), ("max", 2000, False)],
+)
+def test_a_kill_may_follow_where_a_group_was_full(
+    proc: Proc, limit: int | str, peak: int | None, follows: bool
+) -> None:
+    empty = proc.group("empty", 0)
+    files = {"memory_max": limit} | ({} if peak is None else {"memory_peak": peak})
+    group = proc.group("a", 0, **files)
+    assert OomWatch({empty: 0, group: 0}).may_follow() is follows
+
+
+class Nvml:
+    """NVIDIA's library with some GPUs, the last of them a slice without utilization."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
+        self.count = count
+        self.inits = 0
+        self.reads = 0
+        self.code = 0
+        self.now_s = 100.0
+        self.library = self
+        monkeypatch.setattr(ctypes, "CDLL", self.load)
+        monkeypatch.setattr(machine.time, "monotonic", lambda: self.now_s)  # type: ignore[attr-defined]
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def load(self, name: str) -> Any:
+        if name != "libnvidia-ml.so.1":
+            raise OSError(f"no {name}")
+        return self
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802 (NVML's name)
+        self.inits += 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802 (NVML's name)
+        self.reads += 1
+        count._obj.value = self.count
+        return self.code
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:  # noqa: N802 (NVML's name)
+        device._obj.value = index.value + 1
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:  # noqa: N802 (NVML's name)
+        memory._obj.used = device.value * GIB + GIB // 3
+        memory._obj.total = 80 * GIB
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, device: Any, busy: Any) -> int:  # noqa: N802 (NVML's name)
+        busy._obj.gpu = 10 * device.value
+        return int(device.value == self.count)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    return Nvml(monkeypatch)
+
+
+FIRST = {"index": 0, "percent": 10.0, "used_gib": 1.333, "total_gib": 80.0}
+SECOND = {"index": 1, "used_gib": 2.333, "total_gib": 80.0}
+
+
+def test_gpus_are_read_every_five_seconds(nvml: Nvml) -> None:
+    watch = GpuWatch()
+    assert watch.latest() == [FIRST, SECOND]
+    nvml.count = 1
+    nvml.now_s += 4.9
+    assert watch.latest() == [FIRST, SECOND]
+    nvml.now_s += 0.1
+    assert [gpu["index"] for gpu in watch.latest()] == [0]
+    assert (nvml.reads, nvml.inits) == (2, 1)
+
+
+def test_a_reading_that_fails_is_the_last(nvml: Nvml, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    watch = GpuWatch()
+    assert len(watch.latest()) == 2
+    nvml.code = 15
+    nvml.now_s += 5
+    assert watch.latest() == []
+    assert says(caplog.text, "agent.machine._call.gave", "nvmlDeviceGetCount_v2", 15)
+    nvml.code = 0
+    nvml.now_s += 5
+    assert watch.latest() == [] and nvml.reads == 2
+
+
+@pytest.mark.parametrize("library", ["libno-such-library.so.1"])
+def test_without_a_driver_there_are_no_gpus(nvml: Nvml, library: str) -> None:
+    assert GpuWatch(library).latest() == [] and nvml.reads == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        ("1", [1]),
+        (" 1 , 0,", [1, 0]),
+        ("0,7", [0, 1]),
+        ("2", [0, 1]),
+        ("GPU-1234", [0, 1]),
+        (",", [0, 1]),
+    ],
+)
+def test_only_the_pods_own_gpus_are_read(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu["index"] for gpu in GpuWatch().latest()] == indices
+
+
+@pytest.mark.parametrize("hidden", ["", " "])
+def test_a_pod_without_gpus_reads_none(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert GpuWatch().latest() == [] and nvml.reads == 0
+
+
+@pytest.mark.parametrize(("code", "used"), [(0, 5.0), (25, 1.333)])
+def test_the_drivers_own_share_is_left_out_where_it_is_known(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, code: int, used: float
+) -> None:
+    def second_form(_device: Any, memory: Any) -> int:
+        assert memory._obj.version == ctypes.sizeof(memory._obj) | 2 << 24
+        memory._obj.used, memory._obj.total = 5 * GIB, 80 * GIB
+        return code
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo_v2", second_form, raising=False)
+    assert GpuWatch().latest()[0]["used_gib"] == used
+
+
+ROUTES = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT
+eth0 00000000 0100000A 0003 0 0 0 00000000 0 0 0
+eth1 0000000A 00000000 0001 0 0 0 000000FF 0 0 0
+ib0 0001000A 00000000 0001 0 0 0 00FFFFFF 0 0 0
+ib1 0001000A 00000000 0001 0 0 0 00FFFFFF 0 0 0
+"""
+ADDRESSES = """fe800000000000000000000000000001 02 40 20 80 eth0
+20010db8000000010000000000000005 03 40 00 80 ib0
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "interface"),
+    [
+        ("127.0.0.9", "lo"),
+        ("::1", "lo"),
+        ("10.0.1.7", "ib0"),
+        ("10.9.9.9", "eth1"),
+        ("192.0.2.1", "eth0"),
+        ("2001:db8:0:1::77", "ib0"),
+        ("2001:db8:0:2::77", ""),
+    ],
+)
+def test_the_interface_of_an_address_is_that_of_the_narrowest_network(
+    proc: Proc, address: str, interface: str
+) -> None:
+    proc.write("/proc/net/route", ROUTES)
+    proc.write("/proc/net/if_inet6", ADDRESSES)
+    assert machine.interface_of(address) == interface
+
+
+def test_names_are_resolved_first(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc.write("/proc/net/route", ROUTES)
+
+    def resolve(name: str, _port: None) -> list[Any]:
+        if name != "pod-1":
+            raise OSError("unknown")
+        return [(0, 0, 0, "", ("10.0.1.7", 0)), (0, 0, 0, "", ("192.0.2.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert machine.interface_of("pod-1") == "ib0"
+    assert machine.interface_of("pod-2") == ""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_free_port_can_be_taken(address: str) -> None:
+    family = socket.AF_INET if "." in address else socket.AF_INET6
+    try:
+        port = machine.free_port(address)
+    except OSError:
+        pytest.skip(f"this machine has no {address}")
+    assert port > 1023
+    with socket.socket(family) as taken:
+        taken.bind((address, port))
