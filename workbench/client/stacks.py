@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
 from workbench.base.shown import Shown
 
 
-class Stacks(Shown, dict[int, str]):
-    """Stacks of all threads by rank, as `faulthandler` writes them; "" for a silent rank.
+# Not a dict: IPython prints each dict in its own way.
+@dataclass(frozen=True, slots=True)
+class Stacks(Shown, Mapping[int, str]):
+    """Stacks by rank. A cell that ends with the stacks shows what each rank does, and where."""
 
-    A cell that ends with the stacks shows a line per rank: what the rank does, and where.
-    """
+    texts: Mapping[int, str]
+    """Stacks of all threads, as `faulthandler` writes them; "" for a silent rank."""
 
-    __slots__ = ()
+    def __getitem__(self, rank: int) -> str:
+        return self.texts[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
