@@ -15,10 +15,12 @@ import pytest
 from writtenrun import write_run
 
 from tests.support.sentences import says
+from workbench import Cluster, LocalPods
 from workbench.base.versions import VERSION
 from workbench.cli import main
 from workbench.client.run import Run
 from workbench.rundir.state import RunState
+from workbench.rundir.status import cluster_status
 
 MINI = {"kind": "wikisql-mini", "train_rows": 50, "eval_rows": 5}
 LOCAL = {"backend": {"kind": "local"}, "pods": {"cpus": 1}, "count": 3}
@@ -224,6 +226,27 @@ def test_a_shell_completes_commands_options_and_files(
         check=True,
     )
     assert done.stdout.split() == offered.split()
+
+
+@pytest.mark.slow
+def test_pods_of_a_cluster_are_listed_and_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = Cluster(LocalPods(), count=1, path=tmp_path / "mine", warm=False).start()
+    try:
+        capsys.readouterr()
+        assert main(["ls", str(tmp_path), "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["clusters"] == [str(cluster.path)]
+        assert main(["ls", str(tmp_path)]) == 0
+        assert str(cluster.path) in capsys.readouterr().out
+        assert main(["stop", str(cluster.path)]) == 0
+    finally:
+        cluster.close()
+    assert cluster_status(cluster.path).phase == "closed"
+    capsys.readouterr()
+    assert main(["ls", str(tmp_path), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["clusters"] == []
+    assert main(["stop", str(cluster.path)]) == 1
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish", "tcsh", "powershell"])

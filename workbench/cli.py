@@ -92,9 +92,27 @@ def _ls(args: argparse.Namespace) -> bool:
 
     found = history(args.folder, name=args.name, state=args.state, sort=args.sort)
     where = "`workbench ls --json -` has the directory of each run, as `path`."
-    text = f"{found}\n{where}" if len(found) else str(found)
-    _answer(args, text, {"folder": str(found.folder), "runs": found.rows()})
+    lines = [str(found), *([where] if len(found) else [])]
+    clusters = _live_clusters(found.folder)
+    for path in clusters:
+        lines.append(f"Pods are up: `workbench stop {path}` stops them.")
+    answer = {
+        "folder": str(found.folder),
+        "runs": found.rows(),
+        "clusters": [str(path) for path in clusters],
+    }
+    _answer(args, "\n".join(lines), answer)
     return True
+
+
+def _live_clusters(folder: Path) -> list[Path]:
+    """Return the directories of the clusters below a folder whose keeper is alive."""
+    from workbench.rundir.catalog.store import find_all
+    from workbench.rundir.paths import ClusterPaths
+    from workbench.rundir.status import cluster_status
+
+    found = [paths.root for paths in find_all(folder) if isinstance(paths, ClusterPaths)]
+    return [root for root in found if cluster_status(root).alive]
 
 
 def _named_run(name: str) -> Run:
@@ -124,6 +142,15 @@ def _logs(args: argparse.Namespace) -> bool:
 
 
 def _stop(args: argparse.Namespace) -> bool:
+    from workbench.client.cluster import Cluster
+    from workbench.rundir.catalog.store import find_all
+    from workbench.rundir.paths import ClusterPaths
+
+    here = next(find_all(Path(args.run), depth=0), None)
+    if isinstance(here, ClusterPaths):
+        Cluster.attach(here.root).close()
+        _say(f"The pods of the cluster in {here.root} are stopped.")
+        return True
     run = _named_run(args.run)
     if run.state.is_terminal:
         _say(f"Run {run.id} has already ended: {run.state}.")
@@ -330,7 +357,9 @@ def _add_verbs_of_runs(commands: argparse._SubParsersAction[argparse.ArgumentPar
         "--tail", type=int, metavar="LINES", default=200, help="last lines; 0: all; default: 200"
     )
     stop = commands.add_parser(
-        "stop", help="stop a run after a checkpoint; exit 0 asked or ended, 1 no answer"
+        "stop",
+        help="stop a run after a checkpoint, or the pods of a cluster; exit 0 asked or ended, 1 no "
+        "answer",
     )
     stop.add_argument("--kill", action="store_true", help="end the run at once instead")
     attach = commands.add_parser(
@@ -338,11 +367,10 @@ def _add_verbs_of_runs(commands: argparse._SubParsersAction[argparse.ArgumentPar
     )
     _add_json(attach)
     for parser_of_run, verb in ((logs, _logs), (stop, _stop), (attach, _attach)):
-        parser_of_run.add_argument(
-            "run",
-            metavar="RUN",
-            help="a run directory, or the id or name of a run below the current folder",
-        )
+        help_of_run = "a run directory, or the id or name of a run below the current folder"
+        if verb is _stop:
+            help_of_run += "; or the directory of a cluster, whose pods are then stopped"
+        parser_of_run.add_argument("run", metavar="RUN", help=help_of_run)
         parser_of_run.set_defaults(verb=verb)
 
 

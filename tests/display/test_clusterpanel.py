@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -34,6 +35,13 @@ def test_a_cluster_is_followed_until_its_pods_are_gone(written: WrittenRun) -> N
     text = to_text(panel.look())
     assert "Cluster closed" in text and text.count("stopped") == 3 and "Running" not in text
     assert panel.over and panel.bar().widget.buttons[0]["disabled"]
+
+
+def test_a_cluster_that_is_not_started_says_so(tmp_path: Path) -> None:
+    cluster = Cluster(LocalPods(), count=3, path=tmp_path / "none")
+    text = to_text(ClusterPanel(cluster).look())
+    assert says(text, "display.cluster.look_at.cluster-start-starts", "3 pods")
+    assert "none" not in text, "a folder that does not exist"
 
 
 def test_a_closed_cluster_says_from_when_to_when_it_was_ready(written: WrittenRun) -> None:

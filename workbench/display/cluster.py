@@ -36,7 +36,7 @@ _DRAW_S = 0.25
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterView:
     phase: str
-    """starting, ready, closing, closed, failed or lost."""
+    """not started, starting, ready, closing, closed, failed or lost."""
     message: str
     """A line on the phase; during a start, the reason for waiting."""
     path: str
@@ -56,6 +56,14 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     run = _run_in_progress(cluster.path, {} if views is None else views)
     status = cluster_status(cluster.path)
     config = read_json(ClusterPaths(cluster.path).config)
+    if not config and status.phase == "starting" and status.pid is None:
+        pods = counted(cluster.spec.count, "pod")
+        return ClusterView(
+            phase="not started",
+            message=f"cluster.start() starts {pods}",
+            path=str(cluster.path),
+            count=cluster.spec.count,
+        )
     count = whole(config.get("count")) or 0
     messages = [status.message, silence_of(cluster.path, status), _was_ready(status)]
     idle_end = ""
@@ -128,7 +136,8 @@ def cluster_doc(view: ClusterView) -> Doc:
             f"Pods shut down at {view.idle_end} if idle. "
             "A run or an open cluster panel keeps them up."
         )
-    lines.append(f"Directory: {view.path}")
+    if view.phase != "not started":
+        lines.append(f"Directory: {view.path}")
     return Doc(blocks=[Table(grid), *(Note(line) for line in lines)])
 
 
@@ -231,7 +240,7 @@ class ClusterPanel(Watched):
             text="Stop the cluster",
             sure="Really stop? A run in progress ends",
             tip="Ends the run in progress, then the pods; files stay",
-            disabled=self.over or self._phase == "closing",
+            disabled=self.over or self._phase in ("closing", "not started"),
         )
         return [stop]
 

@@ -57,6 +57,24 @@ def test_a_typed_question_gets_the_instruction_and_what_is_known(paths: RunPaths
     assert asked[2] == Question(source=TASK.prefix + "Who was it?")
 
 
+def test_a_row_may_have_the_columns_that_the_job_named(paths: RunPaths) -> None:
+    columns = {"source": "Order: {note}", "target": "about.summary"}
+    dataset = {"kind": "files", "train": "orders.csv", "columns": columns}
+    paths.job.write_text(json.dumps({"job": {"dataset": dataset}}))
+    rows: list[dict[str, object]] = [
+        {"note": "two lamps", "id": 7},
+        {"note": "a desk", "about": {"summary": "desk"}},
+        {"source": "a chair", "target": "chair"},
+    ]
+    assert questions_of(paths, rows) == [
+        Question(source="Order: two lamps"),
+        Question(source="Order: a desk", expected="desk"),
+        Question(source="a chair", expected="chair"),
+    ]
+    with pytest.raises(ConfigError, match="the nearest is"):
+        questions_of(paths, [{"id": 7}])
+
+
 def test_rows_without_instruction_get_none(paths: RunPaths) -> None:
     (paths.inputs / "eval.jsonl").write_text('{"source": "Guten Tag", "target": "Hello"}\n')
     assert questions_of(paths, ["Tag"]) == [Question(source="Tag")]

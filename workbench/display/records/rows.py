@@ -98,7 +98,13 @@ def _notes(preview: RowPreview) -> list[str]:
         f"max_source_length={job.max_source_length}": read_cut,
         f"max_target_length={job.max_target_length}": learned_cut,
     }
-    return [
+    notes = [
         f"{option} cuts {count(number)} of them ({percent(number / rows)})."
         for option, number in cut.items()
     ]
+    if preview.overlap:
+        notes.append(
+            "Evaluation rows that are training rows too make the figures of the evaluation better "
+            "than those of new rows. Remove the repeated rows, or give other rows as `eval`."
+        )
+    return notes

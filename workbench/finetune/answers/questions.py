@@ -10,6 +10,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
 from workbench.base.json_values import part, whole
+from workbench.finetune.data.columns import outer_columns, value_of
 from workbench.finetune.data.lines import Fields, read_lines
 from workbench.finetune.data.meant import check_media
 from workbench.finetune.data.messages import (
@@ -94,6 +95,12 @@ class _OwnRows:
         self._by_source: dict[str, Question | None] | None = None
         self._prefix: str | None = None
 
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """Columns of the dataset's rows by field, if the job named them."""
+        columns = part(part(job_options(self._paths), "dataset"), "columns")
+        return {field: str(named) for field, named in columns.items()}
+
     def evaluation(self) -> Iterator[Question]:
         return (question for question in self._all() if question.text)
 
@@ -152,12 +159,25 @@ def _question(row: RowLike, where: str, own: _OwnRows) -> Question:
         case str():
             return _question_of_text(row, where, own)
         case Mapping():
-            return _question_of_row(row, where)
+            return _question_of_row(_by_field(row, own.columns, where), where)
         case [*turns]:
             return _question_of_row({"messages": turns}, where)
     raise ConfigError(
         f"{where} is {type(row).__name__}; give a text, or an object of source, target and table_id"
     )
+
+
+def _by_field(
+    row: Mapping[str, object], columns: Mapping[str, str], where: str
+) -> Mapping[str, object]:
+    """Return a row with the names of fields, if it has the columns that the dataset named."""
+    if any(field in row for field in columns):
+        return row
+    fields = {}
+    for field, named in columns.items():
+        if all(column in row for column in outer_columns(named, row)):
+            fields[field] = value_of(row, named, f"{where}: the column for {field!r},")
+    return fields or row
 
 
 def _question_of_text(text: str, where: str, own: _OwnRows) -> Question:

@@ -63,7 +63,8 @@ class FineTuneRun(Run):
 
         Args:
             rows: Texts, chats (lists of turns, as OpenAI's `messages`), or dataset rows of any
-                form. Default: the run's evaluation rows.
+                form, or with the columns that the job's dataset named. Default: the run's
+                evaluation rows.
             before: Also ask the model as it was before training.
 
         Raises:
