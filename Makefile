@@ -89,7 +89,7 @@ check: setup ## Run lint, types and the tests that start no process
 	@$(MAKE) --no-print-directory -j2 lint types
 	@$(BIN)/python -m pytest -q -r f --no-processes -n 2 --dist loadfile $(CHECKED)
 
-test: checks ## Run lint, types, doctests, and all tests and notebooks but the long ones (10 minutes on two cores)
+test: checks ## Run lint, types, doctests, and all tests and notebooks but the long ones (12 minutes on two cores)
 	@$(PYTEST) -n 4 -m 'not long and not images and not kubernetes'
 
 # One session of pytest for short and long tests: a failure of the short ones does not hide those of the long ones.
