@@ -239,6 +239,8 @@ def test_pods_of_a_cluster_are_listed_and_stopped(
         assert json.loads(capsys.readouterr().out)["clusters"] == [str(cluster.path)]
         assert main(["ls", str(tmp_path)]) == 0
         assert str(cluster.path) in capsys.readouterr().out
+        assert main(["stop", "--kill", str(cluster.path)]) == 2
+        assert cluster_status(cluster.path).phase == "ready"
         assert main(["stop", str(cluster.path)]) == 0
     finally:
         cluster.close()

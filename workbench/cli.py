@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
@@ -95,7 +96,7 @@ def _ls(args: argparse.Namespace) -> bool:
     lines = [str(found), *([where] if len(found) else [])]
     clusters = _live_clusters(found.folder)
     for path in clusters:
-        lines.append(f"Pods are up: `workbench stop {path}` stops them.")
+        lines.append(f"Pods are up: `workbench stop {quote(str(path))}` stops them.")
     answer = {
         "folder": str(found.folder),
         "runs": found.rows(),
@@ -148,6 +149,11 @@ def _stop(args: argparse.Namespace) -> bool:
 
     here = next(find_all(Path(args.run), depth=0), None)
     if isinstance(here, ClusterPaths):
+        if args.kill:
+            raise ConfigError(
+                f"--kill ends a run, and {here.root} is a cluster; leave --kill out to stop its "
+                "pods, or name a run"
+            )
         Cluster.attach(here.root).close()
         _say(f"The pods of the cluster in {here.root} are stopped.")
         return True

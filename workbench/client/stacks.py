@@ -9,7 +9,7 @@ from workbench.base.shown import Shown
 
 
 # Not a dict: IPython prints each dict in its own way.
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stacks(Shown, Mapping[int, str]):
     """Stacks by rank. A cell that ends with the stacks shows what each rank does, and where."""
 

@@ -28,6 +28,7 @@ from workbench.rundir.view import RunView
 _SHOWN_VERSIONS = ("python", "torch", "deepspeed", "transformers")
 _TICK_S = 1.0
 _WORD_S = 60.0  # seconds between requests to the keeper; fewer with a short idle timeout
+_NOT_STARTED = "not started"
 _ENDED = ("closed", "failed", "lost")
 _PATIENCE_S = 0.3  # a faster start shows no progress
 _DRAW_S = 0.25
@@ -59,7 +60,7 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     if not config and status.phase == "starting" and status.pid is None:
         pods = counted(cluster.spec.count, "pod")
         return ClusterView(
-            phase="not started",
+            phase=_NOT_STARTED,
             message=f"cluster.start() starts {pods}",
             path=str(cluster.path),
             count=cluster.spec.count,
@@ -136,7 +137,7 @@ def cluster_doc(view: ClusterView) -> Doc:
             f"Pods shut down at {view.idle_end} if idle. "
             "A run or an open cluster panel keeps them up."
         )
-    if view.phase != "not started":
+    if view.phase != _NOT_STARTED:
         lines.append(f"Directory: {view.path}")
     return Doc(blocks=[Table(grid), *(Note(line) for line in lines)])
 
@@ -240,7 +241,7 @@ class ClusterPanel(Watched):
             text="Stop the cluster",
             sure="Really stop? A run in progress ends",
             tip="Ends the run in progress, then the pods; files stay",
-            disabled=self.over or self._phase in ("closing", "not started"),
+            disabled=self.over or self._phase in ("closing", _NOT_STARTED),
         )
         return [stop]
 

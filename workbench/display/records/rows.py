@@ -51,7 +51,8 @@ def rows_doc(preview: RowPreview) -> Doc:
 def _rows_shown(preview: RowPreview) -> str:
     if len(preview.rows) == preview.train_rows:
         return "All training rows"
-    return f"{count(len(preview.rows))} training rows, spread from the first to the last"
+    where = "all training rows" if preview.is_all else "the first rows of the hub"
+    return f"{count(len(preview.rows))} rows, spread over {where}"
 
 
 def _histogram(preview: RowPreview) -> Grid:

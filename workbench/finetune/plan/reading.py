@@ -84,7 +84,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
 
     Args:
         job: The job. The first 2,000 rows of a hub dataset are fetched to this machine.
-        rows: Number of rows to show, at equal distances from the first to the last.
+        rows: Number of rows to show, spread over the dataset; at most 400.
 
     Raises:
         ConfigError: The dataset is refused, as at the start of a run.
