@@ -106,6 +106,6 @@ def _notes(preview: RowPreview) -> list[str]:
     if preview.overlap:
         notes.append(
             "Evaluation rows that are training rows too make the figures of the evaluation better "
-            "than those of new rows. Remove the repeated rows, or give other rows as `eval`."
+            "than those of new rows. Remove the repeated rows, or name other rows by eval."
         )
     return notes
