@@ -14,12 +14,14 @@ from workbench.base.process import find
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.status import cluster_status
 
-_COUNT = Path(__file__).parent / "scripts" / "count.py"
+COUNT = Path(__file__).parent / "scripts" / "count.py"
 
 
-def counting(cluster: Cluster, *args: str, pods: int | None = None, **more: object) -> Run:
+def counting(
+    cluster: Cluster, *args: str, pods: int | None = None, path: Path = COUNT, **more: object
+) -> Run:
     """Submit the script whose lines and events `exact` knows."""
-    return cluster.submit(Script(path=str(_COUNT), args=list(args), **more), pods=pods)  # type: ignore[arg-type]
+    return cluster.submit(Script(path=str(path), args=list(args), **more), pods=pods)  # type: ignore[arg-type]
 
 
 def kill_keeper(cluster: Cluster) -> int:

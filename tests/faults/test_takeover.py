@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from smalljobs import small_job
-from takeover import counting, exact, kill_keeper, printed
+from takeover import COUNT, counting, exact, kill_keeper, printed
 
 from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods, PodSpec, Run
@@ -120,13 +120,30 @@ PHASES = {
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_keeper_that_dies_in_any_phase_of_a_run_is_replaced(
-    world: World, cluster: Cluster, phase: str
+    world: World, cluster: Cluster, phase: str, tmp_path: Path
 ) -> None:
-    run = counting(cluster, "--lines", "20")
-    world.until(lambda: PHASES[phase](run) or run.state.is_terminal, 60)
+    # Without these files, which are sent and brought back, a phase takes 20 ms and can be missed.
+    script = Path(shutil.copy(COUNT, tmp_path))
+    (tmp_path / "sent").write_bytes(os.urandom(48 << 20))
+    run = counting(cluster, "--lines", "20", "--leaves-mib", "48", path=script)
+    world.until(lambda: PHASES[phase](run), 60)
     kill_keeper(cluster)
+    assert not run.paths.result.exists()
     world.ended(Run.load(run.path)).raise_for_status()
     exact(run, 20)
+
+
+@long
+def test_what_is_submitted_starts_another_keeper_on_the_same_pods(
+    world: World, cluster: Cluster
+) -> None:
+    pods = cluster.pods
+    killed = kill_keeper(cluster)
+    run = counting(cluster, "--lines", "3")
+    assert [pod.root for pod in cluster.pods] == [pod.root for pod in pods]
+    assert cluster_status(cluster.path).pid != killed
+    world.ended(run).raise_for_status()
+    exact(run, 3)
 
 
 @long

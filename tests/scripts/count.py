@@ -15,6 +15,7 @@ parser.add_argument(
 parser.add_argument(
     "--until", type=Path, help="go on after the lines, in silence, until this file exists"
 )
+parser.add_argument("--leaves-mib", type=int, default=0, help="write files of 1 MiB at the end")
 args = parser.parse_args()
 
 rank = int(os.environ["RANK"])
@@ -33,3 +34,5 @@ for n in range(args.lines):
     time.sleep(args.pause_s)
 while args.until and not args.until.exists():
     time.sleep(0.05)
+for n in range(args.leaves_mib):
+    Path(f"left-{rank}-{n}").write_bytes(os.urandom(1 << 20))

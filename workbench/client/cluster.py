@@ -271,8 +271,10 @@ class Cluster(ShownLive, Submission):
 
     def _check_ready(self) -> None:
         status = cluster_status(self.path)
+        if self._held and status.phase == "lost":
+            self._succeed()
         # A new keeper knows the pods of the dead keeper from the beginning.
-        if self._held and status.phase == "starting" and status.pods:
+        elif self._held and status.phase == "starting" and status.pods:
             await_successor(self._paths, self.spec, lambda *_: None)
         if self.phase != "ready":
             raise RunError(f"the cluster is {self.phase}: {self.message or 'call start() first'}")

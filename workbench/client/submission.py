@@ -51,7 +51,8 @@ class Submission:
         """Check a job, prepare its data and submit it to the keeper. Return before the start.
 
         Runs start in the order of submission, as soon as enough pods are free. On a cluster of
-        several pods, runs of one pod run at the same time.
+        several pods, runs of one pod run at the same time. If the cluster's keeper died, another
+        keeper is started first.
 
         Args:
             job: The job to run.
@@ -61,7 +62,7 @@ class Submission:
 
         Raises:
             ConfigError: The job, its data or its DeepSpeed JSON is refused; nothing has started.
-            RunError: The cluster is not ready.
+            RunError: The cluster is not ready, or its dead keeper cannot be replaced.
         """
         self._check_ready()
         prepared = self._prepare(job, pods, self._paths.runs, path)
