@@ -21,11 +21,10 @@ from typing import Any
 import workbench
 
 ROOT = Path(workbench.__file__).parent
-LIMIT_S = 1.0  # of processor time, for a text of `TEXT_BYTES`
-PATTERN_LIMIT_S = (
-    0.25  # for one pattern and `PATTERN_BYTES`: what is linear takes a hundredth of it
-)
-PATTERN_BYTES, TEXT_BYTES = 64 << 10, 1 << 20
+# Of processor time. What is linear takes a hundredth of a pattern's limit; what is quadratic passes
+# it.
+LIMIT_S, TEXT_BYTES = 0.5, 256 << 10
+PATTERN_LIMIT_S, PATTERN_BYTES = 0.1, 16 << 10
 FIXED = [
     *(
         "token=",
@@ -118,7 +117,12 @@ def module(name: str) -> Any:
 def patterns() -> Iterator[tuple[str, re.Pattern[Any], str]]:
     """Yield each pattern of the package with where it is, and the method by which it is used."""
     sources = {path: path.read_text() for path in sorted(ROOT.rglob("*.py"))}
-    everything = "\n".join(sources.values())
+    used: dict[str, set[str]] = {}
+    for name, method in re.findall(
+        r"\b(\w+)\.(search|match|fullmatch|sub|findall|finditer|split)\b",
+        "\n".join(sources.values()),
+    ):
+        used.setdefault(name, set()).add(method)
     for path, source in sources.items():
         where = path.relative_to(ROOT).as_posix()
         if where in OURS or "\nimport re\n" not in source:
@@ -135,8 +139,9 @@ def patterns() -> Iterator[tuple[str, re.Pattern[Any], str]]:
                 case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=method)) if (
                     method != "escape"
                 ):
+                    methods = used.get(names.get(id(node), ""), set())
                     yield from of_call(
-                        where, node, method, names.get(id(node), ""), space, everything
+                        where, node, methods if method == "compile" else {method}, space
                     )
         for name, value in list(space.items()):
             for pattern in held(value):
@@ -144,7 +149,7 @@ def patterns() -> Iterator[tuple[str, re.Pattern[Any], str]]:
 
 
 def of_call(
-    where: str, node: ast.Call, method: str, name: str, space: dict[str, Any], everything: str
+    where: str, node: ast.Call, methods: set[str], space: dict[str, Any]
 ) -> Iterator[tuple[str, re.Pattern[Any], str]]:
     expression = ast.unparse(node.args[0])
     try:
@@ -154,18 +159,7 @@ def of_call(
     flags = re.DOTALL if "DOTALL" in ast.unparse(node) else 0
     flags |= re.IGNORECASE if "IGNORECASE" in ast.unparse(node) else 0
     flags |= re.MULTILINE if "MULTILINE" in ast.unparse(node) else 0
-    used = {method}
-    if method == "compile":
-        used = (
-            set(
-                re.findall(
-                    rf"\b{name}\.(search|match|fullmatch|sub|findall|finditer|split)\b", everything
-                )
-            )
-            if name
-            else set()
-        )
-    anchored = bool(used) and used <= {"match", "fullmatch"}
+    anchored = bool(methods) and methods <= {"match", "fullmatch"}
     for each in found:
         yield (
             f"{where}:{node.lineno}",

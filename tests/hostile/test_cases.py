@@ -28,7 +28,7 @@ ATTACKS: Mapping[str, list[str]] = {
         "finetune/results/test_export.py::test_a_push_refuses_what_no_library_saved",
     ],
     "a printed line freezes the keeper": [
-        "base/test_patterns.py::test_any_text_is_searched_masked_and_parsed_in_a_second",
+        "base/test_patterns.py::test_any_text_is_searched_masked_and_parsed_soon",
     ],
     "another user blocks every start": [
         "agent/test_forkserver.py::test_another_user_cannot_reach_it",
