@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +21,31 @@ from tests.fakes.runloop import (
     Simulation,
     SimWatch,
 )
-from tests.keeper.test_run_loop import (
+from tests.keeper.acts import (
     FAILED,
     FOREVER,
     PEER_LOST,
     RUNS_ON,
     TRAINS,
-    Act,
     answer,
-    begin,
+    blame,
     cancel,
+    carried_out,
     given_ranks,
     script,
     silence,
     stop,
+    taken_over,
+    trainer,
     vanish,
 )
 from tests.support.sentences import says
 from workbench.base.errors import RemoteError
 from workbench.base.files import read_json
-from workbench.jobs.job import Rules, Stop, Traits
+from workbench.jobs.job import Rules, Stop
 from workbench.jobs.script import Script
 from workbench.keeper.launch import LaunchCommand
-from workbench.rundir.events import STATE_EVENTS, read_events
-
-
-class Trainer(Script):
-    """A script that sends state events and is asked to stop by a file, as a trainer is."""
-
-    traits = Traits(events=STATE_EVENTS)
-
-    @property
-    def rules(self) -> Rules:
-        return Rules(stop=Stop(by="file"))
+from workbench.rundir.events import read_events
 
 
 class Impatient(Script):
@@ -63,35 +54,6 @@ class Impatient(Script):
     @property
     def rules(self) -> Rules:
         return Rules(stop=Stop(by="signal"))
-
-
-def trainer(**options: Any) -> Script:
-    return Trainer(path="/home/me/train.py", **options)
-
-
-def carried_out(sim: Simulation, *acts: tuple[float, Act]) -> Mapping[str, Any]:
-    """Carry out a run with acts, and return its result."""
-    return ended(sim, begin(sim, acts).run())
-
-
-def taken_over(sim: Simulation, *acts: tuple[float, Act]) -> Mapping[str, Any]:
-    """Carry out the run of a dead keeper with acts, and return its result."""
-    runner = sim.runner(inherited=True)
-    for after_s, act in acts:
-        sim.at(after_s, partial(act, sim, runner))
-    return ended(sim, runner.run())
-
-
-def ended(sim: Simulation, state: str) -> Mapping[str, Any]:
-    result: Mapping[str, Any] = read_json(sim.paths.result)
-    assert result["state"] == state, result["message"]
-    assert sim.wrong == []
-    return result
-
-
-def blame(result: Mapping[str, Any]) -> tuple[str, str]:
-    error = result["error"]
-    return error["kind"], error["pod"]
 
 
 def states(sim: Simulation, *times_s: float) -> list[Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.runloop import RUN, SimLink, Simulation
-from tests.keeper.test_run_loop import script
+from tests.keeper.acts import script
 from workbench.base.errors import RemoteError, RunError
 from workbench.jobs.job import Rules
 from workbench.jobs.script import Script

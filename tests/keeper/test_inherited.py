@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.runloop import RUN, SimLink, Simulation
-from tests.keeper.test_run_loop import script
+from tests.keeper.acts import script
 from tests.support.sentences import says, sentence
 from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import write_json

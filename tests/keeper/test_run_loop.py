@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,29 +13,33 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.runloop import BEGIN_S, PORT, Fate, Plan, SimLink, Simulation
+from tests.keeper.acts import (
+    FAILED,
+    FOREVER,
+    KILLED,
+    NO_MEMORY,
+    PEER_LOST,
+    RUNS_ON,
+    TRAINS,
+    Act,
+    answer,
+    begin,
+    cancel,
+    given_ranks,
+    lose_agent,
+    script,
+    silence,
+    stop,
+    vanish,
+)
 from tests.support.sentences import says
 from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.keeper.run.restart import _make_ready
-from workbench.keeper.run.runner import Runner
 from workbench.rundir.outcome import RankError
 from workbench.rundir.state import RunState
-
-FAILED = Fate(3.0, RankError(kind="ValueError", message="a bad row"), 1)
-KILLED = Fate(3.0, RankError(kind="signal", message="killed by SIGKILL"), -9)
-NO_MEMORY = Fate(
-    3.0, RankError(kind="signal", message="killed by SIGKILL; its memory limit was reached"), -9
-)
-PEER_LOST = Fate(3.2, RankError(kind="DistBackendError", message="Connection reset", echo=True), 1)
-FOREVER = Fate()
-RUNS_ON = Plan(others=FOREVER)
-Act = Callable[[Simulation, Runner], object]
-
-
-def script(**options: Any) -> Script:
-    return Script(path="/home/me/train.py", **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,30 +65,6 @@ class Case:
     stops: Sequence[str] = ()
     """The pods whose agents are asked to end ranks, whatever the order."""
     replaces: bool = True
-
-
-def silence(*pods: int) -> Act:
-    return lambda sim, _run: [sim.pods[number].silence() for number in pods]
-
-
-def answer(*pods: int) -> Act:
-    return lambda sim, _run: [sim.pods[number].answer() for number in pods]
-
-
-def vanish(number: int) -> Act:
-    return lambda sim, _run: sim.pods[number].vanish()
-
-
-def lose_agent(number: int) -> Act:
-    return lambda sim, _run: sim.pods[number].lose_agent()
-
-
-def cancel(_sim: Simulation, run: Runner) -> None:
-    run.cancel()
-
-
-def stop(_sim: Simulation, run: Runner) -> None:
-    run.stop()
 
 
 BOTH = ("pod-0", "pod-1")
@@ -353,16 +333,6 @@ CASES = [
 ]
 
 
-def begin(sim: Simulation, acts: Sequence[tuple[float, Act]]) -> Runner:
-    runner = sim.runner()
-    for after_s, act in acts:
-        if after_s < 0:
-            act(sim, runner)
-        else:
-            sim.at(after_s, lambda act=act: act(sim, runner))
-    return runner
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_what_comes_of_reports_and_wishes(case: Case, tmp_path: Path) -> None:
     sim = Simulation(tmp_path, case.job, case.plans, replaces=case.replaces)
@@ -422,25 +392,6 @@ def test_a_keeper_takes_over(
     if "prepare" not in asked:
         assert sim.attempts == before, "ranks that are there are not started again"
     assert sim.wrong == []
-
-
-def given_ranks(sim: Simulation, phases: Sequence[str]) -> None:
-    """Have the pods hold ranks in these phases, as a keeper that died had left them."""
-    if not phases:
-        return
-    sim.begin_attempt()
-    places = [{"rank": n, "pod": pod.pod.name} for n, pod in enumerate(sim.pods)]
-    for pod, phase in zip(sim.pods, phases, strict=True):
-        sim.prepared(pod, {"ranks": places})
-        if phase != "waiting":
-            sim.started(pod)
-        if phase == "exited":
-            for rank in pod.running:
-                rank.end(sim.now, 0)
-        if phase == "killed":
-            for rank in pod.running:
-                rank.end(sim.now, -15, stopped=True)
-            pod.ended_with_agent = True
 
 
 def test_a_keeper_takes_over_from_agents_of_an_earlier_version(tmp_path: Path) -> None:
@@ -596,13 +547,6 @@ def test_a_folder_that_takes_no_result_has_it_elsewhere(tmp_path: Path) -> None:
     spare = read_json(runner.context.spare or tmp_path)
     assert spare["state"] == runner.outcome["state"] == "succeeded"
     assert says(spare["message"], "rundir.journal._keep_elsewhere.could-take-result")
-
-
-TRAINS: Sequence[tuple[float, str, Mapping[str, object]]] = [
-    (0.5, "start", {"max_steps": 8}),
-    (1.0, "first_step", {}),
-    (2.0, "step", {"step": 2, "max_steps": 8, "loss": 1.0}),
-]
 
 
 @pytest.mark.parametrize("asked_at", [-1.0, 3.0])

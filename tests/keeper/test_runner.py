@@ -13,8 +13,7 @@ import pytest
 
 from tests.fakes.runloop import BEGIN_S, PORT, RUN, Fate, KeeperDied, Plan, SimLink, Simulation
 from tests.fakes.runloop import SimWatch as Watch
-from tests.keeper.test_attempt import blame, carried_out, ended, trainer
-from tests.keeper.test_run_loop import (
+from tests.keeper.acts import (
     FAILED,
     FOREVER,
     KILLED,
@@ -22,11 +21,15 @@ from tests.keeper.test_run_loop import (
     RUNS_ON,
     TRAINS,
     begin,
+    blame,
     cancel,
+    carried_out,
+    ended,
     given_ranks,
     script,
     silence,
     stop,
+    trainer,
     vanish,
 )
 from tests.support.sentences import says, sentence

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan, SimFleet, SimLog, Simulation
-from tests.keeper.test_run_loop import script
+from tests.keeper.acts import script
 from workbench.base.files import read_json, write_json
 from workbench.base.process import boot_id
 from workbench.base.redact import Redactor

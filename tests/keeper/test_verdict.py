@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.runloop import Simulation
-from tests.keeper.test_run_loop import script
+from tests.keeper.acts import script
 from tests.support.sentences import says
 from workbench.base.errors import PodError, RemoteError
 from workbench.base.files import write_json
