@@ -188,7 +188,7 @@ def test_long_curves_are_smoothed_by_default_above_their_pale_values(
     assert (min(values) > 3.1 and max(values) < 4.4) == is_smooth
     figure = interactive(plot)
     buttons = figure["layout"]["updatemenus"][2]
-    assert buttons["buttons"][buttons["active"]]["label"] == ("0.8" if is_smooth else "raw")
+    assert buttons["buttons"][buttons["active"]]["label"] == ("smooth 0.8" if is_smooth else "raw")
     trace, raw = (one for one in figure["data"] if one["name"] == "training loss")
     assert trace["y"] == pytest.approx(list(line.get_ydata()), rel=1e-4)
     assert raw["opacity"] < 0.5 and max(raw["y"]) == 9.0

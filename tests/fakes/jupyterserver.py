@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,4 +93,11 @@ def _url(info: Path, process: subprocess.Popen[bytes], log: Path) -> str:
 
     until(lambda: written() or process.poll() is not None, _START_S, every_s=0.1, why=log.read_text)
     assert written(), f"the server did not start:\n{log.read_text()[-3000:]}"
-    return str(json.loads(info.read_text())["url"])
+    told = json.loads(info.read_text())
+
+    def listens() -> bool:
+        with socket.socket() as caller:
+            return caller.connect_ex(("127.0.0.1", told["port"])) == 0
+
+    until(listens, _START_S, every_s=0.05, why=log.read_text)  # it writes the file first
+    return str(told["url"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
     from .conftest import World
 
 pytestmark = pytest.mark.slow
+
+
+def remove(folder: str | Path) -> None:
+    """Remove a folder into which a keeper or a rank may write at this moment."""
+    for _ in range(20):
+        with suppress(OSError):
+            shutil.rmtree(folder)
+            return
+    raise AssertionError(f"{folder} cannot be removed")
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +51,9 @@ def test_a_run_whose_files_on_a_pod_are_removed_says_so_and_keeps_its_lines(
     folder = Path(cluster.pods[1].root) / "runs" / run.id
     match what:
         case "root":
-            shutil.rmtree(cluster.pods[1].root)
+            remove(cluster.pods[1].root)
         case "folder":
-            shutil.rmtree(folder)
+            remove(folder)
         case _:
             (folder / "rank-1" / "stdout.log").unlink()
     gate.write_text("11")
@@ -62,7 +72,7 @@ def test_a_store_that_is_removed_is_filled_again(
 ) -> None:
     run = world.submit("beat.py", "--until", str(tmp_path / "end"), cluster=cluster)
     world.beats(run, 2)
-    shutil.rmtree(Path(cluster.pods[0].root).parent / "store")
+    remove(Path(cluster.pods[0].root).parent / "store")
     (tmp_path / "end").touch()
     run.wait(90, progress=False).raise_for_status()
     again = counting(cluster, "--lines", "3")
@@ -83,7 +93,7 @@ def test_a_private_folder_of_the_keeper_that_is_removed_is_restored(
         files = {file.relative_to(own) for file in own.rglob("*")}
         key = ClusterPaths(path).own_identity / "id_ed25519"
         before = key.read_bytes()
-        shutil.rmtree(own)
+        remove(own)
         world.until(lambda: {file.relative_to(own) for file in own.rglob("*")} >= files, 60)
         assert (key.read_bytes(), key.stat().st_mode & 0o777) == (before, 0o600)
         # The next keeper needs the lock, the key and the queue.
@@ -92,7 +102,7 @@ def test_a_private_folder_of_the_keeper_that_is_removed_is_restored(
         gate.write_text("11")
         run.wait(90, progress=False).raise_for_status()
         exact(run, 100)
-        shutil.rmtree(own)
+        remove(own)
         world.until(lambda: ClusterPaths(path).own_socket.exists(), 60)
         again = counting(cluster, "--lines", "3")
         again.wait(90, progress=False).raise_for_status()
@@ -110,8 +120,8 @@ def test_a_cluster_whose_folders_are_all_removed_says_so_and_carries_on(
     with Cluster(LocalPods(), PodSpec(), count=2, path=path) as cluster:
         run = counting(cluster, "--lines", "100", "--gate", str(gate))
         world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
-        shutil.rmtree(cluster_folder(path))
-        shutil.rmtree(path)
+        remove(cluster_folder(path))
+        remove(path)
         gate.write_text("11")
         world.until(lambda: ClusterPaths(path).own_socket.exists(), 60)
         result = run.wait(90, progress=False)

@@ -32,7 +32,6 @@ def diagnose(
     registered(paths.root)
     standing = ask(paths.socket, {"op": "status"})
     package = str(standing["package"])
-    running = standing["running"]
     if not package:
         raise RunError(
             f"the cluster is {standing['phase']}; its pods can be examined once they are ready"
@@ -42,6 +41,8 @@ def diagnose(
     hosts = examine_pods(pods, identity, package, spec)
     hosts_s = time.monotonic() - began
     reached = all(host.reached for host in hosts)
+    # Asked after the examination: a run that has just ended still clears its pods for a moment.
+    running = ask(paths.socket, {"op": "status"})["running"]
     note = _obstacle(len(pods), bandwidth, running, reached)
     exchange: Exchange | None = None
     if not note:

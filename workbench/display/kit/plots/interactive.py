@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 PLOTLY = "application/vnd.plotly.v1+json"
 SMOOTHING = {
     "raw": 0.0,
-    "smooth 0.6": 0.6,
-    "0.8": 0.8,
+    "smooth 0.8": 0.8,
     "0.9": 0.9,
     "0.97": 0.97,
 }
