@@ -17,7 +17,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SHOWN = 200  # letters of a value in a message
 _NEAR = 0.7  # least similarity of a suggestion, for difflib
-_MOST_LISTED = 20  # values after a suggestion; a longer list would hide it
 
 
 class WorkbenchError(Exception):
@@ -104,8 +103,7 @@ def one_of(what: str, got: object, allowed: Iterable[str], *, listed: bool = Tru
         what: Name of the option or field.
         got: The refused value.
         allowed: All allowed values.
-        listed: Whether the message may list the allowed values. It leaves out more than
-            `_MOST_LISTED` values after a nearest one.
+        listed: Whether the message lists the allowed values.
 
     Example:
         >>> print(one_of("technique", "Zero-1", ["single", "zero1"]))
@@ -118,8 +116,7 @@ def one_of(what: str, got: object, allowed: Iterable[str], *, listed: bool = Tru
         str(got)[:_SHOWN].casefold().strip("[('\")]"), names, n=1, cutoff=_NEAR
     )
     hint = f": did you mean '{names[near[0]]}'?" if near else "."
-    is_listed = listed and not (near and len(names) > _MOST_LISTED)
-    all_names = f" Allowed: {', '.join(names.values())}" if is_listed else ""
+    all_names = f" Allowed: {', '.join(names.values())}" if listed else ""
     return ConfigError(f"{what} {shortened(got)} is not known{hint}{all_names}")
 
 
