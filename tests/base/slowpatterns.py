@@ -21,8 +21,7 @@ from typing import Any
 import workbench
 
 ROOT = Path(workbench.__file__).parent
-# Of processor time. What is linear takes a hundredth of a pattern's limit; what is quadratic passes
-# it.
+# Of processor time. A linear pattern takes at most a third of the limit; a quadratic one exceeds it
 LIMIT_S, TEXT_BYTES = 0.5, 256 << 10
 PATTERN_LIMIT_S, PATTERN_BYTES = 0.1, 16 << 10
 FIXED = [
