@@ -51,8 +51,7 @@ class Submission:
         """Check a job, prepare its data and submit it to the keeper. Return before the start.
 
         Runs start in the order of submission, as soon as enough pods are free. On a cluster of
-        several pods, runs of one pod run at the same time. A dead keeper is replaced
-        first.
+        several pods, runs of one pod run at the same time. A dead keeper is replaced first.
 
         Args:
             job: The job to run.
