@@ -193,7 +193,7 @@ def test_rows_of_text_and_a_model_that_cannot_learn_from_all_of_them(tmp_path: P
 def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text("\n\n")
     with pytest.raises(
-        ConfigError, match=sentence("finetune.convert.lines.dataset-file-row", "e.jsonl")
+        ConfigError, match=sentence("finetune.convert._every_row.dataset-file-row", "e.jsonl")
     ):
         prepare(
             RowFiles(train=write(tmp_path / "t.jsonl", ROW), eval=str(tmp_path / "e.jsonl")),

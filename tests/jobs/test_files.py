@@ -263,29 +263,27 @@ def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
             "a.csv",
             "source;titel\na;b\n",
             sentence(
-                "finetune.rows._nearest.nearest-missing-rename",
-                "a.csv, line 2",
-                "'source', 'titel'",
-                "source",
-            )
-            + sentence("finetune.rows._written.known-form-row"),
+                "finetune.rows.refuse_unknown.known-form-row", "a.csv, line 2", "'source', 'titel'"
+            ),
         ),
         (
             "a.csv",
             "question,sql\na,{b}\n",
             sentence("finetune.read._parsed.json", "a.csv, line 2: sql"),
         ),
-        ("a.csv", "source,target\n", sentence("finetune.convert.lines.dataset-file-row")),
+        ("a.csv", "source,target\n", sentence("finetune.convert._every_row.dataset-file-row")),
         (
             "a.csv",
             "source,target\na,\udcff\n",
-            sentence("finetune.read.read_rows.dataset-file-utf"),
+            sentence("finetune.read._text_rows.dataset-file-utf"),
         ),
         ("a.csv", "source,target\na,b\n", sentence("finetune.convert.held_out.row-share-held", 1)),
         (
             "a.tsv",
             "body\ttitle\na\tb\n",
-            sentence("finetune.rows._written.known-form-row", "a.tsv, line 2", "'body', 'title'"),
+            sentence(
+                "finetune.rows.refuse_unknown.known-form-row", "a.tsv, line 2", "'body', 'title'"
+            ),
         ),
     ],
 )

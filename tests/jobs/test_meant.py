@@ -151,10 +151,10 @@ def test_a_column_to_ignore_is_left_out_knowingly_and_named(tmp_path: Path, end:
             ["images", "label", "prompt"],
         ),
         ({"instruction": "a", "input": "b", "output": "c", "text": "abc"}, ["text"]),
-        ({"prompt": "a", "completion": "b", "system": "Be brief."}, ["system"]),
+        ({"prompt": "a", "completion": "b", "system": ""}, []),
         ({"question": "a", "answer": "b", "context": "c"}, []),
         ({"source": "a", "target": "b", "table_id": "1-1"}, []),
-        ({"prompt": "a", "completion": "b", "tools": "[]"}, ["tools"]),
+        ({"prompt": "a", "completion": "b", "tools": "[]"}, []),
     ],
 )
 def test_columns_that_no_form_reads_are_named_once(
@@ -271,28 +271,16 @@ def test_a_turn_of_weight_0_is_kept_as_one_that_is_not_learned() -> None:
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        (
-            weighted(0.5),
-            sentence("finetune.messages._weight.must-learned-learned", "messages[1].weight", "0.5"),
-        ),
-        (
-            weighted("0"),
-            sentence("finetune.messages._weight.must-learned-learned", "messages[1].weight", 0),
-        ),
-        (
-            weighted(False),
-            sentence(
-                "finetune.messages._weight.must-learned-learned", "messages[1].weight", "false"
-            ),
-        ),
-        (weighted(0, 0), sentence("finetune.rows._chat.turn-assistant-learn", "messages")),
+        (weighted(0.5), sentence("finetune.marks._truth.must-false-true", "0.5")),
+        (weighted("0"), sentence("finetune.marks._truth.must-false-true", 0)),
+        (weighted(0, 0), sentence("finetune.rows.chat_example.turn-assistant-learn", "messages")),
         (
             [{**CHAT[0], "weight": 1}, CHAT[1]],
-            sentence("finetune.messages._weight.turn-only-turns", "messages[0].weight", "user"),
+            sentence("finetune.marks.may_be_learned.turn-only-turns", "messages[0].weight", "user"),
         ),
         (
             [CHAT[0], {**CHAT[1], "train": False}],
-            sentence("finetune.messages._weight.false-write-weight", "messages[1].train"),
+            sentence("finetune.rows.chat_example.turn-assistant-learn", "messages"),
         ),
     ],
 )

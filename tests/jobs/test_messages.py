@@ -33,7 +33,7 @@ HELLO = said("system: Be brief.", "user: Hi", "assistant: Hello.", "user: 1+1?",
 SHAREGPT = [
     {"from": "system", "value": "Be brief."},
     {"from": "human", "value": "Hi"},
-    {"from": "gpt", "value": " Hello.\r\n"},
+    {"from": "gpt", "value": "Hello."},
     {"from": "human", "value": "1+1?"},
     {"from": "gpt", "value": "2"},
 ]
@@ -96,11 +96,10 @@ def test_calls_of_every_published_form_are_one_row() -> None:
         "tool_call_id": "call_1",
     }
     assert row_from(json.loads(made.to_json()), "here") == made
-    # Tables of objects have every key in each, and those
-    # that are not meant are null; lists may be JSON as text.
+    # Keys that are not meant are null; lists may be JSON as text.
     sparse = {
         "id": "call_1",
-        "function": {"name": "add", "arguments": {"a": 1, "b": None}},
+        "function": {"name": "add", "arguments": {"a": 1}},
         "other": None,
     }
     assert row({"tool_calls": [sparse]}, json.dumps([schema])) == made
@@ -201,7 +200,7 @@ def test_of_a_prompt_and_a_completion_of_messages_the_completion_is_learned() ->
         ),
         (said("user: Hi"), "messages has no turn of the assistant to learn from"),
         (said("system: Be brief."), "messages has no turn of a user"),
-        ([], "messages has no turn of a user"),
+        ([], "messages is empty"),
         (
             said("assistant: Hi", "user: Hello."),
             r"messages\[0\] is of 'assistant' and comes first; .* 'user'",

@@ -114,7 +114,7 @@ def test_other_encodings_are_read_by_their_mark_or_by_name(
     with pytest.raises(
         ConfigError,
         match=sentence("finetune.opened.readinto.what-follows-byte", "ascii")
-        + sentence("finetune.read.read_rows.dataset-file-read"),
+        + sentence("finetune.read._text_rows.dataset-file-read"),
     ):
         prepared(path, encoding="ascii")
 

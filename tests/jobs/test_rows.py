@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
+from workbench.finetune.data.forms import SUMMARIZE
 from workbench.finetune.data.lines import read_lines
 from workbench.finetune.data.rows import (
-    SUMMARIZE,
     Example,
     check_columns,
     renamed,
@@ -115,7 +115,7 @@ def test_a_row_that_is_prepared_already_passes() -> None:
 
 
 WRITTEN = [
-    ({"source": "a  b\nc", "target": " d "}, Example(source="a  b\nc", target="d")),
+    ({"source": "a  b\nc", "target": " d "}, Example(source="a  b\nc", target=" d ")),
     (
         {"source": "a", "input": "b", "target": "", "table_id": None},
         Example(source="a", input="b", target=""),
@@ -134,7 +134,7 @@ WRITTEN = [
     ),
     (
         {"id": "1", "dialogue": "Ann: Hi!\r\nBo: Bye!", "summary": "They greet."},
-        Example(source=SUMMARIZE, input="Ann: Hi!\nBo: Bye!", target="They greet."),
+        Example(source=SUMMARIZE, input="Ann: Hi!\r\nBo: Bye!", target="They greet."),
     ),
     (
         {"dialog": "Ann: Hi!", "summary": "Ann greets."},
@@ -176,8 +176,8 @@ def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_a
     [
         (
             {"instruction": "a"},
-            sentence("finetune.rows._written.known-form-row", "here", "instruction", "output")
-            + sentence("finetune.rows._nearest.nearest-missing-rename"),
+            sentence("finetune.rows.refuse_unknown.known-form-row", "here", "'instruction'")
+            + sentence("finetune.rows.refuse_unknown.row-question-answer"),
         ),
         ({"instruction": " ", "output": "b"}, "here: instruction is empty"),
         (
@@ -191,31 +191,23 @@ def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_a
         ({"instruction": "a", "input": ["b"], "output": "c"}, r"here: input is \["),
         (
             {"summary": "a", "dialouge": "b"},
-            sentence(
-                "finetune.rows._nearest.nearest-missing-rename", "here", "dialogue", "summary"
-            ),
+            sentence("finetune.rows.refuse_unknown.did-you-mean", "'dialogue' for 'dialouge'"),
         ),
         ({"dialogue": "a", "summary": ""}, "here: summary is empty"),
         ({"text": ""}, "here: text is empty"),
         ({"text": "\ud800"}, sentence("finetune.lines.words.half-surrogate-pair", "here: text")),
-        ({"source": "", "target": " "}, "here: target is empty"),
+        ({"source": "", "target": " "}, "here: source is empty"),
         (
             {"prompt": "a", "compl": "b"},
-            sentence(
-                "finetune.rows._nearest.nearest-missing-rename",
-                "here",
-                "'prompt', 'compl'",
-                "prompt",
-                "completion",
-            ),
+            sentence("finetune.rows.refuse_unknown.did-you-mean", "'completion' for 'compl'"),
         ),
         (
             {"id": 7, "a": "b"},
-            sentence("finetune.rows._nearest.nearest-missing-rename", "here", "'id', 'a'"),
+            sentence("finetune.rows.refuse_unknown.known-form-row", "here", "'id', 'a'"),
         ),
         (
             {"id": 7, "article": "a", "abstract": "b"},
-            sentence("finetune.rows._nearest.nearest-missing-rename", "article", "highlights"),
+            sentence("finetune.rows.refuse_unknown.name-columns-question"),
         ),
         (
             {"query": "a", "response": ["b"]},
@@ -254,8 +246,7 @@ def test_columns_of_other_names() -> None:
         check_columns({"sauce": "body", "target": "title"})
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.rows.check_columns.dataset-columns-name", "source", "target")
-        + sentence("finetune.rows._nearest.nearest-missing-rename"),
+        match=sentence("finetune.rows.check_columns.dataset-columns-name", "source", "target"),
     ):
         check_columns({"source": "body"})
 

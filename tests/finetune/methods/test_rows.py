@@ -41,7 +41,7 @@ def test_a_pair_is_read_as_text_as_messages_and_without_a_prompt() -> None:
     talk = "Human: 1+1? Assistant: "
     implicit = read("orpo", {"chosen": f"{talk}two it is", "rejected": f"{talk}three it is"})
     assert implicit.source == "Human: 1+1? Assistant:"
-    assert (implicit.target, rejected_of(implicit)["content"]) == ("two it is", "three it is")
+    assert (implicit.target, rejected_of(implicit)["content"]) == (" two it is", " three it is")
 
 
 def test_a_judged_answer_has_any_form_of_question_and_answer() -> None:
@@ -68,7 +68,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("dpo", {"prompt": "a", "chosen": "b"}, "line 1: .* 'rejected' is missing; there is: 'prompt'"),
     ("dpo", {"prompt": "a", "completion": "b"}, "'chosen' is missing"),
     ("dpo", {"prompt": "a", "chosen": "", "rejected": "b"}, "line 1: chosen is empty"),
-    ("dpo", {"prompt": "a", "chosen": said("b"), "rejected": "c"}, "all be lists of messages"),
+    (
+        "dpo",
+        {"prompt": "a", "chosen": ASKED + said("b"), "rejected": ASKED + said("c")},
+        "do not begin",
+    ),
     ("dpo", {"chosen": "b", "rejected": "c"}, "write the prompt as a column 'prompt'"),
     (
         "dpo",

@@ -151,7 +151,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
     ):
         preview(Script("train.py"))  # type: ignore[arg-type]
     with pytest.raises(
-        ConfigError, match=sentence("finetune.rows._written.known-form-row", "rows.jsonl, line 2")
+        ConfigError,
+        match=sentence("finetune.rows.refuse_unknown.known-form-row", "rows.jsonl, line 2"),
     ):
         preview(
             FineTune(

@@ -12,7 +12,8 @@ from workbench import Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.ask import chat
 from workbench.finetune.answers.questions import Question, questions_of, tables_of
-from workbench.finetune.data.rows import SUMMARIZE, row_from
+from workbench.finetune.data.forms import SUMMARIZE
+from workbench.finetune.data.rows import row_from
 from workbench.finetune.data.sources.dataset import prepare
 from workbench.finetune.data.sql.datasets import Mini
 from workbench.finetune.data.tasks import TASK
@@ -71,7 +72,7 @@ def test_a_row_may_have_the_columns_that_the_job_named(paths: RunPaths) -> None:
         Question(source="Order: a desk", expected="desk"),
         Question(source="a chair", expected="chair"),
     ]
-    with pytest.raises(ConfigError, match="the nearest is"):
+    with pytest.raises(ConfigError, match=sentence("finetune.rows.refuse_unknown.known-form-row", "'id'")):
         questions_of(paths, [{"id": 7}])
 
 
@@ -167,7 +168,7 @@ def test_objects_are_taken_as_they_are(paths: RunPaths) -> None:
         (["a", 5], r"rows\[1\] is int"),
         (
             [{"target": "b"}],
-            sentence("finetune.rows._nearest.nearest-missing-rename", "rows[0]", "source"),
+            sentence("finetune.rows.refuse_unknown.known-form-row", "rows[0]", "'target'"),
         ),
         ([{"source": [5]}], r"rows\[0\].*source"),
     ],

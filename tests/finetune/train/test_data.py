@@ -344,7 +344,9 @@ def test_a_late_refusal_says_that_the_look_at_the_hub_was_given_up(
         work = SimpleNamespace(train=None, evaluation=None, hub=hub, unasked=unasked, method=method)
         with pytest.raises(
             ConfigError,
-            match=sentence("finetune.rows._written.known-form-row", "row 0", "'body', 'title'"),
+            match=sentence(
+                "finetune.rows.refuse_unknown.known-form-row", "row 0", "'body', 'title'"
+            ),
         ) as raised:
             load_rows(cast(Any, work))
         return str(raised.value)

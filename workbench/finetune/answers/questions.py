@@ -11,6 +11,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
 from workbench.base.json_values import part, whole
 from workbench.finetune.data.columns import outer_columns, value_of
+from workbench.finetune.data.forms import ANSWERS
 from workbench.finetune.data.lines import Fields, read_lines
 from workbench.finetune.data.meant import check_media
 from workbench.finetune.data.messages import (
@@ -21,7 +22,7 @@ from workbench.finetune.data.messages import (
     tools_of,
     turns_of,
 )
-from workbench.finetune.data.rows import ANSWERS, Example, row_from
+from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.sources.convert import read_tables
 from workbench.finetune.data.tasks import TASK, Table
 from workbench.finetune.options.prompts import source_text

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import number
-from workbench.finetune.data.lines import short
+from workbench.finetune.data.lines import Fields, short
 
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
@@ -91,6 +91,7 @@ def _within(row: Mapping[str, object], path: str, what: str) -> object:
         value = data[head]
         if not path:
             return value
+        value = Fields(data, what).parsed(before + head, value)
         while isinstance(value, list | tuple):
             value = value[0] if value else None
         if value is None:
@@ -122,7 +123,7 @@ def _filled(row: Mapping[str, object], template: str, what: str) -> str:
                 f"{what} {template!r} reads {name!r}, and the value {short(value)} is no text. "
                 "Fill the column in this row, or leave the row out"
             )
-        return value.strip()
+        return value
 
     return _BRACES.sub(text, template)
 

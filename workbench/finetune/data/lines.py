@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -18,6 +19,14 @@ NOT_UTF8 = (
     "; save the file as UTF-8, or name the encoding of a dataset of kind 'files', as in "
     "encoding='cp1252'"
 )
+
+
+_PYTHON = re.compile(r"[\[{,:]\s*'|:\s*(None|True|False)\b")
+_TRAILING = re.compile(r",\s*[}\]]")
+
+
+class EmptyField(ConfigError):
+    """A needed field of a row is empty. The option `drop_empty` leaves such rows out."""
 
 
 def read_lines(
@@ -67,21 +76,37 @@ class Fields:
             )
         return self.data[key]
 
+    def empty(self, key: str, problem: str = "is empty") -> NoReturn:
+        """Raise the error for a needed field without content."""
+        raise EmptyField(f"{self.where}: {self.path}{key} {problem}")
+
     def text(self, key: str) -> str:
-        """Return a required text that is not empty."""
-        return self.words(key, self.get(key)) or self.fail(key, "is empty")
+        """Return a required text that is not empty, with collapsed whitespace."""
+        value = self.get(key)
+        if value is None:
+            self.empty(key)
+        return self.words(key, value) or self.empty(key)
 
     def child(self, key: str) -> Fields:
-        return Fields(self.get(key), self.where, f"{self.path}{key}.")
+        return Fields(self.parsed(key, self.get(key)), self.where, f"{self.path}{key}.")
 
     def items(self, key: str) -> Sequence[object]:
-        value = self.get(key)
+        value = self.parsed(key, self.get(key))
         if not isinstance(value, list | tuple):
             self.fail(key, f"is {short(value)}; it must be a list")
         return value
 
+    def parsed(self, key: str, value: object) -> object:
+        """Return the list or object that a text contains as JSON; any other value as given."""
+        if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+            return value
+        try:
+            return parse_json(value, parse_constant=no_constant)
+        except ValueError as error:
+            self.fail(key, f"is {short(value)}, which is not JSON: {error}{json_advice(value)}")
+
     def words(self, key: str, value: object) -> str:
-        """Check a text and collapse whitespace; tokenizers keep no more of whitespace."""
+        """Check a text and collapse whitespace, for texts that are compared or counted."""
         if not isinstance(value, str):
             self.fail(key, f"is {short(value)}; it must be text")
         try:
@@ -91,15 +116,44 @@ class Fields:
         return " ".join(value.split())
 
     def prose(self, key: str, *, needed: bool = True) -> str:
-        """Return a text with its inner whitespace, stripped at both ends; a number as JSON text."""
+        """Return a text as it is written; a number as JSON text.
+
+        A text of white space alone is empty.
+        """
         value = self.get(key) if needed else self.data.get(key)
-        if value is None and not needed:
-            return ""
         if number(value) is not None:
             value = json.dumps(value)
-        if not self.words(key, value) and needed:
-            self.fail(key, "is empty")
-        return str(value).replace("\r\n", "\n").strip()
+        if value is not None and self.words(key, value):
+            return str(value)
+        if needed:
+            self.empty(key)
+        return ""
+
+
+def is_filled(value: object) -> bool:
+    """Return whether a value has content: not null, no empty list, and not white space alone.
+
+    Example:
+        >>> is_filled(0), is_filled(" "), is_filled([]), is_filled(None)
+        (True, False, False, False)
+    """
+    if isinstance(value, str):
+        return bool(value.strip())
+    return value is not None and not (isinstance(value, list | tuple | Mapping) and not value)
+
+
+def json_advice(text: str) -> str:
+    """Return advice on a common mistake in JSON; empty if there is none."""
+    if _PYTHON.search(text):
+        return (
+            "; the text has quotes and words of Python, as pandas' to_csv writes lists and "
+            "objects. Write the rows with df.to_json('rows.jsonl', orient='records', lines=True)"
+        )
+    if text.rstrip().endswith(","):
+        return "; remove the comma at the end of the line: a .jsonl file has none between its rows"
+    if _TRAILING.search(text):
+        return "; JSON allows no comma before a closing bracket"
+    return ""
 
 
 def short(value: object) -> str:
@@ -116,6 +170,11 @@ def _read_line(line: bytes, where: str, *, of_run: bool) -> Iterator[tuple[str, 
         most = MAX_LINE_BYTES >> 20
         raise ConfigError(f"{where} is longer than {most} MiB; is the file JSON Lines?")
     cut = "" if is_whole else "; the file ends within the line: was the file copied whole?"
+    if b"\0" in line[:4] and not of_run:
+        raise ConfigError(
+            f"{where} has NUL bytes, as UTF-16 has without a byte order mark; name the encoding "
+            "of a dataset of kind 'files', as in encoding='utf-16-le'"
+        )
     try:
         value = parse_json(line.decode(), parse_constant=no_constant)
     except UnicodeDecodeError as error:
@@ -123,7 +182,18 @@ def _read_line(line: bytes, where: str, *, of_run: bool) -> Iterator[tuple[str, 
         remedy = "" if of_run else NOT_UTF8
         raise ConfigError(problem + cut + remedy) from error
     except ValueError as error:
-        raise ConfigError(f"{where} is not JSON: {error}{cut}") from error
+        advice = json_advice(line.decode())
+        if line.strip() in (b"[", b"{"):
+            advice = (
+                "; a value is written over several lines. Name the file with the suffix .json, "
+                "or write every row as an object on a line of its own"
+            )
+        raise ConfigError(f"{where} is not JSON: {error}{advice or cut}") from error
+    if isinstance(value, list) and not of_run:
+        raise ConfigError(
+            f"{where} is a list, and a line is an object. Name the file with the suffix .json, or "
+            "write every row of the list as a line"
+        )
     yield where, value
 
 

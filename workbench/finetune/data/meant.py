@@ -1,7 +1,7 @@
 """Count rows, unread columns and empty answers.
 
-Raise ConfigError for columns of another kind of training, such as images or rejected answers.
-Other unread columns are reported once.
+Raise ConfigError for columns of another kind of training, such as images or rejected answers, and
+for columns of the prompt that the row's form does not read. Other unread columns are reported once.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from typing import Any, NamedTuple
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
-from workbench.finetune.data.messages import unread_in_turns
+from workbench.finetune.data.forms import PROMPT_KEYS
+from workbench.finetune.data.lines import EmptyField, is_filled
+from workbench.finetune.data.messages import has_content, unread_in_turns
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Example, has_answer
 
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
 _REJECTED = "rejected"
 _VERDICTS = ("label", "kto_tag")  # names in TRL and LLaMA-Factory
-TELLING = frozenset((*_MEDIA, _REJECTED, *_VERDICTS))
-"""Lower-case names of columns that may need another kind of training."""
+_OTHERS = frozenset((*_MEDIA, _REJECTED, *_VERDICTS))
+TELLING = _OTHERS | {*PROMPT_KEYS}
+"""Lower-case names of columns that need another kind of training, or belong to the prompt."""
+_LEFT_OUT = "an empty question or answer, and are left out"
 _MOST = 200  # most names to keep; rows may have any number of keys
 _LETTERS = 80  # most letters of a name
 
@@ -54,10 +58,23 @@ def check_media(data: Mapping[str, object], where: str) -> None:
 class RowTally:
     """Counter of the rows of a stream, with all columns and all columns read."""
 
-    def __init__(self, ignore: Sequence[str] = (), reader: RowReader = ANSWER_ROWS) -> None:
+    def __init__(
+        self,
+        ignore: Sequence[str] = (),
+        reader: RowReader = ANSWER_ROWS,
+        *,
+        given: Mapping[str, object] | None = None,
+        drop_empty: bool = False,
+    ) -> None:
         self.reader = reader
         """Reader of the rows for the method of the job."""
+        self.given = given or {}
+        """Options of the dataset that a remedy repeats."""
         self.rows = 0
+        self.empty_rows = 0
+        """Number of rows without a needed field."""
+        self._first_empty = ""
+        self._drop_empty = drop_empty
         self.empty_answers = 0
         self.remarks: Counter[str] = Counter()
         self._ignore = frozenset(ignore)
@@ -66,6 +83,7 @@ class RowTally:
         # Most rows have the same columns as the row before, so its results are reused.
         self._last_names: tuple[object, ...] = ()
         self._telling: list[Any] = []
+        self._prompting: list[Any] = []
         self._last_shape: object = None
 
     def check(self, data: object, columns: Mapping[str, str], where: str) -> None:
@@ -76,10 +94,13 @@ class RowTally:
         if names != self._last_names:
             meant = {*self._ignore, *_all_columns(columns.values(), data)}
             self._telling = []
+            self._prompting = []
             for name in names:
-                folded = str(name).casefold()
-                if folded in TELLING - self.reader.reads and name not in meant:
+                folded = str(name).strip().casefold()
+                if folded in _OTHERS - self.reader.reads and name not in meant:
                     self._telling.append(name)
+                if folded in PROMPT_KEYS and name not in meant:
+                    self._prompting.append(name)
             self._last_names = names
         for name in self._telling:
             if _says_nothing(data[name]):
@@ -98,7 +119,15 @@ class RowTally:
                     f"purpose, add 'ignore': [{name!r}] to the dataset's options"
                 )
 
-    def take(self, data: object, columns: Mapping[str, str], fields: object, row: Example) -> None:
+    def without_ignored(self, data: object) -> object:
+        """Return a row without the columns to leave out on purpose."""
+        if not self._ignore or not isinstance(data, Mapping):
+            return data
+        return {name: value for name, value in data.items() if name not in self._ignore}
+
+    def take(
+        self, data: object, columns: Mapping[str, str], fields: object, row: Example, where: str
+    ) -> None:
         """Count a row, and record the columns that the row's form reads.
 
         `fields` are the row's fields, read from the columns in `columns`.
@@ -112,14 +141,35 @@ class RowTally:
             self.remarks[remark] += 1
         # The form of a row depends on its columns, on the empty columns, and on whether the row is
         # a chat.
-        shape = (tuple(data), [value is None for value in data.values()], bool(row.messages))
+        shape = (tuple(data), [is_filled(value) for value in data.values()], bool(row.messages))
         if shape == self._last_shape and not row.messages:
             return
         self._last_shape = shape
-        for field in self.reader.columns(fields):
-            self._read |= _all_columns([columns.get(field, field) if columns else field], data)
+        own: set[str] = set()
+        fields_read = self.reader.columns(fields)
+        for field in fields_read:
+            own |= _all_columns([columns.get(field, field) if columns else field], data)
+        for name in self._prompting:
+            if name not in own and has_content(data[name]):
+                raise ConfigError(f"{where}: the column {name!r} {_unread_prompt(name, columns)}")
+        self._read |= own
         self._add(data)
-        self._add(unread_in_turns(fields))
+        self._add(unread_in_turns(fields, fields_read))
+
+    def leave_out(self, error: EmptyField) -> None:
+        """Count a row without a needed field. Without `drop_empty`, `check_empty` refuses it."""
+        self.empty_rows += 1
+        self._first_empty = self._first_empty or str(error)
+
+    def check_empty(self) -> None:
+        """Raise ConfigError for rows without a needed field, unless they are dropped."""
+        if self.empty_rows and not self._drop_empty:
+            every = self.rows + self.empty_rows
+            others = "" if self.empty_rows == 1 else f"; {self.empty_rows} of {every} rows lack one"
+            raise ConfigError(
+                f"{self._first_empty}{others}. Fill the field, or leave out rows with an empty "
+                "question or answer: add 'drop_empty': True to the dataset's options"
+            )
 
     def _add(self, names: Iterable[str]) -> None:
         for name in names:
@@ -165,15 +215,33 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
 
     Raise ConfigError for problems that need all rows: empty answers and unknown ignored columns.
     """
+    train.check_empty()
+    evaluation.check_empty()
     train.check_answers(name)
     evaluation.check_answers(f"the rows to evaluate on with {name}")
     train.check_ignored(evaluation)
     empty = train.empty_answers + evaluation.empty_answers
+    remarks = dict(train.remarks + evaluation.remarks)
+    left_out = train.empty_rows + evaluation.empty_rows
+    if left_out:
+        remarks[_LEFT_OUT] = left_out
     return Written(
         *counts,
         not_read=train.not_read(evaluation),
         empty_answers=empty,
-        remarks=dict(train.remarks + evaluation.remarks),
+        remarks=remarks,
+    )
+
+
+def _unread_prompt(name: str, columns: Mapping[str, str]) -> str:
+    """Return the problem of a column of the prompt that the form of a row does not read."""
+    key = name.strip().casefold()
+    remedy = f"Add {key!r}: {name!r} to columns" if columns else "Use rows of another form"
+    if not columns and key != name:
+        remedy = f"Did you mean {key!r}? Rename the column"
+    return (
+        f"belongs to the prompt, and the form of the row does not read the column. {remedy}. To "
+        f"train without the column on purpose, add 'ignore': [{name!r}] to the dataset's options"
     )
 
 
@@ -203,7 +271,7 @@ def _problem(name: str, value: object, fields: Iterable[str]) -> str:
     is_verdict = isinstance(value, bool)
     if isinstance(value, str):
         is_verdict = value.strip().casefold() in ("true", "false")
-    if is_verdict and has_answer(fields):
+    if is_verdict and has_answer([*fields]):
         return (
             "is true or false beside an answer, and method 'sft' would learn answers marked false "
             "too. Use method='kto', or keep only the rows marked true"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NotRequired, TypedDict
 
-from workbench.base import json_values
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import Json, parse_json, parts
-from workbench.finetune.data.lines import Fields, no_constant, short
+from workbench.finetune.data.lines import Fields, is_filled, json_advice, no_constant, short
+from workbench.finetune.data.marks import is_mark, may_be_learned
 
 
 class Message(TypedDict):
@@ -33,8 +34,14 @@ CHAT = "messages"
 
 CHAT_KEYS = (CHAT, "conversations")
 
+TURN_KEYS = (*CHAT_KEYS, "prompt", "completion", "chosen", "rejected")
+"""Keys that may hold turns, also as JSON text."""
+
 TOOLS = "tools"
 """Key of the functions that the assistant may call."""
+
+TOOL_KEYS = (TOOLS, "functions")  # OpenAI's older name
+SYSTEM_KEYS = ("system", "system_prompt", "system_message")
 
 _ROLES = {
     "system": "system",
@@ -54,21 +61,8 @@ _SHAREGPT = {
     "model": "assistant",
     "observation": "tool",
 }
-_TURN = {
-    *(
-        "role",
-        "content",
-        "from",
-        "value",
-        "tool_calls",
-        "function_call",
-        "name",
-        "tool_call_id",
-        "weight",
-        "train",
-    )
-}
-"""Keys that are read of a turn."""
+_TEXT = re.compile(r"\s*(\[\s*)?\{")
+_CALL_KEYS = {"id", "type", "function", "name", "arguments"}
 # Roles allowed after each role.
 _AFTER = {
     "": ("user",),
@@ -76,6 +70,34 @@ _AFTER = {
     "assistant": ("user", "tool"),
     "tool": ("assistant", "tool"),
 }
+
+
+def unpacked(data: Mapping[str, object], where: str) -> Mapping[str, object]:
+    """Return a row whose turns are lists, also if the row holds the turns as JSON text.
+
+    Example:
+        >>> unpacked({"prompt": '[{"role": "user", "content": "Hi"}]'}, "line 1")
+        {'prompt': [{'role': 'user', 'content': 'Hi'}]}
+    """
+    found = {}
+    for key in TURN_KEYS:
+        value = data.get(key)
+        if not isinstance(value, str) or not _TEXT.match(value):
+            continue
+        try:
+            turns = parse_json(value, parse_constant=no_constant)
+        except ValueError as error:
+            advice = json_advice(value)
+            # Elsewhere, a text may begin like a list and be none.
+            if key in CHAT_KEYS or (advice and re.search(r"'(role|from)'", value)):
+                Fields(data, where).fail(
+                    key, f"is {short(value)}, which is not JSON: {error}{advice}"
+                )
+            continue
+        several = turns if isinstance(turns, list) else [turns]
+        if all(_is_turn(turn) for turn in several):
+            found[key] = turns
+    return {**data, **found} if found else data
 
 
 def turns_of(row: Fields) -> tuple[Message, ...]:
@@ -87,10 +109,10 @@ def turns_of(row: Fields) -> tuple[Message, ...]:
         >>> answer
         {'role': 'assistant', 'content': 'Hello.'}
     """
-    key = chat_key(row)
+    key = chat_key(row.data)
     if not key:
         return ()
-    return _ordered(row, key, _listed(row, key))
+    return ordered(row, key, listed(row, key))
 
 
 def completed_turns(row: Fields) -> tuple[Message, ...]:
@@ -102,34 +124,24 @@ def completed_turns(row: Fields) -> tuple[Message, ...]:
     answer = row.data.get("completion")
     if not (isinstance(asked, list | tuple) and isinstance(answer, list | tuple)):
         return ()
-    prompt = _listed(row, "prompt")
-    completion = _listed(row, "completion")
-    for _, turn in prompt:
-        if turn["role"] == "assistant":
-            turn["weight"] = 0
-    return _ordered(row, "prompt", [*prompt, *completion])
+    prompt = unlearned(listed(row, "prompt"))
+    return ordered(row, "prompt", [*prompt, *listed(row, "completion")])
 
 
-def exchanges(row: Fields, keys: Sequence[str]) -> list[tuple[Message, ...]]:
+def exchanges(
+    row: Fields, keys: Sequence[str], prompt: Sequence[Placed]
+) -> list[tuple[Message, ...]]:
     """Return the turns of a row up to every answer in the lists of turns `keys`.
 
-    `prompt` has the turns before the answers. Without `prompt`, all answers begin with the turns.
+    Every list is an answer to the turns in `prompt`, or a whole chat.
     """
-    answers = [_listed(row, key) for key in keys]
-    if row.data.get("prompt") is not None:
-        prompt = _listed(row, "prompt")
-    else:
-        shared = 0
-        shortest = min(map(len, answers))
-        while shared < shortest - 1 and all(
-            turns[shared][1] == answers[0][shared][1] for turns in answers
-        ):
-            shared += 1
+    answers = [listed(row, key) for key in keys]
+    if prompt and all(_begins_with(turns, prompt) for turns in answers):
+        answers = [turns[len(prompt) :] for turns in answers]
+    if not prompt:
+        shared = _shared(answers)
         prompt = answers[0][:shared]
         answers = [turns[shared:] for turns in answers]
-    for _, turn in prompt:
-        if turn["role"] == "assistant":
-            turn["weight"] = 0
     made = []
     for key, turns in zip(keys, answers, strict=True):
         if len(turns) != 1 or turns[0][1]["role"] != "assistant":
@@ -138,17 +150,46 @@ def exchanges(row: Fields, keys: Sequence[str]) -> list[tuple[Message, ...]]:
                 key,
                 f"has turns after the prompt: {roles}; write a single turn of the assistant",
             )
-        made.append(_ordered(row, "prompt", [*prompt, turns[0]]))
+        if turns[0][1].get("weight") == 0:
+            row.fail(key, "has an answer marked as not learned; leave the mark or the row out")
+        made.append(ordered(row, "prompt", [*unlearned(prompt), turns[0]]))
     return made
+
+
+def shared_turns(row: Fields, keys: Sequence[str]) -> list[Placed]:
+    """Return the turns with which the lists of turns `keys` begin, except their last turns."""
+    answers = [listed(row, key) for key in keys]
+    return answers[0][: _shared(answers)]
+
+
+def _shared(answers: Sequence[Sequence[Placed]]) -> int:
+    shared = 0
+    shortest = min(map(len, answers))
+    while shared < shortest - 1 and all(
+        turns[shared][1] == answers[0][shared][1] for turns in answers
+    ):
+        shared += 1
+    return shared
+
+
+def _begins_with(turns: Sequence[Placed], prompt: Sequence[Placed]) -> bool:
+    return len(turns) > len(prompt) and all(
+        one["role"] == other["role"] and one["content"] == other["content"]
+        for (_, one), (_, other) in zip(turns, prompt, strict=False)
+    )
+
+
+def unlearned(turns: Sequence[Placed]) -> list[Placed]:
+    """Return turns that are read and not learned."""
+    for _, turn in turns:
+        if turn["role"] == "assistant":
+            turn["weight"] = 0
+    return list(turns)
 
 
 def asking_turns(row: Fields, key: str) -> tuple[Message, ...]:
     """Return the turns of a list that ends with a question, for an answer to come."""
-    turns = _listed(row, key)
-    for _, turn in turns:
-        if turn["role"] == "assistant":
-            turn["weight"] = 0
-    made = _ordered(row, key, turns)
+    made = ordered(row, key, unlearned(listed(row, key)))
     if made[-1]["role"] == "assistant":
         row.fail(key, "ends with a turn of the assistant; end the list with the question")
     return made
@@ -156,31 +197,78 @@ def asking_turns(row: Fields, key: str) -> tuple[Message, ...]:
 
 def tools_of(row: Fields) -> tuple[Json, ...]:
     """Return the schemas of functions that the assistant may call, from a list or its JSON text."""
-    listed = _parsed(row, TOOLS)
-    match listed:
+    key = one_filled(row, TOOL_KEYS)
+    tools = _parsed(row, key) if key else None
+    match tools:
         case None:
             return ()
         case [*schemas]:
             read = []
             for number, raw in enumerate(schemas):
-                tool = Fields(_filled(raw), row.where, f"{TOOLS}[{number}].")
-                read.append(_schema(tool))
+                read.append(_schema(Fields(raw, row.where, f"{key}[{number}].")))
             return tuple(read)
-    return row.fail(TOOLS, f"is {short(listed)}; it must be a list of JSON schemas")
+    return row.fail(key, f"is {short(tools)}; it must be a list of JSON schemas")
 
 
-def chat_key(row: Fields) -> str:
+def one_filled(row: Fields, keys: Sequence[str]) -> str:
+    """Return the only filled key of several names for the same; empty if none is filled."""
+    filled = [key for key in keys if has_content(row.data.get(key))]
+    values = [row.data[key] for key in filled]
+    if any(value != values[0] for value in values):
+        row.fail(
+            filled[1], f"is another text or list than {filled[0]!r}, and both names mean the same"
+        )
+    return filled[0] if filled else ""
+
+
+def has_content(value: object) -> bool:
+    """Return whether a list or an object has content, also as JSON text."""
+    if isinstance(value, str):
+        return value.strip() not in ("", "[]", "{}", "null")
+    return is_filled(value)
+
+
+def chat_key(row: Mapping[str, object]) -> str:
     """Return the key of a row's turns; empty if the row has no turns."""
-    return next((key for key in CHAT_KEYS if row.data.get(key) is not None), "")
+    return next((key for key in CHAT_KEYS if is_filled(row.get(key))), "")
 
 
-def unread_in_turns(row: Mapping[str, object]) -> Iterator[str]:
-    """Yield the filled keys of turns that are not read, such as `messages.thoughts`."""
-    for key in (*CHAT_KEYS, "prompt", "completion"):
-        for turn in parts(row.get(key)):
-            for name, value in turn.items():
-                if value and name not in _TURN:
+def unread_in_turns(row: Mapping[str, object], keys: Iterable[str]) -> Iterator[str]:
+    """Yield the keys of turns in the columns `keys` that are not read, as `messages.thoughts`.
+
+    A key with the value null is left out, because tables have every key in every turn.
+    """
+    for key in keys:
+        if key not in TURN_KEYS:
+            continue
+        value = row.get(key)
+        for turn in parts([value] if isinstance(value, Mapping) else value):
+            read = _keys_read(turn)
+            for name, each in turn.items():
+                if each is not None and name not in read:
                     yield f"{key}.{name}"
+            for call in parts(turn.get("tool_calls")):
+                for name, each in call.items():
+                    if each is not None and name not in _CALL_KEYS:
+                        yield f"{key}.tool_calls.{name}"
+
+
+def _keys_read(turn: Mapping[str, object]) -> set[str]:
+    """Return the keys that are read of a turn."""
+    read = {str(name) for name in turn if is_mark(name)} | {"tool_calls", "function_call"}
+    read |= {"role", "content"} if "role" in turn else {"from", "value"}
+    if _role_of(turn) == "tool":
+        read |= {"name", "tool_call_id"}
+    return read
+
+
+def _role_of(turn: Mapping[str, object]) -> str:
+    named = str(turn.get("role", turn.get("from")))
+    return (_ROLES | _SHAREGPT).get(named, named)
+
+
+def _is_turn(value: object) -> bool:
+    return isinstance(value, Mapping) and ("role" in value or "from" in value)
 
 
 def is_learned(turn: Message) -> bool:
@@ -233,15 +321,29 @@ def last_of(turns: Sequence[Message], role: str) -> str:
     return ""
 
 
-def _listed(row: Fields, key: str) -> list[tuple[str, Message]]:
+Placed = tuple[str, Message]
+"""Turn with its place in the row."""
+
+
+def listed(row: Fields, key: str) -> list[Placed]:
     """Return the turns of a list, with their places in the row."""
     return [_turn(row, f"{key}[{number}]", raw) for number, raw in enumerate(row.items(key))]
 
 
-def _ordered(row: Fields, key: str, turns: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:
-    """Return the turns without empty system turns, and check their order."""
+def ordered(row: Fields, key: str, turns: Sequence[Placed]) -> tuple[Message, ...]:
+    """Return the turns after the row's system text, and check their order.
+
+    Empty system turns are left out.
+    """
     # Many published datasets write an empty system turn for no system turn.
     kept = [(place, turn) for place, turn in turns if turn["content"] or turn["role"] != "system"]
+    beside = one_filled(row, SYSTEM_KEYS)
+    if beside:
+        system: Message = {"role": "system", "content": row.prose(beside)}
+        if not kept or kept[0][1]["role"] != "system":
+            kept = [(beside, system), *kept]
+        elif kept[0][1] != system:
+            row.fail(beside, f"is another text than {kept[0][0]}.content; leave out one of the two")
     _check_order(row, key, kept)
     return tuple(turn for _, turn in kept)
 
@@ -263,9 +365,9 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     if calls and role != "assistant":
         turn.fail("tool_calls", f"stands in a turn of {role!r}; only the assistant calls functions")
     if not content and not calls and role in ("user", "assistant"):
-        turn.fail(value, f"is empty, and the turn is the {role}'s; fill it, or leave the row out")
+        turn.empty(value, f"is empty, and the turn is the {role}'s; fill it, or leave the row out")
     made: Message = {"role": role, "content": content}
-    if not _weight(turn, role):
+    if not may_be_learned(turn, role):
         made["weight"] = 0
     if calls:
         made["tool_calls"] = calls
@@ -276,28 +378,15 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     return place, made
 
 
-def _weight(turn: Fields, role: str) -> int:
-    """Return 0 for an assistant turn that is not learned, else 1."""
-    if turn.data.get("train") is False:
-        turn.fail("train", 'is false; write "weight": 0 for a turn that is read and not learned')
-    weight = turn.data.get("weight")
-    if weight is None:
-        return 1
-    if json_values.number(weight) not in (0, 1):
-        turn.fail("weight", f"is {short(weight)}; it must be 0 (not learned) or 1 (learned)")
-    if weight and role != "assistant":
-        turn.fail("weight", f"is 1 in a turn of {role!r}; only turns of the assistant are learned")
-    return int(bool(weight)) if role == "assistant" else 1
-
-
 def _calls(turn: Fields) -> Iterator[Json]:
-    single = turn.data.get("function_call")  # OpenAI's older form of a single call
+    # OpenAI's older form of a single call.
+    single = turn.parsed("function_call", turn.data.get("function_call"))
     if single:
-        yield _call(Fields(_filled(single), turn.where, f"{turn.path}function_call."))
+        yield _call(Fields(single, turn.where, f"{turn.path}function_call."))
     if turn.data.get("tool_calls"):
         for number, raw in enumerate(turn.items("tool_calls")):
             place = f"{turn.path}tool_calls[{number}]."
-            yield _call(Fields(_filled(raw), turn.where, place))
+            yield _call(Fields(raw, turn.where, place))
 
 
 def _written_calls(turn: Fields, key: str, content: str) -> list[Json]:
@@ -308,30 +397,30 @@ def _written_calls(turn: Fields, key: str, content: str) -> list[Json]:
         turn.fail(
             key,
             f"is {short(content)}, which is not JSON of a "
-            f'call, as {{"name": …, "arguments": …}}: {error}',
+            f'call, as {{"name": …, "arguments": …}}: {error}{json_advice(content)}',
         )
     several = written if isinstance(written, list) else [written]
     calls = []
     for raw in several:
-        call = Fields(_filled(raw), turn.where, f"{turn.path}{key}.")
+        call = Fields(raw, turn.where, f"{turn.path}{key}.")
         calls.append(_call(call))
     return calls
 
 
 def _call(call: Fields) -> Json:
-    function = call.child("function") if "function" in call.data else call
+    function = call.child("function") if call.data.get("function") is not None else call
     arguments = _parsed(function, "arguments") or {}
     if not isinstance(arguments, Mapping):
         function.fail(
             "arguments", f"is {short(arguments)}; it must be an object, or JSON text of one"
         )
-    identity = {"id": call.text("id")} if "id" in call.data else {}
-    written = {"name": function.text("name"), "arguments": _filled(arguments)}
+    identity = {"id": call.text("id")} if call.data.get("id") is not None else {}
+    written = {"name": function.text("name"), "arguments": arguments}
     return {**identity, "type": "function", "function": written}
 
 
 def _schema(tool: Fields) -> Json:
-    function = tool.child("function") if "function" in tool.data else tool
+    function = tool.child("function") if tool.data.get("function") is not None else tool
     function.text("name")
     return {"type": "function", "function": function.data}
 
@@ -343,20 +432,16 @@ def _parsed(fields: Fields, key: str) -> object:
     try:
         return parse_json(value, parse_constant=no_constant) if value.strip() else None
     except ValueError as error:
-        fields.fail(key, f"is {short(value)}, which is not JSON: {error}")
+        fields.fail(key, f"is {short(value)}, which is not JSON: {error}{json_advice(value)}")
 
 
-def _filled(value: object) -> object:
-    """Remove null values. A table of objects has every key in every object."""
+def without_nulls(value: object) -> object:
+    """Remove null values of objects. A table of objects has every key in every object."""
     match value:
         case Mapping():
-            filled = {}
-            for key, each in value.items():
-                if each is not None:
-                    filled[key] = _filled(each)
-            return filled
+            return {key: without_nulls(each) for key, each in value.items() if each is not None}
         case [*several]:
-            return [_filled(each) for each in several]
+            return [without_nulls(each) for each in several]
     return value
 
 
@@ -379,13 +464,18 @@ def _check_order(row: Fields, key: str, turns: Sequence[tuple[str, Message]]) ->
     if spoken and spoken[0][1] == "system":
         spoken = spoken[1:]
     if not spoken:
-        row.fail(key, "has no turn of a user")
+        row.empty(key, "has no turn of a user")
     for (_, before), (place, role) in pairwise([("", ""), *spoken]):
         if role not in _AFTER[before]:
             follows = f"follows the turn of {before!r}" if before else "comes first"
             problem = f"{follows}; there must stand one of {' or '.join(map(repr, _AFTER[before]))}"
             if role == "system":
                 problem = "stands after other turns; a system turn comes first, once"
+            elif (before, role) == ("tool", "user"):
+                problem = (
+                    f"{problem}. Write the assistant's answer to the tool before the turn, or "
+                    "leave the turn out"
+                )
             elif role == before:
                 problem = f"{problem}. Join the two turns into one, or leave one of them out"
             raise ConfigError(f"{row.where}: {place} is of {role!r} and {problem}")

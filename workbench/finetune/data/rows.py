@@ -4,57 +4,56 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from typing import NoReturn
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import Json
+from workbench.finetune.data.asked import answer_of_options, question_of, turns_with
 from workbench.finetune.data.columns import value_of
-from workbench.finetune.data.lines import Fields
+from workbench.finetune.data.forms import (
+    ALONE,
+    CHOICE_KEYS,
+    FIELDS,
+    FORMS,
+    HISTORY,
+    PAIR,
+    PROMPT_KEYS,
+    form_of,
+    names_form,
+    suggested_columns,
+)
+from workbench.finetune.data.lines import Fields, is_filled
 from workbench.finetune.data.messages import (
     CHAT,
     CHAT_KEYS,
+    SYSTEM_KEYS,
+    TOOL_KEYS,
     TOOLS,
     Message,
     answered,
     chat_key,
     completed_turns,
     last_of,
+    one_filled,
     tools_of,
     turns_of,
+    unpacked,
 )
 from workbench.finetune.data.task import Form
 from workbench.finetune.data.tasks import TASK, Table
 
-SUMMARIZE = "Summarize this dialogue:"
-
-_FORMS = (
-    Form("source", "target", given="input"),
-    Form("instruction", "output", given="input"),
-    Form("instruction", "response", given="context"),
-    Form("dialogue", "summary", heading=SUMMARIZE),
-    Form("dialog", "summary", heading=SUMMARIZE),
-    Form("document", "summary", heading="Summarize this document:"),
-    Form("article", "highlights", heading="Summarize this article:"),
-    Form("prompt", "completion"),
-    Form("question", "answer", given="context"),
-    Form("query", "response"),
-)
-_EVERY = (*_FORMS, TASK.form)
-ANSWERS = {
-    form.asks: [other.answers for other in _EVERY if other.asks == form.asks] for form in _FORMS
-}
-"""Question key of a form, with the keys that may contain the answer."""
-NESTED = (*TASK.nested, *CHAT_KEYS)
-"""Keys with objects or lists as values; a CSV table contains their JSON text."""
-_ALONE = "text"
-_KEYS = [key for form in _EVERY for key in (form.asks, form.answers, form.given) if key]
 BESIDE = "beside"
 """Key of the parts of a prepared row that only the job's method reads."""
-PAIR = ("chosen", "rejected")
-"""Columns of two answers to a prompt, the better answer first."""
-_FIELDS = dict.fromkeys([*_KEYS, _ALONE, CHAT, TOOLS, *TASK.fields, *PAIR, "label"])
+
+
+class UnknownForm(ConfigError):
+    """The columns of a row fit no form. `columns` are the columns that the fields may have."""
+
+    def __init__(self, message: str, columns: Mapping[str, str]) -> None:
+        super().__init__(message)
+        self.columns = columns
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,13 +110,22 @@ def any_row(_: Example) -> str:
 def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None) -> Example:
     """Convert a row of any known form to the trainer's form."""
     row = Fields(data, where)
+    row = Fields(unpacked(row.data, where), where)
     turns = turns_of(row) or completed_turns(row)
     if turns:
-        return _chat(row, turns)
+        return chat_example(row, turns)
     if TASK.columns(row.data):
         asked = TASK.read(row, tables)
         return Example(source=asked.question, target=asked.answer, table_id=asked.table_id)
-    return _written(row)
+    form = form_of(row.data)
+    if form is not None:
+        return _of_form(row, form)
+    if ALONE in row.data:
+        return Example(source="", target=row.prose(ALONE))
+    for key in CHAT_KEYS:
+        if key in row.data:
+            row.empty(key)
+    return refuse_unknown(row)
 
 
 def prepared_row(raw: Mapping[str, object]) -> Example:
@@ -144,30 +152,31 @@ def columns_read(data: Mapping[str, object]) -> Sequence[str]:
         >>> columns_read({"instruction": "Sort.", "output": "1 2", "text": "Below is …"})
         ('instruction', 'output', 'input')
     """
-    if _chat_of(data):
-        columns = [*CHAT_KEYS, TOOLS, "table_id"]
+    key = chat_key(data)
+    if key:
+        columns = [key, *SYSTEM_KEYS, *TOOL_KEYS, "table_id"]
         # A prepared chat row repeats the last question and answer.
         if {"source", "target", "table_id"} <= data.keys():
             columns += ["source", "target"]
-        return tuple(columns)
+        return tuple(name for name in columns if name == key or name in data)
     of_task = TASK.columns(data)
     if of_task:
         return of_task
-    form = _form_in(data)
-    if form is not None:
-        beside = "table_id" if form.asks == "source" else ""
-        if form.asks == "prompt" and isinstance(data["prompt"], list | tuple):
-            beside = TOOLS
-        names = (form.asks, form.answers, form.given, beside)
-        return tuple(name for name in names if name)
-    return (_ALONE,) if _ALONE in data else ()
+    form = form_of(data)
+    if form is None:
+        return (ALONE,) if ALONE in data else ()
+    beside = [name for name in PROMPT_KEYS if name in data]
+    if isinstance(data[form.asks], list | tuple):
+        beside = [name for name in beside if name not in (HISTORY, *CHOICE_KEYS)]
+    table_id = "table_id" if form.asks == "source" else ""
+    names = (form.asks, form.answers, form.given, table_id, *beside)
+    return tuple(name for name in names if name)
 
 
-def has_answer(columns: Iterable[str]) -> bool:
+def has_answer(columns: Sequence[str]) -> bool:
     """Return whether the columns include an answer: a chat, or a question with an answer."""
-    names = set(columns)
-    form = _form_of(names)
-    return bool(names & {*CHAT_KEYS}) or (form is not None and form is not TASK.form)
+    form = names_form(columns)
+    return bool({*columns} & {*CHAT_KEYS}) or (form is not None and form is not TASK.form)
 
 
 def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str, object]:
@@ -182,55 +191,57 @@ def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str
 def check_columns(columns: Mapping[str, str]) -> Mapping[str, str]:
     """Return the columns of fields; raise ConfigError for unknown or incomplete fields."""
     for field in columns:
-        if field not in _FIELDS:
-            raise one_of("dataset columns: the field", field, _FIELDS)
-    whole = {_ALONE, CHAT, "prompt", *PAIR}
-    if columns and _form_of(columns) is None and not whole & columns.keys():
+        if field not in FIELDS:
+            raise one_of("dataset columns: the field", field, FIELDS)
+    whole = {ALONE, *CHAT_KEYS, "prompt", *PAIR}
+    if columns and names_form(columns) is None and not whole & columns.keys():
+        missing = "the columns of a question and of an answer, as 'source' and 'target',"
+        for form in FORMS:
+            if form.asks in columns or form.answers in columns:
+                other = form.answers if form.asks in columns else form.asks
+                missing = repr(other)
+                break
         raise ConfigError(
-            f"dataset columns name only {_listed(columns)}, and a row needs more: "
-            f"{_nearest(columns)}. With `columns`, name the column of every field, also of one "
-            "whose column has the field's name."
+            f"dataset columns name only {_listed(columns)}, and a row needs {missing} too. With "
+            "`columns`, name the column of every field, also of one whose column has the field's "
+            "name."
         )
     return columns
 
 
-def _chat(row: Fields, turns: Sequence[Message]) -> Example:
+def chat_example(row: Fields, turns: Sequence[Message]) -> Example:
+    """Return a row of turns, up to the last answer to learn."""
     learned = answered(turns)
     if not learned:
-        row.fail(chat_key(row) or "completion", "has no turn of the assistant to learn from")
-    table_id = row.text("table_id") if row.data.get("table_id") is not None else None
-    source = last_of(learned, "user")
-    target = last_of(learned, "assistant")
+        row.fail(chat_key(row.data) or "completion", "has no turn of the assistant to learn from")
+    table_id = row.text("table_id") if is_filled(row.data.get("table_id")) else None
     return Example(
-        source=source,
-        target=target,
+        source=last_of(learned, "user"),
+        target=last_of(learned, "assistant"),
         table_id=table_id,
         messages=learned,
         tools=tools_of(row),
     )
 
 
-def _written(row: Fields) -> Example:
-    form = _form_in(row.data)
-    if form is not None:
-        return _of_form(row, form)
-    if _ALONE in row.data:
-        return Example(source="", target=row.prose(_ALONE))
+def refuse_unknown(row: Fields) -> NoReturn:
+    """Raise the error for a row whose columns fit no form."""
     present = _listed(row.data) or "nothing"
-    raise ConfigError(
-        f"{row.where}: no known form of a row has the columns {present}; {_nearest(row.data)}"
+    columns, is_near = suggested_columns(row.data)
+    advice = "Name the columns of the question and of the answer"
+    if is_near:
+        meant = [f"{field!r} for {name!r}" for field, name in columns.items() if field != name]
+        advice = f"Did you mean {' and '.join(meant)}? Rename the columns, or name them"
+    elif len(row.data) < 2:
+        advice = "A row has a question and an answer, or a text to continue. Name the columns"
+    raise UnknownForm(
+        f"{row.where}: no known form of a row has the columns {present}. {advice}", columns
     )
 
 
 def _of_form(row: Fields, form: Form) -> Example:
-    if form.heading:
-        asked = row.prose(form.asks, needed=False)
-        return Example(source=form.heading, input=asked, target=row.prose(form.answers))
-    prepared = form.asks == "source"
-    table_id = None
-    if prepared and row.data.get("table_id") is not None:
-        table_id = row.text("table_id")
-    given = row.prose(form.given, needed=False) if form.given else ""
+    if form is TASK.form:
+        row.empty(form.answers)
     for key in (form.asks, form.answers):
         if form.asks == "prompt" and isinstance(row.data[key], list | tuple):
             row.fail(
@@ -238,57 +249,37 @@ def _of_form(row: Fields, form: Form) -> Example:
                 "is a list; let both 'prompt' and 'completion' "
                 "be lists of messages, or both be text",
             )
-    source = row.prose(form.asks, needed=not prepared)
-    # Some published datasets have empty answers. Plain text to learn from must not be empty.
-    target = row.prose(form.answers, needed=not (source or given))
+    table_id = None
+    needed = True
+    if form.asks == "source":
+        # A prepared row of plain text has an empty source, and the key of a table.
+        is_prepared = row.data["source"] == "" and "table_id" in row.data
+        needed = not is_prepared and not is_filled(row.data.get("input"))
+        if is_filled(row.data.get("table_id")):
+            table_id = row.text("table_id")
+    question = question_of(row, form, needed=needed)
+    if one_filled(row, CHOICE_KEYS):
+        answer = answer_of_options(row, form.answers)
+    else:
+        # Some published datasets have empty answers. Plain text must not be empty.
+        asks = question.source or question.input
+        answer = row.prose(form.answers, needed=bool(form.heading) or not asks)
+    if not question.is_chat:
+        return Example(
+            source=question.source, target=answer, table_id=table_id, input=question.input
+        )
+    if not answer:
+        row.empty(form.answers)
+    turns = turns_with(row, form, question, answer)
     return Example(
-        source=source,
-        target=target,
+        source=last_of(turns, "user"),
+        target=answer,
         table_id=table_id,
-        input=given,
+        messages=turns,
+        tools=question.tools,
     )
 
 
-def _chat_of(data: Mapping[str, object]) -> bool:
-    return any(data.get(key) is not None for key in CHAT_KEYS)
-
-
-def _form_in(data: Mapping[str, object]) -> Form | None:
-    """Return the two-key form of a row; None for plain text or an unknown form."""
-    # A table's row has every column of the table. Ignore empty columns unless no other form fits.
-    filled = {key for key, value in data.items() if value is not None}
-    form = _form_of(filled)
-    if form is None and _ALONE not in filled:
-        return _form_of(data)
-    return form
-
-
-def _form_of(keys: Iterable[str]) -> Form | None:
-    present = set(keys)
-    return next((form for form in _EVERY if {form.asks, form.answers} <= present), None)
-
-
-def _nearest(keys: Iterable[str]) -> str:
-    """Return a hint with the most similar form and its missing keys."""
-    names = [str(key) for key in keys]
-
-    def likeness(form: Form) -> tuple[int, float]:
-        missing = [key for key in form[:2] if key not in names]
-        others = [name.lower() for name in names if name not in form]
-        nearest = 0.0
-        for key in missing:
-            for other in others:
-                nearest = max(nearest, SequenceMatcher(None, key, other).ratio())
-        return -len(missing), nearest
-
-    form = max(_EVERY, key=likeness)
-    missing = " and ".join(repr(key) for key in form[:2] if key not in names)
-    return (
-        f"the nearest is {form.asks!r} and {form.answers!r}, and {missing} "
-        f"{'are' if ' and ' in missing else 'is'} missing: rename the columns, or "
-        "name those that hold them, as in columns={'source': …, 'target': …}"
-    )
-
-
-def _listed(names: Iterable[object]) -> str:
+def _listed(names: object) -> str:
+    assert isinstance(names, Mapping)
     return ", ".join(repr(str(name)) for name in names)

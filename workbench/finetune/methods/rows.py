@@ -7,19 +7,29 @@ from dataclasses import replace
 from typing import ClassVar, NoReturn
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import part, parts, text
-from workbench.finetune.data.lines import Fields, short
+from workbench.base.json_values import Json, part, parts, text
+from workbench.finetune.data.asked import question_of, turns_before, turns_with
+from workbench.finetune.data.forms import PAIR, PAIRS, PROMPT_KEYS, nearest_columns, question_form
+from workbench.finetune.data.lines import Fields, is_filled, short
 from workbench.finetune.data.messages import (
     CHAT_KEYS,
+    SYSTEM_KEYS,
+    TOOL_KEYS,
     TOOLS,
     Message,
+    Placed,
     asking_turns,
+    chat_key,
     exchanges,
     last_of,
+    listed,
+    shared_turns,
     tools_of,
+    unpacked,
 )
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
-from workbench.finetune.data.rows import ANSWERS, BESIDE, PAIR, Example, prepared_row
+from workbench.finetune.data.rows import BESIDE, Example, UnknownForm, prepared_row
+from workbench.finetune.data.task import Form
 from workbench.finetune.data.tasks import Table
 
 REJECTED = "rejected"
@@ -40,6 +50,8 @@ class MethodRows(RowReader):
     """Methods that read the rows, in words."""
     needs: ClassVar[str]
     """Columns of a row, in words."""
+    keys: ClassVar[Sequence[str]]
+    """Keys of the columns of a row."""
 
     def columns(self, data: Mapping[str, object]) -> Sequence[str]:
         if isinstance(data.get(BESIDE), Mapping):
@@ -50,7 +62,8 @@ class MethodRows(RowReader):
         # A prepared row of an earlier run, from a card or a manifest.
         if isinstance(data, Mapping) and isinstance(data.get(BESIDE), Mapping):
             return prepared_row(data)
-        return self._read(Fields(data, where), tables)
+        row = Fields(data, where)
+        return self._read(Fields(unpacked(row.data, where), where), tables)
 
     def check_named(self, name: str) -> None:
         raise ConfigError(
@@ -65,10 +78,12 @@ class MethodRows(RowReader):
         raise NotImplementedError
 
     def _missing(self, row: Fields, key: str) -> NoReturn:
-        there = ", ".join(repr(str(name)) for name in row.data) or "nothing"
-        raise ConfigError(
+        names = [str(name) for name in row.data]
+        there = ", ".join(map(repr, names)) or "nothing"
+        raise UnknownForm(
             f"{row.where}: a row of method {self.method} has {self.needs}, and {key!r} is missing; "
-            f"there is: {there}. Rename the columns, or name them with columns={{…}}"
+            f"there is: {there}. Rename the columns, or name them",
+            nearest_columns(self.keys, names),
         )
 
 
@@ -77,11 +92,21 @@ class PairRows(MethodRows):
 
     method = "'dpo', 'orpo' or 'reward'"
     needs = "'prompt', 'chosen' and 'rejected'"
+    keys = ("prompt", *PAIR)
     reads = frozenset((REJECTED,))
 
     def _columns(self, data: Mapping[str, object]) -> Sequence[str]:
-        listed = isinstance(data.get("chosen"), list | tuple)
-        return ("prompt", *PAIR, TOOLS) if listed else ("prompt", *PAIR)
+        pair = _pair_of(data)
+        columns = ["prompt", *pair]
+        form = question_form(data)
+        if _holds_prompt(data.get("input")):
+            columns.append("input")
+        elif chat_key(data):
+            columns.append(chat_key(data))
+        elif form is not None and not isinstance(data[form.asks], list | tuple):
+            columns += [form.asks, form.given, *PROMPT_KEYS]
+        columns += [*SYSTEM_KEYS, *TOOL_KEYS]
+        return [name for name in dict.fromkeys(columns) if name in data]
 
     def remark(self, row: Example) -> str:
         rejected = part(row.beside, REJECTED)
@@ -92,31 +117,79 @@ class PairRows(MethodRows):
 
     def _read(self, row: Fields, tables: Mapping[str, Table] | None) -> Example:
         del tables
-        for key in PAIR:
-            if row.data.get(key) is None:
+        row = self._in_one_form(row)
+        if any(isinstance(row.data[key], list | tuple) for key in PAIR):
+            return self._chats(row)
+        prompt = chat_key(row.data) or "prompt"
+        if isinstance(row.data.get(prompt), list | tuple):
+            return self._chats(row)
+        form = question_form(row.data)
+        chosen, rejected = (row.prose(key) for key in PAIR)
+        if form is None or not is_filled(row.data[form.asks]):
+            if form is not None and form.asks != "prompt":
+                row.empty(form.asks)
+            prompt_text, chosen, rejected = self._split(row, chosen, rejected)
+            return _pair(prompt_text, "", chosen, rejected)
+        question = question_of(row, form)
+        if not question.is_chat:
+            return _pair(question.source, question.input, chosen, rejected)
+        turns = turns_with(row, Form(form.asks, PAIR[0]), question, chosen)
+        other: Message = {"role": "assistant", "content": rejected}
+        return _pair_of_chats(turns, other, tools_of(row))
+
+    def _in_one_form(self, row: Fields) -> Fields:
+        """Return a row with the keys `chosen` and `rejected`, and with lists for single turns."""
+        data = dict(row.data)
+        pair = _pair_of(data)
+        for key, name in zip(PAIR, pair, strict=True):
+            if name not in data:
                 self._missing(row, key)
-        lists = [isinstance(row.data[key], list | tuple) for key in PAIR]
-        if all(lists):
-            chosen, rejected = exchanges(row, PAIR)
-            return Example(
-                source=last_of(chosen, "user"),
-                target=chosen[-1]["content"],
-                messages=chosen,
-                tools=tools_of(row),
-                beside={REJECTED: rejected[-1]},
-            )
-        if any(lists) or isinstance(row.data.get("prompt"), list | tuple):
+            value = row.parsed(name, data[name]) if name != key else data[name]
+            if not is_filled(value):
+                row.empty(name)
+            data[key] = [value] if isinstance(value, Mapping) else value
+        # OpenAI's form has the turns of the prompt in an object.
+        if _holds_prompt(data.get("input")):
+            asked = row.child("input")
+            data["prompt"] = asked.items("messages")
+            data[TOOLS] = data.get(TOOLS) or asked.data.get(TOOLS)
+            data["input"] = None
+        return Fields(data, row.where)
+
+    def _chats(self, row: Fields) -> Example:
+        """Return a row with turns in its prompt or in its answers."""
+        data = dict(row.data)
+        for key in PAIR:
+            if isinstance(data[key], str):
+                data[key] = [{"role": "assistant", "content": data[key]}]
+        row = Fields(data, row.where)
+        prompt_key = chat_key(data) or "prompt"
+        prompt: list[Placed] = []
+        if isinstance(data.get(prompt_key), list | tuple):
+            prompt = listed(row, prompt_key)
+        elif question_form(data) is not None:
+            prompt = self._prompt_of_text(row)
+        chosen, rejected = exchanges(row, PAIR, prompt)
+        return _pair_of_chats(chosen, rejected[-1], tools_of(row))
+
+    def _prompt_of_text(self, row: Fields) -> list[Placed]:
+        """Return the turns before two lists of turns, for a question that is text."""
+        form = question_form(row.data)
+        shared = shared_turns(row, PAIR)
+        if form is None or not is_filled(row.data[form.asks]):
+            return shared
+        question = question_of(row, form)
+        if not shared:
+            return [*question.before, (form.asks, question.turn)]
+        # Whole chats begin with the question, and may go on with more turns.
+        asked = [turn["content"].strip() for _, turn in shared if turn["role"] == "user"]
+        if question.turn["content"].strip() not in asked:
             row.fail(
-                "chosen",
-                f"is {short(row.data['chosen'])}, and rejected is {short(row.data[REJECTED])}; let "
-                "prompt, chosen and rejected all be text, or all be lists of messages",
+                form.asks,
+                f"is {short(row.data[form.asks])}, and chosen and rejected do not begin with the "
+                "question; let both lists hold an answer alone, or begin with the question",
             )
-        prompt = row.prose("prompt", needed=False)
-        chosen_text, rejected_text = (row.prose(key) for key in PAIR)
-        if not prompt:
-            prompt, chosen_text, rejected_text = self._split(row, chosen_text, rejected_text)
-        answer: Message = {"role": "assistant", "content": rejected_text}
-        return Example(source=prompt, target=chosen_text, beside={REJECTED: answer})
+        return shared
 
     def _split(self, row: Fields, chosen: str, rejected: str) -> tuple[str, str, str]:
         """Return the common beginning of two texts, and the rest of both."""
@@ -128,9 +201,10 @@ class PairRows(MethodRows):
         # A word belongs to the answers whole.
         while shared and not chosen[shared - 1].isspace():
             shared -= 1
-        prompt = chosen[:shared].strip()
-        answers = chosen[shared:].strip(), rejected[shared:].strip()
-        if not prompt or not all(answers):
+        prompt = chosen[:shared].rstrip()
+        begin = len(prompt)
+        answers = chosen[begin:], rejected[begin:]
+        if not prompt.strip() or not all(answer.strip() for answer in answers):
             row.fail(
                 "chosen",
                 "and rejected have no prompt, and do not begin with the same words; write the "
@@ -144,6 +218,7 @@ class LabelledRows(MethodRows):
 
     method = "'kto'"
     needs = "'prompt', 'completion' and a boolean 'label'"
+    keys = ("prompt", "completion", LABEL)
     reads = frozenset(_TAGS)
 
     def remaining(self, row: Example) -> Mapping[str, object]:
@@ -167,7 +242,7 @@ class LabelledRows(MethodRows):
         if not read.asks:
             self._missing(row, "prompt")
         if not read.target and not read.messages:
-            row.fail("completion", "is empty; fill it, or leave the row out")
+            row.empty("completion", "is empty; fill it, or leave the row out")
         return Example(
             source=read.source,
             target=read.target,
@@ -184,6 +259,7 @@ class PromptRows(MethodRows):
 
     method = "'grpo'"
     needs = "'prompt' (or a question of a known form), and columns for the reward functions"
+    keys = ("prompt",)
     reads = frozenset((REJECTED, *_TAGS))
     has_answers = False
 
@@ -195,11 +271,12 @@ class PromptRows(MethodRows):
 
     def _read(self, row: Fields, tables: Mapping[str, Table] | None) -> Example:
         del tables
-        asks = ("prompt", *CHAT_KEYS, *ANSWERS)
-        key = next((name for name in asks if row.data.get(name) is not None), "")
+        form = question_form(row.data)
+        key = chat_key(row.data) or (form.asks if form is not None else "")
         if not key:
             self._missing(row, "prompt")
-        if row.data.get(TOOLS):
+        tools = tools_of(row)
+        if tools:
             row.fail(TOOLS, "holds functions to call, which method 'grpo' does not offer to models")
         columns = {}
         for name, value in row.data.items():
@@ -208,15 +285,46 @@ class PromptRows(MethodRows):
             if name not in (key, TOOLS):
                 columns[str(name)] = value
         beside = {COLUMNS: columns}
-        if isinstance(row.data[key], list | tuple):
+        if key in CHAT_KEYS or isinstance(row.data[key], list | tuple):
             turns = asking_turns(row, key)
-            return Example(
-                source=last_of(turns, "user"),
-                target="",
-                messages=turns,
-                beside=beside,
-            )
-        return Example(source=row.prose(key), target="", beside=beside)
+        else:
+            assert form is not None
+            question = question_of(row, form)
+            if not question.is_chat:
+                return Example(
+                    source=question.source, input=question.input, target="", beside=beside
+                )
+            turns = turns_before(row, form, question)
+        return Example(source=last_of(turns, "user"), target="", messages=turns, beside=beside)
+
+
+def _pair_of(data: Mapping[str, object]) -> tuple[str, str]:
+    """Return the names of a row's columns of two answers."""
+    return next((pair for pair in PAIRS if {*pair} <= data.keys()), PAIR)
+
+
+def _holds_prompt(value: object) -> bool:
+    """Return whether a value is an object with the turns of a prompt, as in OpenAI's form."""
+    if isinstance(value, str):
+        return value.lstrip().startswith('{"messages"')
+    return isinstance(value, Mapping) and "messages" in value
+
+
+def _pair(source: str, given: str, chosen: str, rejected: str) -> Example:
+    answer: Message = {"role": "assistant", "content": rejected}
+    return Example(source=source, input=given, target=chosen, beside={REJECTED: answer})
+
+
+def _pair_of_chats(
+    chosen: tuple[Message, ...], rejected: Message, tools: tuple[Json, ...]
+) -> Example:
+    return Example(
+        source=last_of(chosen, "user"),
+        target=chosen[-1]["content"],
+        messages=chosen,
+        tools=tools,
+        beside={REJECTED: rejected},
+    )
 
 
 def rejected_of(row: Example) -> Message:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,10 +15,11 @@ from random import Random
 
 from workbench.base.errors import ConfigError
 from workbench.base.words import counted
-from workbench.finetune.data.lines import read_lines
+from workbench.finetune.data.lines import EmptyField, read_lines
 from workbench.finetune.data.meant import TELLING, RowTally, Written, written
+from workbench.finetune.data.messages import unpacked
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
-from workbench.finetune.data.rows import Example, Refusal, any_row, renamed
+from workbench.finetune.data.rows import Example, Refusal, UnknownForm, any_row, renamed
 from workbench.finetune.data.shares import first_rows
 from workbench.finetune.data.sources.read import read_rows
 from workbench.finetune.data.tasks import TASK, Table
@@ -97,6 +98,8 @@ def write_files(  # noqa: PLR0913
     ignore: Sequence[str] = (),
     encoding: str | None = None,
     split: Split | None = None,
+    drop_empty: bool = False,
+    given: Mapping[str, object] | None = None,
     refusal: Refusal = any_row,
     reader: RowReader = ANSWER_ROWS,
 ) -> Written:
@@ -108,15 +111,12 @@ def write_files(  # noqa: PLR0913
     telling = TELLING.difference(ignore)
     wanted = columns or {}
 
-    def lines(paths: Sequence[Path], tally: RowTally) -> Iterator[str]:
-        for path in paths:
-            is_empty = True
-            for where, data in read_rows(path, wanted, telling=telling, encoding=encoding):
-                row = read_row(data, where, columns, headers or None, refusal=refusal, tally=tally)
+    def lines(paths: Sequence[Path], tally: RowTally, most: int | None = None) -> Iterator[str]:
+        for where, data in islice(_every_row(paths, wanted, telling, encoding), most):
+            row = read_row(data, where, columns, headers or None, refusal=refusal, tally=tally)
+            if row is not None:
                 yield row.to_json()
-                is_empty = False
-            if is_empty:
-                raise ConfigError(f"the dataset file {path} has no row; write at least 1 row")
+        tally.check_empty()
 
     def table_lines(paths: Sequence[Path]) -> Iterator[str]:
         for path in paths:
@@ -125,19 +125,36 @@ def write_files(  # noqa: PLR0913
 
     # Write the rows, then the tables on which predictions are run.
     name = ", ".join(str(path) for path in train[:3])
-    learned = RowTally(ignore, reader)
-    judged = RowTally(ignore, reader)
+    learned = RowTally(ignore, reader, given=given, drop_empty=drop_empty)
+    judged = RowTally(ignore, reader, given=given, drop_empty=drop_empty)
     own = lines(evaluation, judged) if evaluation else None
-    rows = lines(train, learned)
+    most = None
     if split is not None and split.part is not None:
         # Rows outside the share are counted, and neither checked nor kept.
-        count = sum(1 for path in train for _ in read_rows(path, columns or {}, encoding=encoding))
-        rows = islice(rows, first_rows(count, split.part))
+        count = sum(1 for path in train for _ in read_rows(path, wanted, encoding=encoding))
+        most = first_rows(count, split.part)
+    rows = lines(train, learned, most)
     counts = write_parts(folder, rows, own, split or Split(), name)
     kept = tables if kept is None else kept
     if kept:
         write_lines(folder / "tables.jsonl", table_lines(kept))
     return written(counts, learned, judged, name)
+
+
+def _every_row(
+    paths: Sequence[Path],
+    columns: Mapping[str, str],
+    telling: Collection[str],
+    encoding: str | None,
+) -> Iterator[tuple[str, object]]:
+    """Yield place and value of the rows of several files."""
+    for path in paths:
+        is_empty = True
+        for where, data in read_rows(path, columns, telling=telling, encoding=encoding):
+            yield where, data
+            is_empty = False
+        if is_empty:
+            raise ConfigError(f"the dataset file {path} has no row; write at least 1 row")
 
 
 def read_row(
@@ -148,16 +165,27 @@ def read_row(
     *,
     refusal: Refusal = any_row,
     tally: RowTally,
-) -> Example:
-    """Convert a row to the trainer's form and count the row."""
+) -> Example | None:
+    """Convert a row to the trainer's form and count the row; None for a row without content."""
     columns = columns or {}
     tally.check(data, columns, where)
-    fields = renamed(data, columns, where) if columns else data
-    row = tally.reader.read(fields, where, tables)
+    fields = tally.without_ignored(data)
+    if columns:
+        fields = renamed(fields, columns, where)
+    if isinstance(fields, Mapping):
+        fields = unpacked(fields, where)
+    try:
+        row = tally.reader.read(fields, where, tables)
+    except EmptyField as error:
+        tally.leave_out(error)
+        return None
+    except UnknownForm as error:
+        dataset = {**tally.given, "columns": dict(error.columns)}
+        raise ConfigError(f"{error} in the dataset: dataset={dataset}") from error
     why = refusal(row)
     if why:
         raise ConfigError(f"{where} {why}")
-    tally.take(data, columns, fields, row)
+    tally.take(data, columns, fields, row, where)
     return row
 
 

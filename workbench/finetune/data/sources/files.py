@@ -112,6 +112,11 @@ class RowFiles(Record):
 
     Rows are not refused because of an ignored column. Default none.
     """
+    drop_empty: bool = False
+    """Leave out rows with an empty question or answer, and count them.
+
+    Default False: an empty question is refused.
+    """
 
     encoding: Annotated[Text, AfterValidator(check_encoding)] | None = None
     """Encoding of text files, such as `cp1252`.
@@ -217,6 +222,8 @@ class RowFiles(Record):
             ignore=self.ignore,
             encoding=self.encoding,
             split=split,
+            drop_empty=self.drop_empty,
+            given={"kind": self.kind, "train": self.train},
             refusal=refusal,
             reader=reader,
         )

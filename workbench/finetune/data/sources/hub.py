@@ -18,7 +18,7 @@ from workbench.finetune.data.rows import Example, Refusal, any_row
 from workbench.finetune.data.shares import first_rows
 from workbench.finetune.data.sources.convert import Split, read_row, write_parts
 from workbench.finetune.data.sources.files import Columns, Ignored, Limit, Share, check_ignored
-from workbench.finetune.data.sources.read import child_rows
+from workbench.finetune.data.sources.read import child_rows, table_row
 
 _REMOTE_S = 30.0
 _LOCAL_S = 300.0
@@ -69,6 +69,11 @@ class Hub(Record):
 
     Rows are not refused because of an ignored column. Default none.
     """
+    drop_empty: bool = False
+    """Leave out rows with an empty question or answer, and count them.
+
+    Default False: an empty question is refused.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -110,10 +115,11 @@ class Hub(Record):
             return FirstRows(unasked=str(error))
         rows: Any
         rows, names = answers
-        tally = RowTally(self.ignore, reader)
+        tally = self.tally(reader)
         for split in first:
             self.check_split(split, names)
             self.row(rows[split], split, 0, refusal=refusal, tally=tally)
+        tally.check_empty()
         return FirstRows(not_read=tally.not_read())
 
     def check_split(self, split: str, names: Any) -> None:
@@ -133,22 +139,31 @@ class Hub(Record):
         *,
         refusal: Refusal = any_row,
         tally: RowTally,
-    ) -> Example:
+    ) -> Example | None:
+        """Convert a row; None for a row without content."""
         where = f"{self.name}, split {split}, row {number}"
-        return read_row(data, where, self.columns, refusal=refusal, tally=tally)
+        whole = table_row(data, self.columns) if isinstance(data, Mapping) else data
+        return read_row(whole, where, self.columns, refusal=refusal, tally=tally)
+
+    def tally(self, reader: RowReader = ANSWER_ROWS) -> RowTally:
+        """Return a counter of the rows of a split."""
+        given = {"kind": self.kind, "name": self.name}
+        return RowTally(self.ignore, reader, given=given, drop_empty=self.drop_empty)
 
     def write(self, folder: Path, *, refusal: Refusal, reader: RowReader = ANSWER_ROWS) -> Written:
         """Read the rows on this machine; return the numbers of rows."""
         options: Mapping[str, object] = self.to_dict()
-        learned = RowTally(self.ignore, reader)
-        judged = RowTally(self.ignore, reader)
+        learned = self.tally(reader)
+        judged = self.tally(reader)
 
         def lines(split: str, tally: RowTally, **more: str) -> Iterator[str]:
             request = {"hub": options, "split": split, **more}
             rows = child_rows(request, f"the hub dataset {self.name}")
             for number, row in enumerate(rows):
                 example = self.row(row, split, number, refusal=refusal, tally=tally)
-                yield example.to_json()
+                if example is not None:
+                    yield example.to_json()
+            tally.check_empty()
 
         share = {"share": self.limit} if isinstance(self.limit, str) else {}
         train = lines(self.train_split, learned, **share)

@@ -16,9 +16,10 @@ from workbench.base.errors import ConfigError, require_package
 from workbench.base.files import is_folder
 from workbench.base.json_values import parse_json
 from workbench.finetune.data.columns import possible_columns
+from workbench.finetune.data.forms import FIELDS
 from workbench.finetune.data.lines import MAX_LINE_BYTES, NOT_UTF8, no_constant, read_lines
+from workbench.finetune.data.messages import TOOL_KEYS, TURN_KEYS, without_nulls
 from workbench.finetune.data.opened import PACKED, open_rows
-from workbench.finetune.data.rows import NESTED
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Suffixes of files of rows. A file with another suffix is read as JSON Lines."""
@@ -42,6 +43,17 @@ _OTHERS = {
         (".arrow", ".feather", ".orc"), "is a table that is not read: save it as Parquet"
     ),
     **dict.fromkeys(
+        (".ipynb",), "is a notebook, not rows: run it, and name the file of rows that it writes"
+    ),
+    **dict.fromkeys(
+        (".pdf", ".docx", ".doc", ".html", ".htm", ".xml", ".yaml", ".yml", ".py"),
+        "is a document that is not read: write its texts as rows of a .jsonl file",
+    ),
+    **dict.fromkeys(
+        (".db", ".sqlite", ".sqlite3"),
+        "is a database that is not read: save a query as CSV or Parquet",
+    ),
+    **dict.fromkeys(
         (".pkl", ".pickle"),
         "is a pickle, which may run code and is not read: save it as Parquet or JSON",
     ),
@@ -49,6 +61,9 @@ _OTHERS = {
 _PLAIN = (
     'is plain text, and rows are needed: write each text as a line {"text": "…"} of a .jsonl file'
 )
+_NESTED = (*TURN_KEYS, *TOOL_KEYS, "input", "preferred_output", "non_preferred_output")
+"""Fields that may hold turns or schemas, whose objects have every key in a table."""
+_FIRST_ROWS = 1000  # rows that name the columns of a file without a line of names
 _DELIMITERS = (",", ";", "\t", "|")
 _CHUNK = 1 << 20
 _DECODER = json.JSONDecoder()
@@ -95,7 +110,8 @@ def read_rows(
     """Yield place and value of a file's rows.
 
     Of Parquet and saved datasets, only the columns in `columns` are read, if given. Columns with a
-    name in `telling` are always read. All other columns have the value None.
+    name in `telling` are always read. All other columns have the value None. Every row of a JSON
+    file has the known columns of the file's first rows.
     """
     if is_folder(path) or path.suffix.lower() == ".parquet":
         wanted = {"columns": sorted({*columns.values()}), "telling": sorted(telling)}
@@ -104,9 +120,48 @@ def read_rows(
         # The names of all columns come first, because unread columns are reported.
         names: Any = next(rows, ())
         for number, row in enumerate(rows, 1):
-            assert isinstance(row, Mapping)
-            yield f"{path.name}, row {number}", {**dict.fromkeys(names), **row} if columns else row
+            whole = table_row(row, columns)
+            yield (
+                f"{path.name}, row {number}",
+                {**dict.fromkeys(names), **whole} if columns else whole,
+            )
         return
+    if format_of(path) in (".csv", ".tsv"):
+        yield from _text_rows(path, encoding)
+        return
+    # A row may lack a column that other rows of the file have.
+    known = {*FIELDS}
+    for named in columns.values():
+        known |= possible_columns(named)
+    names = {}
+    first = islice(_text_rows(path, encoding), _FIRST_ROWS)
+    for number, (_, data) in enumerate(first):
+        if isinstance(data, Mapping):
+            if number == 0:
+                _refuse_columns(data, path.name)
+            names |= dict.fromkeys(name for name in data if name in known)
+    for where, data in _text_rows(path, encoding):
+        if isinstance(data, Mapping):
+            yield where, {**data, **{name: None for name in names if name not in data}}
+        else:
+            yield where, data
+
+
+def table_row(row: object, columns: Mapping[str, str]) -> Mapping[str, object]:
+    """Return a row of a table without the null values that the table filled in for turns."""
+    assert isinstance(row, Mapping)
+    nested = {columns.get(field, field) for field in _NESTED}
+    for named in columns.values():
+        nested |= possible_columns(named)
+    made = dict(row)
+    for name, value in row.items():
+        if name in nested and isinstance(value, list | Mapping):
+            made[name] = without_nulls(value)
+    return made
+
+
+def _text_rows(path: Path, encoding: str | None) -> Iterator[tuple[str, object]]:
+    """Yield place and value of the rows of a text file."""
     if format_of(path) not in (".json", ".csv", ".tsv"):
         yield from read_lines(path, encoding=encoding)
         return
@@ -115,10 +170,7 @@ def read_rows(
             if format_of(path) == ".json":
                 yield from _json_rows(file, path, encoding)
             else:
-                nested = {columns.get(field, field) for field in NESTED}
-                for named in columns.values():
-                    nested |= possible_columns(named) - {named}
-                yield from _csv_rows(file, path, nested)
+                yield from _csv_rows(file, path)
     except OSError as error:
         raise ConfigError(
             f"the dataset file {path} cannot be read: {error.strerror or error}"
@@ -168,6 +220,7 @@ def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple
         data = _parsed(file.read(), path.name)
         lists = {}
         if isinstance(data, Mapping):
+            _refuse_columns(data, path.name)
             lists = {name: value for name, value in data.items() if isinstance(value, list)}
         if len(lists) > 1:
             names = ", ".join(map(repr, lists))
@@ -179,6 +232,25 @@ def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple
         rows = next(iter(lists.values()), [data])
         for number, row in enumerate(rows, 1):
             yield f"{path.name}, row {number}", row
+
+
+def _refuse_columns(data: Mapping[str, object], name: str) -> None:
+    """Raise ConfigError for an object of columns, where rows are needed."""
+    values = list(data.values())
+    if values and all(isinstance(value, Mapping) for value in values):
+        keys = [list(value) for value in values if isinstance(value, Mapping)]
+        if keys[0] and keys[0][0].isdigit() and all(each == keys[0] for each in keys):
+            raise ConfigError(
+                f"{name} is an object of columns, as pandas' to_json() writes, and rows are "
+                "needed. Write df.to_json('rows.jsonl', orient='records', lines=True)"
+            )
+    if values and all(isinstance(value, list) for value in values):
+        cells = [cell for value in values if isinstance(value, list) for cell in value]
+        if cells and len({*map(len, values)}) == 1 and not isinstance(cells[0], Mapping):  # type: ignore[arg-type]
+            raise ConfigError(
+                f"{name} is an object of columns, as Dataset.to_dict() writes, and rows are "
+                "needed. Write dataset.to_json('rows.jsonl')"
+            )
 
 
 def _json_items(file: TextIO, name: str) -> Iterator[tuple[str, object]]:
@@ -275,7 +347,7 @@ def _parsed(text: str, where: str) -> Any:
         raise ConfigError(f"{where} is not JSON: {error}") from error
 
 
-def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tuple[str, object]]:
+def _csv_rows(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
     delimiter = _delimiter(file, "\t" if format_of(path) == ".tsv" else ",")
     file.seek(0)
@@ -298,10 +370,7 @@ def _csv_rows(file: TextIO, path: Path, nested: Collection[str]) -> Iterator[tup
                 raise ConfigError(
                     f"{where} has {len(cells)} cells, and the first line names {len(names)} columns"
                 )
-            row = {}
-            for name, cell in zip(names, cells, strict=True):
-                row[name] = _cell(name, cell, nested, where)
-            yield where, row
+            yield where, {name: cell or None for name, cell in zip(names, cells, strict=True)}
     except csv.Error as error:
         raise ConfigError(f"{path.name}, line {begun}: {error}; is a quote missing?") from error
 
@@ -320,9 +389,3 @@ def _delimiter(file: TextIO, usual: str) -> str:
         if len(widths) == 1 and max(widths) > 1:
             return delimiter
     return usual
-
-
-def _cell(name: str, cell: str, nested: Collection[str], where: str) -> object:
-    if name in nested and cell[:1] in ("[", "{"):
-        return _parsed(cell, f"{where}: {name}")
-    return cell or None

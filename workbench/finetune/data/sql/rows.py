@@ -19,8 +19,10 @@ from workbench.finetune.data.sql.tables import TYPES, Cell, SqlTable, read_numbe
 def query_of(row: Fields, tables: Mapping[str, SqlTable] | None) -> tuple[Query, str]:
     """Return the query of a row with `sql`, and the id of its table."""
     sql = row.child("sql")
-    if "table" in row.data:
-        own = table_from(row.data["table"], f"{row.where}: table", named_types=False)
+    if row.data.get("table") is not None:
+        own = table_from(
+            row.parsed("table", row.data["table"]), f"{row.where}: table", named_types=False
+        )
         return _indexed(sql, own, _hub_conditions(sql)), own.id
     table_id = row.text("table_id")
     table = None if tables is None else tables.get(table_id)

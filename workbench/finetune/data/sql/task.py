@@ -21,9 +21,9 @@ class WikiSql(Task[SqlTable]):
     fields = ("table_id", "table")
 
     def columns(self, row: Mapping[str, object]) -> Sequence[str]:
-        if "sql" not in row:
+        if row.get("sql") is None:
             return ()
-        return ("question", "sql", "table" if "table" in row else "table_id")
+        return ("question", "sql", "table" if row.get("table") is not None else "table_id")
 
     def read(self, row: Fields, tables: Mapping[str, SqlTable] | None) -> Asked:
         question = row.text("question")

@@ -111,10 +111,10 @@ class _Lines(Sequence[Example]):
 
 def _from_hub(hub: Hub, reader: RowReader) -> Rows:
     """Load the rows of a hub dataset with `datasets`; version 4 and later run no dataset code."""
-    from workbench.finetune.data.meant import RowTally, written
+    from workbench.finetune.data.meant import written
 
-    learned = RowTally(hub.ignore, reader)
-    judged = RowTally(hub.ignore, reader)
+    learned = hub.tally(reader)
+    judged = hub.tally(reader)
     train = _split_of(hub, hub.train_split, learned, hub.most_of)
     if hub.eval_share is None:
         evaluation = _split_of(hub, hub.eval_split, judged)
@@ -154,4 +154,5 @@ def _split_of(
     most = most_of(len(loaded))
     if most is not None:
         loaded = loaded.select(range(min(most, len(loaded))))
-    return [hub.row(raw, split, number, tally=tally) for number, raw in enumerate(loaded)]
+    read = (hub.row(raw, split, number, tally=tally) for number, raw in enumerate(loaded))
+    return [row for row in read if row is not None]

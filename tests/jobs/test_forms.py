@@ -1,0 +1,484 @@
+"""Every form of rows, in every format: nothing that a row says is lost without a word."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.sentences import sentence
+from workbench.base.errors import ConfigError
+from workbench.finetune.data.forms import FORMS, PROMPT_KEYS
+from workbench.finetune.data.lines import EmptyField
+from workbench.finetune.data.rows import Example, prepared_row, row_from
+from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
+from workbench.finetune.data.sources.read import table_row
+from workbench.finetune.methods.registry import method_of
+from workbench.finetune.methods.rows import rejected_of
+
+Row = Mapping[str, Any]
+SPACED = "\tdef g():\r\n        pass\n\n"
+CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+
+
+def write(path: Path, rows: Sequence[Row]) -> Path:
+    """Write rows; a cell of a CSV file has lists and objects as JSON text."""
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            to = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+            to.writeheader()
+            for row in rows:
+                to.writerow({name: cell(value) for name, value in row.items()})
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(list(rows)))
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def cell(value: object) -> object:
+    return json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def prepared(path: Path, method: str = "sft", **options: object) -> Prepared:
+    dataset = dataset_from({"kind": "files", "train": str(path), "eval_share": 0.5, **options})
+    return prepare(dataset, path.parent / f"of-{path.name}", reader=method_of(method).rows)
+
+
+def lines(made: Prepared) -> list[Example]:
+    assert made.train is not None and made.eval is not None
+    rows = [*made.train.read_text().splitlines(), *made.eval.read_text().splitlines()]
+    return [prepared_row(json.loads(row)) for row in rows]
+
+
+# Marks of turns.
+
+LEARNED = [
+    *("weight", "loss", "train", "trainable", "loss_weight", "loss_scale"),
+    *("train_on_turn", "training", "loss_mask", "Learn"),
+]
+FALSE = [False, 0, 0.0, "false", "False"]
+
+
+def marked(name: str, value: object) -> list[dict[str, Any]]:
+    turns = [{"from": "human", "value": "1+1?"}, {"from": "gpt", "value": "bad", name: value}]
+    return [*turns, {"from": "human", "value": "Again."}, {"from": "gpt", "value": "2"}]
+
+
+@pytest.mark.parametrize("value", FALSE)
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_turn_marked_as_not_learned_is_read_alone(name: str, value: object) -> None:
+    row = row_from({"conversations": marked(name, value)}, "here")
+    assert [turn.get("weight") for turn in row.messages] == [None, 0, None, None]
+    with pytest.raises(ConfigError, match="has no turn of the assistant to learn from"):
+        row_from({"conversations": marked(name, value)[:2]}, "here")
+    row = row_from({"conversations": marked(name, True)}, "here")
+    assert all("weight" not in turn for turn in row.messages)
+
+
+@pytest.mark.parametrize("name", ["masked", "is_masked", "ignore", "no_loss"])
+def test_a_mark_of_masking_is_the_inverse(name: str) -> None:
+    row = row_from({"messages": [CHAT[0], {**CHAT[1], name: 0}]}, "here")
+    assert row.messages == tuple(CHAT)
+    with pytest.raises(ConfigError, match="has no turn of the assistant to learn from"):
+        row_from({"messages": [CHAT[0], {**CHAT[1], name: True}]}, "here")
+
+
+@pytest.mark.parametrize("name", LEARNED)
+@pytest.mark.parametrize("value", [0.5, -1, 2, "some", [], {}])
+def test_a_mark_between_learned_and_not_learned_is_refused_by_name(
+    name: str, value: object
+) -> None:
+    with pytest.raises(ConfigError, match=rf"here: conversations\[1\]\.{name} is "):
+        row_from({"conversations": marked(name, value)}, "here")
+
+
+@pytest.mark.parametrize(
+    ("turn", "name"),
+    [
+        ({"weight": 1, "train": False}, "weight"),
+        ({"mask": 1}, "mask"),
+        ({"train_detail": [{"begin_offset": 0}]}, "train_detail"),
+    ],
+)
+def test_marks_without_one_meaning_are_refused_by_name(turn: Row, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"here: messages\[1\]\.{name} "):
+        row_from({"messages": [CHAT[0], {**CHAT[1], **turn}]}, "here")
+
+
+@pytest.mark.parametrize("value", [False, 0, "", [], {}, "x"])
+@pytest.mark.parametrize("key", ["messages", "conversations", "prompt"])
+def test_a_key_of_a_turn_that_is_not_read_is_named_whatever_its_value(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    row = {key: [CHAT[0], {**CHAT[1], "mood": value}]}
+    if key == "prompt":
+        row = {key: [{**CHAT[0], "mood": value}], "completion": CHAT[1:]}
+    assert prepared(write(tmp_path / "rows.jsonl", [row] * 2)).not_read == [f"{key}.mood"]
+
+
+def test_a_name_is_read_of_turns_of_tools_alone(tmp_path: Path) -> None:
+    call = {"id": "1", "index": 0, "function": {"name": "f", "arguments": "{}"}}
+    turns = [
+        {**CHAT[0], "name": "Ann"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "name": "f"},
+        CHAT[1],
+    ]
+    path = write(tmp_path / "rows.jsonl", [{"messages": turns}] * 2)
+    assert prepared(path).not_read == ["messages.name", "messages.tool_calls.index"]
+
+
+# Texts as they are written.
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.asks}-{form.answers}")
+@pytest.mark.parametrize("end", ["jsonl", "json", "csv"])
+def test_a_text_is_learned_as_it_is_written(tmp_path: Path, form: Any, end: str) -> None:
+    rows = [{form.asks: f"  {n}\n", form.answers: SPACED} for n in range(2)]
+    for read in lines(prepared(write(tmp_path / f"rows.{end}", rows))):
+        assert read.target == SPACED
+        assert (read.input if form.heading else read.source) in ("  0\n", "  1\n")
+
+
+def test_plain_text_turns_templates_and_pairs_keep_their_white_space() -> None:
+    assert row_from({"text": SPACED}, "here").target == SPACED
+    turns = [CHAT[0], {"role": "assistant", "content": SPACED}]
+    assert row_from({"messages": turns}, "here").messages[1]["content"] == SPACED
+    read = method_of("dpo").rows
+    row = read.read({"prompt": " a ", "chosen": SPACED, "rejected": SPACED.strip()}, "here")
+    assert (row.source, row.target, rejected_of(row)["content"]) == (" a ", SPACED, SPACED.strip())
+    assert not read.remark(row), "a difference in indentation is one"
+    with pytest.raises(EmptyField):
+        row_from({"text": " \n"}, "here")
+
+
+def test_a_template_keeps_the_white_space_of_its_columns(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.csv", [{"a": " b ", "c": SPACED}] * 2)
+    named = {"prompt": "<{a}>", "completion": "{c}"}
+    assert {(row.source, row.target) for row in lines(prepared(path, columns=named))} == {
+        ("< b >", SPACED)
+    }
+
+
+# Nulls.
+
+
+def test_nulls_of_json_are_kept_and_those_of_tables_are_dropped() -> None:
+    arguments = '{"x": null, "y": [1, null]}'
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    schema = {"name": "f", "parameters": {"properties": {"x": {"default": None}}}}
+    turns = [
+        CHAT[0],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        CHAT[1],
+    ]
+    tools = [{"type": "function", "function": schema}]
+    for row in (
+        {"messages": turns, "tools": tools},
+        {"messages": turns, "tools": json.dumps(tools)},
+        {"messages": json.dumps(turns), "tools": json.dumps(tools)},
+    ):
+        read = row_from(row, "here")
+        (made,) = read.messages[1]["tool_calls"]
+        assert made["function"] == {"name": "f", "arguments": json.loads(arguments)}
+        assert read.tools == tuple(tools)
+        assert prepared_row(json.loads(read.to_json())) == read
+    # A table has the arguments of every call in each call.
+    call["function"] = {"name": "f", "arguments": {"x": 1, "of_another": None}}
+    read = row_from(table_row({"messages": turns}, {}), "here")
+    (made,) = read.messages[1]["tool_calls"]
+    assert made["function"] == {"name": "f", "arguments": {"x": 1}}
+
+
+# Columns of the prompt.
+
+HISTORY = [["first", "one"]]
+ALPACA = {"instruction": "second", "input": "", "output": "two"}
+
+
+@pytest.mark.parametrize("end", ["jsonl", "json", "csv"])
+def test_a_system_text_and_a_history_are_turns_before_the_question(
+    tmp_path: Path, end: str
+) -> None:
+    rows = [{**ALPACA, "system": "Be brief.", "history": HISTORY}] * 2
+    made = prepared(write(tmp_path / f"rows.{end}", rows))
+    assert made.not_read == []
+    for row in lines(made):
+        said = [(turn["role"], turn["content"], turn.get("weight", 1)) for turn in row.messages]
+        assert said == [
+            ("system", "Be brief.", 1),
+            ("user", "first", 1),
+            ("assistant", "one", 0),
+            ("user", "second", 1),
+            ("assistant", "two", 1),
+        ]
+    # Empty columns make no chat.
+    plain = [{**ALPACA, "system": "", "history": []}] * 2
+    path = write(tmp_path / f"plain.{end}", plain)
+    assert all(not row.messages for row in lines(prepared(path)))
+
+
+@pytest.mark.parametrize("key", ["system", "system_prompt"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": CHAT},
+        {"conversations": CHAT},
+        {"prompt": CHAT[:1], "completion": CHAT[1:]},
+        {"question": "Hi", "answer": "Hello."},
+    ],
+)
+def test_a_system_column_is_the_system_turn_of_any_form(key: str, row: Row) -> None:
+    read = row_from({**row, key: "Be brief."}, "here")
+    assert read.messages == ({"role": "system", "content": "Be brief."}, *CHAT)
+    if "messages" in row:
+        turns = [{"role": "system", "content": "Be brief."}, *CHAT]
+        assert row_from({"messages": turns, key: "Be brief."}, "here") == read
+        with pytest.raises(ConfigError, match=f"{key} is another text"):
+            row_from({"messages": turns, key: "Be long."}, "here")
+
+
+def test_the_older_functions_are_tools() -> None:
+    turns = [
+        CHAT[0],
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "2"},
+        CHAT[1],
+    ]
+    schema = {"name": "f", "parameters": {"type": "object"}}
+    read = row_from({"messages": turns, "functions": [schema]}, "here")
+    assert read.tools == ({"type": "function", "function": schema},)
+    assert read == row_from({"messages": turns, "tools": [schema]}, "here")
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "learned"),
+    [
+        (["red", "blue"], 1, "B. blue"),
+        (["red", "blue"], "1", "B. blue"),
+        (["red", "blue"], "A", "A. red"),
+        (["red", "blue"], "red", "A. red"),
+        ({"text": ["red", "blue"], "label": ["1", "2"]}, "2", "2. blue"),
+        ('["red", "blue"]', "0", "A. red"),
+    ],
+)
+@pytest.mark.parametrize("key", ["choices", "options"])
+def test_the_options_of_a_question_are_lettered(
+    key: str, choices: object, answer: object, learned: str
+) -> None:
+    row = row_from({"question": "Which?", key: choices, "answer": answer}, "here")
+    assert row.target == learned
+    assert row.source.startswith("Which?\n") and "red" in row.source and "blue" in row.source
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer"),
+    [(["red", "blue"], 2), (["red", "blue"], "green"), (["0", "2", "1"], 1), ("red or blue", 0)],
+)
+def test_an_answer_that_fits_no_single_option_is_refused(choices: object, answer: object) -> None:
+    with pytest.raises(ConfigError, match=r"here: (answer|choices) is "):
+        row_from({"question": "Which?", "choices": choices, "answer": answer}, "here")
+
+
+FILLED: Mapping[str, object] = {
+    **dict.fromkeys(PROMPT_KEYS, "x"),
+    "history": HISTORY,
+    **{name: [{"name": "f"}] for name in ("tools", "functions")},
+    **{name: ["a", "b"] for name in ("choices", "options")},
+}
+
+
+@pytest.mark.parametrize("name", PROMPT_KEYS)
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"text": "a"},
+        {"messages": CHAT},
+        {"question": "a", "answer": "b"},
+        {"question": "a", "answer": "0"},
+        {"prompt": CHAT[:1], "completion": CHAT[1:]},
+        {
+            "table_id": "1",
+            "question": "Who?",
+            "sql": {"sel": "Name", "conds": [], "agg": ""},
+        },
+    ],
+)
+def test_a_column_of_the_prompt_is_never_only_listed(tmp_path: Path, row: Row, name: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [{**row, name: FILLED[name]}] * 2)
+    try:
+        made = prepared(path)
+    except ConfigError as error:
+        assert f"'{name}'" in str(error) or f" {name}" in str(error) or "answer is" in str(error)
+    else:
+        assert name not in made.not_read
+    # On purpose, the column is left out, and named.
+    made = prepared(path, ignore=[name])
+    assert made.not_read == [name]
+    assert {read.source for read in lines(made)} == {row_from(row, "here").source}
+
+
+def test_a_column_of_the_prompt_in_other_letters_or_beside_columns_is_refused(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "rows.csv", [{**ALPACA, "System": "Be brief."}] * 2)
+    with pytest.raises(ConfigError, match="Did you mean 'system'"):
+        prepared(path)
+    path = write(tmp_path / "named.csv", [{"q": "a", "a": "b", "system": "Be brief."}] * 2)
+    columns = {"question": "q", "answer": "a"}
+    with pytest.raises(ConfigError, match="Add 'system': 'system' to columns"):
+        prepared(path, columns=columns)
+    made = prepared(path, columns={**columns, "system": "system"})
+    assert all(row.messages[0]["role"] == "system" for row in lines(made))
+
+
+# Empty questions.
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.asks}-{form.answers}")
+@pytest.mark.parametrize("end", ["jsonl", "json", "csv"])
+@pytest.mark.parametrize("empty", ["", "  ", None])
+def test_an_empty_question_is_one_in_every_form_and_format(
+    tmp_path: Path, form: Any, end: str, empty: str | None
+) -> None:
+    whole = {form.asks: "a", form.answers: "b", "text": "a b"}
+    path = write(tmp_path / f"rows.{end}", [whole, whole, {**whole, form.asks: empty}, whole])
+    place = "line 4" if end == "csv" else "line [13]"
+    with pytest.raises(
+        ConfigError, match=rf"rows\.{end}, {place}: {form.asks} is empty.*drop_empty"
+    ):
+        prepared(path)
+    made = prepared(path, drop_empty=True)
+    assert made.train_rows + made.eval_rows == 3
+    assert list(made.remarks.values()) == [1]
+    assert made.not_read == ["text"]
+
+
+def test_rows_that_lack_a_key_of_the_file_lack_its_value(tmp_path: Path) -> None:
+    rows = [{"question": "a", "answer": "b"}, {"answer": "b", "text": "a b"}] * 3
+    path = write(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.meant.check_empty.rows-lack", 3, "rows.jsonl, line 2")
+    ):
+        prepared(path)
+    # A mixture of forms is no row with an empty question.
+    rows = [{"question": "a", "answer": "b"}, {"text": "c"}, {"messages": CHAT}] * 2
+    read = lines(prepared(write(tmp_path / "mixed.jsonl", rows)))
+    assert sorted(row.target for row in read) == sorted(["b", "c", "Hello."] * 2)
+
+
+# Pairs.
+
+TURNS = {"chosen": CHAT[1:], "rejected": [{"role": "assistant", "content": "No."}]}
+QUESTION = {"instruction": "Say", "input": "Hi"}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "Hi", "chosen": [*CHAT], "rejected": [CHAT[0], *TURNS["rejected"]]},
+        {"prompt": "Hi", **TURNS},
+        {"prompt": CHAT[:1], "chosen": [*CHAT], "rejected": [CHAT[0], *TURNS["rejected"]]},
+        {"prompt": CHAT[:1], "chosen": "Hello.", "rejected": "No."},
+        {"messages": CHAT[:1], **TURNS},
+        {
+            "conversations": [{"from": "human", "value": "Hi"}],
+            "chosen": {"from": "gpt", "value": "Hello."},
+            "rejected": {"from": "gpt", "value": "No."},
+        },
+        {
+            "input": {"messages": CHAT[:1], "tools": [], "parallel_tool_calls": True},
+            "preferred_output": TURNS["chosen"],
+            "non_preferred_output": TURNS["rejected"],
+        },
+    ],
+)
+@pytest.mark.parametrize("end", ["jsonl", "csv"])
+def test_every_published_form_of_a_pair_of_chats_is_one_row(
+    tmp_path: Path, row: Row, end: str
+) -> None:
+    expected = method_of("dpo").rows.read({"prompt": CHAT[:1], **TURNS}, "here")
+    made = prepared(write(tmp_path / f"rows.{end}", [row] * 2), "dpo")
+    assert lines(made) == [expected] * 2
+    assert made.not_read == []
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.asks}-{form.answers}")
+@pytest.mark.parametrize("end", ["jsonl", "csv"])
+def test_every_form_of_a_question_stands_beside_a_pair(tmp_path: Path, form: Any, end: str) -> None:
+    row = {form.asks: "Hi", "chosen": "Hello.", "rejected": "No."}
+    if form.given:
+        row[form.given] = "Ann"
+    made = prepared(write(tmp_path / f"rows.{end}", [row] * 2), "dpo")
+    for read in lines(made):
+        assert "Hi" in f"{read.source} {read.input}"
+        assert ("Ann" in read.input) == bool(form.given)
+        assert (read.target, rejected_of(read)["content"]) == ("Hello.", "No.")
+    assert made.not_read == []
+    with pytest.raises(ConfigError, match=f"{form.asks} is empty|have no prompt"):
+        prepared(write(tmp_path / f"empty.{end}", [{**row, form.asks: ""}] * 2), "dpo")
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto", "grpo"])
+def test_a_system_column_is_read_by_every_method(method: str) -> None:
+    answers = {"chosen": "Hello.", "rejected": "No.", "answer": "Hello.", "label": True}
+    if method == "dpo":
+        del answers["answer"]
+    row = {"system": "Be brief.", "question": "Hi", **answers}
+    read = method_of(method).rows.read(row, "here")
+    assert [turn["role"] for turn in read.messages][:2] == ["system", "user"]
+
+
+def test_the_input_of_an_instruction_is_asked_by_grpo() -> None:
+    read = method_of("grpo").rows.read({**QUESTION, "output": "Hello."}, "here")
+    assert (read.source, read.input) == ("Say", "Hi")
+
+
+# Messages.
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "Prompt,Completion\na,b\n", "Did you mean 'prompt' for 'Prompt' and"),
+        ("a.csv", "prompt , completion\na,b\n", "'prompt': 'prompt ', 'completion': ' completion'"),
+        (
+            "a.csv",
+            "id,body\n1,b\n",
+            r"dataset=\{'kind': 'files', 'train': '.*a.csv', 'columns': \{",
+        ),
+        ("a.json", '{"prompt": {"0": "a"}, "completion": {"0": "b"}}', "orient='records'"),
+        ("a.json", '{"prompt": ["a", "b"], "completion": ["c", "d"]}', "Dataset.to_dict"),
+        ("a.jsonl", '[{"prompt": "a", "completion": "b"}]', "suffix .json"),
+        ("a.jsonl", '[\n{"prompt": "a", "completion": "b"}\n]', "suffix .json"),
+        ("a.jsonl", '{\n "prompt": "a", "completion": "b"\n}', "suffix .json"),
+        ("a.jsonl", '{"prompt": "a", "completion": "b",}\n', "no comma before a closing bracket"),
+        ("a.jsonl", '{"prompt": "a", "completion": "b"},\n', "the comma at the end of the line"),
+        ("a.csv", "messages\n\"[{'role': 'user', 'content': 'a'}]\"\n", "pandas' to_csv writes"),
+        ("a.csv", "prompt,completion\n\"[{'role': 'user'}]\",b\n", "pandas' to_csv writes"),
+    ],
+)
+def test_a_file_in_another_form_names_the_way_out(
+    tmp_path: Path, name: str, text: str, message: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        prepared(path)
+
+
+def test_a_question_after_a_tool_s_turn_names_the_way_out() -> None:
+    call = {"function": {"name": "f", "arguments": {}}}
+    turns = [CHAT[0], {"role": "assistant", "tool_calls": [call]}]
+    turns += [{"role": "tool", "content": "2"}, *CHAT]
+    with pytest.raises(
+        ConfigError,
+        match=sentence("finetune.messages._check_order.write-assistants-answer", "messages[3]"),
+    ):
+        row_from({"messages": turns}, "here")

@@ -1,0 +1,136 @@
+"""Table of the forms of rows: the columns of a question, of its answer, and of their context.
+
+A new form is a line of `FORMS` and a test. Chats and tables have readers of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
+
+from workbench.finetune.data.lines import is_filled
+from workbench.finetune.data.messages import CHAT, CHAT_KEYS, SYSTEM_KEYS, TOOL_KEYS
+from workbench.finetune.data.task import Form
+from workbench.finetune.data.tasks import TASK
+
+SUMMARIZE = "Summarize this dialogue:"
+
+FORMS = (
+    Form("source", "target", given="input"),
+    Form("instruction", "output", given="input"),
+    Form("instruction", "response", given="context"),
+    Form("dialogue", "summary", heading=SUMMARIZE),
+    Form("dialog", "summary", heading=SUMMARIZE),
+    Form("document", "summary", heading="Summarize this document:"),
+    Form("article", "highlights", heading="Summarize this article:"),
+    Form("prompt", "completion"),
+    Form("question", "answer", given="context"),
+    Form("query", "response"),
+)
+EVERY = (*FORMS, TASK.form)
+ANSWERS = {
+    form.asks: [other.answers for other in EVERY if other.asks == form.asks] for form in FORMS
+}
+"""Question key of a form, with the keys that may contain the answer."""
+ALONE = "text"
+"""Key of plain text."""
+HISTORY = "history"
+"""Key of the exchanges before the question."""
+CHOICE_KEYS = ("choices", "options")
+"""Keys of the options of a question."""
+PROMPT_KEYS = (*SYSTEM_KEYS, HISTORY, *TOOL_KEYS, *CHOICE_KEYS)
+"""Keys beside a question or a chat that change what a model is asked."""
+PAIR = ("chosen", "rejected")
+"""Columns of two answers to a prompt, the better answer first."""
+PAIRS = (
+    PAIR,
+    ("preferred_output", "non_preferred_output"),  # OpenAI
+    ("chosen_response", "rejected_response"),
+    ("response_j", "response_k"),
+)
+"""Columns of two answers in published datasets, the better answer first."""
+_QUESTION_KEYS = [key for form in EVERY for key in (form.asks, form.answers, form.given) if key]
+FIELDS = dict.fromkeys(
+    [*_QUESTION_KEYS, ALONE, CHAT, *PROMPT_KEYS, *TASK.fields, *PAIR, "label", *CHAT_KEYS]
+)
+"""Fields of all forms, which `columns` may name."""
+_LIKE = 0.75  # least likeness of a column's name to a key
+
+
+def form_of(row: Mapping[str, object]) -> Form | None:
+    """Return the form of a question and an answer; None for plain text or an unknown form.
+
+    The names of the columns decide. If a row names the columns of several forms, the form with
+    more filled columns counts.
+
+    Example:
+        >>> row = {"question": "", "answer": "2", "query": None, "response": None, "text": "…"}
+        >>> form_of(row)[:2]
+        ('question', 'answer')
+    """
+    best: Form | None = None
+    most = -1
+    for form in EVERY:
+        if form.asks in row and form.answers in row:
+            count = is_filled(row[form.asks]) + is_filled(row[form.answers])
+            if count > most:
+                best = form
+                most = count
+    if most <= 0 and is_filled(row.get(ALONE)):
+        return None
+    return best
+
+
+def question_form(row: Mapping[str, object]) -> Form | None:
+    """Return the form whose question a row has, with or without the answer of the form."""
+    named = [form for form in EVERY if form.asks in row]
+    filled = [form for form in named if is_filled(row[form.asks])]
+    # `instruction` has two forms, which differ in the context.
+    with_context = [form for form in filled if form.given and is_filled(row.get(form.given))]
+    return next(iter(with_context or filled or named), None)
+
+
+def names_form(keys: Iterable[str]) -> Form | None:
+    """Return the first form whose two keys are among `keys`."""
+    present = set(keys)
+    return next((form for form in EVERY if {form.asks, form.answers} <= present), None)
+
+
+def suggested_columns(present: Iterable[object]) -> tuple[dict[str, str], bool]:
+    """Return columns for the fields of the nearest form, and whether the names are near.
+
+    Example:
+        >>> suggested_columns(["Prompt", " completion"])
+        ({'prompt': 'Prompt', 'completion': ' completion'}, True)
+        >>> suggested_columns(["id", "body", "title"])
+        ({'source': 'id', 'target': 'body'}, False)
+    """
+    names = [str(name) for name in present]
+    best: dict[str, str] = {}
+    highest = 0.0
+    for form in FORMS:
+        found = nearest_columns(form[:2], names)
+        likeness = [_likeness(key, name) for key, name in found.items()]
+        # At least one of the columns is known by its name.
+        if len(found) == 2 and max(likeness) >= _LIKE and sum(likeness) > highest:
+            best = found
+            highest = sum(likeness)
+    if highest >= 2 * _LIKE:
+        return best, True
+    if len(names) > 1:
+        return best or {"source": names[0], "target": names[1]}, False
+    return {ALONE: names[0] if names else "…"}, False
+
+
+def nearest_columns(keys: Iterable[str], names: Sequence[str]) -> dict[str, str]:
+    """Return the column with the most similar name for every key, each column once."""
+    found: dict[str, str] = {}
+    for key in keys:
+        others = [name for name in names if name not in found.values()]
+        if others:
+            found[key] = max(others, key=lambda name: _likeness(key, name))
+    return found
+
+
+def _likeness(key: str, name: str) -> float:
+    return SequenceMatcher(None, key, name.strip().casefold()).ratio()
