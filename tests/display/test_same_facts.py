@@ -150,7 +150,7 @@ def test_the_panel_names_columns_that_are_not_read_and_counts_empty_answers(
 ) -> None:
     fill(written)  # type: ignore[operator]
     head = dict(RunFacts(RunView(written.paths.root)).head)
-    assert head["columns not read"] == f"label, {EVIL}"
+    assert head["not read"] == f"label, {EVIL}"
     assert head["rows with an empty answer"] == "7"
 
 
@@ -158,11 +158,11 @@ def test_before_the_ranks_report_the_panel_states_what_was_found_at_submit(
     written: WrittenRun,
 ) -> None:
     queued(written)
-    assert "columns not read" not in dict(RunFacts(RunView(written.paths.root)).head)
+    assert "not read" not in dict(RunFacts(RunView(written.paths.root)).head)
     written.paths.inputs.mkdir(exist_ok=True)
     write_json(written.paths.job, {"not_read": ["images"], "empty_answers": 2})
     head = dict(RunFacts(RunView(written.paths.root)).head)
-    assert (head["columns not read"], head["rows with an empty answer"]) == ("images", "2")
+    assert (head["not read"], head["rows with an empty answer"]) == ("images", "2")
 
 
 def test_a_result_states_the_same_of_its_rows_in_text_and_html(written: WrittenRun) -> None:
@@ -170,7 +170,7 @@ def test_a_result_states_the_same_of_its_rows_in_text_and_html(written: WrittenR
     written.end(not_read=["label", EVIL], empty_answers=7)
     result = RunResult.load(written.paths.root)
     text, page = folded(str(result)), Seen(result._repr_html_())
-    for fact in ("columns not read", folded(f"label, {EVIL}"), "rows with an empty answer"):
+    for fact in ("not read", folded(f"label, {EVIL}"), "rows with an empty answer"):
         assert fact in text
         assert fact in page.text
     assert (result.not_read, result.empty_answers) == (("label", EVIL), 7)

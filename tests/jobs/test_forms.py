@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -482,3 +483,77 @@ def test_a_question_after_a_tool_s_turn_names_the_way_out() -> None:
         match=sentence("finetune.messages._check_order.write-assistants-answer", "messages[3]"),
     ):
         row_from({"messages": turns}, "here")
+
+
+# Folders.
+
+
+@pytest.mark.parametrize("name", ["eval", "dev", "validation", "valid", "val"])
+def test_a_folder_s_rows_to_evaluate_on_have_every_usual_name(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "train.jsonl", [ALPACA] * 4)
+    write(tmp_path / f"{name}.jsonl", [ALPACA] * 3)
+    made = prepare(dataset_from(str(tmp_path)), tmp_path / "out")
+    assert (made.train_rows, made.eval_rows, list(made.not_read)) == (4, 3, [])
+
+
+def test_files_of_rows_that_a_folder_does_not_use_are_named(tmp_path: Path) -> None:
+    for name in ("train.jsonl", "train.csv", "test.jsonl", "eval.jsonl", "val.jsonl", "more.json"):
+        write(tmp_path / name, [{"text": "a", "id": 1}] * 3)
+    (tmp_path / "README.md").write_text("Rows.")
+    made = prepare(dataset_from(str(tmp_path)), tmp_path / "out")
+    assert (made.train_rows, made.eval_rows) == (3, 3)
+    unread = ["more.json", "test.jsonl", "train.csv", "val.jsonl"]
+    assert list(made.not_read) == ["id", *(f"file {name}" for name in unread)]
+
+
+def test_a_clone_of_a_hub_dataset_is_a_dataset(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for number in range(2):
+        write(tmp_path / "data" / f"train-0000{number}-of-00002.jsonl", [ALPACA] * 2)
+    write(tmp_path / "data" / "validation-00000-of-00001.jsonl", [ALPACA])
+    write(tmp_path / "data" / "test-00000-of-00001.jsonl", [ALPACA])
+    made = prepare(dataset_from(str(tmp_path)), tmp_path / "out")
+    assert (made.train_rows, made.eval_rows) == (4, 1)
+    assert made.not_read == ["file test-00000-of-00001.jsonl"]
+
+
+def test_a_folder_without_training_rows_names_what_it_has(tmp_path: Path) -> None:
+    write(tmp_path / "rows.jsonl", [ALPACA])
+    (tmp_path / "more").mkdir()
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.dataset._from_path.dataset-folder-train", "rows.jsonl")
+    ):
+        dataset_from(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        ("https://huggingface.co/datasets/me/rows", "'kind': 'hub', 'name': 'me/rows'"),
+        ("https://huggingface.co/datasets/me/rows/tree/main", "'name': 'me/rows'"),
+        ({"kind": "files", "train": "https://hf.co/datasets/me/rows"}, "'name': 'me/rows'"),
+        ("me/rows", "'kind': 'hub', 'name': 'me/rows'"),
+    ],
+)
+def test_a_dataset_of_the_hub_is_named_as_one(dataset: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        dataset_from(dataset)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.jsonl", gzip.compress(b'{"text": "a"}'), "compressed by gzip"),
+        ("rows.csv", b"PK\x03\x04 a spreadsheet", "zip archive or a spreadsheet"),
+        ("rows.json", b"PAR1 a table", "is a Parquet file"),
+        ("rows.jsonl", '{"text": "a"}'.encode("utf-16-le"), "encoding='utf-16-le'"),
+        ("rows.ipynb", b"{}", "is a notebook"),
+        ("rows.pdf", b"%PDF-1.7", "is a document"),
+    ],
+)
+def test_a_file_that_is_no_text_gets_the_advice_that_fits(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        prepared(tmp_path / name)

@@ -314,4 +314,4 @@ def test_a_run_s_panel_and_result_name_what_was_not_read_and_count_empty_answers
         result = run.wait().raise_for_status()
     assert (result.not_read, result.empty_answers) == (("label", "url"), 3)
     head = dict(RunFacts(RunView(run.path)).head)
-    assert (head["columns not read"], head["rows with an empty answer"]) == ("label, url", "3")
+    assert (head["not read"], head["rows with an empty answer"]) == ("label, url", "3")

@@ -191,7 +191,7 @@ class ResultRecord(Measurements):
     precision: str = ""
     """Number format of the arithmetic."""
     not_read: tuple[str, ...] = ()
-    """Columns of the rows that no row format reads."""
+    """Columns that no row's form reads, and files of a dataset's folder that are not read."""
     empty_answers: Whole | None = None
     """Number of training and evaluation rows with an empty answer. None: not counted."""
     learning_rate: Number | None = None

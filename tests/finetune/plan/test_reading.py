@@ -152,7 +152,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         preview(Script("train.py"))  # type: ignore[arg-type]
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.rows.refuse_unknown.known-form-row", "rows.jsonl, line 2"),
+        match=sentence("finetune.meant.check_empty.fill-field-leave", "rows.jsonl, line 2"),
     ):
         preview(
             FineTune(
@@ -187,7 +187,7 @@ def test_text_and_html_state_the_same() -> None:
     )
     text, html = str(seen), seen._repr_html_()
     for part in (
-        "columns not read",
+        "not read",
         "c18 and 11 more",
         "11 among the first rows",
         "1,234, the first of the hub",

@@ -62,7 +62,7 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("launcher", result.launcher),
         ("optimizer steps", count(result.steps)),
         ("global batch size", count(result.global_batch_size)),
-        ("columns not read", plain(short_list(result.not_read, 20)) if result.not_read else ""),
+        ("not read", plain(short_list(result.not_read, 20)) if result.not_read else ""),
         ("rows with an empty answer", count(result.empty_answers) if result.empty_answers else ""),
         ("whole run", duration(result.duration_s)),
         ("time to first step", duration(result.time_to_first_step_s)),

@@ -28,7 +28,7 @@ def rows_doc(preview: RowPreview) -> Doc:
         ("training rows that repeat an earlier one", count(preview.duplicates) + first),
         ("evaluation rows that are training rows too", count(preview.overlap) + first),
         ("rows with an empty answer", count(preview.empty_answers) + first),
-        ("columns not read", not_read),
+        ("not read", not_read),
     ]
     for remark, number in preview.remarks.items():
         pairs.append((f"rows with {remark}", count(number)))

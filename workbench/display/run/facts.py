@@ -115,7 +115,7 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         pairs.append(("global batch size", count(rows_per_step)))
     not_read, empty = _of_rows(view)
     if not_read:
-        pairs.append(("columns not read", short_list(not_read, _NAMED_COLUMNS)))
+        pairs.append(("not read", short_list(not_read, _NAMED_COLUMNS)))
     if empty:
         pairs.append(("rows with an empty answer", count(empty)))
     if view.unpredicted:

@@ -29,6 +29,18 @@ _BROKEN = (EOFError, lzma.LZMAError, zlib.error, OSError)
 _FREE_BYTES = 256 << 20
 _MOST_TIMES = 300
 _CHUNK = 1 << 18
+# First bytes of files that are no text, with what to do.
+_NO_TEXT = (
+    (b"\x1f\x8b", "is compressed by gzip: let the name end in .gz, as in rows.jsonl.gz"),
+    (b"BZh", "is compressed by bzip2: let the name end in .bz2, as in rows.jsonl.bz2"),
+    (b"\xfd7zXZ", "is compressed by xz: let the name end in .xz, as in rows.jsonl.xz"),
+    (b"\x28\xb5\x2f\xfd", "is compressed by zstd: unpack the file, or pack it as .gz"),
+    (b"PK\x03\x04", "is a zip archive or a spreadsheet: unpack it, or save it as CSV"),
+    (b"PAR1", "is a Parquet file: let the name end in .parquet"),
+    (b"ARROW1", "is an Arrow file: save it as Parquet"),
+    (b"%PDF", "is a PDF: write its texts as rows of a .jsonl file"),
+    (b"SQLite format 3", "is a database: save a query as CSV or Parquet"),
+)
 # UTF-32 first: its four bytes begin with UTF-16's mark.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
@@ -65,9 +77,12 @@ def open_rows(path: Path, encoding: str | None = None) -> BinaryIO:
     file: IO[bytes] = (
         path.open("rb") if opener is None else io.BufferedReader(_Unpacked(path, opener), _CHUNK)
     )
+    beginning = file.read(16)
+    file.seek(0)
+    for mark, problem in _NO_TEXT:
+        if beginning.startswith(mark):
+            raise OSError(f"the content of the file {problem}")
     if encoding is None:
-        beginning = file.read(4)
-        file.seek(0)
         encoding = next((name for mark, name in _MARKS if beginning.startswith(mark)), None)
     if encoding is None:
         return file  # type: ignore[return-value]

@@ -57,7 +57,7 @@ class RowPreview(Shown):
     overlap: int
     """Evaluation rows equal to a training row."""
     not_read: Sequence[str] = ()
-    """Columns unused by the form of every row."""
+    """Columns unused by the form of every row, and files of a folder that are not read."""
     empty_answers: int = 0
     """Rows whose answer is empty."""
     remarks: Mapping[str, int] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -15,6 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import gate, is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Positive, Record, Text, nested, read_kind
+from workbench.base.words import short_list
 from workbench.finetune.data.meant import Written
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal, any_row
@@ -108,6 +110,7 @@ class Mix(Record):
 
 
 Dataset = Mini | RowFiles | Release | Hub | Mix
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _BEFORE = {"jsonl": RowFiles.kind}  # names in earlier versions
 NAMED: Mapping[str, Mapping[str, object]] = {**NAMES}
 """Options of every dataset that has a name."""
@@ -136,7 +139,7 @@ class Prepared:
     eval_rows: int
     hub: Mapping[str, object] | None
     not_read: Sequence[str] = ()
-    """Columns not read by any row's form.
+    """Columns not read by any row's form, and files of rows of a folder that are not read.
 
     Of a hub dataset, only the first rows are checked, if reachable.
     """
@@ -157,8 +160,8 @@ def dataset_from(value: str | Mapping[str, object]) -> Dataset:
     Args:
         value: A name (`wikisql-mini`, `wikisql`), a path, or an object with `kind` and its options.
             A path is a file of rows, a `.tar.bz2`, or a folder with `train` and optionally `eval`
-            (`dev`, `validation`) in any format and tables. Files and folders may be addresses in an
-            object store, such as `s3://bucket/rows.jsonl`.
+            (`dev`, `validation`, `valid`, `val`) in any format and tables. Files and folders may be
+            addresses in an object store, such as `s3://bucket/rows.jsonl`.
 
     Raises:
         ConfigError: The kind, a key or a name is unknown, or a required key or file is missing.
@@ -263,10 +266,19 @@ def _from_path(path: Path, value: str) -> Dataset:
             f"name end in {', '.join(FORMATS)}; or name the file as 'train' of a dataset of kind "
             "'files', to read the file as JSON Lines"
         )
+    if is_folder(path):
+        there = [each.name for each in sorted(path.iterdir()) if is_rows(each) or is_folder(each)]
+        has = f"has {short_list(there)}" if there else "has no file of rows"
+        raise ConfigError(
+            f"dataset {value!r}: the folder has no train file, such as train.jsonl, and {has}. "
+            "Name a file as the dataset, or name the files: dataset={'kind': 'files', 'train': …}"
+        )
     if len(path.parts) > 1 or path.suffix in FORMATS:
+        hub = f" A dataset of the hub is dataset={{'kind': 'hub', 'name': {value!r}}}."
         raise ConfigError(
             f"dataset {value!r}: there is no file or folder {path.absolute()}. "
             "Check the spelling; a relative path counts from the current folder."
+            + (hub if _HUB_NAME.fullmatch(value) else "")
         )
     places = [
         "a folder with train.jsonl",

@@ -30,7 +30,9 @@ from workbench.finetune.data.sources.stored import (
 from workbench.rundir.stores.address import is_address
 
 _DEFAULT_SHARE = 0.05
-_EVALUATION = ("eval", "dev", "validation")
+_EVALUATION = ("eval", "dev", "validation", "valid", "val")
+_CLONE = "data"
+"""Folder of the rows in a clone of a dataset of the Hugging Face hub."""
 _TABLES = ("tables.jsonl", "train.tables.jsonl", "dev.tables.jsonl")
 _PATHS = ("train", "eval", "tables")
 _GLOB = re.compile(r"[*?\[]")
@@ -236,19 +238,39 @@ def is_rows(path: Path) -> bool:
     )
 
 
+class RowFolder(RowFiles):
+    """Rows of a folder, found by the names of the files."""
+
+    unread: Sequence[str] = ()
+    """Names of files of rows in the folder that are not read."""
+
+    def write(self, folder: Path, *, refusal: Refusal, reader: RowReader = ANSWER_ROWS) -> Written:
+        """Convert the files, and name the files of rows that are not read."""
+        made = super().write(folder, refusal=refusal, reader=reader)
+        files = [f"file {name}" for name in self.unread]
+        return made._replace(not_read=[*made.not_read, *files])
+
+
 def files_of(folder: Path) -> RowFiles | None:
     """Return the dataset in a folder by its file names; None without a `train` file."""
     if is_saved(folder):
         return RowFiles(train=str(folder))
     train = _in_order(_parts(folder, "train"))
     if not train:
-        return None
+        clone = folder / _CLONE
+        return files_of(clone) if is_folder(clone) and folder.name != _CLONE else None
     evaluation: list[str] = []
     for name in _EVALUATION:
         evaluation = evaluation or _in_order(_parts(folder, name))
     tables = [folder / name for name in _TABLES]
     its_tables = _in_order([path for path in tables if is_there(path)])
-    return RowFiles(train=train, eval=evaluation or None, tables=its_tables or None)
+    read = {*train, *evaluation, *its_tables}
+    unread = [
+        path.name
+        for path in sorted(folder.iterdir())
+        if is_rows(path) and str(path) not in read and path.name not in _TABLES
+    ]
+    return RowFolder(train=train, eval=evaluation or None, tables=its_tables or None, unread=unread)
 
 
 def _in_order(paths: Sequence[Path]) -> list[str]:

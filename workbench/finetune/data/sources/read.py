@@ -246,7 +246,13 @@ def _refuse_columns(data: Mapping[str, object], name: str) -> None:
             )
     if values and all(isinstance(value, list) for value in values):
         cells = [cell for value in values if isinstance(value, list) for cell in value]
-        if cells and len({*map(len, values)}) == 1 and not isinstance(cells[0], Mapping):  # type: ignore[arg-type]
+        of_splits = {"train", "test", "validation", "eval"} & data.keys()
+        if (
+            cells
+            and not of_splits
+            and len({*map(len, values)}) == 1
+            and not isinstance(cells[0], Mapping)
+        ):  # type: ignore[arg-type]
             raise ConfigError(
                 f"{name} is an object of columns, as Dataset.to_dict() writes, and rows are "
                 "needed. Write dataset.to_json('rows.jsonl')"

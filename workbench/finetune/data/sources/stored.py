@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,11 +25,20 @@ from workbench.rundir.stores.store import Copy, Store
 
 _T = TypeVar("_T")
 _ARCHIVE = ".tar.bz2"
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/datasets/([\w.-]+/[\w.-]+)", re.IGNORECASE
+)
 
 
 def check_rows_address(option: str, text: str) -> str:
     """Return a checked address of rows. The store is not asked."""
     what = f"dataset {option}"
+    page = _HUB_PAGE.match(text)
+    if page is not None:
+        hub = {"kind": "hub", "name": page[1]}
+        raise ConfigError(
+            f"{what} {text!r} is a page of the Hugging Face hub. Name the dataset: dataset={hub}"
+        )
     address = check_address(text, what, globs=True)
     if address.lower().endswith(_ARCHIVE):
         raise ConfigError(
