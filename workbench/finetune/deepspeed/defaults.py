@@ -13,8 +13,8 @@ from workbench.finetune.deepspeed.check import FIELDS, SCHEDULES, check_form, ow
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
+from workbench.finetune.options.folders import ADAPTERS
 from workbench.finetune.options.models import (
-    ADAPTERS,
     TINY_LLAMA,
     TINY_T5,
     Family,
