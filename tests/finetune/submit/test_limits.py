@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -561,7 +562,10 @@ def test_adapters_are_sent_without_the_rest(tmp_path: Path) -> None:
 
 
 def test_every_file_of_a_tokenizer_of_transformers_is_sent(tmp_path: Path) -> None:
-    source = Path(pytest.importorskip("transformers").__file__).parent
+    found = find_spec("transformers")
+    if found is None or found.origin is None:
+        pytest.skip("needs transformers")
+    source = Path(found.origin).parent
     pattern = re.compile(r"^VOCAB_FILES_NAMES = (\{.*?\})", re.DOTALL | re.MULTILINE)
     names: set[str] = set()
     for path in source.glob("models/*/tokenization_*.py"):
@@ -571,11 +575,3 @@ def test_every_file_of_a_tokenizer_of_transformers_is_sent(tmp_path: Path) -> No
     for name in names:
         (tmp_path / name).write_text("{}")
     assert set(model_files(tmp_path)) == names
-
-
-def test_the_mappings_are_those_of_transformers() -> None:
-    auto = pytest.importorskip("transformers.models.auto.modeling_auto")
-    from workbench.finetune.job.architectures import _CAUSAL, _PAIRS, _SCORES, _mappings
-
-    for name in (_CAUSAL, _PAIRS, _SCORES):
-        assert set(_mappings()[name]) == set(getattr(auto, name))

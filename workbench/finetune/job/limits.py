@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import is_there, user_path
+from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import Json, part, text, whole
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.architectures import check_architecture, check_not_quantized
@@ -25,6 +25,7 @@ from workbench.finetune.job.tokenizer_files import (
     tokens_of,
 )
 from workbench.finetune.job.weights import check_adapters, check_weights
+from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.limits import too_many_parts
 from workbench.finetune.options.models import ModelKind, cached_folder, model_kind
 
@@ -82,6 +83,21 @@ def check_configuration(job: FineTuneOptions) -> None:
     rows = embeddings_of(config)
     if rows:
         check_ids(tokens, rows, source, place, template_of(job, place))
+
+
+def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
+    """Raise ConfigError if the folder of a trained model, or its base, cannot be loaded.
+
+    `before` also loads the base of a model that was trained as a whole.
+    """
+    adapters = job.peft != Peft.NONE
+    if adapters:
+        check_adapters(folder)
+    else:
+        check_weights(folder)
+    check_is_there(folder)
+    if adapters or before:
+        check_model_files(job)
 
 
 def model_notes(job: FineTuneOptions) -> Iterator[str]:
@@ -144,7 +160,10 @@ def template_of(job: FineTuneOptions, folder: Path) -> str:
         return job.chat_template
     file = folder / "chat_template.jinja"
     if is_there(file):
-        return file.read_text(encoding="utf-8", errors="replace")
+        try:
+            return read_given(file)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}. Copy the file again") from error
     return text(read_object(folder / "tokenizer_config.json").get("chat_template"))
 
 
