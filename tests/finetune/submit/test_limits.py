@@ -152,6 +152,11 @@ def last_checkpoint(folder: Path) -> None:
     write(folder, trainer_state__json={})
 
 
+def adapters_without_base(folder: Path) -> None:
+    write(folder, adapter_config__json={"base_model_name_or_path": "/gone/base", "r": 8})
+    weights(folder / "adapter_model.safetensors")
+
+
 def adapters_without_weights(folder: Path) -> None:
     write(folder, adapter_config__json={"base_model_name_or_path": "tiny-llama", "r": 8})
 
@@ -314,6 +319,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         {},
         ["tokenizer.json", "AutoTokenizer"],
     ),
+    "adapters without their base": (adapters_without_base, LORA, ["/gone", "resume_from"]),
     "adapters without weights": (adapters_without_weights, LORA, ["adapter_model.safetensors"]),
     # Folders of other tools.
     "no weights": (others(), {}, ["no weights", "save_pretrained"]),
@@ -410,6 +416,20 @@ def image_token(folder: Path) -> None:
     write(folder, tokenizer__json=folders.tokenizer({"<image_soft_token>": ROWS}))
 
 
+def mask_beyond(folder: Path) -> None:
+    """facebook/bart-large-cnn has an embedding less than its vocabulary has tokens."""
+    folders.model(folder, **{**BART, "vocab_size": WORDS})
+    vocabulary = {f"w{number}": number for number in range(WORDS)}
+    write(folder, tokenizer__json=None, vocab__json={**vocabulary, "<mask>": WORDS})
+    write(folder, tokenizer_config__json={"tokenizer_class": "BartTokenizer"})
+    (folder / "merges.txt").write_text("")
+
+
+def picture_in_template(folder: Path) -> None:
+    image_token(folder)
+    change(folder / "tokenizer_config.json", chat_template="<image_soft_token>{{ messages }}")
+
+
 def default_end(folder: Path) -> None:
     changed("tokenizer_config.json", tokenizer_class="GPT2Tokenizer", eos_token=...)(folder)
 
@@ -440,6 +460,8 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     ".bin": (bin_alone, {}),
     "multimodal": (multimodal, {}),
     "token of images": (image_token, {}),
+    "token of images in the template": (picture_in_template, {}),
+    "mask without an embedding": (mask_beyond, {**SHORT}),
     "own code of a known type": (causal("phi3", auto_map={"AutoConfig": "m.C"}), {}),
     "default end": (default_end, {}),
     "chat": (chat_alone, {}),

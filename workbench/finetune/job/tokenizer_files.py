@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -46,6 +47,8 @@ _GENERAL = (
     "SentencePieceBackend",
     "TokenizersBackend",
 )
+_MARKED = re.compile(r"<.*>|\[.*\]")
+_OF_PICTURES = re.compile(r"image|img|vision|video|audio", re.IGNORECASE)
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls")
 _CONFIG = "tokenizer_config.json"
 
@@ -57,7 +60,7 @@ class Tokens:
     largest: tuple[str, int] | None
     """Last token of the vocabulary and its id, without added tokens. None: in a binary form."""
     added: Mapping[str, int]
-    """Ids of added tokens and of tokens with a role."""
+    """Ids of added tokens, of tokens with a role, and of tokens in `<…>` or `[…]`."""
     roles: Mapping[str, str | None]
     """Token of every role, such as `eos`. None: without a token. A missing role is unknown."""
 
@@ -129,7 +132,7 @@ def check_ids(tokens: Tokens, rows: int, source: str, folder: Path, template: st
                 f"{folder / _CONFIG}: the {role}_token {shortened(token)} has id {beyond[token]}, "
                 f"and the model has {rows} embeddings (vocab_size of {source}). {RESIZE}{instead}"
             )
-    used = [token for token in beyond if token in template]
+    used = [token for token in beyond if token in template and not _OF_PICTURES.search(token)]
     if tokens.largest is not None and tokens.largest[1] >= rows:
         token, number = tokens.largest
         used = [token]
@@ -216,6 +219,10 @@ def _vocabulary_at(path: Path, _size: int, _mtime_ns: int, asked: tuple[str, ...
             match entry:
                 case {"content": str(token), "id": int(number)}:
                     added[token] = number
+    for token, number in ids.items():
+        # Some vocabularies end with a token that no text has, as BART's end with <mask>.
+        if _MARKED.fullmatch(token):
+            added.setdefault(token, number)
     plain = {token: number for token, number in ids.items() if token not in added}
     last = max(plain, key=plain.__getitem__, default=None)
     return _Vocabulary(
