@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,10 +16,11 @@ from tests.finetune.submit import folders
 from tests.finetune.submit.folders import SPECIAL, WORDS, change, weights, write
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import check_loaded, model_notes
+from workbench.finetune.job.limits import check_loaded, check_trained, model_notes
 from workbench.finetune.plan.plan import plan
 from workbench.finetune.plan.reading import preview
 from workbench.finetune.submit.prepare import check_early
+from workbench.finetune.submit.stage import sent_folder, sent_model
 from workbench.finetune.submit.travels import model_files, sent_notes
 from workbench.jobs.job import NewRun
 
@@ -499,6 +502,10 @@ def test_ranks_refuse_what_the_notebook_could_not_know() -> None:
     with pytest.raises(ConfigError, match=r"pad_token .* id 9, and the model has 9"):
         check_loaded(job.replace(**SHORT), config, {"eos_token": 8, "pad_token": 9})
     check_loaded(job.replace(**SHORT), config, {"eos_token": 8, "pad_token": None})
+    packed = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    check_loaded(job.replace(peft="qlora"), packed, {})
+    with pytest.raises(ConfigError, match="peft is 'lora'"):
+        check_loaded(job.replace(peft="lora"), packed, {})
 
 
 def test_lengths_beyond_rotary_positions_and_unused_tokens_are_noted(tmp_path: Path) -> None:
@@ -560,6 +567,56 @@ def test_only_files_that_are_read_are_sent(tmp_path: Path) -> None:
         (folder / name).write_text("x")
     assert set(model_files(folder)) == read
     assert [*sent_notes(job_of(folder))] == []
+
+
+class Store:
+    """A pod that sees no folder of this machine, in a folder of this machine."""
+
+    name = "pod-0"
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+
+    def sees(self, place: Path) -> bool:
+        return False
+
+    def put_once(self, local: Path, digest: str) -> str:
+        place = self.store / digest
+        shutil.copy(local, place)
+        return str(place)
+
+    def run(self, argv: list[str]) -> None:
+        subprocess.run(argv, check=True)
+
+
+def test_a_sent_folder_is_a_whole_model(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    shards(folder)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("x")
+    (folder / "optimizer.pt").write_bytes(b"x")
+    (tmp_path / "pod").mkdir()
+    pod: Any = Store(tmp_path / "pod")
+    sent = Path(sent_model(pod, folder))
+    assert sent.parent == tmp_path / "pod"
+    assert model_files(sent) == model_files(folder)
+    assert not (sent / "optimizer.pt").exists()
+    check_early(job_of(sent), gpus=0)
+    # A folder of tasks for lm-eval is sent as a whole.
+    assert (Path(sent_folder(pod, folder)) / "optimizer.pt").exists()
+
+
+def test_a_trained_model_is_checked_before_an_evaluation(tmp_path: Path) -> None:
+    trained = folders.model(tmp_path / "run" / "model")
+    base = folders.model(tmp_path / "base", quantization_config={"quant_method": "gptq"})
+    check_trained(trained, job_of(base), before=False)
+    with pytest.raises(ConfigError, match="gptq"):
+        check_trained(trained, job_of(base), before=True)
+    (trained / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="has no weights"):
+        check_trained(trained, job_of(base), before=False)
+    with pytest.raises(ConfigError, match=r"no adapter_model\.safetensors"):
+        check_trained(trained, job_of(base, peft="lora"), before=False)
 
 
 def test_large_files_that_stay_are_named(tmp_path: Path) -> None:

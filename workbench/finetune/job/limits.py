@@ -120,7 +120,9 @@ def check_loaded(job: FineTuneOptions, config: Json, special: Mapping[str, int |
 
     `special` has the ids of the tokens that rows get besides their text, by name.
     """
-    check_positions(job, config, f"the configuration of {job.model!r}")
+    source = f"the configuration of {job.model!r}"
+    check_not_quantized(job, config, source)
+    check_positions(job, config, source)
     rows = embeddings_of(config)
     for name, number in special.items():
         if rows and number is not None and number >= rows:
