@@ -134,6 +134,12 @@ def test_what_is_no_json_object_is_refused_with_its_place(
         resolve(own(str(path)), gpus=0)
 
 
+def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "my.json"
+    path.write_bytes(b"\xef\xbb\xbf" + b'{"zero_optimization": {"stage": 2}}')
+    assert load(str(path))[0] == {"zero_optimization": {"stage": 2}}
+
+
 def test_a_configuration_is_read_by_its_path_too(tmp_path: Path) -> None:
     path = tmp_path / "my.json"
     path.write_text('{"zero_optimization": {"stage": 2}}')
@@ -196,7 +202,8 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
             {"zero_optimization": ZERO1, "autotuning": {"metric": "speed"}},
             "metric is 'speed'; it must be one of",
         ),
-        ("zero1", {}, "stage is 0, and technique 'zero1' is stage 1"),
+        ("zero1", {}, "zero_optimization has no stage, and FineTune"),
+        ("zero2", {"zero_optimization": {"stage": 0}}, 'stage is 0, .*Write "stage": 2 '),
         ("zero1", {"zero_optimization": ZERO3}, "stage is 3"),
         ("zero1", {"zero_optimization": 1}, "must be an object"),
         ("zero3", {"zero_optimization": OFFLOAD}, "choose technique 'zero3-offload'"),
@@ -333,6 +340,14 @@ OFFLOAD = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
                 "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 1}},
             },
             "warmup_max_lr is 1",
+        ),
+        (
+            "zero1",
+            {
+                "zero_optimization": ZERO1,
+                "scheduler": {"type": "OneCycle", "params": {"cycle_max_lr": 1}},
+            },
+            "scheduler.type is 'OneCycle', which FineTune does not run. Use WarmupLR",
         ),
         (
             "zero1",

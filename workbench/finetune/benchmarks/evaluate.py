@@ -16,6 +16,7 @@ from workbench.finetune.answers.server import check_model
 from workbench.finetune.benchmarks.job import REPORT, Evaluation, checked_folder, trained_job
 from workbench.finetune.benchmarks.names import refusal
 from workbench.finetune.benchmarks.scores import Scores, as_evaluation, scores_from
+from workbench.finetune.job.limits import check_trained
 from workbench.finetune.methods.registry import method_of
 from workbench.rundir.catalog.benchmarks import add_evaluation
 from workbench.rundir.paths import RunPaths
@@ -71,6 +72,7 @@ def _checked(paths: RunPaths, tasks: Sequence[str], options: dict[str, Any]) -> 
             f"method {trained.method!r} trained a model that scores texts, and lm-eval asks for "
             "answers. The run's own evaluations have the accuracy of the scores"
         )
+    check_trained(paths.model, trained, before=bool(options.get("before", True)))
     job = Evaluation(run=str(paths.root), tasks=list(tasks), **options)
     include = None
     if job.include_path is not None:

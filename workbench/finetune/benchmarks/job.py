@@ -24,7 +24,7 @@ from workbench.base.record import (
     Unit,
 )
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.submit.stage import sent_model
+from workbench.finetune.submit.stage import sent_folder, sent_model
 from workbench.jobs.job import Job, NewRun, PodStore, PodView, Prepared, Program, Traits
 from workbench.jobs.launcher import Launcher
 from workbench.jobs.registry import job_from_dict
@@ -115,7 +115,7 @@ class Evaluation(Job):
         if base.is_dir():
             resolved["finetune"]["model"] = sent_model(pod, base)
         if self.include_path is not None:
-            resolved["include"] = sent_model(pod, Path(self.include_path))
+            resolved["include"] = sent_folder(pod, Path(self.include_path))
         return {paths.job.name: json.dumps(resolved)}
 
     def program_on(self, pod: PodView) -> Program:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, shortened
 from workbench.base.json_values import part
 from workbench.base.redact import mask_secrets
 from workbench.finetune.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
@@ -31,6 +31,8 @@ SCHEDULES = {
     "WarmupCosineLR": Schedule.COSINE,
 }
 """Nearest schedule of transformers for each schedule of DeepSpeed."""
+# DeepSpeed's OneCycle has no learning rate before its first step, which is logged.
+_RANGE_TEST = "LRRangeTest"
 FIELDS: Mapping[str, str] = {
     "optimizer.params.lr": "learning_rate",
     "optimizer.params.eps": "adam_epsilon",
@@ -272,7 +274,14 @@ def own_options(config: Mapping[str, object]) -> dict[str, dict[str, object]]:
 
 
 def _check_scheduler(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
-    kind = SCHEDULES.get(str(value_at(config, "scheduler.type")))
+    named = value_at(config, "scheduler.type")
+    if named is not None and named not in (*SCHEDULES, _RANGE_TEST):
+        raise ConfigError(
+            f"{source}: scheduler.type is {shortened(named)}, which FineTune does not run. Use "
+            f"{', '.join(SCHEDULES)} or {_RANGE_TEST}, or remove scheduler and choose a "
+            "lr_scheduler_type"
+        )
+    kind = SCHEDULES.get(str(named))
     if kind is not None and kind != job.lr_scheduler_type:
         raise ConfigError(
             f"{source}: scheduler.type decides how the learning rate continues ('{kind}'), "

@@ -13,13 +13,14 @@ from workbench.finetune.deepspeed.check import FIELDS, SCHEDULES, check_form, ow
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
+from workbench.finetune.options.folders import ADAPTERS
 from workbench.finetune.options.models import (
-    ADAPTERS,
     TINY_LLAMA,
     TINY_T5,
     Family,
     family_by_name,
     model_family,
+    model_kind,
 )
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import TECHNIQUES
@@ -114,7 +115,7 @@ def on_base(job: _Options) -> _Options:
                 f"lora {name} is {now[name]!r}, and the adapters "
                 f"in {folder} have {then[name]!r}; drop it"
             )
-    base = job.model if named else text(config.get("base_model_name_or_path"))
+    base = job.model if named else _base_of(folder, config)
     return job.replace(
         model=base,
         model_revision=_revision_of(job, base, config),
@@ -130,6 +131,19 @@ def _adapters(folder: Path) -> Json:
         raise ConfigError(
             f"the adapters in {folder} cannot be gone on with: {ADAPTERS} is unreadable"
         ) from error
+
+
+def _base_of(folder: Path, config: Json) -> str:
+    base = text(config.get("base_model_name_or_path"))
+    try:
+        model_kind(base)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder / ADAPTERS} names {base!r} as the base of the adapters, and this machine has "
+            "no such model. Give the base and the adapters: model=BASE and "
+            f"lora={{'resume_from': {str(folder)!r}}}"
+        ) from error
+    return base
 
 
 def _seed_of(job: FineTuneOptions, base: str, config: Json) -> int:

@@ -71,7 +71,8 @@ def _shipped(name: str) -> Traversable:
 
 def _read(path: Path) -> str:
     try:
-        return read_given(path)
+        # Some editors of Windows begin a file with a byte order mark.
+        return read_given(path).removeprefix("\ufeff")
     except OSError as error:
         raise ConfigError(
             f"deepspeed file {str(path)!r} cannot be read: {error.strerror}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from workbench.finetune.options.models import (
     TINY_LLAMA,
     TINY_T5,
     ModelKind,
+    cached_folder,
     model_kind,
 )
 
@@ -99,9 +99,9 @@ def model_config(model: str, revision: str | None = None) -> Mapping[str, object
         short = short.removesuffix(ending)
     if short in KNOWN and (kind is ModelKind.BUILTIN or model == short or "/" in model):
         return KNOWN[short]
-    cached = _cached(model, revision)
+    cached = cached_folder(model, revision)
     if cached:
-        return _read(cached)
+        return _read(cached / "config.json")
     raise ConfigError(
         f"the planner does not know the shape of {model!r}: it is in no local cache "
         "of the hub; load its configuration once (AutoConfig.from_pretrained), "
@@ -123,20 +123,3 @@ def _read(path: Path) -> Mapping[str, object]:
                 raise ConfigError(f"{path} has {too_large}; take the file from the model's author")
             return dict(config)
     raise ConfigError(f"{path} names no model_type; give a folder made by save_pretrained")
-
-
-def hub_cache() -> Path:
-    """Return the folder of models and datasets that were fetched from the hub."""
-    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-
-
-def _cached(model: str, revision: str | None) -> Path | None:
-    # The hub's own layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
-    folder = hub_cache() / f"models--{model.replace('/', '--')}"
-    commit = "*"
-    if revision is not None:
-        named = folder / "refs" / revision
-        commit = named.read_text(encoding="ascii").strip() if named.is_file() else revision
-    configs = sorted((folder / "snapshots").glob(f"{commit}/config.json"))
-    return configs[-1] if configs else None

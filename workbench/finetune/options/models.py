@@ -5,6 +5,7 @@ Loads no model.
 
 from __future__ import annotations
 
+import os
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -12,11 +13,10 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_folder, is_there, read_given, user_path
 from workbench.base.json_values import Json, parse_json, part
+from workbench.finetune.options.folders import ADAPTERS, way_out
 
 TINY_T5 = "tiny-t5"
 TINY_LLAMA = "tiny-llama"
-ADAPTERS = "adapter_config.json"
-"""File in a folder of adapters saved by peft."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _AT_REVISION = re.compile(rf"(?P<id>{_HUB_ID.pattern})@(?P<revision>\S+)")
@@ -101,10 +101,7 @@ def model_kind(model: str) -> ModelKind:
     folder = user_path(model)
     if is_folder(folder):
         if not (is_there(folder / "config.json") or is_there(folder / ADAPTERS)):
-            raise ConfigError(
-                f"model folder {model!r} holds no config.json; "
-                "give a folder made by save_pretrained"
-            )
+            raise ConfigError(f"model folder {model!r} holds no config.json; {way_out(folder)}")
         return ModelKind.FOLDER
     if _HUB_ID.fullmatch(model) and not is_there(folder):
         return ModelKind.HUB
@@ -158,3 +155,21 @@ def config_of(model: str, name: str = "config") -> Json:
         return part({"config": parse_json(text)}, "config")
     except (OSError, RuntimeError, ValueError):
         return {}
+
+
+def hub_cache() -> Path:
+    """Return the folder of models and datasets that were fetched from the hub."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+
+
+def cached_folder(model: str, revision: str | None) -> Path | None:
+    """Return the folder of a hub model's configuration in the cache of this machine, if any."""
+    # The hub's own layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
+    folder = hub_cache() / f"models--{model.replace('/', '--')}"
+    commit = "*"
+    if revision is not None:
+        named = folder / "refs" / revision
+        commit = named.read_text(encoding="ascii").strip() if named.is_file() else revision
+    configs = sorted((folder / "snapshots").glob(f"{commit}/config.json"))
+    return configs[-1].parent if configs else None

@@ -10,6 +10,7 @@ from workbench.base.errors import ConfigError, suggests
 from workbench.base.record import Allowed, Positive, Record, Size
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.limits import check_configuration
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.plan.calibration import Calibration, check, scaled
 from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of, timed_by
@@ -98,6 +99,7 @@ def plan(  # noqa: PLR0913
     tokens = tokens_of(lengths)
     scale = check(calibration)
     job = choose(job, gpus=gpus)
+    check_configuration(job)
     settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus)
     arithmetic = [setting.arithmetic for setting in settings.values()]
     trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=tokens)

@@ -20,6 +20,7 @@ from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.limits import check_configuration
 from workbench.finetune.methods.registry import method_of
 
 _SAMPLE = 400  # rows used to count tokens
@@ -93,6 +94,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
     if not isinstance(job, FineTune):
         raise ConfigError(f"preview shows the rows of a FineTune; a {type(job).__name__} has none")
     job = on_base(job)
+    check_configuration(job)
     reader = method_of(job.method).rows
     dataset = dataset_from(job.dataset)
     with (

@@ -13,6 +13,7 @@ from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.not_done import own_keys
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune, moved_metric
+from workbench.finetune.job.limits import check_model_files, model_notes
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
@@ -24,6 +25,7 @@ from workbench.finetune.submit.metric_inputs import metric_inputs, reward_inputs
 from workbench.finetune.submit.origin import origin
 from workbench.finetune.submit.resume import before_of, resume_checkpoint, row_order
 from workbench.finetune.submit.rewards import try_rewards
+from workbench.finetune.submit.travels import sent_notes
 from workbench.jobs.job import NewRun, Prepared
 from workbench.rundir.checkpoints import CHECKPOINT
 from workbench.rundir.paths import RunPaths
@@ -44,6 +46,7 @@ def check_early(job: FineTune, *, gpus: int) -> None:
     if isinstance(dataset, RowFiles):
         _look(dataset.model_dump_json())
     check_model(job.model, job.model_revision)
+    check_model_files(job)
     if job.checkpoint_store:
         _check_rights(job.checkpoint_store)
 
@@ -67,6 +70,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
         check_rights(job.checkpoint_store, "checkpoints")
     before = before_of(job, paths)
     check_model(job.model, job.model_revision)
+    check_model_files(job)
     method = method_of(job.method)
     method.refuse_ranks(job, run.ranks)
     check_pod(job, max(1, run.gpus))
@@ -95,6 +99,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
         "order": ROW_ORDER if before is None else row_order(before.root),
         "metric_inputs": metric_inputs(job, data),
         "remarks": data.remarks,
+        "notes": [*model_notes(job), *sent_notes(job)],
         "rewards": reward_inputs(job),
     }
     if before is not None:

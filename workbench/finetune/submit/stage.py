@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from workbench.base.files import gate
 from workbench.base.package import file_digest
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.submit.travels import model_files
 from workbench.jobs.job import PodStore
 from workbench.jobs.script_folder import files_of
 from workbench.rundir.paths import RunPaths
@@ -48,12 +49,19 @@ def _sent_rows(link: PodStore, path: Path) -> str:
 
 
 def sent_model(link: PodStore, folder: Path) -> str:
-    """Return the path of a model's folder on a pod; send the files if the pod cannot see them."""
+    """Return the path of a model's folder on a pod; send what is read if the pod cannot see it."""
+    return str(folder) if link.sees(folder) else _sent(link, folder, model_files(folder))
+
+
+def sent_folder(link: PodStore, folder: Path) -> str:
+    """Return the path of any other folder on a pod; send all files if the pod cannot see them."""
     if link.sees(folder):
         return str(folder)
-    digests = {}
-    for path in files_of(folder):
-        digests[path.relative_to(folder).as_posix()] = _digest_of(path)
+    return _sent(link, folder, [path.relative_to(folder).as_posix() for path in files_of(folder)])
+
+
+def _sent(link: PodStore, folder: Path, names: Sequence[str]) -> str:
+    digests = {name: _digest_of(folder / name) for name in names}
     listing = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
     target = link.store / f"model-{listing[:32]}.{link.name}"
     for name, digest in digests.items():

@@ -23,6 +23,7 @@ from workbench.finetune.data.training.rows import Rows, content_digest
 from workbench.finetune.data.training.token_cache import kept_rows
 from workbench.finetune.data.training.tokens import TokenRows, packed, shared_rows
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.limits import check_loaded
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.methods.rows import with_rejected
 from workbench.finetune.model import adapters, generate, pipeline
@@ -31,7 +32,7 @@ from workbench.finetune.model.layers import balance_coefficient, check_liger, re
 from workbench.finetune.model.saving import save_model
 from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.model.sharding import parts_to_shard
-from workbench.finetune.model.text.encode import Encoder
+from workbench.finetune.model.text.encode import Encoder, special_ids
 from workbench.finetune.options.choices import Communication, Peft, Precision
 from workbench.finetune.options.evaluation import evaluates
 from workbench.finetune.options.models import Family, ModelKind, model_kind
@@ -89,6 +90,7 @@ def _run(work: Assignment) -> None:
     rows = load_rows(work)
     phase("loading model")
     loaded = _base(work.job, rows, work.gpus)
+    check_loaded(work.job, loaded.model.config.to_dict(), special_ids(loaded.tokenizer))
     tensor: TensorParallel | None = None
     if work.job.tensor_parallel > 1:
         # Before the weights are moved: the whole model may be larger than a GPU.
@@ -360,6 +362,8 @@ def _start(work: Assignment, trainer: Any, rows: Rows) -> None:
     if work.rank != 0:
         return
     job = work.job
+    for each in work.notes:
+        note(each)
     remarks = work.remarks if rows.empty_answers is None else rows.remarks
     for remark, count in remarks.items():
         note(f"{count} of {len(rows.train) + len(rows.eval)} rows have {remark}")

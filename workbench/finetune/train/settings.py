@@ -76,6 +76,8 @@ class Assignment:
     """Reason why the columns of a hub dataset were not checked at submission; empty if checked."""
     remarks: Mapping[str, int] = field(default_factory=dict)
     """Numbers of rows of the files by what is odd about the rows."""
+    notes: tuple[str, ...] = ()
+    """Notes from the submission, on the model's files."""
     rewards: tuple[Mapping[str, object], ...] = ()
     """Functions of the user that judge answers."""
 
@@ -125,6 +127,7 @@ class Assignment:
             empty_answers=int(raw.get("empty_answers") or 0),
             unasked=str(raw.get("unasked") or ""),
             remarks=raw.get("remarks") or {},
+            notes=tuple(raw.get("notes") or ()),
             rewards=tuple(raw.get("rewards") or ()),
         )
 

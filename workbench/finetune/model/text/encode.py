@@ -47,11 +47,11 @@ class Encoder:
         start = loaded.tokenizer.bos_token_id
         # The tokenizer itself may begin every text with a token, as Llama's does.
         self._start = [start] if self.causal and loaded.tokenizer("a").input_ids[0] == start else []
-        start_id = None if self.causal else loaded.model.config.decoder_start_token_id
-        if pad_id is None or (start_id is None and not self.causal):
+        start_id = None if self.causal else _decoder_start(loaded, job)
+        if pad_id is None:
             raise ConfigError(
-                f"the model {job.model!r} names no padding token or no decoder start token; "
-                "add it to its tokenizer_config.json or config.json"
+                f"the tokenizer of {job.model!r} has neither a pad_token nor an eos_token; add "
+                "one to tokenizer_config.json"
             )
         self.collator = partial(pad, pad_id=pad_id, start_id=start_id)
         """Function that pads rows to a batch for learning."""
@@ -61,6 +61,8 @@ class Encoder:
         A causal model continues at the right end.
         """
         self._chat = _chat(loaded, job) if self.causal else None
+        if self.causal and self._chat is None and loaded.tokenizer.eos_token_id is None:
+            raise _no_end(job)
 
     def rows(self, examples: Sequence[Example], first: int = 1) -> list[Row]:
         """Make rows for learning or for the loss.
@@ -164,6 +166,8 @@ class Encoder:
     def _learned(self, example: Example) -> list[Row]:
         assert self._chat is not None
         if not example.asks:
+            if self.tokenizer.eos_token_id is None:
+                raise _no_end(self.job)
             (text_ids,) = self._ids([example.target])
             return self._plain([*text_ids, self.tokenizer.eos_token_id])
         answer = answer_of(example.messages, example.target)
@@ -330,6 +334,31 @@ def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
         before = [before]
     options.eos_token_id = sorted({*chat.stops, *before} - {None})
     return chat
+
+
+def special_ids(tokenizer: Any) -> dict[str, int | None]:
+    """Return the ids of the tokens that rows get besides their text, by the name of the role."""
+    names = ("bos_token", "eos_token", "pad_token")
+    return {name: getattr(tokenizer, f"{name}_id", None) for name in names}
+
+
+def _no_end(job: FineTune) -> ConfigError:
+    return ConfigError(
+        f"the tokenizer of {job.model!r} has no eos_token, the token at the end of an answer; add "
+        "the token to tokenizer_config.json"
+    )
+
+
+def _decoder_start(loaded: Loaded, job: FineTune) -> int:
+    """Return the token with which an answer of an encoder-decoder model begins."""
+    # Configurations of some families have no such attribute unless the file has one.
+    for options in (loaded.model.config, getattr(loaded.model, "generation_config", None)):
+        start = getattr(options, "decoder_start_token_id", None)
+        if start is not None:
+            return int(start)
+    raise ConfigError(
+        f"the model {job.model!r} has no decoder_start_token_id; add the id to its config.json"
+    )
 
 
 def _row(ids: Sequence[int], labels: Sequence[Any]) -> Row:

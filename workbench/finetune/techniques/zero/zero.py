@@ -76,6 +76,13 @@ class Zero(Technique, shared=True):
     def refuse_config(self, config: Mapping[str, object], source: str) -> None:
         zero = part(config, "zero_optimization")
         stage = zero.get("stage", 0)
+        if stage == 0:
+            found = "stage is 0" if "stage" in zero else "has no stage"
+            raise ConfigError(
+                f"{source}: zero_optimization {found}, and FineTune runs DeepSpeed with stage 1, 2 "
+                f"or 3. Write \"stage\": {self.zero_stage} for technique '{self.name}', or drop "
+                "deepspeed and use technique 'ddp'"
+            )
         if stage != self.zero_stage:
             raise ConfigError(
                 f"{source}: zero_optimization.stage is {stage!r}, and technique "

@@ -1,0 +1,81 @@
+"""Folders of models without libraries: configuration, tokenizer, and weights of a few bytes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+WORDS = 40
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": WORDS + len(SPECIAL),
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def write(folder: Path, **files: object) -> None:
+    """Write JSON files; `__` in a name stands for a dot, and None removes the file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = folder / name.replace("__", ".")
+        if content is None:
+            path.unlink()
+        else:
+            path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def change(path: Path, **values: object) -> None:
+    """Set keys of a JSON file; `...` removes the key."""
+    data = {**json.loads(path.read_text()), **values}
+    data = {key: value for key, value in data.items() if value is not ...}
+    path.write_text(json.dumps(data))
+
+
+def tokenizer(extra: Mapping[str, int] | None = None) -> dict[str, object]:
+    """Return a tokenizer.json with a word per id, special tokens at the end, and `extra`."""
+    words = {f"w{number}": number for number in range(WORDS)}
+    ids = {
+        **{token: WORDS + place for place, token in enumerate(SPECIAL.values())},
+        **(extra or {}),
+    }
+    added = [{"id": number, "content": token, "special": True} for token, number in ids.items()]
+    return {
+        "version": "1.0",
+        "added_tokens": [
+            {**each, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+            for each in added
+        ],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {"type": "WordLevel", "vocab": {**words, **ids}, "unk_token": "w0"},
+    }
+
+
+def weights(path: Path, names: Iterable[str] = ("model.embed_tokens.weight",)) -> None:
+    """Write a file of safetensors with a number per tensor."""
+    header = {}
+    for place, name in enumerate(names):
+        offsets = [4 * place, 4 * place + 4]
+        header[name] = {"dtype": "F32", "shape": [1], "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4 * len(header)))
+
+
+def model(folder: Path, **config: object) -> Path:
+    """Write a folder that is accepted, with changes of its configuration."""
+    write(
+        folder,
+        config__json={**LLAMA, **config},
+        tokenizer__json=tokenizer(),
+        tokenizer_config__json={"tokenizer_class": "TokenizersBackend", **SPECIAL},
+        generation_config__json={"eos_token_id": WORDS + 1},
+    )
+    weights(folder / "model.safetensors")
+    return folder

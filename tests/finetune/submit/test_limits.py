@@ -1,0 +1,656 @@
+"""The folder of a model is read at submit: limits, formats, files and what is sent."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.finetune.submit import folders
+from tests.finetune.submit.folders import SPECIAL, WORDS, change, weights, write
+from workbench.base.errors import ConfigError
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.limits import check_loaded, check_trained, model_notes
+from workbench.finetune.plan.plan import plan
+from workbench.finetune.plan.reading import preview
+from workbench.finetune.submit.prepare import check_early
+from workbench.finetune.submit.stage import sent_folder, sent_model
+from workbench.finetune.submit.travels import model_files, sent_notes
+from workbench.jobs.job import NewRun
+
+ROWS = WORDS + len(SPECIAL)
+SHORT = {"max_source_length": 40, "max_target_length": 24}
+
+
+def job_of(folder: Path, **options: Any) -> FineTune:
+    return FineTune(model=str(folder), **options)
+
+
+def positions(**config: object) -> Callable[[Path], object]:
+    return lambda folder: folders.model(folder, **config)
+
+
+def with_bom(name: str) -> Callable[[Path], object]:
+    def change_it(folder: Path) -> None:
+        folders.model(folder)
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+
+    return change_it
+
+
+def broken(name: str) -> Callable[[Path], object]:
+    def change_it(folder: Path) -> None:
+        folders.model(folder)
+        (folder / name).write_text("{'a': 1}")
+
+    return change_it
+
+
+def changed(name: str, **values: object) -> Callable[[Path], object]:
+    def change_it(folder: Path) -> None:
+        folders.model(folder)
+        change(folder / name, **values)
+
+    return change_it
+
+
+def quantized(**settings: object) -> Callable[[Path], object]:
+    return positions(quantization_config=settings)
+
+
+def shards(folder: Path) -> None:
+    folders.model(folder)
+    (folder / "model.safetensors").unlink()
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    write(
+        folder,
+        **{"model.safetensors.index__json": {"weight_map": dict(zip("ab", names, strict=True))}},
+    )
+    weights(folder / names[0], ["a"])
+    weights(folder / names[1], ["b"])
+
+
+def without(*names: str) -> Callable[[Path], object]:
+    def change_it(folder: Path) -> None:
+        folders.model(folder)
+        for name in names:
+            (folder / name).unlink()
+
+    return change_it
+
+
+def one_shard_less(folder: Path) -> None:
+    shards(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def shard_without_tensor(folder: Path) -> None:
+    shards(folder)
+    weights(folder / "model-00002-of-00002.safetensors", ["c"])
+
+
+def shard_outside(folder: Path) -> None:
+    shards(folder)
+    change(folder / "model.safetensors.index.json", weight_map={"a": "../secret.safetensors"})
+
+
+def cut_short(folder: Path) -> None:
+    shards(folder)
+    path = folder / "model-00001-of-00002.safetensors"
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def pointer(folder: Path) -> None:
+    folders.model(folder)
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (folder / "model.safetensors").write_text(text)
+
+
+def cut_bin(folder: Path) -> None:
+    without("model.safetensors")(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"PK\x03\x04" + bytes(100))
+
+
+def added(folder: Path) -> None:
+    folders.model(folder)
+    write(folder, tokenizer__json=folders.tokenizer({"[PAD]": ROWS}))
+    change(folder / "tokenizer_config.json", pad_token="[PAD]")
+
+
+def appended(folder: Path) -> None:
+    """transformers appends a token with a role that no file has."""
+    changed("tokenizer_config.json", pad_token="[PAD]")(folder)
+
+
+def in_template(folder: Path) -> None:
+    folders.model(folder)
+    write(folder, tokenizer__json=folders.tokenizer({"<|turn|>": ROWS + 7}))
+    change(folder / "tokenizer_config.json", chat_template="<|turn|>{{ messages[0].content }}")
+
+
+def others(*names: str, model_too: bool = True) -> Callable[[Path], object]:
+    """A folder of another tool: the small files of a model, and other files in place of weights."""
+
+    def make(folder: Path) -> None:
+        folders.model(folder)
+        (folder / "model.safetensors").unlink()
+        if not model_too:
+            (folder / "config.json").unlink()
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(b"x")
+
+    return make
+
+
+def last_checkpoint(folder: Path) -> None:
+    for step in (90, 500):
+        folders.model(folder / f"checkpoint-{step}")
+    write(folder, trainer_state__json={})
+
+
+def adapters_without_base(folder: Path) -> None:
+    write(folder, adapter_config__json={"base_model_name_or_path": "/gone/base", "r": 8})
+    weights(folder / "adapter_model.safetensors")
+
+
+def adapters_without_weights(folder: Path) -> None:
+    write(folder, adapter_config__json={"base_model_name_or_path": "tiny-llama", "r": 8})
+
+
+T5 = {"model_type": "t5", "is_encoder_decoder": True}
+BART = {
+    "model_type": "bart",
+    "is_encoder_decoder": True,
+    "max_position_embeddings": 64,
+    "decoder_start_token_id": 2,
+}
+LED = {**BART, "model_type": "led", "max_encoder_position_embeddings": 512}
+LORA = {"peft": "lora"}
+QLORA = {"peft": "qlora"}
+REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] = {
+    # Positions: file, key, number, and the lengths of the job.
+    "gpt2": (
+        positions(model_type="gpt2", n_positions=64),
+        {},
+        ["config.json", "n_positions 64", "384"],
+    ),
+    "gpt2 packed": (
+        positions(model_type="gpt2", n_positions=64),
+        {"packing": True, "max_source_length": 60, "max_target_length": 5},
+        ["n_positions 64", "65", "packing"],
+    ),
+    "opt": (
+        positions(model_type="opt", max_position_embeddings=64),
+        {},
+        ["max_position_embeddings 64"],
+    ),
+    "gptj": (positions(model_type="gptj", n_positions=64), {}, ["n_positions 64"]),
+    "roberta": (
+        positions(model_type="roberta", max_position_embeddings=66, pad_token_id=1),
+        {"max_source_length": 40, "max_target_length": 25},
+        ["max_position_embeddings 64", "65"],
+    ),
+    "bart reads": (
+        positions(**BART),
+        {"max_source_length": 65, "max_target_length": 64},
+        ["max_position_embeddings 64", "max_source_length is 65"],
+    ),
+    "bart writes": (
+        positions(**BART),
+        {"max_source_length": 64, "max_target_length": 65},
+        ["max_position_embeddings 64", "max_target_length is 65"],
+    ),
+    "led writes": (
+        positions(**LED, max_decoder_position_embeddings=64),
+        {"max_source_length": 512, "max_target_length": 65},
+        ["max_decoder_position_embeddings 64", "max_target_length is 65"],
+    ),
+    # Tokens.
+    "pad beyond": (
+        added,
+        {},
+        ["pad_token '[PAD]'", f"id {ROWS}", f"{ROWS} embeddings", "config.json"],
+    ),
+    "pad appended": (appended, {}, ["pad_token '[PAD]'", f"id {ROWS}", f"{ROWS} embeddings"]),
+    "template's token beyond": (
+        in_template,
+        {},
+        ["'<|turn|>'", f"id {ROWS + 7}", f"{ROWS} embeddings"],
+    ),
+    "words beyond": (
+        positions(vocab_size=9),
+        {},
+        ["_token '", "9 embeddings", "resize_token_embeddings"],
+    ),
+    "no end": (
+        changed("tokenizer_config.json", eos_token=...),
+        {},
+        ["tokenizer_config.json", "'eos_token'"],
+    ),
+    "no end, no padding": (
+        changed("tokenizer_config.json", eos_token=None, pad_token=None),
+        {},
+        ["tokenizer_config.json", "'eos_token'"],
+    ),
+    "no start": (positions(**T5), {}, ["config.json", "'decoder_start_token_id'"]),
+    "no start, null": (
+        positions(**T5, decoder_start_token_id=None),
+        {},
+        ["'decoder_start_token_id'"],
+    ),
+    # Formats.
+    "own code": (
+        positions(model_type="mine", auto_map={"AutoConfig": "m.C"}),
+        {},
+        ["config.json", "auto_map", "'mine'", "never run"],
+    ),
+    "own code without a type": (
+        positions(model_type=None, auto_map={"AutoConfig": "m.C"}),
+        {},
+        ["config.json", "auto_map", "never run"],
+    ),
+    "unknown type": (positions(model_type="lama"), {}, ["config.json", "'lama'", "transformers"]),
+    "no language model": (positions(model_type="vit"), {}, ["config.json", "'vit'"]),
+    "scores": (positions(model_type="codegen"), {"method": "reward"}, ["'codegen'", "scores"]),
+    "too many layers": (positions(num_hidden_layers=10**7), {}, ["num_hidden_layers = 10000000"]),
+    "4 bit with lora": (
+        quantized(quant_method="bitsandbytes", load_in_4bit=True),
+        LORA,
+        ["4 bits", "qlora"],
+    ),
+    "4 bit alone": (quantized(load_in_4bit=True), {}, ["bitsandbytes", "4 bits", "qlora"]),
+    "8 bit": (quantized(quant_method="bitsandbytes", load_in_8bit=True), QLORA, ["8 bits"]),
+    **{
+        f"{method} {peft}": (
+            quantized(quant_method=method),
+            {"peft": peft},
+            ["config.json", "quantization_config", f"'{method}'"],
+        )
+        for method, peft in [
+            ("gptq", "none"),
+            ("awq", "lora"),
+            ("fp8", "qlora"),
+            ("mxfp4", "lora"),
+            ("compressed-tensors", "none"),
+            ("hqq", "lora"),
+            ("torchao", "qlora"),
+        ]
+    },
+    # Files.
+    **{
+        f"byte order mark in {name}": (with_bom(name), {}, [name, "byte order mark"])
+        for name in (
+            "config.json",
+            "tokenizer_config.json",
+            "tokenizer.json",
+            "generation_config.json",
+        )
+    },
+    **{
+        f"no JSON in {name}": (broken(name), {}, [f"{name} line 1 column 2"])
+        for name in (
+            "config.json",
+            "tokenizer_config.json",
+            "tokenizer.json",
+            "generation_config.json",
+        )
+    },
+    "shard missing": (
+        one_shard_less,
+        {},
+        ["model.safetensors.index.json", "'model-00002-of-00002.safetensors'", "1 of 2"],
+    ),
+    "tensor missing": (shard_without_tensor, {}, ["model.safetensors.index.json", "'b'"]),
+    "shard outside": (shard_outside, {}, ["model.safetensors.index.json", "../secret"]),
+    "cut short": (cut_short, {}, ["model-00001-of-00002.safetensors", "bytes"]),
+    "pointer": (pointer, {}, ["model.safetensors", "git lfs pull"]),
+    "bin cut short": (cut_bin, {}, ["pytorch_model.bin", "104 bytes"]),
+    "no tokenizer": (
+        without("tokenizer.json", "tokenizer_config.json"),
+        {},
+        ["tokenizer.json", "AutoTokenizer", "save_pretrained"],
+    ),
+    "settings of a tokenizer alone": (
+        without("tokenizer.json"),
+        {},
+        ["tokenizer.json", "AutoTokenizer"],
+    ),
+    "adapters without their base": (adapters_without_base, LORA, ["/gone", "resume_from"]),
+    "adapters without weights": (adapters_without_weights, LORA, ["adapter_model.safetensors"]),
+    # Folders of other tools.
+    "no weights": (others(), {}, ["no weights", "save_pretrained"]),
+    "DeepSpeed": (
+        others("zero_to_fp32.py", "latest", "global_step8/x.pt"),
+        {},
+        ["zero_to_fp32.py . OUT"],
+    ),
+    "DeepSpeed without config": (
+        others("global_step8/x.pt", model_too=False),
+        {},
+        ["zero_to_fp32.py . OUT"],
+    ),
+    "FSDP": (others("pytorch_model_fsdp_0/__0_0.distcp"), {}, ["accelerate merge-weights"]),
+    "DCP": (others("__0_0.distcp", ".metadata", model_too=False), {}, ["dcp_to_torch"]),
+    "GGUF": (others("m.Q4.gguf", model_too=False), {}, ["GGUF", "gguf_file"]),
+    "state dict": (
+        others("epoch9.ckpt", model_too=False),
+        {},
+        ["'epoch9.ckpt'", "save_pretrained"],
+    ),
+    "original": (
+        others("consolidated.00.pth", "params.json", model_too=False),
+        {},
+        ["consolidated.00.pth"],
+    ),
+    "TensorFlow": (others("tf_model.h5"), {}, ["TensorFlow"]),
+    "ONNX": (others("model.onnx"), {}, ["'model.onnx'"]),
+    "variant": (others("model.fp16.safetensors"), {}, ["variant", "model.safetensors"]),
+    "last checkpoint": (last_checkpoint, {}, ["checkpoint-500'"]),
+    "folder of a run": (lambda folder: folders.model(folder / "model"), {}, ["/model'"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_folder_is_refused_before_the_pods_start(case: str, tmp_path: Path) -> None:
+    make, options, facts = REFUSED[case]
+    folder = tmp_path / "their"
+    make(folder)
+    with pytest.raises(ConfigError) as refused:
+        check_early(job_of(folder, **options), gpus=0)
+    for fact in facts:
+        assert fact in str(refused.value)
+    assert str(folder) in str(refused.value)
+
+
+def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    folder = folders.model(tmp_path / "m", model_type="gpt2", n_positions=64)
+    job = job_of(folder).chosen(gpus=0, ranks=1, apart=False)
+    root = tmp_path / "run"
+    (root / "inputs").mkdir(parents=True)
+    with pytest.raises(ConfigError):
+        job.prepare(NewRun(root=root, asked=job, ranks=1, gpus=0))
+    assert not [path for path in root.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("ask", [plan, preview])
+def test_plan_and_preview_refuse_the_same_models(
+    ask: Callable[[FineTune], object], tmp_path: Path
+) -> None:
+    folder = folders.model(tmp_path / "m", quantization_config={"quant_method": "gptq"})
+    with pytest.raises(ConfigError, match="gptq"):
+        ask(job_of(folder))
+
+
+def causal(kind: str, **config: object) -> Callable[[Path], object]:
+    return positions(model_type=kind, **config)
+
+
+def sentencepiece_alone(folder: Path) -> None:
+    without("tokenizer.json")(folder)
+    (folder / "tokenizer.model").write_bytes(b"\x0a")
+    write(folder, tokenizer_config__json={"tokenizer_class": "LlamaTokenizer"})
+
+
+def bytes_alone(folder: Path) -> None:
+    positions(**T5, decoder_start_token_id=0)(folder)
+    write(folder, tokenizer__json=None, tokenizer_config__json={"tokenizer_class": "ByT5Tokenizer"})
+
+
+def bin_alone(folder: Path) -> None:
+    without("model.safetensors")(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x02" + bytes(9))
+
+
+def multimodal(folder: Path) -> None:
+    folders.model(folder, model_type="gemma3", text_config={"vocab_size": ROWS})
+    change(folder / "config.json", vocab_size=...)
+    write(folder, preprocessor_config__json={}, processor_config__json={})
+
+
+def image_token(folder: Path) -> None:
+    folders.model(folder, model_type="gemma3_text")
+    write(folder, tokenizer__json=folders.tokenizer({"<image_soft_token>": ROWS}))
+
+
+def mask_beyond(folder: Path) -> None:
+    """facebook/bart-large-cnn has an embedding less than its vocabulary has tokens."""
+    folders.model(folder, **{**BART, "vocab_size": WORDS})
+    vocabulary = {f"w{number}": number for number in range(WORDS)}
+    write(folder, tokenizer__json=None, vocab__json={**vocabulary, "<mask>": WORDS})
+    write(folder, tokenizer_config__json={"tokenizer_class": "BartTokenizer"})
+    (folder / "merges.txt").write_text("")
+
+
+def picture_in_template(folder: Path) -> None:
+    image_token(folder)
+    change(folder / "tokenizer_config.json", chat_template="<image_soft_token>{{ messages }}")
+
+
+def default_end(folder: Path) -> None:
+    changed("tokenizer_config.json", tokenizer_class="GPT2Tokenizer", eos_token=...)(folder)
+
+
+def chat_alone(folder: Path) -> None:
+    """A chat template writes the end of an answer by itself."""
+    template = "{{ messages[0].content }}"
+    changed("tokenizer_config.json", eos_token=..., chat_template=template)(folder)
+
+
+def start_in_generation(folder: Path) -> None:
+    positions(**T5)(folder)
+    change(folder / "generation_config.json", decoder_start_token_id=0)
+
+
+ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
+    "llama": (positions(), {}),
+    "gpt2 within 64": (causal("gpt2", n_positions=64), SHORT),
+    "gpt2 packed within 64": (causal("gpt2", n_positions=64), {**SHORT, "packing": True}),
+    "opt within 64": (causal("opt", max_position_embeddings=64), SHORT),
+    "bart within 64": (positions(**BART), {"max_source_length": 64, "max_target_length": 64}),
+    "bloom": (causal("bloom"), {"max_source_length": 4000}),
+    "t5": (positions(**T5, decoder_start_token_id=0), {"max_source_length": 4000}),
+    "t5 with the start elsewhere": (start_in_generation, {}),
+    "byt5": (bytes_alone, {}),
+    "sentencepiece": (sentencepiece_alone, {}),
+    "shards": (shards, {}),
+    ".bin": (bin_alone, {}),
+    "multimodal": (multimodal, {}),
+    "token of images": (image_token, {}),
+    "token of images in the template": (picture_in_template, {}),
+    "mask without an embedding": (mask_beyond, {**SHORT}),
+    "own code of a known type": (causal("phi3", auto_map={"AutoConfig": "m.C"}), {}),
+    "default end": (default_end, {}),
+    "chat": (chat_alone, {}),
+    "4 bit": (quantized(quant_method="bitsandbytes", load_in_4bit=True), QLORA),
+    "more embeddings than tokens": (positions(vocab_size=ROWS + 64), {}),
+    "reward": (causal("llama"), {"method": "reward"}),
+}
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_a_good_folder_is_accepted(case: str, tmp_path: Path) -> None:
+    make, options = ACCEPTED[case]
+    make(tmp_path / "mine")
+    check_early(job_of(tmp_path / "mine", **options), gpus=0)
+
+
+def test_a_configuration_in_the_hubs_cache_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    write(
+        tmp_path / "models--me--mine" / "snapshots" / "abc",
+        config__json={"model_type": "gpt2", "n_positions": 64},
+    )
+    with pytest.raises(ConfigError, match="n_positions 64"):
+        check_early(FineTune(model="me/mine"), gpus=0)
+    check_early(FineTune(model="me/other"), gpus=0)
+
+
+def test_ranks_refuse_what_the_notebook_could_not_know() -> None:
+    job = FineTune(model="me/mine")
+    config = {"model_type": "gpt2", "n_positions": 64, "vocab_size": 9}
+    with pytest.raises(ConfigError, match="n_positions 64"):
+        check_loaded(job, config, {})
+    with pytest.raises(ConfigError, match=r"pad_token .* id 9, and the model has 9"):
+        check_loaded(job.replace(**SHORT), config, {"eos_token": 8, "pad_token": 9})
+    check_loaded(job.replace(**SHORT), config, {"eos_token": 8, "pad_token": None})
+    packed = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    check_loaded(job.replace(peft="qlora"), packed, {})
+    with pytest.raises(ConfigError, match="peft is 'lora'"):
+        check_loaded(job.replace(peft="lora"), packed, {})
+
+
+def test_lengths_beyond_rotary_positions_and_unused_tokens_are_noted(tmp_path: Path) -> None:
+    image_token(tmp_path / "m")
+    job = job_of(tmp_path / "m", max_source_length=500, max_target_length=13)
+    beyond, unused = model_notes(job)
+    assert "512 tokens" in beyond and "513 tokens" in beyond
+    assert "<image_soft_token>" in unused and f"{ROWS} embeddings" in unused
+    assert [*model_notes(job_of(folders.model(tmp_path / "n")))] == []
+
+
+def test_only_files_that_are_read_are_sent(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shards(folder)
+    read = {path.name for path in folder.iterdir()}
+    for name in (
+        "added_tokens.json",
+        "additional_chat_templates/tools.jinja",
+        "chat_template.jinja",
+        "merges.txt",
+        "preprocessor_config.json",
+        "processor_config.json",
+        "qwen.tiktoken",
+        "sentencepiece.bpe.model",
+        "source.spm",
+        "special_tokens_map.json",
+        "spiece.model",
+        "tekken.json",
+        "tokenizer.model",
+        "tokenizer.model.v3",
+        "vocab.json",
+        "vocab.txt",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+        read.add(name)
+    for name in (
+        ".git/objects/ab",
+        "README.md",
+        "checkpoint-500/model.safetensors",
+        "checkpoint-500/optimizer.pt",
+        "consolidated.00.pth",
+        "events.out.tfevents.1",
+        "global_step8/x_optim_states.pt",
+        "model-00003-of-00003.safetensors",
+        "modeling_own.py",
+        "onnx/model.onnx",
+        "optimizer.pt",
+        "original/consolidated.pth",
+        "pytorch_model.bin",
+        "rng_state_0.pth",
+        "runs/events",
+        "tf_model.h5",
+        "train.json",
+        "trainer_state.json",
+        "training_args.bin",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("x")
+    assert set(model_files(folder)) == read
+    assert [*sent_notes(job_of(folder))] == []
+
+
+class Store:
+    """A pod that sees no folder of this machine, in a folder of this machine."""
+
+    name = "pod-0"
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+
+    def sees(self, place: Path) -> bool:
+        return False
+
+    def put_once(self, local: Path, digest: str) -> str:
+        place = self.store / digest
+        shutil.copy(local, place)
+        return str(place)
+
+    def run(self, argv: list[str]) -> None:
+        subprocess.run(argv, check=True)
+
+
+def test_a_sent_folder_is_a_whole_model(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    shards(folder)
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("x")
+    (folder / "optimizer.pt").write_bytes(b"x")
+    (tmp_path / "pod").mkdir()
+    pod: Any = Store(tmp_path / "pod")
+    sent = Path(sent_model(pod, folder))
+    assert sent.parent == tmp_path / "pod"
+    assert model_files(sent) == model_files(folder)
+    assert not (sent / "optimizer.pt").exists()
+    check_early(job_of(sent), gpus=0)
+    # A folder of tasks for lm-eval is sent as a whole.
+    assert (Path(sent_folder(pod, folder)) / "optimizer.pt").exists()
+
+
+def test_a_trained_model_is_checked_before_an_evaluation(tmp_path: Path) -> None:
+    trained = folders.model(tmp_path / "run" / "model")
+    base = folders.model(tmp_path / "base", quantization_config={"quant_method": "gptq"})
+    check_trained(trained, job_of(base), before=False)
+    with pytest.raises(ConfigError, match="gptq"):
+        check_trained(trained, job_of(base), before=True)
+    (trained / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="has no weights"):
+        check_trained(trained, job_of(base), before=False)
+    with pytest.raises(ConfigError, match=r"no adapter_model\.safetensors"):
+        check_trained(trained, job_of(base, peft="lora"), before=False)
+
+
+def test_large_files_that_stay_are_named(tmp_path: Path) -> None:
+    folder = folders.model(tmp_path / "out")
+    (folder / "checkpoint-500").mkdir()
+    with (folder / "checkpoint-500" / "optimizer.pt").open("wb") as file:
+        file.truncate(3 << 30)
+    (note,) = sent_notes(job_of(folder))
+    assert "checkpoint-500/optimizer.pt" in note and "3.0 GiB" in note
+
+
+def test_adapters_are_sent_without_the_rest(tmp_path: Path) -> None:
+    folder = tmp_path / "adapters"
+    write(folder, adapter_config__json={}, tokenizer__json={}, trainer_state__json={})
+    weights(folder / "adapter_model.safetensors")
+    (folder / "optimizer.pt").write_bytes(b"x")
+    assert model_files(folder) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "tokenizer.json",
+    ]
+
+
+def test_every_file_of_a_tokenizer_of_transformers_is_sent(tmp_path: Path) -> None:
+    found = find_spec("transformers")
+    if found is None or found.origin is None:
+        pytest.skip("needs transformers")
+    source = Path(found.origin).parent
+    pattern = re.compile(r"^VOCAB_FILES_NAMES = (\{.*?\})", re.DOTALL | re.MULTILINE)
+    names: set[str] = set()
+    for path in source.glob("models/*/tokenization_*.py"):
+        for found in pattern.findall(path.read_text()):
+            names.update(re.findall(r':\s*"([^"]+)"', found))
+    assert len(names) > 10
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    assert set(model_files(tmp_path)) == names

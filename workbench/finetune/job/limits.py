@@ -1,0 +1,200 @@
+"""Read at submit what a model's configuration and tokenizer say about a job, before pods start.
+
+The list of `check_model_files` is the same for `submit`, `plan`, `preview` and `run.evaluate`. The
+ranks call `check_loaded` for a model of the hub, whose files may be unknown on this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import is_there, read_given, user_path
+from workbench.base.json_values import Json, part, text, whole
+from workbench.finetune.deepspeed.defaults import on_base
+from workbench.finetune.job.architectures import check_architecture, check_not_quantized
+from workbench.finetune.job.given_files import read_object
+from workbench.finetune.job.positions import beyond_training, check_positions
+from workbench.finetune.job.tokenizer_files import (
+    RESIZE,
+    Tokens,
+    check_ids,
+    check_is_there,
+    tokens_of,
+)
+from workbench.finetune.job.weights import check_adapters, check_weights
+from workbench.finetune.options.choices import Peft
+from workbench.finetune.options.limits import too_many_parts
+from workbench.finetune.options.models import ModelKind, cached_folder, model_kind
+
+if TYPE_CHECKING:
+    from workbench.finetune.options.options import FineTuneOptions
+
+# Encoder-decoder models whose configuration has no decoder start token by itself.
+_WITHOUT_START = (
+    "encoder-decoder",
+    "longt5",
+    "switch_transformers",
+    "t5",
+    "t5gemma",
+    "t5gemma2",
+)
+
+
+def check_model_files(job: FineTuneOptions) -> None:
+    """Raise ConfigError if the files of a job's model show that the job cannot train.
+
+    Files of another machine and of the hub are not asked for. A configuration of the hub in the
+    cache of this machine is read.
+    """
+    check_configuration(job)
+    job = on_base(job)
+    adapters = job.lora.get("resume_from")
+    if adapters:
+        check_adapters(user_path(str(adapters)))
+    if model_kind(job.model) is ModelKind.FOLDER:
+        folder = user_path(job.model)
+        check_weights(folder)
+        check_is_there(folder)
+
+
+def check_configuration(job: FineTuneOptions) -> None:
+    """Raise ConfigError if configuration and tokenizer of a job's model contradict the job.
+
+    Weights are not looked for: a plan and a preview need none.
+    """
+    job = on_base(job)
+    place = known_folder(job)
+    if place is None:
+        return
+    config = read_object(place / "config.json")
+    source = str(place / "config.json")
+    too_large = too_many_parts(config)
+    if too_large:
+        raise ConfigError(f"{source} has {too_large}; take the file from the model's author")
+    check_architecture(job, config, source)
+    check_not_quantized(job, config, source)
+    read_object(place / "generation_config.json")
+    check_positions(job, config, source)
+    tokens = tokens_of(place)
+    _check_special_tokens(job, config, place, tokens)
+    rows = embeddings_of(config)
+    if rows:
+        check_ids(tokens, rows, source, place, template_of(job, place))
+
+
+def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
+    """Raise ConfigError if the folder of a trained model, or its base, cannot be loaded.
+
+    `before` also loads the base of a model that was trained as a whole.
+    """
+    adapters = job.peft != Peft.NONE
+    if adapters:
+        check_adapters(folder)
+    else:
+        check_weights(folder)
+    check_is_there(folder)
+    if adapters or before:
+        check_model_files(job)
+
+
+def model_notes(job: FineTuneOptions) -> Iterator[str]:
+    """Yield what is odd about the files of a job's model, and no reason to refuse the job."""
+    job = on_base(job)
+    place = known_folder(job)
+    if place is None:
+        return
+    config = read_object(place / "config.json")
+    rows = embeddings_of(config)
+    notes = [beyond_training(job, config)]
+    if rows:
+        template = template_of(job, place)
+        notes.append(check_ids(tokens_of(place), rows, "config.json", place, template))
+    yield from filter(None, notes)
+
+
+def check_loaded(job: FineTuneOptions, config: Json, special: Mapping[str, int | None]) -> None:
+    """Raise ConfigError for a job that does not fit its loaded model and tokenizer.
+
+    `special` has the ids of the tokens that rows get besides their text, by name.
+    """
+    source = f"the configuration of {job.model!r}"
+    check_not_quantized(job, config, source)
+    check_positions(job, config, source)
+    rows = embeddings_of(config)
+    for name, number in special.items():
+        if rows and number is not None and number >= rows:
+            raise ConfigError(
+                f"the {name} of {job.model!r} has id {number}, and the model has {rows} embeddings "
+                f"(vocab_size). {RESIZE}"
+            )
+
+
+def known_folder(job: FineTuneOptions) -> Path | None:
+    """Return the folder of a job's model: the user's, or the hub's cache. None: unknown here."""
+    kind = model_kind(job.model)
+    if kind is ModelKind.HUB:
+        return cached_folder(job.model, job.model_revision)
+    folder = user_path(job.model)
+    # A folder of adapters alone names its base, and the base is checked.
+    return folder if kind is ModelKind.FOLDER and is_there(folder / "config.json") else None
+
+
+def embeddings_of(config: Json) -> int | None:
+    """Return the number of embeddings of a model. None: the configuration does not say.
+
+    Example:
+        >>> embeddings_of({"text_config": {"vocab_size": 400}})
+        400
+    """
+    for inner in (config, part(config, "text_config"), part(config, "decoder")):
+        rows = whole(inner.get("vocab_size"))
+        if rows:
+            return rows
+    return None
+
+
+def template_of(job: FineTuneOptions, folder: Path) -> str:
+    """Return the chat template of a job as text; empty without one."""
+    if job.chat_template is not None:
+        return job.chat_template
+    file = folder / "chat_template.jinja"
+    if is_there(file):
+        try:
+            return read_given(file)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file} cannot be read: {error}. Copy the file again") from error
+    return text(read_object(folder / "tokenizer_config.json").get("chat_template"))
+
+
+def _check_special_tokens(job: FineTuneOptions, config: Json, folder: Path, tokens: Tokens) -> None:
+    """Raise ConfigError if a token that every row needs is missing."""
+    where = folder / "tokenizer_config.json"
+    lacks = [role for role, token in tokens.roles.items() if token is None]
+    if config.get("is_encoder_decoder"):
+        if "pad" in lacks and "eos" in lacks:
+            raise ConfigError(
+                f"{where} has no 'pad_token', with which rows are padded. Add the token there, "
+                'such as "pad_token": "<pad>"'
+            )
+        _check_start(config, folder)
+        return
+    # A chat template writes the end of an answer by itself, and needs a token for padding alone.
+    if "eos" in lacks and ("pad" in lacks or not template_of(job, folder)):
+        raise ConfigError(
+            f"{where} has no 'eos_token', the token at the end of an answer. Add the token there, "
+            'such as "eos_token": "</s>"'
+        )
+
+
+def _check_start(config: Json, folder: Path) -> None:
+    start = config.get("decoder_start_token_id")
+    if start is None:
+        start = read_object(folder / "generation_config.json").get("decoder_start_token_id")
+    if start is None and text(config.get("model_type")) in _WITHOUT_START:
+        raise ConfigError(
+            f"{folder / 'config.json'} has no 'decoder_start_token_id', the token with which an "
+            "answer begins. Add the id there: T5 has the id of its padding token, 0"
+        )

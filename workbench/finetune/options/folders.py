@@ -1,0 +1,130 @@
+"""Recognize folders that hold no model of transformers, and name the way to a model."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from workbench.base.files import is_folder, is_there
+
+ADAPTERS = "adapter_config.json"
+"""File in a folder of adapters saved by peft."""
+SINGLE = ("model.safetensors", "pytorch_model.bin")
+"""Names of undivided weights that transformers reads."""
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+"""Names of the lists of divided weights that transformers reads."""
+ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+"""Names of the weights of adapters that peft reads."""
+
+_STEP = re.compile(r"\d+")
+_OTHER_TOOLS = "give a folder made by save_pretrained"
+# The first form with a matching name decides. DeepSpeed's and FSDP's folders come before plain
+# files of torch, because both have such files too.
+_FORMS: Sequence[tuple[Sequence[str], str]] = (
+    (
+        ("zero_to_fp32.py", "global_step*"),
+        "it is a checkpoint of DeepSpeed: run `python zero_to_fp32.py . OUT` in the folder, copy "
+        "config.json and the tokenizer's files to OUT, and give OUT",
+    ),
+    (
+        ("*_optim_states.pt", "*_model_states.pt"),
+        "it is a part of a checkpoint of DeepSpeed: run `python zero_to_fp32.py . OUT` in the "
+        "folder above, copy config.json and the tokenizer's files to OUT, and give OUT",
+    ),
+    (
+        ("pytorch_model_fsdp_*",),
+        "it is a checkpoint of FSDP: run `accelerate merge-weights FOLDER/pytorch_model_fsdp_0 "
+        "OUT`, copy config.json and the tokenizer's files to OUT, and give OUT",
+    ),
+    (
+        ("*.distcp", ".metadata"),
+        "it is a distributed checkpoint of torch: run `python -m "
+        "torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER weights.pt`, load "
+        "weights.pt into the model, and give a folder made by save_pretrained",
+    ),
+    (
+        ("*.gguf",),
+        "it has weights in GGUF, from which nothing can be trained: give the model from which the "
+        "GGUF was made, or load the file with AutoModelForCausalLM.from_pretrained(FOLDER, "
+        "gguf_file=NAME) and call save_pretrained",
+    ),
+    (
+        ADAPTER_WEIGHTS,
+        f"it has weights of adapters without {ADAPTERS}: save the adapters with save_pretrained "
+        "of peft",
+    ),
+    (
+        ("consolidated*", "params.json"),
+        "it has weights in the form of the model's author: give the form for transformers, whose "
+        "weights are named model*.safetensors",
+    ),
+    (
+        ("tf_model*.h5", "flax_model*.msgpack", "model.ckpt*"),
+        "it has weights of TensorFlow or Flax, which transformers 5 does not read: convert the "
+        "weights with transformers 4, or give a folder with model.safetensors",
+    ),
+    (
+        ("model.*.safetensors", "pytorch_model.*.bin"),
+        "it has weights of a variant, which is not read: rename the file to model.safetensors or "
+        "pytorch_model.bin",
+    ),
+    (
+        ("*.safetensors", "*.pt", "*.pth", "*.ckpt", "*.bin"),
+        "it has weights under another name: load the file into the model, and give a folder made "
+        "by save_pretrained",
+    ),
+    (
+        ("*.onnx", "*.nemo", "*.npz", "*.mlmodel", "*.tflite", "*.engine"),
+        "it has weights of another program: give a folder made by save_pretrained",
+    ),
+)
+
+
+def way_out(folder: Path) -> str:
+    """Return what a folder without a model holds instead, and what to do.
+
+    Example:
+        >>> way_out(Path("/no/such/folder"))
+        'give a folder made by save_pretrained'
+    """
+    inner = model_below(folder)
+    if inner is not None:
+        return f"its folder {inner.name!r} holds a model: give model={str(inner)!r}"
+    try:
+        names = sorted(os.listdir(folder))  # noqa: PTH208 (names alone are needed)
+    except OSError:
+        return _OTHER_TOOLS
+    for patterns, remedy in _FORMS:
+        for name in names:
+            if any(fnmatchcase(name, pattern) for pattern in patterns):
+                return f"the folder has {name!r}: {remedy.replace('FOLDER', str(folder))}"
+    return _OTHER_TOOLS
+
+
+def model_below(folder: Path) -> Path | None:
+    """Return a folder directly below with a model or adapters; of checkpoints, the last."""
+
+    def number(place: Path) -> tuple[int, str]:
+        digits = _STEP.findall(place.name)
+        return (int(digits[-1][:18]) if digits else -1), place.name
+
+    try:
+        found = [place for place in folder.iterdir() if is_folder(place) and holds_model(place)]
+    except OSError:
+        return None
+    return max(found, key=number, default=None)
+
+
+def holds_model(folder: Path) -> bool:
+    """Return whether a folder has a configuration and weights, or adapters."""
+    if is_there(folder / ADAPTERS):
+        return any(is_there(folder / name) for name in ADAPTER_WEIGHTS)
+    return is_there(folder / "config.json") and has_weights(folder)
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has weights under a name that transformers reads."""
+    return any(is_there(folder / name) for name in (*SINGLE, *INDEXES))
