@@ -15,6 +15,7 @@ from workbench.finetune.data.messages import (
     Message,
     asking_turns,
     exchanges,
+    is_learned,
     last_of,
     tools_of,
 )
@@ -98,6 +99,9 @@ class PairRows(MethodRows):
         lists = [isinstance(row.data[key], list | tuple) for key in PAIR]
         if all(lists):
             chosen, rejected = exchanges(row, PAIR)
+            for key, turns in zip(PAIR, (chosen, rejected), strict=True):
+                if not is_learned(turns[-1]):
+                    row.fail(key, "is marked as a turn that is not learned; remove the mark")
             return Example(
                 source=last_of(chosen, "user"),
                 target=chosen[-1]["content"],
@@ -146,6 +150,10 @@ class LabelledRows(MethodRows):
     needs = "'prompt', 'completion' and a boolean 'label'"
     reads = frozenset(_TAGS)
 
+    def read(self, data: object, where: str, tables: Mapping[str, Table] | None = None) -> Example:
+        # A row that an earlier version prepared may have several learned turns.
+        return judged_alone(super().read(data, where, tables))
+
     def remaining(self, row: Example) -> Mapping[str, object]:
         return {LABEL: row.beside.get(LABEL)}
 
@@ -162,6 +170,13 @@ class LabelledRows(MethodRows):
             value = value.strip().casefold() == "true"
         if not isinstance(value, bool):
             row.fail(tag, f"is {short(value)}; write true (a good answer) or false")
+        completion = row.data.get("completion")
+        if isinstance(completion, list | tuple) and len(completion) > 1:
+            row.fail(
+                "completion",
+                f"has {len(completion)} turns, and {tag} judges a single turn of the assistant; "
+                "move the turns before the last one to 'prompt'",
+            )
         others = {name: each for name, each in row.data.items() if name not in _TAGS}
         read = ANSWER_ROWS.read(others, row.where, tables)
         if not read.asks:
@@ -217,6 +232,17 @@ class PromptRows(MethodRows):
                 beside=beside,
             )
         return Example(source=row.prose(key), target="", beside=beside)
+
+
+def judged_alone(row: Example) -> Example:
+    """Return a chat whose last turn alone is learned, with weight 0 for the answers before."""
+    if not row.messages:
+        return row
+    *before, judged = row.messages
+    turns: list[Message] = []
+    for turn in before:
+        turns.append({**turn, "weight": 0} if turn["role"] == "assistant" else turn)
+    return replace(row, messages=(*turns, judged))
 
 
 def rejected_of(row: Example) -> Message:
