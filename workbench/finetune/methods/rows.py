@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, NoReturn
 
 from workbench.base.errors import ConfigError
@@ -28,6 +30,7 @@ LABEL = "label"
 COLUMNS = "columns"
 """Key of the columns for reward functions, in a prepared row of prompts."""
 EQUAL = "equal chosen and rejected answers"
+ONE_LABEL = "the label {0} for training, where no row has the label {1}"
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """Names of the arguments with which TRL calls a reward function, besides the columns."""
 _PREPARED = ("source", "target", "input", "table_id", "messages", TOOLS, BESIDE)
@@ -157,6 +160,13 @@ class LabelledRows(MethodRows):
     def remaining(self, row: Example) -> Mapping[str, object]:
         return {LABEL: row.beside.get(LABEL)}
 
+    def remarks(self, train: Iterable[Example]) -> Mapping[str, int]:
+        labels = Counter(row.beside.get(LABEL) is True for row in train)
+        if len(labels) != 1:
+            return {}
+        ((good, rows),) = labels.items()
+        return {ONE_LABEL.format(str(good).lower(), str(not good).lower()): rows}
+
     def _columns(self, data: Mapping[str, object]) -> Sequence[str]:
         return (*ANSWER_ROWS.columns(data), *_TAGS)
 
@@ -204,6 +214,15 @@ class PromptRows(MethodRows):
 
     def remaining(self, row: Example) -> Mapping[str, object]:
         return columns_of(row)
+
+    def joined(self, rows: Iterable[Example]) -> Callable[[Example], Example] | None:
+        names: dict[str, None] = {}
+        kinds = set()
+        for row in rows:
+            names |= dict.fromkeys(columns_of(row))
+            kinds.add(frozenset(columns_of(row)))
+        # A reward function gets a list of every column in every call.
+        return partial(_with_columns, names) if len(kinds) > 1 else None
 
     def _columns(self, data: Mapping[str, object]) -> Sequence[str]:
         return tuple(data)
@@ -260,6 +279,12 @@ def with_rejected(row: Example) -> Example:
     rejected = rejected_of(row)
     messages = (*row.messages[:-1], rejected) if row.messages else ()
     return replace(row, target=rejected["content"], messages=messages)
+
+
+def _with_columns(names: Iterable[str], row: Example) -> Example:
+    """Return a row with all columns in `names`; None where the row has none."""
+    columns = {**dict.fromkeys(names), **columns_of(row)}
+    return replace(row, beside={**row.beside, COLUMNS: columns})
 
 
 def columns_of(row: Example) -> Mapping[str, object]:
