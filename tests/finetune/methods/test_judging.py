@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from forkedruns import Plan, Ran, run_all
 from methodruns import prompts, write_prepared, write_rows
 
@@ -21,7 +20,6 @@ from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.methods.judging import Raised, Reward, Row, call_rewards, unjudged
 from workbench.finetune.methods.registry import method_of
 from workbench.rundir.checkpoints import problem_of
-from workbench.rundir.events import parse_event
 
 ROWS = [{"prompt": "1+1?", "answer": "2"}, {"prompt": "2+2?", "answer": "4"}]
 
@@ -177,7 +175,6 @@ def some(completions, answer):
 async def later(completions, answer, **_):
     return [None if wanted != "SELECT" else 1.0 for wanted in answer]
 """
-ALIKE = "def alike(completions):\n    return [1] * len(completions)\n"
 
 
 def add(plan: Plan, name: str, ranks: int, source: str, *functions: str, **options: Any) -> None:
@@ -226,7 +223,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     )
     assert made.train == others.root / "train.jsonl"
     add(others, "some", 1, SOME, "some", "later", technique="single", per_device_train_batch_size=8)
-    add(others, "alike", 1, ALIKE, "alike", technique="single", max_steps=2)
     done: dict[str, Ran] = {}
     for runs in run_all(failing, others, timeout_s=900):
         done |= runs
@@ -289,41 +285,6 @@ def test_rows_without_a_column_and_rewards_that_do_not_apply(ran: Mapping[str, R
     assert not any("later" in name or "applies" in name for name in evaluation)
 
 
-def told(capfd: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the notes that were printed since the last call."""
-    events = map(parse_event, capfd.readouterr().out.splitlines())
-    return [event.text("message") for event in events if event is not None]
-
-
-@pytest.mark.slow
-def test_equal_rewards_are_noted_early_or_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
-    from workbench.finetune.methods.on_pods.judged import Groups
-
-    equal = torch.tensor([[1.0, nan], [1.0, nan], [2.0, nan], [1.0, 1.0]])
-    lost = torch.tensor([[nan], [nan], [1.0], [2.0]])
-    groups = Groups()
-    for _ in range(10):
-        assert not told(capfd)
-        groups.see(equal, 2)
-    (note,) = told(capfd)
-    assert "in 20 of 20 groups of 10 steps" in note
-    groups.tell()
-    assert not told(capfd)
-    # Half of the groups: at the end. Fewer: never.
-    groups = Groups()
-    for _ in range(12):
-        groups.see(lost, 2)
-    assert not told(capfd)
-    groups.tell()
-    (note,) = told(capfd)
-    assert "in 12 of 24 groups of 12 steps" in note
-    groups.see(torch.tensor([[1.0], [2.0]]), 2)
-    fresh = Groups()
-    fresh.see(torch.tensor([[1.0], [2.0], [1.0], [3.0], [4.0], [4.0]]), 2)
-    fresh.tell()
-    assert not told(capfd)
-
-
 def test_figures_of_an_evaluation_count_the_rows_to_which_a_function_applies() -> None:
     from workbench.finetune.methods.on_pods.evaluation import RowMeans
     from workbench.finetune.methods.on_pods.judged import weighed_rewards, with_deviations
@@ -345,16 +306,6 @@ def test_figures_of_an_evaluation_count_the_rows_to_which_a_function_applies() -
             "rewards/b/std": 0,
         }
     )
-
-
-@pytest.mark.slow
-def test_groups_of_equal_rewards_are_noted_once(ran: Mapping[str, Ran]) -> None:
-    alike = ran["alike"]
-    assert set(alike.exit_codes.values()) == {0}, alike.stderr()
-    assert alike.curve("loss") == [0, 0]
-    (equal,) = [note for note in notes(alike) if "the same reward" in note]
-    assert "in 2 of 2 groups of 2 steps" in equal
-    assert not any("the same reward" in note for note in notes(ran["whole"]))
 
 
 def notes(run: Ran) -> list[str]:
