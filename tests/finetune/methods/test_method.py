@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from workbench import FineTune, plan
 from workbench.base.errors import ConfigError
+from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.export.recipe import repeats
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.registry import METHOD_NAMES, METHODS, method_of
@@ -147,3 +149,28 @@ def test_a_plan_counts_pairs_the_reference_and_the_answers_to_write() -> None:
     assert activations("orpo") == pytest.approx(2 * activations("sft"), rel=0.05)
     many = {"gradient_accumulation_steps": 512}
     assert activations("grpo", **many) > 2 * activations("grpo")
+
+
+OF_TRL = [method for method in METHODS if method.uses_trl]
+
+
+@pytest.mark.parametrize("method", OF_TRL, ids=lambda method: method.name)
+def test_the_rate_of_a_method_is_ten_times_as_high_with_adapters(method: Method) -> None:
+    expected = 1e-4 if method.name == "reward" else 1e-6
+
+    def rate(**options: Any) -> float | None:
+        return choose(job(method.name, **{"model": "gpt2", **options}), gpus=0).learning_rate
+
+    assert rate() == expected
+    assert rate(peft="lora") == rate(peft="qlora") == float(f"{10 * expected:g}")
+    assert rate(optimizer="lion") == pytest.approx(expected / 5)
+    assert rate(model="tiny-llama") == 1e-3
+    assert rate(learning_rate=3e-5) == 3e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", OF_TRL, ids=lambda method: method.name)
+def test_the_rate_of_a_method_without_adapters_is_that_of_trl(method: Method) -> None:
+    fields = {field.name: field.default for field in dataclasses.fields(method.on_pods().Arguments)}
+    assert method.learning_rates is not None
+    assert method.learning_rates[0] == fields["learning_rate"]

@@ -13,6 +13,7 @@ from workbench import FineTune, preview
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example, prepared_row
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
+from workbench.finetune.data.training.rows import load
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.methods.rows import LABEL, columns_of, rejected_of
 
@@ -119,6 +120,64 @@ def test_equal_answers_are_counted_and_refused_when_they_are_many(tmp_path: Path
         row["rejected"] = row["chosen"]
     with pytest.raises(ConfigError, match=r"8 of 12 rows have equal chosen and rejected"):
         made(tmp_path, "dpo", rows)
+
+
+def columns_in(path: Path) -> list[list[str]]:
+    return [list(json.loads(line)["beside"]["columns"]) for line in path.read_text().splitlines()]
+
+
+def test_every_prompt_gets_the_columns_of_all_rows_with_none_where_it_has_none(
+    tmp_path: Path,
+) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": f"{n}?", "answer": str(n)} for n in range(12)]
+    del rows[0]["answer"]
+    rows[3] = {"messages": ASKED, "level": 3}
+    prepared = made(tmp_path, "grpo", rows)
+    assert prepared.train is not None and prepared.eval is not None
+    every = columns_in(prepared.train) + columns_in(prepared.eval)
+    assert len(every) == 12
+    assert {frozenset(names) for names in every} == {frozenset(("answer", "level"))}
+    assert len({tuple(names) for names in every}) == 1
+    kept = [prepared_row(json.loads(line)) for line in prepared.train.read_text().splitlines()]
+    assert {columns_of(row)["answer"] for row in kept} <= {None, *map(str, range(12))}
+    assert prepared.not_read == []
+
+
+def test_parts_of_a_mix_get_the_columns_of_all_parts(tmp_path: Path) -> None:
+    for name, column in (("a", "answer"), ("b", "grade")):
+        write_rows(tmp_path / f"{name}.jsonl", [{"prompt": "1?", column: "2"}] * 4)
+    mix = {"kind": "mix", "parts": [{"dataset": str(tmp_path / f"{n}.jsonl")} for n in "ab"]}
+    prepared = prepare(dataset_from(mix), tmp_path / "made", reader=method_of("grpo").rows)
+    assert prepared.train is not None and prepared.eval is not None
+    every = columns_in(prepared.train) + columns_in(prepared.eval)
+    assert every == [["answer", "grade"]] * 8 or every == [["grade", "answer"]] * 8
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_labels_that_are_all_alike_are_counted(tmp_path: Path, label: bool) -> None:
+    rows = [{"prompt": f"{n}?", "completion": str(n), "label": label} for n in range(8)]
+    prepared = made(tmp_path, "kto", rows)
+    ((remark, count),) = prepared.remarks.items()
+    this, other = ("true", "false") if label else ("false", "true")
+    assert f"the label {this} for training, where no row has the label {other}" in remark
+    assert count == prepared.train_rows == 7
+
+
+def test_labels_of_both_kinds_need_no_remark_also_from_two_files(tmp_path: Path) -> None:
+    for label in (True, False):
+        rows = [{"prompt": f"{n}?", "completion": "a", "label": label} for n in range(4)]
+        write_rows(tmp_path / f"{label}.jsonl", rows)
+    parts = [{"dataset": str(tmp_path / f"{label}.jsonl")} for label in (True, False)]
+    mix = dataset_from({"kind": "mix", "parts": parts})
+    assert not prepare(mix, tmp_path / "made", reader=method_of("kto").rows).remarks
+
+
+@pytest.mark.slow
+def test_labels_of_a_hub_dataset_that_are_all_alike_are_counted(tmp_path: Path) -> None:
+    judged = [{"prompt": f"{n}?", "completion": "2", "label": True} for n in range(4)]
+    write_rows(tmp_path / "train.jsonl", judged)
+    hub = {"kind": "hub", "name": str(tmp_path), "eval_share": 0.5}
+    assert list(load(None, None, hub, method_of("kto").rows).remarks.values()) == [2]
 
 
 def test_columns_are_named_and_columns_beside_are_reported(tmp_path: Path) -> None:

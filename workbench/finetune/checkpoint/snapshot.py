@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
+import random as python
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,12 +15,15 @@ from workbench.agent.rank import collectives as ranks
 from workbench.finetune.checkpoint.tensor_tree import TreePacker, unpack
 
 
-def capture(trainer: Any) -> dict[str, object]:
-    """Return the state of the rank. The tensors are live: write the state before the next step."""
+def capture(trainer: Any, random: Mapping[str, object] | None = None) -> dict[str, object]:
+    """Return the state of the rank. The tensors are live: write the state before the next step.
+
+    `random` are random numbers of `random_state` to continue with. None: the present ones.
+    """
     return {
         "engine": trainer.technique.snapshot(trainer, rank=ranks.rank()),
         "scheduler": trainer.lr_scheduler.state_dict(),
-        "random": _random_state(cuda=trainer.args.device.type == "cuda"),
+        "random": random or random_state(trainer),
         "step": trainer.state.global_step,
         "epoch": trainer.state.epoch,
         "eval_losses": dict(trainer.eval_losses),
@@ -45,7 +48,7 @@ def restore_random(tree: Mapping[str, Any], *, seed: int) -> None:
         own_seed = seed * 1_000_003 + tree["step"] * 8_191 + ranks.rank()
         set_seed(own_seed % 2**32)
         return
-    random.setstate(state["python"])
+    python.setstate(state["python"])
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.numpy().view(np.uint32), *rest))
     torch.set_rng_state(state["torch"])
@@ -53,16 +56,17 @@ def restore_random(tree: Mapping[str, Any], *, seed: int) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _random_state(*, cuda: bool) -> dict[str, object]:
+def random_state(trainer: Any) -> dict[str, object]:
+    """Return the state of all random number generators of the rank."""
     name, keys, *rest = np.random.get_state()
 
     signed_keys = np.asarray(keys).view(np.int32).copy()
     state: dict[str, object] = {
-        "python": random.getstate(),
+        "python": python.getstate(),
         "numpy": (str(name), torch.from_numpy(signed_keys), *rest),
         "torch": torch.get_rng_state(),
     }
-    if cuda:
+    if trainer.args.device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state()
     return state
 

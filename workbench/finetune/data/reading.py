@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from workbench.finetune.data.rows import Example, columns_read, row_from
@@ -33,6 +33,16 @@ class RowReader:
         """Return a remark on an odd but valid row; empty for most rows."""
         del row
         return ""
+
+    def joined(self, rows: Iterable[Example]) -> Callable[[Example], Example] | None:
+        """Return a function that changes a row to fit all rows of the dataset; None for most."""
+        del rows
+        return None
+
+    def remarks(self, train: Iterable[Example]) -> Mapping[str, int]:
+        """Return remarks on all training rows together, each with a number of rows."""
+        del train
+        return {}
 
     def others(self, row: Example) -> Mapping[str, Example]:
         """Return the same row with another answer, by the name of the answer, for a preview."""

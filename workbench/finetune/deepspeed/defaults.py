@@ -11,6 +11,7 @@ from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import Json, parse_json, part, text
 from workbench.finetune.deepspeed.check import FIELDS, SCHEDULES, check_form, own_options, value_at
 from workbench.finetune.deepspeed.files import load
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
 from workbench.finetune.options.folders import ADAPTERS
@@ -174,6 +175,10 @@ def _revision_of(job: FineTuneOptions, base: str, config: Json) -> str | None:
 def _learning_rate(job: FineTuneOptions, family: Callable[[str], Family | None]) -> float:
     if job.model in (TINY_T5, TINY_LLAMA):
         return 1e-3  # random initial weights
+    of_method = method_of(job.method).learning_rates
+    if of_method is not None:
+        # https://huggingface.co/docs/trl/dpo_trainer, section "Train adapters with PEFT".
+        return of_method[job.peft != Peft.NONE]
     if family(job.model) is Family.ENCODER_DECODER:
         return 3e-4  # https://huggingface.co/docs/transformers/model_doc/t5: 1e-4 to 3e-4
     # QLoRA: https://arxiv.org/abs/2305.14314, table 9.

@@ -56,6 +56,7 @@ class DPO(Method):
     options = DpoOptions
     metrics = REWARDS
     trainer = "dpo"
+    learning_rates = (1e-6, 1e-5)
     has_reference = True
     sequences = 2
 

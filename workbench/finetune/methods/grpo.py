@@ -52,6 +52,7 @@ class GRPO(Method):
     options = GrpoOptions
     metrics = ("reward", "reward_std", "completions/mean_length", "kl", "entropy")
     trainer = "grpo"
+    learning_rates = (1e-6, 1e-5)
     uses_rewards = True
 
     def needs_reference(self, job: FineTuneOptions) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache
 from numbers import Real
 from typing import Any
 
@@ -16,6 +19,7 @@ from workbench.finetune.methods.rows import columns_of
 from workbench.finetune.options.prompts import source_text
 
 Reward = Callable[..., Any]
+Row = Mapping[str, Any]
 _LETTERS = 300  # of a row in messages
 
 
@@ -31,51 +35,127 @@ def text_row(example: Example) -> dict[str, Any]:
     return {"prompt": prompt, **columns_of(example)}
 
 
-def call_reward(
-    function: Reward,
-    name: str,
-    rows: Sequence[Mapping[str, Any]],
-    completions: Sequence[str],
+def call_rewards(
+    rewards: Sequence[tuple[str, Reward]],
+    rows: Sequence[Row],
+    completions: Sequence[Any],
     **further: Any,
-) -> list[float]:
-    """Return a number per completion.
+) -> list[list[float]]:
+    """Return a list for each function, with a number for each completion.
 
-    The function gets the arguments of its signature: `prompts`, `completions`, and columns of the
-    rows. A chat's completions are lists of messages, as in TRL.
+    A function gets the arguments of its signature: `prompts`, `completions`, and the columns of the
+    rows. All rows have the same columns. The completion of a chat is a list of messages, as in TRL.
+    The coroutines of async functions run together, after the other functions. NaN stands for None:
+    the function does not apply to the row.
 
     Raises:
-        Raised: The function raised an error, or returned no number for a completion.
+        Raised: A function raised an error, or returned neither a number nor None.
     """
-    answers: list[Any] = list(completions)
-    if isinstance(rows[0]["prompt"], list):
-        answers = [[{"role": "assistant", "content": text}] for text in completions]
     arguments: dict[str, Any] = {
         "prompts": [row["prompt"] for row in rows],
-        "completions": answers,
+        "completions": [_of_kind(row, said) for row, said in zip(rows, completions, strict=True)],
         **further,
     }
     for column in rows[0]:
         if column != "prompt":
-            arguments[column] = [row.get(column) for row in rows]
+            arguments[column] = [row[column] for row in rows]
+    # An async function only returns its coroutine here.
+    outcomes = []
+    for _, function in rewards:
+        outcomes.append(_called(function, _taken(function, arguments)))
+    outcomes = _awaited(outcomes)
+    judged = []
+    for (name, function), outcome in zip(rewards, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            raise Raised(_failure(name, function, outcome, rows)) from outcome
+        judged.append(_numbers(outcome, name, rows, completions))
+    return judged
+
+
+def _of_kind(row: Row, completion: Any) -> Any:
+    """Return a completion in the form of the row's prompt: text, or a list of messages."""
+    chat = isinstance(row["prompt"], list)
+    if chat and isinstance(completion, str):
+        return [{"role": "assistant", "content": completion}]
+    if not chat and not isinstance(completion, str):
+        return completion[-1]["content"]
+    return completion
+
+
+def _called(function: Reward, arguments: Mapping[str, Any]) -> Any:
+    """Return the value of a function, or its error."""
     try:
-        returned = function(**_taken(function, arguments))
+        return function(**arguments)
     # Any failure of the user's code ends the run with its name.
     except (Exception, SystemExit) as error:
-        first = f"the reward function {name} raised {type(error).__name__}: {error}"
-        raise Raised(f"{first}; the first of its {len(rows)} rows is {_shown(rows[0])}") from error
-    return _numbers(returned, name, rows, completions)
+        return error
+
+
+def _awaited(outcomes: Sequence[Any]) -> list[Any]:
+    """Return the outcomes with the values of coroutines, which run together."""
+
+    async def settled(awaitable: Awaitable[Any]) -> Any:
+        try:
+            return await awaitable
+        # As in `_called`. A cancelled task is a failure of the function.
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            return error
+
+    async def together(numbers: Sequence[int]) -> list[Any]:
+        return await asyncio.gather(*[settled(outcomes[number]) for number in numbers])
+
+    values = list(outcomes)
+    waiting = [number for number, value in enumerate(values) if inspect.isawaitable(value)]
+    if waiting:
+        done = asyncio.run_coroutine_threadsafe(together(waiting), _loop()).result()
+        for number, value in zip(waiting, done, strict=True):
+            values[number] = value
+    return values
+
+
+@cache
+def _loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of async functions.
+
+    All calls share a loop, as in TRL: a client that a function keeps belongs to its loop. The loop
+    has a thread, because a notebook's own loop is running.
+    """
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="reward functions", daemon=True).start()
+    return loop
+
+
+def _failure(name: str, function: Reward, error: BaseException, rows: Sequence[Row]) -> str:
+    """Return the message for a function that raised an error."""
+    message = (
+        f"the reward function {name} raised {type(error).__name__}: {error}; the first of its "
+        f"{len(rows)} rows is {shown_row(rows[0])}"
+    )
+    # The usual reason: a column that only some rows have.
+    for column in _taken(function, dict.fromkeys(rows[0])):
+        empty = [row for row in rows if row[column] is None]
+        if empty:
+            message += (
+                f"; the column {column!r} is None in {len(empty)} of them, first in "
+                f"{shown_row(empty[0])}"
+            )
+    return message
 
 
 def _numbers(
     returned: Any,
     name: str,
-    rows: Sequence[Mapping[str, Any]],
-    completions: Sequence[str],
+    rows: Sequence[Row],
+    completions: Sequence[Any],
 ) -> list[float]:
     values = returned.tolist() if hasattr(returned, "tolist") else returned
-    if not isinstance(values, list | tuple) or len(values) != len(rows):
+    shape = getattr(returned, "shape", None)
+    one_each = isinstance(values, list | tuple) and len(values) == len(rows)
+    if not one_each or (shape is not None and len(shape) != 1):
         what = type(returned).__name__
-        if isinstance(values, list | tuple):
+        if shape is not None:
+            what = f"{what} of shape {tuple(shape)}"
+        elif isinstance(values, list | tuple):
             what = f"{len(values)} values"
         raise Raised(
             f"the reward function {name} returned {what} for {len(rows)} completions; return a "
@@ -83,13 +163,33 @@ def _numbers(
         )
     numbers = []
     for value, row, completion in zip(values, rows, completions, strict=True):
+        if value is None:
+            numbers.append(math.nan)
+            continue
         if not isinstance(value, Real) or not math.isfinite(value):
+            said = plain(str(completion)[:_LETTERS])
             raise Raised(
-                f"the reward function {name} returned {value!r}, no finite number, for "
-                f"the completion {plain(completion[:_LETTERS])!r} of the row {_shown(row)}"
+                f"the reward function {name} returned {value!r}, no finite number, for the "
+                f"completion {said!r} of the row {shown_row(row)}. Return None for a row to which "
+                "the function does not apply"
             )
         numbers.append(float(value))
     return numbers
+
+
+def unjudged(judged: Sequence[Sequence[float]]) -> list[int]:
+    """Return the numbers of the completions to which no function applies.
+
+    Example:
+        >>> unjudged([[1.0, math.nan], [math.nan, math.nan]])
+        [1]
+    """
+    return [n for n, values in enumerate(zip(*judged, strict=True)) if all(map(math.isnan, values))]
+
+
+def shown_row(row: Row) -> str:
+    """Return the beginning of a row for messages, as printable text."""
+    return plain(str(dict(row))[:_LETTERS])
 
 
 def _taken(function: Reward, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -102,7 +202,3 @@ def _taken(function: Reward, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         return arguments
     names = {each.name for each in parameters}
     return {name: value for name, value in arguments.items() if name in names}
-
-
-def _shown(row: Mapping[str, Any]) -> str:
-    return plain(str(dict(row))[:_LETTERS])

@@ -40,6 +40,7 @@ class KTO(Method):
     options = KtoOptions
     metrics = ("rewards/margins", "rewards/chosen", "rewards/rejected", "kl")
     trainer = "kto"
+    learning_rates = (1e-6, 1e-5)
     has_reference = True
 
     def needs_reference(self, job: FineTuneOptions) -> bool:

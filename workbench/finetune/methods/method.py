@@ -61,6 +61,11 @@ class Method(ABC):
     """Module in `on_pods` with the trainer; empty for the trainer of the package itself."""
 
     # What the method needs.
+    learning_rates: ClassVar[tuple[float, float] | None] = None
+    """Default peak learning rates without and with adapters: TRL's default, and TRL's advice.
+
+    None: the default depends on the model alone.
+    """
     scores: ClassVar[bool] = False
     """Whether the model returns a score of a text instead of an answer."""
     uses_rewards: ClassVar[bool] = False

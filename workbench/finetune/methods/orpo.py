@@ -26,6 +26,7 @@ class ORPO(Method):
     options = OrpoOptions
     metrics = (*REWARDS, "nll_loss", "log_odds_ratio")
     trainer = "orpo"
+    learning_rates = (1e-6, 1e-5)
     sequences = 2
     # Counted on CPUs with TRL's loss: the scores, a log-softmax of half, and gradients.
     logits_copies = 4.5

@@ -29,5 +29,6 @@ class Reward(Method):
     options = RewardOptions
     metrics = ("accuracy", "margin", "mean_reward")
     trainer = "reward"
+    learning_rates = (1e-4, 1e-3)
     scores = True
     sequences = 2

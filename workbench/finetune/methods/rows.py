@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar, NoReturn
 
 from workbench.base.errors import ConfigError
@@ -21,6 +23,7 @@ from workbench.finetune.data.messages import (
     asking_turns,
     chat_key,
     exchanges,
+    is_learned,
     last_of,
     listed,
     shared_turns,
@@ -37,6 +40,7 @@ LABEL = "label"
 COLUMNS = "columns"
 """Key of the columns for reward functions, in a prepared row of prompts."""
 EQUAL = "equal chosen and rejected answers"
+ONE_LABEL = "the label {0} for training, where no row has the label {1}"
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """Names of the arguments with which TRL calls a reward function, besides the columns."""
 _PREPARED = ("source", "target", "input", "table_id", "messages", TOOLS, BESIDE)
@@ -170,6 +174,9 @@ class PairRows(MethodRows):
         elif question_form(data) is not None:
             prompt = self._prompt_of_text(row)
         chosen, rejected = exchanges(row, PAIR, prompt)
+        for key, turns in zip(PAIR, (chosen, rejected), strict=True):
+            if not is_learned(turns[-1]):
+                row.fail(key, "is marked as a turn that is not learned; remove the mark")
         return _pair_of_chats(chosen, rejected[-1], tools_of(row))
 
     def _prompt_of_text(self, row: Fields) -> list[Placed]:
@@ -221,8 +228,19 @@ class LabelledRows(MethodRows):
     keys = ("prompt", "completion", LABEL)
     reads = frozenset(_TAGS)
 
+    def read(self, data: object, where: str, tables: Mapping[str, Table] | None = None) -> Example:
+        # A row that an earlier version prepared may have several learned turns.
+        return judged_alone(super().read(data, where, tables))
+
     def remaining(self, row: Example) -> Mapping[str, object]:
         return {LABEL: row.beside.get(LABEL)}
+
+    def remarks(self, train: Iterable[Example]) -> Mapping[str, int]:
+        labels = Counter(row.beside.get(LABEL) is True for row in train)
+        if len(labels) != 1:
+            return {}
+        ((good, rows),) = labels.items()
+        return {ONE_LABEL.format(str(good).lower(), str(not good).lower()): rows}
 
     def _columns(self, data: Mapping[str, object]) -> Sequence[str]:
         return (*ANSWER_ROWS.columns(data), *_TAGS)
@@ -237,6 +255,13 @@ class LabelledRows(MethodRows):
             value = value.strip().casefold() == "true"
         if not isinstance(value, bool):
             row.fail(tag, f"is {short(value)}; write true (a good answer) or false")
+        completion = row.data.get("completion")
+        if isinstance(completion, list | tuple) and len(completion) > 1:
+            row.fail(
+                "completion",
+                f"has {len(completion)} turns, and {tag} judges a single turn of the assistant; "
+                "move the turns before the last one to 'prompt'",
+            )
         others = {name: each for name, each in row.data.items() if name not in _TAGS}
         read = ANSWER_ROWS.read(others, row.where, tables)
         if not read.asks:
@@ -265,6 +290,15 @@ class PromptRows(MethodRows):
 
     def remaining(self, row: Example) -> Mapping[str, object]:
         return columns_of(row)
+
+    def joined(self, rows: Iterable[Example]) -> Callable[[Example], Example] | None:
+        names: dict[str, None] = {}
+        kinds = set()
+        for row in rows:
+            names |= dict.fromkeys(columns_of(row))
+            kinds.add(frozenset(columns_of(row)))
+        # A reward function gets a list of every column in every call.
+        return partial(_with_columns, names) if len(kinds) > 1 else None
 
     def _columns(self, data: Mapping[str, object]) -> Sequence[str]:
         return tuple(data)
@@ -327,6 +361,17 @@ def _pair_of_chats(
     )
 
 
+def judged_alone(row: Example) -> Example:
+    """Return a chat whose last turn alone is learned, with weight 0 for the answers before."""
+    if not row.messages:
+        return row
+    *before, judged = row.messages
+    turns: list[Message] = []
+    for turn in before:
+        turns.append({**turn, "weight": 0} if turn["role"] == "assistant" else turn)
+    return replace(row, messages=(*turns, judged))
+
+
 def rejected_of(row: Example) -> Message:
     """Return the rejected answer of a row of a pair."""
     rejected = part(row.beside, REJECTED)
@@ -342,6 +387,12 @@ def with_rejected(row: Example) -> Example:
     rejected = rejected_of(row)
     messages = (*row.messages[:-1], rejected) if row.messages else ()
     return replace(row, target=rejected["content"], messages=messages)
+
+
+def _with_columns(names: Iterable[str], row: Example) -> Example:
+    """Return a row with all columns in `names`; None where the row has none."""
+    columns = {**dict.fromkeys(names), **columns_of(row)}
+    return replace(row, beside={**row.beside, COLUMNS: columns})
 
 
 def columns_of(row: Example) -> Mapping[str, object]:

@@ -84,6 +84,11 @@ def _check_takes_completions(reward: Callable[..., object]) -> None:
 
 
 def _check_takes_two(metric: Callable[..., object]) -> None:
+    if inspect.iscoroutinefunction(metric):
+        raise ConfigError(
+            f"job metrics: {function_name(metric)} is an async function, and metrics are called "
+            "without an event loop; write 'def' instead of 'async def'"
+        )
     try:
         inspect.signature(metric).bind([], [])
     except ValueError:  # a builtin without a signature

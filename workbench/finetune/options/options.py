@@ -191,8 +191,10 @@ class FineTuneOptions(Record):
     learning_rate: Positive | None = None
     """Peak learning rate.
 
-    Default None: 1e-3 for a built-in model. Pretrained models: 3e-4 for the T5 family, else 2e-4
-    with adapters and 2e-5 without. `lion` takes a fifth, because its updates are larger.
+    Default None: 1e-3 for a built-in model. Pretrained models with `sft`: 3e-4 for the T5 family,
+    else 2e-4 with adapters and 2e-5 without. `dpo`, `kto`, `orpo` and `grpo`: 1e-5 with adapters
+    and 1e-6 without. `reward`: 1e-3 with adapters and 1e-4 without. `lion` takes a fifth, because
+    its updates are larger.
     """
     lr_scheduler_type: Annotated[str, Choice(Schedule)] = "linear"
     """One of `Schedule`: the course of the learning rate after the warm-up.

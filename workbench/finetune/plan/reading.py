@@ -14,7 +14,7 @@ from workbench.base.child import replies
 from workbench.base.errors import ConfigError, WorkbenchError, require_package, suggests
 from workbench.base.shown import Shown
 from workbench.finetune.data.meant import Written
-from workbench.finetune.data.sources.convert import chosen
+from workbench.finetune.data.sources.convert import chosen, join_files
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.defaults import on_base
@@ -107,6 +107,8 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
             limit = dataset.limit if isinstance(dataset.limit, int) else _HUB_ROWS
             dataset = dataset.replace(limit=min(limit, _HUB_ROWS))
             written = dataset.write(folder, refusal=refusal, reader=reader)
+            remarks = {**written.remarks, **join_files(folder, reader)}
+            written = written._replace(remarks=remarks)
         else:
             made = prepare(dataset, folder, refusal=refusal, reader=reader)
             written = Written(

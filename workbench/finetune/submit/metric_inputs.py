@@ -49,6 +49,11 @@ def _metric(metric: str) -> Mapping[str, str]:
                 f"metric: {sent['function']} in {sent['path']} must take two lists, predictions "
                 "and references"
             )
+        case ast.AsyncFunctionDef():
+            raise ConfigError(
+                f"metric: {sent['function']} in {sent['path']} is an async function, and metrics "
+                "are called without an event loop; write 'def' instead of 'async def'"
+            )
     return sent
 
 
@@ -81,7 +86,11 @@ def _function(metric: str, what: str) -> Mapping[str, str]:
 def _defined(tree: ast.AST) -> Iterator[tuple[str, ast.AST]]:
     for node in ast.iter_child_nodes(tree):
         match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 yield name, node
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 yield from ((alias.asname or alias.name, node) for alias in names)

@@ -37,7 +37,9 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         every: int | None,
         resumes: bool,
         most: int | None = None,
+        rescues: bool = False,
     ) -> None:
+        """Set up. `rescues`: a step may end with a call of `rescue`."""
         self.folder = folder / "checkpoints"
         self.every = every
         self.most = most or _KEPT
@@ -54,6 +56,10 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         # True until the first step of a resumed run.
         self._begins = False
         self._begins_amid = False
+        self._rescues = rescues
+        # Random numbers after the last finished step and its evaluation; None if not needed.
+        self._random: dict[str, object] | None = None
+        self._begins_epoch = False
 
     def follow(self, trainer: Any) -> None:
         """Store the trainer that continues from the checkpoint when its training begins."""
@@ -88,6 +94,8 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         if self._begins and self.tree is not None:
             snapshot.restore_random(self.tree, seed=args.seed)
         self._begins = False
+        self._keep_random()
+        self._begins_epoch = True
 
     def on_step_begin(self, args: Any, _state: Any, _control: Any, **_: Any) -> None:
         """Restore the random numbers within an epoch.
@@ -96,7 +104,12 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
         """
         if self._begins_amid and self.tree is not None:
             snapshot.restore_random(self.tree, seed=args.seed)
+            self._begins_epoch = False
         self._begins_amid = False
+        # Reading the first rows of an epoch consumes some, also in a resumed run.
+        if not self._begins_epoch:
+            self._keep_random()
+        self._begins_epoch = False
 
     def on_step_end(self, _args: Any, state: Any, control: Any, **_: Any) -> None:
         """Ask the Trainer to save after this step, if a checkpoint is due.
@@ -108,10 +121,31 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             emit("first_step")
             emit_memory(state.global_step)
 
-    def save(self, trainer: Any) -> None:
+    def rescue(self, trainer: Any, *, amid_step: bool) -> None:
+        """Write a checkpoint of the last finished step before an error ends the run.
+
+        Every rank must call the method. A resumed run continues as if the error had not happened,
+        unless an evaluation failed (not `amid_step`): its random numbers were partly used.
+        """
+        self.save(trainer, self._random if amid_step else None)
+        step = trainer.state.global_step
+        if not amid_step and ranks.rank() == 0:
+            emit(
+                "note",
+                message=f"an evaluation after step {step} failed. A run that resumes from step "
+                f"{step} samples other answers than an unbroken run, because the evaluation has "
+                "used random numbers",
+            )
+
+    def _keep_random(self) -> None:
+        if self._rescues:
+            self._random = snapshot.random_state(self._trainer)
+
+    def save(self, trainer: Any, random: dict[str, object] | None = None) -> None:
         """Write a checkpoint of the current step; every rank must call the method.
 
-        A full disk is reported once and does not stop training.
+        `random` are random numbers to continue with. None: the present ones. A full disk is
+        reported once and does not stop training.
         """
         began = time.monotonic()
         step = trainer.state.global_step
@@ -123,7 +157,7 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             return
         final = self.folder / f"step-{step}" / f"rank-{ranks.rank()}"
         part = final.with_name(f"{final.name}.part")
-        size, error = _write(part, snapshot.capture(trainer), step)
+        size, error = _write(part, snapshot.capture(trainer, random), step)
         failed, total = ranks.sums([float(error is not None), float(size)])
         if failed:
             shutil.rmtree(part, ignore_errors=True)

@@ -235,6 +235,7 @@ def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
             every=job.save_steps,
             resumes=job.resume is not None,
             most=job.save_total_limit,
+            rescues=work.method.uses_rewards,
         ),
         technique=technique,
         points=technique.points(job),

@@ -7,19 +7,23 @@ import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Rows
 from workbench.finetune.data.training.tokens import shared_rows
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.on_pods.evaluation import MethodEvaluator
+from workbench.finetune.methods.rows import EQUAL
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.evaluation import evaluates
-from workbench.finetune.train.evaluation import Evaluator, imported
+from workbench.finetune.train.evaluation import Evaluator, imported, note
 from workbench.finetune.train.settings import Assignment
 from workbench.finetune.train.trainer import TrainerParts, WorkbenchTrainerMixin
+
+if TYPE_CHECKING:
+    from workbench.finetune.methods.on_pods.rows import WrittenRows
 
 
 def trl_trainer(
@@ -54,15 +58,21 @@ def trl_trainer(
     # The rows stay readable after the folder is gone: their files are mapped into memory.
     with tempfile.TemporaryDirectory(prefix="rows-", dir=work.rank_folder) as scratch:
         folder = Path(scratch)
-        train, lengths = _tokens(method, encoder, rows.train, folder, "train")
+        train = _tokens(method, encoder, rows.train, folder, "train")
         evaluation = None
         if evaluates(job) and rows.eval:
-            evaluation, _ = _tokens(method, encoder, rows.eval, folder, "eval")
+            evaluation = _tokens(method, encoder, rows.eval, folder, "eval").dataset
+        if train.equal > {**work.remarks, **rows.remarks}.get(EQUAL, 0):
+            note(
+                f"{train.equal} of {len(rows.train)} training pairs have the same tokens in both "
+                "answers, and teach nothing. Answers that agree up to "
+                f"max_target_length={job.max_target_length} tokens are cut there"
+            )
         return trainer_class(method)(
             parts=parts,
-            lengths=lengths,
+            lengths=train.lengths,
             sampling=job.train_sampling_strategy,
-            train_dataset=train,
+            train_dataset=train.dataset,
             eval_dataset=evaluation,
             model=loaded.model,
             args=arguments,
@@ -80,7 +90,7 @@ def trainer_class(method: Method) -> type[Any]:
 
 def _tokens(
     method: Method, encoder: Encoder, examples: Sequence[Example], folder: Path, name: str
-) -> tuple[Any, Any]:
+) -> WrittenRows:
     from workbench.finetune.methods.on_pods.rows import written
 
     make = partial(method.on_pods().token_rows, encoder)

@@ -6,10 +6,11 @@ The same rows are held out for evaluation in every place.
 from __future__ import annotations
 
 import heapq
+import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 
@@ -19,7 +20,14 @@ from workbench.finetune.data.lines import EmptyField, read_lines
 from workbench.finetune.data.meant import TELLING, RowTally, Written, written
 from workbench.finetune.data.messages import unpacked
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
-from workbench.finetune.data.rows import Example, Refusal, UnknownForm, any_row, renamed
+from workbench.finetune.data.rows import (
+    Example,
+    Refusal,
+    UnknownForm,
+    any_row,
+    prepared_row,
+    renamed,
+)
 from workbench.finetune.data.shares import first_rows
 from workbench.finetune.data.sources.read import read_rows
 from workbench.finetune.data.tasks import TASK, Table
@@ -244,6 +252,25 @@ def mix_files(
         for _, _, line in heapq.merge(*streams):
             to.write(line)
     return sum(takes)
+
+
+def join_files(folder: Path, reader: RowReader) -> Mapping[str, int]:
+    """Change the written rows as the reader needs for all rows together; return its remarks."""
+    train = folder / "train.jsonl"
+    evaluation = folder / "eval.jsonl"
+    change = reader.joined(chain(_written_rows(train), _written_rows(evaluation)))
+    if change is not None:
+        for path in (train, evaluation):
+            joined = path.with_suffix(".joined")
+            write_lines(joined, (row.to_json() for row in map(change, _written_rows(path))))
+            joined.replace(path)
+    return reader.remarks(_written_rows(train))
+
+
+def _written_rows(path: Path) -> Iterator[Example]:
+    with path.open("rb") as lines:
+        for line in lines:
+            yield prepared_row(json.loads(line))
 
 
 def write_lines(target: Path, lines: Iterable[str]) -> int:

@@ -20,7 +20,7 @@ from workbench.base.words import short_list
 from workbench.finetune.data.meant import Written
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal, any_row
-from workbench.finetune.data.sources.convert import mix_files
+from workbench.finetune.data.sources.convert import join_files, mix_files
 from workbench.finetune.data.sources.files import RowFiles, files_of, is_rows
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.data.sources.read import FORMATS, refuse_other
@@ -233,6 +233,7 @@ def prepare(
     with tempfile.TemporaryDirectory(prefix=".prepare-", dir=folder) as scratch:
         made = Path(scratch)
         rows = dataset.write(made, refusal=refusal, reader=reader)
+        remarks = {**rows.remarks, **join_files(made, reader)}
         gate.remove(folder / "tables.jsonl")
         for name in ("tables.jsonl", "eval.jsonl", "train.jsonl"):
             if (made / name).exists():
@@ -247,7 +248,7 @@ def prepare(
         hub=None,
         not_read=rows.not_read,
         empty_answers=rows.empty_answers,
-        remarks=rows.remarks,
+        remarks=remarks,
     )
 
 

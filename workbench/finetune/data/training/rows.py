@@ -134,7 +134,7 @@ def _from_hub(hub: Hub, reader: RowReader) -> Rows:
         eval=evaluation,
         not_read=made.not_read,
         empty_answers=made.empty_answers,
-        remarks=made.remarks,
+        remarks={**made.remarks, **reader.remarks(train)},
     )
 
 

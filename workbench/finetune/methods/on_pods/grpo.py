@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -18,10 +17,25 @@ from trl.trainer.utils import add_fused_lm_head
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import phase
 from workbench.agent.rank.records import EndedWithAnother
+from workbench.base.words import counted
 from workbench.finetune.data.rows import Example
-from workbench.finetune.methods.judging import Raised, Reward, call_reward, text_row
+from workbench.finetune.methods.judging import (
+    Raised,
+    Reward,
+    call_rewards,
+    shown_row,
+    text_row,
+    unjudged,
+)
 from workbench.finetune.methods.on_pods.evaluation import EvalBatch
 from workbench.finetune.methods.on_pods.hooks import TrlHooks
+from workbench.finetune.methods.on_pods.judged import (
+    Groups,
+    note,
+    reward_names,
+    weighed_rewards,
+    with_deviations,
+)
 from workbench.finetune.methods.on_pods.rows import TokenRow
 from workbench.finetune.recipe.order import GlobalBatchSampler
 
@@ -116,6 +130,8 @@ class Hooks(TrlHooks):
         """
         self._own_rewards = rewards
         self._judged: list[list[float]] = []
+        self._groups = Groups()
+        self._told_unscored = False
         self._encode = encode
         self._ready: Any = None
         args = options["args"]
@@ -198,31 +214,60 @@ class Hooks(TrlHooks):
     def _calculate_rewards(
         self, inputs: Any, prompts: Any, completions: Any, completion_ids: Any
     ) -> Any:
-        texts = completions
-        if completions and isinstance(completions[0], list):
-            texts = [turns[-1]["content"] for turns in completions]
+        rows = [each[_ROW] for each in inputs]
         failure: Raised | None = None
         self._judged = []
+        lost: list[int] = []
         further = {"completion_ids": completion_ids, "trainer_state": self.state}  # type: ignore[attr-defined]
         try:
-            for name, function in self._own_rewards:
-                self._judged.append(call_reward(function, name, inputs, texts, **further))
+            self._judged = call_rewards(self._own_rewards, rows, completions, **further)
+            lost = unjudged(self._judged)
         except Raised as error:
             failure = error
-        (failed,) = ranks.sums([float(failure is not None)])
+        failed, unscored = ranks.sums([float(failure is not None), float(len(lost))])
         if failed:
             self._rescue()
             if failure is None:
                 raise EndedWithAnother("a reward function failed on another rank")
             raise failure
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids)  # type: ignore[misc]
+        if unscored:
+            self._tell_unscored(int(unscored), [rows[number] for number in lost[:1]])
+        # TRL takes the rewards from `_stored`, and needs no column of the rows.
+        rewards = super()._calculate_rewards(  # type: ignore[misc]
+            [{} for _ in rows], prompts, completions, completion_ids
+        )
+        if self.model.training:  # type: ignore[attr-defined]
+            self._groups.see(rewards, self.num_generations)  # type: ignore[attr-defined]
+        return rewards
 
     def _rescue(self) -> None:
         """Write a checkpoint of the steps so far, which the run would lose."""
         if not self.is_in_train or not self.state.global_step:  # type: ignore[attr-defined]
             return
+        # The loss of the last step is usually read in the next step.
+        for step in self._losses.meet():  # type: ignore[attr-defined]
+            self._log_step(step)  # type: ignore[attr-defined]
         phase("checkpoint")
-        self.checkpoints.save(self)  # type: ignore[attr-defined]
+        self.checkpoints.rescue(self, amid_step=self.model.training)  # type: ignore[attr-defined]
+
+    def _tell_unscored(self, answers: int, first: Sequence[Mapping[str, Any]]) -> None:
+        """Note once that no function applies to a row. Every rank must call the method."""
+        if self._told_unscored:
+            return
+        self._told_unscored = True
+        shown = ranks.gather_bytes("".join(map(shown_row, first)).encode())
+        row = next(filter(None, shown)).decode()
+        note(
+            f"no reward function applies to {counted(answers, 'answer')} after step "
+            f"{self.state.global_step}: all functions returned None. Such an answer has no "  # type: ignore[attr-defined]
+            f"influence. The first is for the row {row}. Later ones are not noted"
+        )
+
+    def train(self, *args: Any, **options: Any) -> Any:
+        """Train, and note groups of equal rewards, from which nothing is learned."""
+        trained = super().train(*args, **options)  # type: ignore[misc]
+        self._groups.tell()
+        return trained
 
     def _measure(self) -> dict[str, float]:
         try:
@@ -249,41 +294,18 @@ class Hooks(TrlHooks):
     def weighed(
         self, figures: Mapping[str, float], rows: Sequence[Mapping[str, Any]]
     ) -> Iterator[tuple[str, float, float]]:
-        own = self._own_means()
+        names = [name for name, _ in self._own_rewards]
+        own = reward_names(names)
         for name, mean, share in super().weighed(figures, rows):
             # TRL marks a figure without values by NaN.
             if name not in own and not math.isnan(mean):
                 yield name, mean, share
-        for name, mean in own.items():
-            yield name, mean, 1.0
-
-    def _own_means(self) -> dict[str, float]:
-        """Return the means of the rewards of a micro-batch; as deviations, means of squares.
-
-        TRL's deviations depend on the size of a micro-batch.
-        """
-        rewards = {"reward": [sum(each) for each in zip(*self._judged, strict=True)]}
-        for (name, _), values in zip(self._own_rewards, self._judged, strict=True):
-            rewards[f"rewards/{name}/mean"] = values
-        means = {}
-        for name, values in rewards.items():
-            means[name] = fmean(values)
-            means[_deviation(name)] = fmean(value**2 for value in values)
-        return means
+        yield from weighed_rewards(names, self._judged)
 
     def completed(self, figures: dict[str, float]) -> dict[str, float]:
         """Return the figures with the deviations of the rewards of all answers."""
         answers = len(self.eval_dataset) * self.num_generations_eval  # type: ignore[attr-defined]
-        for name in ("reward", *(f"rewards/{name}/mean" for name, _ in self._own_rewards)):
-            squares = figures[_deviation(name)]
-            variance = max(0.0, squares - figures[name] ** 2) * answers / max(1, answers - 1)
-            figures[_deviation(name)] = math.sqrt(variance)
-        return figures
-
-
-def _deviation(name: str) -> str:
-    """Return TRL's name of the standard deviation beside a mean."""
-    return "reward_std" if name == "reward" else name.replace("/mean", "/std")
+        return with_deviations(figures, answers)
 
 
 def options_of(job: Any, encoder: Any, rewards: Sequence[tuple[str, Reward]]) -> dict[str, Any]:
@@ -305,7 +327,12 @@ def token_rows(encoder: Any, examples: Sequence[Example], first: int) -> list[To
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    return [json.loads(row[_ROW]) for row in rows]
+    """Return a micro-batch for TRL, which must not read the columns: some names mean images."""
+    made = []
+    for row in rows:
+        text = json.loads(row[_ROW])
+        made.append({"prompt": text["prompt"], _ROW: text})
+    return made
 
 
 def _example(prompt: Any) -> Example:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,23 +44,44 @@ def answered(encoder: Any, example: Example, number: int) -> tuple[Tokens, Token
     return ids[:begin], ids[begin:]
 
 
-def written(rows: Iterable[TokenRow], folder: Path, name: str) -> tuple[Dataset | None, Any]:
-    """Write rows into a file that is read as memory; return the dataset and the lengths of rows.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenRows:
+    """Rows of a file that is read as memory."""
 
-    The lengths are tokens of the prompt and of the longest answer, rows x 2.
-    """
+    dataset: Dataset | None
+    """Rows in the columns of TRL's trainer; None without rows."""
+    lengths: Any
+    """Tokens of the prompt and of the longest answer, rows x 2."""
+    equal: int
+    """Number of pairs whose answers are the same tokens."""
+
+
+def written(rows: Iterable[TokenRow], folder: Path, name: str) -> WrittenRows:
+    """Write rows into a file that is read as memory."""
     disable_progress_bars()
     sizes: list[tuple[int, int]] = []
+    equal = 0
     path = folder / f"{name}.arrow"
     writer = ArrowWriter(path=str(path))
     for row in rows:
         sizes.append(_sizes(row))
+        equal += _are_equal(row)
         writer.write(dict(row))
     if not sizes:
-        return None, torch.zeros((0, 2), dtype=torch.int64)
+        return WrittenRows(
+            dataset=None, lengths=torch.zeros((0, 2), dtype=torch.int64), equal=equal
+        )
     writer.finalize()
     writer.close()
-    return Dataset.from_file(str(path)), torch.tensor(sizes)
+    dataset = Dataset.from_file(str(path))
+    return WrittenRows(dataset=dataset, lengths=torch.tensor(sizes), equal=equal)
+
+
+def _are_equal(row: TokenRow) -> bool:
+    """Return whether both answers of a pair are the same tokens; False for other rows."""
+    chosen = [name for name in row if name.startswith("chosen")]
+    same = [row[name] == row[name.replace("chosen", "rejected")] for name in chosen]
+    return bool(same) and all(same)
 
 
 def _sizes(row: TokenRow) -> tuple[int, int]:
