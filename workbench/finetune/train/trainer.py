@@ -24,6 +24,7 @@ the run.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -452,7 +453,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         if self.args.report_to:
             logs = {}
             for name, value in figures.items():
-                logs[name if name == LOSS else f"eval_{name}"] = value
+                if math.isfinite(value):
+                    logs[name if name == LOSS else f"eval_{name}"] = value
             self._log_evaluation(logs)
         emit_memory(step)
         self._judge(step, figures, training=training)
