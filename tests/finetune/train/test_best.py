@@ -215,7 +215,7 @@ def test_a_best_metric_that_no_evaluation_has_ends_the_run_before_its_first_step
     assert 0 not in run.exit_codes.values()
     for rank in range(2):
         message = str(run.record(rank, "error.json")["message"])
-        assert message.endswith("Choose one of score, eval_loss, accuracy")
+        assert message.endswith("Choose one of score, accuracy, eval_loss")
     assert not run.data("step")
 
 
