@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from workbench.agent.rank import trainer_events
-from workbench.agent.rank.trainer_events import _figure, stop_callback
+from workbench.agent.rank.trainer_events import _evaluated, _figure, _Figures, stop_callback
 from workbench.base import entries
 from workbench.rundir.events import MARK
 
@@ -42,12 +44,66 @@ for step in range(1, 2001):
         ("Loss/test", "eval_loss"),
         ("eval/accuracy", "eval_accuracy"),
         ("eval", ""),
+        ("val/准确率", "eval_准确率"),
+        ("召回率/val", "eval_召回率"),
+        ("Test/точность", "eval_точность"),
+        ("val/größe", "eval_größe"),
+        ("dev/हिन्दी", "eval_हिन्दी"),
         ("layer1/std", ""),
         ("loss/layer1", ""),
     ],
 )
 def test_a_tag_has_a_name_in_the_panel_or_is_tensorboards_alone(tag: str, name: str) -> None:
     assert _figure(tag) == name
+
+
+def reported(*steps: dict[str, float]) -> dict[str, float]:
+    """Return the last values of the figures that scalars of several steps become."""
+    last: dict[str, float] = {}
+    figures = _Figures(lambda _step, **values: last.update(values))
+    for step, scalars in enumerate(steps):
+        for tag, value in scalars.items():
+            figures.take(tag, value, step)
+    figures.report(True)
+    return last
+
+
+@pytest.mark.parametrize("order", [("val/loss", "test/loss"), ("test/loss", "val/loss")])
+def test_a_validation_and_a_test_of_one_step_are_two_figures(order: tuple[str, str]) -> None:
+    values = {"val/loss": 0.33, "test/loss": 12.0}
+    assert reported({tag: values[tag] for tag in order}) == {
+        "eval_loss": 0.33,
+        "eval_test_loss": 12.0,
+    }
+    assert reported({"Loss/test": 2.0}) == {"eval_loss": 2.0}, "a loop without a validation"
+
+
+WORDS = st.sampled_from(["val", "test", "loss", "Loss", "acc", "准确率", "größe", "train", "lr"])
+TAGS = st.lists(WORDS, min_size=1, max_size=3).flatmap(
+    lambda words: st.sampled_from(["/", "_", ".", " "]).map(lambda between: between.join(words))
+)
+
+
+@given(st.lists(st.lists(TAGS, min_size=1, max_size=5), min_size=1, max_size=3))
+def test_distinct_tags_have_distinct_names(steps: list[list[str]]) -> None:
+    numbers = {tag: float(n) for n, tag in enumerate(sorted({tag for step in steps for tag in step}))}
+    seen: set[float] = set()
+    figures = _Figures(lambda _step, **values: seen.update(values.values()))
+    shown = {tag for tag in numbers if _figure(tag)}
+    for step in steps:
+        for tag in step:
+            figures.take(tag, numbers[tag], 1)
+        figures.report(True)
+    assert seen == {numbers[tag] for tag in shown}
+    names = [figures._names[tag] for tag in shown]
+    assert len({*names}) == len(names)
+
+
+def test_a_trainer_s_evaluation_of_any_prefix_is_reported() -> None:
+    logs = {"test_loss": 1.0, "test_runtime": 3.0, "test_samples_per_second": 2.0, "epoch": 1.0}
+    assert _evaluated(logs) == {"eval_test_loss": 1.0}
+    assert _evaluated({"eval_news_loss": 1.0, "eval_news_runtime": 3.0}) == {"eval_news_loss": 1.0}
+    assert _evaluated({"lr": 1.0}) == {}
 
 
 @pytest.mark.slow

@@ -225,6 +225,24 @@ def test_runs_are_filtered_by_any_figure(folder: Path) -> None:
             ids(steps=wrong)
 
 
+def test_a_name_of_a_metric_and_of_the_steps_is_the_metric_of_each_run_else_the_steps(
+    folder: Path,
+) -> None:
+    make_run(folder / "low", 4.0, step_figures={"accuracy": 0.34})
+    make_run(folder / "best", 5.0, step_figures={"accuracy": 0.94})
+    make_run(folder / "other", 6.0, step_figures={"accuracy": 0.99}, metrics={"accuracy": 0.5})
+
+    def ids(**wanted: Any) -> list[str]:
+        return [record.id for record in history(folder, **wanted)]
+
+    assert ids(within={"accuracy": (0.9, None)}) == ["best"]
+    assert ids(within={"step.accuracy": (0.9, None)}) == ["other", "best"]
+    assert ids(within={"metric.accuracy": (0.4, None)}) == ["other"]
+    assert ids(sort="-accuracy")[:3] == ["best", "other", "low"]
+    shown = [column.key for column in history(folder, sort="-accuracy").metrics()]
+    assert shown == ["metric.accuracy", "step.accuracy"]
+
+
 def test_runs_are_compared_by_number_name_or_id(folder: Path) -> None:
     found = history(folder)
     assert repr(found.compare(0, 2)) == "RunComparison(ccc, aaa)"

@@ -112,7 +112,8 @@ class History(ShownLive):
         shown = []
         for column in _metric_columns(self.records):
             is_in_tables = column.is_known and column.in_tables
-            if is_in_tables or column.key == self.sorted_by:
+            figure = column.key.partition(".")[2]
+            if is_in_tables or self.sorted_by in (column.key, figure):
                 shown.append(column)
         return shown
 
@@ -200,7 +201,8 @@ def history(
         pods: Number of pods of the runs.
         within: Least and greatest value by the name of a numeric column, of a metric or of a figure
             of the steps, as in `{"eval_loss": (None, 0.5)}`. None for no bound. Runs without a
-            value are left out.
+            value are left out. A run with both a metric and a figure of the steps of the name has
+            the metric; `metric.NAME` and `step.NAME` choose one of them.
         sort: Column of `to_dataframe` to sort by, except options; also the name of a metric or of
             a figure of the steps, such as `rougeL`. A leading minus sorts the largest first.
 
@@ -242,10 +244,16 @@ def history(
 
 
 def _column_of(option: str, name: str, records: Sequence[RunRecord]) -> str:
-    """Return the column of `to_dataframe` for its name or the name of a metric."""
+    """Return the column of `to_dataframe` for its name or the name of a metric.
+
+    A name that some runs have as a metric and others as a figure of the steps stays as it is: each
+    run then has the metric, else the figure of the steps.
+    """
     if name in _COLUMNS:
         return name
     keys = [column.key for column in _metric_columns(records)]
+    if f"metric.{name}" in keys and f"step.{name}" in keys:
+        return name
     for key in (name, f"metric.{name}", f"metric.{name.removeprefix('eval_')}", f"step.{name}"):
         if key in keys:
             return key
@@ -302,11 +310,12 @@ def _figure(record: RunRecord, name: str) -> object:
         return max(record.peak_memory_gib.values(), default=None)
     if name == "tags":
         return ", ".join(record.tags)
-    kind, _, metric = name.partition(".")
-    if metric and kind == "metric":
-        return record.metrics.get(metric)
-    if metric:
-        return record.step_figures.get(metric)
+    if name.startswith("metric."):
+        return record.metrics.get(name.removeprefix("metric."))
+    if name.startswith("step."):
+        return record.step_figures.get(name.removeprefix("step."))
+    if name not in _COLUMNS:
+        return record.metrics.get(name, record.step_figures.get(name))
     value: object = getattr(record, name)
     if name in ("path", "state"):
         return str(value)

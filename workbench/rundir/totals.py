@@ -17,6 +17,8 @@ from typing import Any, Self
 from workbench.base.json_values import number, numbers_of, whole
 from workbench.base.words import told
 from workbench.rundir.events import Event, EventKind, EventTail
+from workbench.rundir.figures.evaluations import Evaluations
+from workbench.rundir.figures.trainings import Trainings
 from workbench.rundir.figures.workers import WorkerBook
 from workbench.rundir.metrics import figures_of, perplexity
 from workbench.rundir.result import Restart
@@ -105,28 +107,23 @@ class RunTotals:
         self.last_s: float | None = None
         """Time of the last event in seconds since 1970."""
         self.last_step: Event | None = None
-        self.eval_loss: float | None = None
-        """Loss of the last evaluation, including the evaluation before the first step."""
-        self.metrics: Mapping[str, float] = {}
-        """Other figures of the last evaluation, by name."""
+        self._evaluations = Evaluations()
+        self._trainings = Trainings()
         self.step_figures: dict[str, float] = {}
         """Last value of every figure of the steps, by name."""
         self.curve_names: set[str] = set()
         """Names of the curves that the run has so far."""
         self.has_more_figures = False
         """Whether events have figures of further names."""
-        self.notes: list[str] = []
-        """Notes of rank 0 for the user, shown for every outcome of the run."""
+        self._notes: list[str] = []
         self.book = WorkerBook()
         """Epochs, and time and memory of every worker and GPU."""
         self.restarts: list[Restart] = []
         """Losses and restarts of the run."""
         self.model_step: int | None = None
         """Step of the model saved by rank 0. None: not saved yet."""
-        self._eval_step: int | None = None
         self._first_step: Event | None = None
         self._first_step_s: float | None = None
-        self._first_eval_loss: float | None = None
         self._resumed_step: int | None = None
         self._end: Mapping[str, object] = {}
         self._devices: dict[int, str] = {}
@@ -165,11 +162,7 @@ class RunTotals:
                 self.last_step = _with_figures(event, self.last_step)
                 self._first_step = self._first_step or event
             case EventKind.EVAL:
-                self.eval_loss = event.number("eval_loss")
-                self._eval_step = event.whole("step")
-                self.metrics = numbers_of(event.data.get("metrics"))
-                if self._eval_step == 0:
-                    self._first_eval_loss = self.eval_loss
+                self._evaluations.take(event)
             case EventKind.PHASE if rank is not None:
                 self.phases[rank] = event.text("name")
                 if rank == 0:
@@ -195,8 +188,8 @@ class RunTotals:
                 self.failed_saves.append(event)
             case EventKind.SAVED:
                 self.model_step = event.whole("step")
-            case EventKind.NOTE if len(self.notes) < _MOST_NOTES:
-                self.notes.append(told(event.text("message")))
+            case EventKind.NOTE if len(self._notes) < _MOST_NOTES:
+                self._notes.append(told(event.text("message")))
             case EventKind.STOPPED:
                 self.stopped_step = event.whole("step")
             case EventKind.RESTARTED:
@@ -214,12 +207,12 @@ class RunTotals:
         kind = event.kind
         rank = event.rank
         step = event.whole("step")
-        if kind == EventKind.NOTE and len(self.notes) < _MOST_NOTES:
-            self.notes.append(told(event.text("message")))
+        if kind == EventKind.NOTE and len(self._notes) < _MOST_NOTES:
+            self._notes.append(told(event.text("message")))
         elif kind == EventKind.CHECKPOINT_FAILED and len(self.failed_saves) < _MOST_NOTES:
             self.failed_saves.append(event)
-        elif kind == EventKind.EVAL and step == 0 and self._first_eval_loss is None:
-            self._first_eval_loss = event.number("eval_loss")
+        elif kind == EventKind.EVAL:
+            self._evaluations.take_first(event)
         # All other figures are of the last attempt.
         if event.attempt is not None and event.attempt < len(self.restarts):
             return
@@ -227,10 +220,8 @@ class RunTotals:
             self.book.take(event)
         if kind == EventKind.STEP and (self.last_step is None or not self._is_past(step)):
             self.last_step = _with_figures(event, self.last_step)
-        elif kind == EventKind.EVAL and step is not None and step > (self._eval_step or -1):
-            self.eval_loss = event.number("eval_loss")
-            self._eval_step = step
-            self.metrics = numbers_of(event.data.get("metrics"))
+        elif kind == EventKind.EVAL:
+            self._evaluations.take(event)
         elif kind == EventKind.FIRST_STEP:
             self.training = True
         elif kind == EventKind.START:
@@ -256,7 +247,10 @@ class RunTotals:
 
     def _note_figures(self, event: Event) -> None:
         """Keep the names of a step's or an evaluation's figures, and the last values of steps."""
-        for name, value in figures_of(event).items():
+        figures = figures_of(event)
+        if event.kind == EventKind.STEP:
+            self._trainings.take(event.whole("step"), figures)
+        for name, value in figures.items():
             if name not in self.curve_names:
                 if len(self.curve_names) >= MOST_FIGURES:
                     self.has_more_figures = True
@@ -286,9 +280,25 @@ class RunTotals:
         self.doing = ""
         self.saved_step = restart.step or 0
         self._first_step = None
+        self._trainings.restart()
         self._resumed_step = None
         self._devices = {}
         self._traffic = {}
+
+    @property
+    def eval_loss(self) -> float | None:
+        """Loss of the last evaluation, including the evaluation before the first step."""
+        return self._evaluations.loss
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Last values of the other figures of evaluations, by name."""
+        return self._evaluations.metrics
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes for the user, shown for every outcome of the run."""
+        return [*self._notes, *filter(None, [self._trainings.note()])]
 
     @property
     def reached_step(self) -> int | None:
@@ -348,19 +358,12 @@ class RunTotals:
             "workers": self.book.workers,
             "gpus": self.book.gpus,
         }
-        # The evaluation before the first step is of the untrained model, so leave it out.
-        evaluated = {
-            "eval_loss": self.eval_loss,
-            "eval_step": self._eval_step,
-            "metrics": self.metrics,
-        }
         facts["resumed_step"] = self._resumed_step
         for name, several in lists.items():
             if several:
                 facts[name] = [asdict(each) for each in several]
-        facts["first_eval_loss"] = self._first_eval_loss
-        if self._eval_step:
-            facts |= evaluated
+        facts["first_eval_loss"] = self._evaluations.first_loss
+        facts |= self._evaluations.of_trained_model()
         # The report at the end of training wins over the figures on the way.
         for name, value in self._end.items():
             if name in _END_FIELDS:
@@ -446,7 +449,12 @@ class TotalsTail:
 
 
 def _with_figures(event: Event, last: Event | None) -> Event:
-    """Return a step event; an event without a loss keeps the last event's figures."""
+    """Return a step event; an event without a loss keeps the last event's figures.
+
+    Reports of one step add up.
+    """
+    if last is not None and last.whole("step") == event.whole("step"):
+        return replace(event, data={**last.data, **event.data})
     if last is None or "loss" in event.data:
         return event
     kept = {name: last.data[name] for name in _KEPT_FIGURES if name in last.data}

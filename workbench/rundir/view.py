@@ -260,7 +260,7 @@ class RunView:
             if name in self.totals.curve_names and name not in self.curves:
                 self.curves[name] = Curve()
             if name in self.curves:
-                self.curves[name].add(step, value, event.time_s, late=event.late)
+                self.curves[name].follow(step, value, event.time_s, late=event.late)
 
     def _place(self, rank: int) -> tuple[str, int]:
         if not self.hosts:

@@ -30,6 +30,16 @@ RAISES = """
 def score(predictions, references):
     return {"score": 1 / 0}
 """
+NAMES = ("eval_loss", "loss", "perplexity", "accuracy", "rouge1", "rougeL", "exact_match")
+# The best evaluation by a figure of the function would be the first.
+NAMED = f"""
+calls = 0
+
+def score(predictions, references):
+    global calls
+    calls += 1
+    return dict.fromkeys({NAMES}, -1.0 / calls)
+"""
 COMMON: dict[str, object] = {
     "max_steps": LAST,
     "per_device_train_batch_size": 2,
@@ -72,6 +82,13 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     plan.add(
         "raises", 1, sent=sent(RAISES), technique="single", **{**COMMON, **KEEP, "predict_rows": 2}
     )
+    loss = {**KEEP, "metric_for_best_model": None, "max_steps": 3}
+    for name, functions in {"plain": [], "named": ["scores.py:score"]}.items():
+        own = {**COMMON, **loss, "metrics": ["rouge", *functions]}
+        plan.add(name, 1, sent=sent(NAMED) if functions else {}, technique="single", **own)
+    misspelt = {**COMMON, **KEEP, "metric_for_best_model": "Score"}
+    misspelt["metrics"] = ["accuracy", "scores.py:score"]
+    plan.add("misspelt", 2, sent=sent(PEAKED), technique="ddp", **misspelt)
     (plan.root / "raises" / "out" / "predictions.jsonl").mkdir(
         parents=True
     )  # so that it cannot be written
@@ -170,6 +187,36 @@ def test_training_that_gets_no_better_ends_early_and_says_so(ran: dict[str, Ran]
         }  # type: ignore[call-overload]
         assert 0 <= event["metrics"]["accuracy"] <= 1  # type: ignore[index]
         assert event["perplexity"] == pytest.approx(math.exp(float(str(event["eval_loss"]))))
+
+
+def test_names_of_the_product_in_a_function_change_no_figure_and_no_decision(
+    ran: dict[str, Ran],
+) -> None:
+    plain, named = ran["plain"], ran["named"]
+    assert set(named.exit_codes.values()) == {0}, named.stderr()
+    for before, after in zip(plain.data("eval"), named.data("eval"), strict=True):
+        own = {name: value for name, value in after["metrics"].items() if "." in name}  # type: ignore[attr-defined]
+        assert sorted(own) == sorted(f"score.{name}" for name in NAMES)
+        metrics = {**after["metrics"]}  # type: ignore[dict-item]
+        for name in own:
+            del metrics[name]
+        assert {**after, "metrics": metrics} == before
+    assert named.data("saved") == plain.data("saved")
+    saved, whole = weights(named), weights(plain)
+    assert all((saved[key] == value).all() for key, value in whole.items())  # type: ignore[attr-defined]
+    notes = [str(event["message"]) for event in named.data("note")]
+    assert notes[0].count(" is named ") == len(NAMES)
+
+
+def test_a_best_metric_that_no_evaluation_has_ends_the_run_before_its_first_step(
+    ran: dict[str, Ran],
+) -> None:
+    run = ran["misspelt"]
+    assert 0 not in run.exit_codes.values()
+    for rank in range(2):
+        message = str(run.record(rank, "error.json")["message"])
+        assert message.endswith("Choose one of score, accuracy, eval_loss")
+    assert not run.data("step")
 
 
 def test_what_fails_after_the_training_is_told_and_costs_neither_model_nor_losses(

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
 
 import numpy
 import pytest
 
 from tests.support.sentences import sentence
 from workbench.agent.rank.collectives import FailedAlike, alike
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.train.best import BestModel
-from workbench.finetune.train.evaluation import _function, _numbers, rouge, rouge_of
+from workbench.finetune.train.evaluation import _function, _raised, rouge, rouge_of
+from workbench.finetune.train.guests.figures import (
+    PRODUCT_NAMES,
+    OwnFigures,
+    named_figure,
+    unknown_figure,
+)
+from workbench.rundir.metrics import curve_name, tag_of
 
 STOPS = {"eval_steps": 1, "early_stopping_patience": 2}
 
@@ -77,7 +87,7 @@ def test_a_function_that_an_earlier_version_wrote_finds_its_reader() -> None:
 def test_a_function_is_imported_from_its_source_and_must_return_numbers() -> None:
     source = "def score(p, r):\n    return {'n': len(p)}\n"
     metric = _function({"path": "/nowhere/m.py", "function": "score", "source": source})
-    assert _numbers(metric(["a"], ["b"])) == {"n": 1.0}
+    assert taken(metric(["a"], ["b"])) == {"n": 1.0}
     with pytest.raises(
         ConfigError,
         match=sentence(
@@ -93,14 +103,126 @@ def test_a_function_is_imported_from_its_source_and_must_return_numbers() -> Non
         ConfigError, match=sentence("finetune.evaluation._function.metric-function")
     ):
         _function({"path": "/nowhere/m.py", "function": "f", "source": "f = 3\n"})
-    assert _numbers({"a": 1, "b": math.nan}) == {"a": 1.0}
-    assert (
-        _numbers(numpy.float32(0.5), "score") == {"score": 0.5}
-        and _numbers(math.nan, "score") == {}
-    )
-    for wrong in ("0.5", None, {"a": "much"}, {"a": None}):
-        with pytest.raises(Exception, match=r"must return|could not|float"):
-            _numbers(wrong)
+    assert taken(numpy.float32(0.5)) == {"m": 0.5}
+    for wrong in ("0.5", None, [0.5], numpy.ones(2), {str(n): n for n in range(51)}):
+        with pytest.raises(
+            RunError, match=sentence("finetune.figures._pairs.returned-must-return")
+        ):
+            taken(wrong)
+
+
+def taken(
+    returned: object, notes: list[str] | None = None, *, others: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the figures of a function `m` at step 4 of a new training."""
+    own = OwnFigures([].append if notes is None else notes.append)
+    return own.take((0, "m"), returned, step=4, others=others or {"eval_loss": 2.0})
+
+
+@pytest.mark.parametrize("name", sorted(PRODUCT_NAMES | {"rouge1", "rewards/margins"}))
+@pytest.mark.parametrize("prefix", ["", "eval_"])
+def test_a_function_that_returns_a_name_of_the_product_has_a_figure_of_its_own(
+    name: str, prefix: str
+) -> None:
+    notes: list[str] = []
+    product = dict.fromkeys(sorted(PRODUCT_NAMES), 0.25)
+    own = taken({prefix + name: 9.0}, notes, others=product)
+    assert list(own.values()) == [9.0] and not {*own} & {*product}
+    (figure,) = own
+    assert figure.startswith("m.") and name in figure
+    curves = {curve_name(each, "eval") for each in product}
+    tags = {tag_of(each, "eval") for each in product}
+    assert curve_name(figure, "eval") not in curves and tag_of(figure, "eval") not in tags
+    assert len(notes) == 1 and figure in notes[0]
+    best = BestModel(FineTune(**STOPS))  # type: ignore[arg-type]
+    assert [best.see(step, {**product, **own, "eval_loss": step}) for step in (1, 2)] == [True, 0]
+
+
+def test_figures_of_two_functions_and_of_like_names_are_all_there() -> None:
+    notes: list[str] = []
+    own = OwnFigures(notes.append)
+    long = "n" * 63
+    first = own.take((0, "m"), {"f1": 1, "eval_f1": 2, f"{long}12": 3, f"{long}13": 4}, **AT)
+    second = own.take((1, "m"), {"f1": 5}, **AT)
+    assert sorted([*first.values(), *second.values()]) == [1, 2, 3, 4, 5]
+    assert len({*first} | {*second}) == 5 and all(len(each) <= 64 for each in first)
+    assert [note.count(" is named ") for note in notes] == [3, 1]
+    assert own.take((1, "m"), {"f1": 6}, **AT) == dict.fromkeys(second, 6.0), "the name stays"
+    assert len(notes) == 2
+
+
+AT: dict[str, Any] = {"step": 4, "others": ("eval_loss",)}
+
+
+def test_a_value_that_is_no_number_loses_itself_alone_and_is_named() -> None:
+    import torch
+
+    notes: list[str] = []
+    returned = {
+        "f1": 0.5,
+        "precisions": [0.5, 0.25],
+        "tensor": torch.tensor([0.75]),
+        "array": numpy.array([[0.25]]),
+        "both": numpy.ones(2),
+        "text": "much",
+        "exact": Decimal("0.5"),
+        "recall": math.nan,
+        "undefined": None,
+    }
+    figures = taken(returned, notes)
+    numbers = {name: value for name, value in figures.items() if math.isfinite(value)}
+    assert numbers == {"f1": 0.5, "tensor": 0.75, "array": 0.25, "exact": 0.5}
+    assert [name for name in figures if name not in numbers] == ["recall", "undefined"]
+    (note,) = notes
+    remarks = note.removeprefix("metric m: ").split("; ")
+    named = [remark.split()[0] for remark in remarks]
+    assert named == ["precisions", "both", "text", "recall", "undefined"]
+    assert remarks[3] == "recall at step 4 is nan"
+
+
+def test_an_error_ends_in_the_line_of_the_user_or_in_none() -> None:
+    source = "def score(p, r):\n    return {'a': 1 / len(p)}\n"
+    metric = _function({"path": "/nowhere/m.py", "function": "score", "source": source})
+    with pytest.raises(ZeroDivisionError) as raised:
+        metric([], [])
+    assert "m.py line 2: return" in _raised(raised.value)
+    with pytest.raises(RunError) as returned:
+        taken([0.5])
+    assert "guests" not in _raised(returned.value)
+
+
+@pytest.mark.parametrize("wanted", ["eval_f1", "f1"])
+@pytest.mark.parametrize("returned", ["eval_f1", "f1"])
+def test_the_figure_that_compares_models_is_found_with_and_without_its_prefix(
+    wanted: str, returned: str
+) -> None:
+    job = FineTune(**STOPS, metrics=[_score], metric_for_best_model=wanted)  # type: ignore[arg-type]
+    best = BestModel(job)
+    assert best.see(2, taken({returned: 0.5})) and best.metric == "f1"
+
+
+def test_a_function_s_own_accuracy_is_found_by_its_short_name_unless_the_product_has_one() -> None:
+    options = {**STOPS, "metric_for_best_model": "accuracy"}
+    best = BestModel(FineTune(**options, metrics=[_score]))  # type: ignore[arg-type]
+    assert best.see(1, {"eval_loss": 1.0, "m.accuracy": 0.5}) and best.metric == "m.accuracy"
+    on = BestModel(FineTune(**options, metrics=[_score]))  # type: ignore[arg-type]
+    on.restore(best.state(), at_step=1)
+    assert on.step == 1
+    both = BestModel(FineTune(**options, metrics=["accuracy", _score]))  # type: ignore[arg-type]
+    assert not both.see(1, {"m.accuracy": 0.5}) and both.metric == "accuracy"
+
+
+def _score(predictions: list[str], references: list[str]) -> float:
+    return float(predictions == references)
+
+
+def test_a_name_that_no_evaluation_has_is_refused_with_the_nearest_first() -> None:
+    assert named_figure("F1", ["f1", "eval_loss"]) is None
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.figures.unknown_figure.metric-best-model", "F1")
+    ) as refused:
+        raise unknown_figure("F1", ["eval_loss", "perplexity", "f1"])
+    assert "f1, " in str(refused.value)
 
 
 def test_a_failure_of_one_rank_is_one_of_all() -> None:

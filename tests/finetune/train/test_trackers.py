@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from forkedruns import LENGTH, Plan
+from transformers import TrainerCallback
+from transformers.integrations import integration_utils
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl
 
 from workbench.base.errors import ConfigError
 from workbench.base.redact import Redactor
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.trackers import TRACKERS
+from workbench.finetune.train.guests.trackers import guarded
 
 # Offered by transformers and not here, with a word of the reason.
 REFUSED = {
@@ -43,6 +51,78 @@ def test_a_tracker_s_secrets_are_masked_and_the_option_names_it(name: str) -> No
 def test_what_transformers_has_more_is_refused_with_the_reason(name: str) -> None:
     with pytest.raises(ConfigError, match=REFUSED[name]):
         FineTune(report_to=[name])
+
+
+class Tracker(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """A tracker of which a call fails, or takes long."""
+
+    def __init__(self, event: str, how: str, now_s: list[float]) -> None:
+        self.event = event
+        self.how = how
+        self.now_s = now_s
+        self.calls: list[str] = []
+
+    def _take(self, event: str, state: Any) -> None:
+        self.calls.append(event)
+        if event != self.event or (event == "on_log" and state.global_step < 5):
+            return
+        if self.how == "slow":
+            self.now_s[0] += 4.0
+        elif self.how == "exit":
+            sys.exit(3)
+        else:
+            raise ConnectionError("503 Service Unavailable")
+
+    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._take("on_train_begin", state)
+
+    def on_log(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._take("on_log", state)
+
+    def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._take("on_save", state)
+
+    def on_train_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._take("on_train_end", state)
+
+
+@pytest.mark.parametrize(
+    ("event", "how", "said"),
+    [
+        ("on_train_begin", "raise", "did not start, and gets no reports: ConnectionError: 503"),
+        ("on_log", "raise", "did not take step 5: ConnectionError: 503 Service Unavailable"),
+        ("on_log", "exit", "did not take step 5: SystemExit: 3"),
+        ("on_save", "raise", "did not take step 8: ConnectionError: 503"),
+        ("on_train_end", "exit", "did not finish after step 8: SystemExit: 3"),
+        ("on_log", "slow", "is slow: its report of step 5 took 4.0 s"),
+        ("never", "raise", ""),
+    ],
+)
+def test_a_call_of_a_tracker_ends_no_training_and_is_said_once(
+    event: str, how: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [0.0]
+    notes: list[str] = []
+    tracker = Tracker(event, how, now_s)
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "trackio", Tracker)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    flow = DefaultFlowCallback()
+    assert guarded(flow, notes.append) is flow
+    calls = CallbackHandler([flow, guarded(tracker, notes.append)], None, None, None, None)
+    state = SimpleNamespace(global_step=0)
+    control = TrainerControl()
+    calls.on_train_begin(None, state, control)
+    for step in range(1, 9):
+        state.global_step = step
+        assert calls.on_log(None, state, control, logs={"loss": 1.0}) is control
+    calls.on_save(None, state, control)
+    calls.on_train_end(None, state, control)
+    if not said:
+        assert notes == [] and len(tracker.calls) == 11
+        return
+    (note,) = notes
+    assert note.startswith(f"the tracker trackio {said}")
+    assert len(tracker.calls) == (1 if event == "on_train_begin" else 11)
 
 
 @pytest.mark.slow

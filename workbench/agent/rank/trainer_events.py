@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,10 @@ _KEY = "workbench/stop-after"
 _TIMES = ("_runtime", "_per_second", "_time")
 _WRITERS = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 _OF_TRAINING = frozenset(("train", "training", "step", "batch", "iter", "total"))
-_OF_EVAL = frozenset(("eval", "evaluation", "val", "valid", "validation", "test", "dev"))
+_OF_TEST = frozenset(("test", "testing"))
+_OF_EVAL = _OF_TEST | {"eval", "evaluation", "val", "valid", "validation", "dev"}
+# Letters and digits of every alphabet are parts of a name; ASCII's other characters divide names.
+_BETWEEN_WORDS = re.compile(r"[\x00-/:-@\[-`{-\x7f\s]+")
 _EVERY_S = 0.25  # the panel draws no more often, and a step may take a millisecond
 # Seconds between reports of steps that the Trainer does not log: by default it logs every 500th.
 _PROGRESS_S = 1.0
@@ -194,10 +197,7 @@ def _add(module: Any) -> None:  # noqa: C901
             elif "loss" in logs:
                 self._report_loss(args, state, logs)
             else:
-                evaluated = {}
-                for name, value in logs.items():
-                    if name.startswith("eval_") and not name.endswith(_TIMES):
-                        evaluated[name] = value
+                evaluated = _evaluated(logs)
                 if evaluated:
                     log(state.global_step, **evaluated)
 
@@ -240,6 +240,19 @@ def _add(module: Any) -> None:  # noqa: C901
             return float(round(rows * steps / max(seconds, 1e-9), 3))
 
     module.DEFAULT_CALLBACKS.append(ProgressEvents)
+
+
+def _evaluated(logs: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of a Trainer's evaluation, also of a prefix that is not `eval`."""
+    prefixes = ["eval_"]
+    for name in logs:
+        if name.endswith("_runtime"):
+            prefixes.append(name.removesuffix("runtime"))
+    figures = {}
+    for name, value in logs.items():
+        if name.startswith(tuple(prefixes)) and not name.endswith(_TIMES):
+            figures[name if name.startswith("eval_") else f"eval_{name}"] = value
+    return figures
 
 
 def _before(owner: Any, name: str) -> Callable[[Callable[..., None]], None]:
@@ -308,24 +321,33 @@ class _Figures:
     def __init__(self, report: Callable[..., None]) -> None:
         self._log = report
         self._step = 0
-        self._figures: dict[str, Any] = {}
+        self._scalars: dict[str, Any] = {}
+        self._names: dict[str, str] = {}
+        """Names of figures by tag. Two tags never share a name."""
         self._reported_at = 0.0
 
     def take(self, tag: str, value: Any, step: Any) -> None:
-        name = _figure(tag)
-        if not name or step is None:
+        if step is None or not _figure(tag):
             return
         if step != self._step:
             self.report(False)
+            if int(step) < self._step:
+                # A training that begins again shows from its first step.
+                self._reported_at = 0.0
             self._step = int(step)
-        self._figures[name] = value
+        self._scalars[tag] = value
 
     def report(self, at_end: bool) -> None:
         """Report the finished step: evaluations and the last always, others every 0.25 s."""
-        figures = self._figures
-        self._figures = {}
-        if not figures:
+        scalars = self._scalars
+        self._scalars = {}
+        if not scalars:
             return
+        # A validation takes the short name before a test of the same step.
+        for tag in sorted(scalars, key=lambda tag: not _OF_TEST.isdisjoint(_words(tag))):
+            if tag not in self._names:
+                self._names[tag] = _free_name(tag, self._names.values())
+        figures = {self._names[tag]: value for tag, value in scalars.items()}
         evaluated = any(name.startswith("eval_") for name in figures)
         is_due = time.monotonic() - self._reported_at >= _EVERY_S
         if at_end or evaluated or is_due:
@@ -333,14 +355,32 @@ class _Figures:
             self._log(self._step, **figures)
 
 
+def _words(tag: str) -> list[str]:
+    return [word for word in _BETWEEN_WORDS.split(tag.lower()) if word]
+
+
 def _figure(tag: str) -> str:
     """Return the notebook's name for a scalar, or "" for a scalar that only TensorBoard shows."""
     from workbench.rundir.metrics import scalar_names
 
-    words = re.findall("[a-z0-9]+", tag.lower())
+    words = _words(tag)
     named = [word for word in words if word not in _OF_TRAINING and word not in _OF_EVAL]
     name = "_".join(named)
     shown = scalar_names().get(name, "")
     if name and not _OF_EVAL.isdisjoint(words):
         return f"eval_{shown or name}"
     return shown
+
+
+def _free_name(tag: str, taken: Collection[str]) -> str:
+    """Return the first name for a scalar that no other scalar has, from short to exact."""
+    name = _figure(tag)
+    prefix = "eval_" if name.startswith("eval_") else ""
+    exact = prefix + tag
+    for free in (name, prefix + "_".join(_words(tag)), exact):
+        if free not in taken:
+            return free
+    number = 2
+    while f"{exact}-{number}" in taken:
+        number += 1
+    return f"{exact}-{number}"

@@ -174,6 +174,40 @@ def answers(
     return {n: texts[n] for n in mine}
 
 
+_GREEDY: Mapping[str, object] = {
+    "do_sample": False,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "diversity_penalty": 0.0,
+    "penalty_alpha": None,
+    "dola_layers": None,
+    "constraints": None,
+    "force_words_ids": None,
+    "assistant_early_exit": None,
+    "prompt_lookup_num_tokens": None,
+    "return_dict_in_generate": False,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "output_logits": False,
+    "output_scores": False,
+}
+"""Settings of a greedy answer: the model's settings for other ways of decoding have no effect."""
+_ALIKE_IN_A_LATER_CALL = frozenset(
+    (
+        *_GREEDY,
+        *("_from_model_config", "transformers_version", "disable_compile", "low_memory"),
+        *("bos_token_id", "decoder_start_token_id", "eos_token_id", "pad_token_id"),
+        *("max_length", "max_new_tokens", "use_cache", "early_stopping", "length_penalty"),
+        *("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p"),
+        *("epsilon_cutoff", "eta_cutoff", "suppress_tokens", "remove_invalid_values"),
+    )
+)
+"""Settings that count no tokens.
+
+Other settings count tokens from the end of the prompt, or read the padding, which a later call has
+not.
+"""
 _FEW = 8
 """Number of rows below which no row is removed from a call: fewer rows save no time."""
 _LOOK = 16
@@ -212,6 +246,12 @@ class _Late(StoppingCriteria):  # type: ignore[misc]  # transformers publishes n
         return torch.full_like(tokens[:, 0], half, dtype=torch.bool)
 
 
+def _continues(settings: Any) -> bool:
+    """Return whether a later call may continue a row as the first call would."""
+    given = settings.to_dict()
+    return all(name in _ALIKE_IN_A_LATER_CALL for name, value in given.items() if value)
+
+
 @torch.no_grad()
 def _written(
     model: Any,
@@ -236,13 +276,14 @@ def _written(
     elif said.numel():
         start = torch.full_like(said[:, :1], model.config.decoder_start_token_id)
         given["decoder_input_ids"] = torch.cat([start, said], 1)
-    ends = torch.tensor(model.generation_config.eos_token_id or [], device=device)
+    settings = model.generation_config
+    ends = torch.tensor(settings.eos_token_id or [], device=device)
 
     def has_ended(tokens: torch.Tensor) -> torch.Tensor:
         return torch.isin(tokens[:, begin:], ends).any(1)
 
     criteria = None
-    if len(rows) > _FEW and not synced_gpus:
+    if len(rows) > _FEW and not synced_gpus and _continues(settings):
         criteria = [_Late(begin, has_ended)]
     streamer = None
     if on_text is not None and len(rows) == 1:
@@ -251,14 +292,15 @@ def _written(
     tokens = model.generate(
         **given,
         max_new_tokens=most - said.shape[1],
-        do_sample=False,
-        num_beams=1,
+        **{name: value for name, value in _GREEDY.items() if hasattr(settings, name)},
         use_cache=True,
+        # Texts that end an answer are found in its text.
+        tokenizer=encoder.tokenizer,
         pad_token_id=encoder.tokenizer.pad_token_id,
         synced_gpus=synced_gpus,
         stopping_criteria=criteria,
         streamer=streamer,
     )
-    is_full = tokens.shape[1] - begin >= most
+    is_full = criteria is None or tokens.shape[1] - begin >= most
     is_whole = has_ended(tokens) | is_full
     return list(zip(tokens[:, begin:], is_whole.tolist(), strict=True))

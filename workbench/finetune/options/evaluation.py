@@ -10,7 +10,8 @@ from workbench.finetune.options.options import FineTuneOptions
 from workbench.rundir.metrics import less_is_better
 
 LOSS = "eval_loss"
-_FIGURES = {"rouge": ("rouge1", "rouge2", "rougeL")}
+ROUGE = ("rouge1", "rouge2", "rougeL")
+_FIGURES = {"rouge": ROUGE}
 _OF_ANSWERS = ("exact_match", "execution_match", "rouge")
 
 
@@ -37,6 +38,11 @@ def best_metric(job: FineTuneOptions) -> str:
     """
     name = (job.metric_for_best_model or LOSS).removeprefix("eval_")
     return LOSS if name == "loss" else name
+
+
+def compares_models(job: FineTuneOptions) -> bool:
+    """Return whether evaluations choose the saved model or end the training."""
+    return job.load_best_model_at_end or job.early_stopping_patience is not None
 
 
 def greater_is_better(job: FineTuneOptions) -> bool:
@@ -103,7 +109,7 @@ def _check_what(job: FineTuneOptions) -> None:
 
 
 def _check_best(job: FineTuneOptions) -> None:
-    compared = job.load_best_model_at_end or job.early_stopping_patience is not None
+    compared = compares_models(job)
     for name in ("metric_for_best_model", "greater_is_better"):
         if getattr(job, name) is not None and not compared:
             raise ConfigError(
@@ -124,16 +130,18 @@ def _check_best(job: FineTuneOptions) -> None:
             "save_total_limit limits checkpoints, and no checkpoint is saved; set save_steps, or "
             "drop save_total_limit"
         )
-    measured = _measured(job)
+    measured = measured_names(job)
     if not own_metrics(job.metrics) and best_metric(job) not in measured:
         raise one_of("metric_for_best_model", best_metric(job), measured)
 
 
-def _measured(job: FineTuneOptions) -> list[str]:
+def measured_names(job: FineTuneOptions) -> list[str]:
+    """Return the names of the figures of a job's evaluations, without those of own functions."""
     causal = family_by_name(job.model) is not Family.ENCODER_DECODER
     names = [LOSS]
-    if causal:
+    if causal and job.method == "sft":
         names.append("perplexity")
     for metric in job.metrics:
-        names.extend(_FIGURES.get(str(metric), [str(metric)]))
+        if metric in METRICS:
+            names.extend(_FIGURES.get(str(metric), [str(metric)]))
     return list(dict.fromkeys(names))

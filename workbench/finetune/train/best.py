@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from workbench.base.words import number
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.evaluation import best_metric, greater_is_better
+from workbench.finetune.options.evaluation import best_metric, greater_is_better, measured_names
+from workbench.finetune.train.guests.figures import named_figure
 
 
 class BestModel:
@@ -17,6 +18,8 @@ class BestModel:
         self.wanted = job.load_best_model_at_end
         """Whether to save the model of the best evaluation."""
         self.metric = best_metric(job)
+        """Name of the figure that compares models."""
+        self._is_own = self.metric not in measured_names(job)
         self.step: int | None = None
         """Step of the best evaluation; None before the first evaluation."""
         self.value = math.nan
@@ -32,6 +35,8 @@ class BestModel:
 
         A missing figure counts as no better.
         """
+        if self._is_own:
+            self.metric = named_figure(self.metric, figures) or self.metric
         value = figures.get(self.metric, math.nan)
         if step == 0:
             return False
@@ -73,12 +78,13 @@ class BestModel:
         step = state.get("step")
         value = state.get("value")
         stale = state.get("stale")
-        if (
-            state.get("metric") != self.metric
-            or not isinstance(step, int)
-            or (self.wanted and step != at_step)
-        ):
+        before = str(state.get("metric"))
+        is_same = before == self.metric
+        if self._is_own:
+            is_same = named_figure(self.metric, [before]) is not None
+        if not is_same or not isinstance(step, int) or (self.wanted and step != at_step):
             return False
+        self.metric = before
         self.value = float(str(value))
         self._stale = int(str(stale))
         self.step = step

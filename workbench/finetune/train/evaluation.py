@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import linecache
-import math
 import re
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice, pairwise
-from numbers import Real
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from workbench.agent import call
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import counted
-from workbench.base.errors import ConfigError, RunError
+from workbench.base.errors import ConfigError
 from workbench.base.json_values import parts, text
 from workbench.finetune.data.judged import Answer, judge, share
 from workbench.finetune.data.rows import Example
@@ -31,14 +30,16 @@ from workbench.finetune.data.tasks import TASK, Table
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.evaluation import LOSS, answered_rows
+from workbench.finetune.options.evaluation import LOSS, answered_rows, best_metric, compares_models
 from workbench.finetune.recipe.order import eval_batches
 from workbench.finetune.recipe.standalone import evaluation_sums
+from workbench.finetune.train.guests.figures import OwnFigures, named_figure, unknown_figure
 from workbench.rundir.events import emit
 from workbench.rundir.metrics import perplexity
 
-_MOST_NAMES = 50
 Function = Callable[..., Any]
+_PACKAGE = str(Path(evaluation_sums.__code__.co_filename).parents[2])
+"""Folder of the product's own files."""
 
 
 def note(message: str) -> None:
@@ -48,7 +49,7 @@ def note(message: str) -> None:
 
 
 def emit_evaluation(step: int, figures: Mapping[str, float]) -> None:
-    """Emit the figures of an evaluation, from rank 0."""
+    """Emit the figures of an evaluation, from rank 0. A figure that is not finite is NaN."""
     if ranks.rank() == 0:
         emit(
             "eval",
@@ -94,10 +95,13 @@ class Evaluator:
             table = TASK.table(raw, f"table {number}")
             self._tables[table.id] = table
         self._own: list[tuple[str, Function]] = []
+        self._own_figures = OwnFigures(note)
         if ranks.rank() == 0:
             for number, metric in enumerate(parts(sent.get("metrics"))):
                 self._own.append(imported(metric, number, "metric"))
         self._complained: set[str] = set()
+        # The perplexity of a very large loss is missing until the loss is smaller.
+        self._checks_best = compares_models(job) and best_metric(job) != "perplexity"
 
     def measure(self, trainer: Any) -> dict[str, float]:
         """Evaluate the current model.
@@ -142,22 +146,36 @@ class Evaluator:
                 figures["perplexity"] = uncertainty
         if self.counts_right:
             figures["accuracy"] = accuracy
-        if self._questions:
-            figures |= self._answered(trainer)
-        return _of_first_rank(figures)
+        return figures | self.answer_figures(trainer, figures)
 
-    def answer_figures(self, trainer: Any) -> dict[str, float]:
+    def answer_figures(self, trainer: Any, others: Mapping[str, float]) -> dict[str, float]:
         """Return the figures of answers alone, the same on every rank.
 
-        Every rank must call the method.
+        Every rank must call the method. `others` are the other figures of the evaluation. The
+        evaluation before the first step must have the figure that compares models.
         """
-        return _of_first_rank(self._answered(trainer)) if self._questions else {}
+        figures: dict[str, float] = {}
+        if self._questions:
+            figures = self._answered(trainer, others)
+        if self._checks_best and not trainer.state.global_step:
+            wanted = best_metric(self._job)
+            names = [*others, *figures]
+            # A function that failed, on rank 0, may return the figure at a later step.
+            (failed,) = ranks.sums([float(len(self._complained))])
+            if not failed and named_figure(wanted, names) is None:
+                raise unknown_figure(wanted, names)
+        return figures
 
-    def _answered(self, trainer: Any) -> dict[str, float]:
+    def _answered(self, trainer: Any, others: Mapping[str, float]) -> dict[str, float]:
         answers = generate.predict(trainer, self._encoder, self._questions)
-        return self._of_answers(answers, trainer.state.global_step) if answers else {}
+        figures: dict[str, float] = {}
+        if answers:
+            figures = self._of_answers(answers, trainer.state.global_step, others)
+        return _of_first_rank(figures)
 
-    def _of_answers(self, answers: Sequence[Answer], step: int) -> dict[str, float]:
+    def _of_answers(
+        self, answers: Sequence[Answer], step: int, others: Mapping[str, float]
+    ) -> dict[str, float]:
         texts = [a.predicted for a in answers]
         expected = [a.expected or "" for a in answers]
         shares: dict[str, float | None] = {}
@@ -168,8 +186,9 @@ class Evaluator:
         figures = {name: value for name, value in shares.items() if value is not None}
         if "rouge" in self._job.metrics:
             figures |= rouge(texts, expected)
-        for name, function in self._own:
-            figures |= self._measured(name, function, (texts, expected), step)
+        names = {*others, *figures}
+        for number in range(len(self._own)):
+            figures |= self._measured(number, (texts, expected), step, names)
         return figures
 
     def _same_result(self, answer: Answer) -> bool | None:
@@ -182,15 +201,14 @@ class Evaluator:
         return judged.execution_match
 
     def _measured(
-        self,
-        name: str,
-        function: Function,
-        rows: tuple[list[str], list[str]],
-        step: int,
+        self, number: int, rows: tuple[list[str], list[str]], step: int, others: Collection[str]
     ) -> dict[str, float]:
+        """Return the figures of a function of the user; no figures if the function fails."""
+        name, function = self._own[number]
         predictions, references = rows
         try:
-            return _numbers(function(list(predictions), list(references)), name)
+            returned = function(list(predictions), list(references))
+            return self._own_figures.take((number, name), returned, step=step, others=others)
         # Any failure of the user's code must not lose the training.
         except (Exception, SystemExit) as error:
             traceback.print_exc(file=sys.stderr)
@@ -238,21 +256,9 @@ def _function(sent: Mapping[str, object], number: int = 0, what: str = "metric")
     return metric
 
 
-def _numbers(returned: object, name: str = "") -> dict[str, float]:
-    if isinstance(returned, Real):
-        return _numbers({name: returned})
-    if isinstance(returned, Mapping) and len(returned) <= _MOST_NAMES:
-        numbers = {str(name)[:64]: float(value) for name, value in returned.items()}
-        return {name: value for name, value in numbers.items() if math.isfinite(value)}
-    raise RunError(
-        f"it returned {type(returned).__name__}; it must return "
-        f"a number, or at most {_MOST_NAMES} numbers by name"
-    )
-
-
 def _raised(error: BaseException) -> str:
     trace = traceback.extract_tb(error.__traceback__)
-    lines = [line for line in trace if line.filename != __file__]
+    lines = [line for line in trace if not line.filename.startswith(_PACKAGE)]
     # Only code from the notebook (a cell or a metric's file) has cached lines without a time.
     sent = set()
     for file, cached in linecache.cache.items():

@@ -24,6 +24,7 @@ the run.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -63,6 +64,7 @@ from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.evaluation import emit_evaluation, note
+from workbench.finetune.train.guests.trackers import guarded
 from workbench.finetune.train.losses import EndedStep, HostCopy, ReadStep, StepLosses, StepSums
 from workbench.finetune.train.measure.meter import StepMeter, Stopwatch
 from workbench.finetune.train.measure.profile import StepProfiler
@@ -205,7 +207,8 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         own = list(self.callback_handler.callbacks)
         for callback in own:
             self.remove_callback(callback)
-        for callback in (*first, *own, *last):
+        safe = [guarded(callback, note) for callback in own]
+        for callback in (*first, *safe, *last):
             self.add_callback(callback)
 
     def get_tp_size(self) -> int:
@@ -452,8 +455,9 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         if self.args.report_to:
             logs = {}
             for name, value in figures.items():
-                logs[name if name == LOSS else f"eval_{name}"] = value
-            self._log_evaluation(logs)
+                if math.isfinite(value):
+                    logs[name if name == LOSS else f"eval_{name}"] = value
+            self.log(logs)
         emit_memory(step)
         self._judge(step, figures, training=training)
         if training:
@@ -465,15 +469,6 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         """Return the figures of an evaluation."""
         assert self.evaluator is not None
         return self.evaluator.measure(self)
-
-    def _log_evaluation(self, figures: dict[str, float]) -> None:
-        try:
-            self.log(figures)
-        # A tracker's code failed, on rank 0 alone.
-        except Exception as error:
-            if not self.control.should_training_stop:
-                raise
-            note(f"the tracker did not take the last evaluation: {type(error).__name__}: {error}")
 
     def _judge(self, step: int, figures: Mapping[str, float], *, training: bool) -> None:
         """Keep the best model, and stop training when evaluations no longer improve."""

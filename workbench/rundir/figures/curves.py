@@ -51,6 +51,25 @@ class Curve:
         self._y.append(value)
         self._time_s.append(time_s)
 
+    def follow(self, x: float | None, value: float | None, time_s: float, *, late: bool) -> None:
+        """Add a point of a training.
+
+        A training that begins again replaces the line. A report of an earlier x is put in its
+        place, so the line never runs back.
+
+        Example:
+            >>> curve = Curve()
+            >>> for step in (1, 2, 4, 3, 1, 2):
+            ...     curve.follow(step, 10.0 * step, 0.0, late=False)
+            >>> list(curve)
+            [(1.0, 10.0), (2.0, 20.0)]
+        """
+        is_behind = x is not None and len(self) > 0 and x < self._x[-1]
+        if is_behind and not late and x is not None and x <= self._x[0]:
+            self.cut(-math.inf)
+            is_behind = False
+        self.add(x, value, time_s, late=late or is_behind)
+
     def cut(self, x: float) -> None:
         """Remove the last points beyond x, after a run went back to an earlier step."""
         while self._x and self._x[-1] > x:

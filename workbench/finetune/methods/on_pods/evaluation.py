@@ -62,8 +62,8 @@ class RowMeans:
 class MethodEvaluator:
     """Compute the figures of an evaluation with the hooks of a method."""
 
-    def __init__(self, answer_figures: Callable[[Any], Figures] | None = None) -> None:
-        """Set up. `answer_figures` returns the figures of the job's metrics of answers."""
+    def __init__(self, answer_figures: Callable[[Any, Figures], Figures] | None = None) -> None:
+        """Set up. `answer_figures` returns figures of answers beside the figures of the method."""
         self._answer_figures = answer_figures
 
     def measure(self, trainer: Any) -> dict[str, float]:
@@ -87,7 +87,7 @@ class MethodEvaluator:
         trainer.model.train()
         figures: dict[str, float] = trainer.completed(means.of_all_ranks())
         if self._answer_figures is not None:
-            figures |= self._answer_figures(trainer)
+            figures |= self._answer_figures(trainer, figures)
         return figures
 
 

@@ -1,0 +1,125 @@
+"""Figures of evaluations that arrive in parts, and trainings that begin again."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workbench.rundir.events import Event
+from workbench.rundir.figures.curves import Curve
+from workbench.rundir.totals import RunTotals
+
+NAMES = ["eval_loss", "accuracy", "news_loss", "code_loss", "准确率"]
+
+
+def evaluation(step: int, figures: dict[str, float]) -> Event:
+    metrics = {name: value for name, value in figures.items() if name != "eval_loss"}
+    data: dict[str, object] = {"step": step, "metrics": metrics}
+    data["eval_loss"] = figures.get("eval_loss")
+    return Event(time_s=step, rank=0, kind="eval", data=data)
+
+
+def trained(step: int, **figures: float) -> Event:
+    return Event(time_s=step, rank=0, kind="step", data={"step": step, **figures})
+
+
+def facts(*events: Event) -> dict[str, object]:
+    found = RunTotals.of(events).facts(0.0)
+    return {name: found.get(name) for name in ("eval_loss", "eval_step", "metrics")}
+
+
+@given(
+    st.dictionaries(st.sampled_from(NAMES), st.floats(-9, 9), min_size=1),
+    st.lists(st.integers(0, 4), min_size=5, max_size=5),
+    st.permutations(range(5)),
+)
+def test_any_split_of_an_evaluation_gives_the_same_figures(
+    figures: dict[str, float], places: list[int], order: list[int]
+) -> None:
+    earlier = evaluation(2, dict.fromkeys(figures, 9.5))
+    parts: list[dict[str, float]] = [{} for _ in range(5)]
+    for place, (name, value) in zip(places, figures.items(), strict=False):
+        parts[place][name] = value
+    split = [evaluation(4, parts[place]) for place in order if parts[place]]
+    whole = facts(earlier, evaluation(4, figures))
+    assert facts(earlier, *split) == whole
+    totals = RunTotals.of([earlier, *split])
+    assert {"eval_loss": totals.eval_loss, **totals.metrics} == {"eval_loss": None, **figures}
+
+
+def test_a_test_set_at_the_end_erases_no_figure() -> None:
+    on_the_way = evaluation(8, {"eval_loss": 0.5, "accuracy": 0.25})
+    at_end = evaluation(10, {"test_loss": 3.0})
+    assert facts(on_the_way, at_end) == {
+        "eval_loss": 0.5,
+        "eval_step": 8,
+        "metrics": {"accuracy": 0.25, "test_loss": 3.0},
+    }
+
+
+def test_an_evaluation_of_the_untrained_model_is_no_result() -> None:
+    first = evaluation(0, {"eval_loss": 4.0, "accuracy": 0.1})
+    assert facts(first) == {"eval_loss": None, "eval_step": None, "metrics": None}
+    then = facts(first, evaluation(2, {"accuracy": 0.5}))
+    assert then == {"eval_loss": None, "eval_step": 2, "metrics": {"accuracy": 0.5}}
+
+
+def test_a_figure_that_is_not_finite_leaves_no_older_one() -> None:
+    before = evaluation(2, {"eval_loss": 1.0, "f1": 0.5})
+    after = evaluation(4, {"eval_loss": math.inf, "f1": math.nan})
+    assert facts(before, after) == {"eval_loss": math.inf, "eval_step": 4, "metrics": None}
+
+
+def test_names_stay_bounded_and_the_last_ones_are_kept() -> None:
+    totals = RunTotals.of([evaluation(n, {f"f{n}": n}) for n in range(1, 60)])
+    assert list(totals.metrics) == [f"f{n}" for n in range(10, 60)]
+
+
+@pytest.mark.parametrize("parts", [*permutations(("max_steps", "loss", "grad_norm"))])
+def test_any_split_of_a_step_gives_the_same_figures(parts: tuple[str, ...]) -> None:
+    figures = {"max_steps": 9, "loss": 0.5, "grad_norm": 2.0}
+    events = [trained(3, **{name: figures[name]}) for name in parts]
+    totals = RunTotals.of([trained(1, loss=4.0), *events])
+    assert totals.last_step is not None
+    assert totals.last_step.data == {"step": 3, **figures}
+
+
+def curve_of(events: list[Event]) -> list[tuple[float, float]]:
+    curve = Curve()
+    for event in events:
+        curve.follow(event.whole("step"), event.number("loss"), event.time_s, late=False)
+    return list(curve)
+
+
+def test_a_cross_validation_is_said_and_its_line_does_not_run_back() -> None:
+    folds = [
+        [trained(step, loss=fold + 1 / step) for step in range(1, 6 - fold)] for fold in (0, 1, 2)
+    ]
+    totals = RunTotals.of([event for fold in folds for event in fold])
+    assert totals.notes == [
+        "training began again at step 1, twice: the figures are those of the last"
+    ]
+    assert totals.facts(0.0)["steps"] == 3
+    assert curve_of([event for fold in folds for event in fold]) == curve_of(folds[2])
+
+
+def test_counters_of_their_own_and_late_reports_are_no_new_training() -> None:
+    two = [
+        trained(step, **{name: 1.0})
+        for n in range(1, 9)
+        for step, name in ((n, "d_loss"), (n // 2 + 1, "g_loss"))
+    ]
+    assert RunTotals.of(two).notes == []
+    disorder = [trained(step, loss=1.0 * step) for step in (1, 2, 4, 3, 5)]
+    assert RunTotals.of(disorder).notes == []
+    assert [x for x, _ in curve_of(disorder)] == [1, 2, 3, 4, 5]
+
+
+def test_a_restart_is_no_new_training() -> None:
+    again = Event(time_s=9, rank=None, kind="restarted", data={"step": None, "lost_s": 8.0})
+    steps = [trained(step, loss=1.0) for step in (1, 2, 3)]
+    assert RunTotals.of([*steps, again, *steps]).notes == []

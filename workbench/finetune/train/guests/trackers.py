@@ -1,0 +1,80 @@
+"""Calls of trackers. A tracker that fails or is slow costs a training nothing but its reports."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+
+_SLOW_S = 1.0
+_WAITED_S = 3.0
+"""Seconds of slow calls in all from which the user is told."""
+
+
+def guarded(callback: Any, note: Callable[[str], None]) -> Any:
+    """Return a callback of a tracker with its errors caught, and any other callback as it is.
+
+    `note` sends a message to the user.
+    """
+    for name, tracker in INTEGRATION_TO_CALLBACK.items():
+        if type(callback) is tracker:
+            # transformers warns of two callbacks of one class.
+            made: type[TrackerCalls] = type(f"Guarded{tracker.__name__}", (TrackerCalls,), {})
+            return made(name, callback, note)
+    return callback
+
+
+class TrackerCalls(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """Pass every event to a tracker. The user is told of the first failure alone."""
+
+    def __init__(self, name: str, tracker: Any, note: Callable[[str], None]) -> None:
+        self._name = name
+        self._tracker = tracker
+        self._note = note
+        self._has_failed = False
+        self._is_off = False
+        self._waited_s = 0.0
+        for event in dir(TrainerCallback):
+            if event.startswith("on_"):
+                setattr(self, event, partial(self._call, event))
+
+    def _call(self, event: str, args: Any, state: Any, control: Any, **options: Any) -> None:
+        if self._is_off:
+            return
+        begin_s = time.monotonic()
+        try:
+            getattr(self._tracker, event)(args, state, control, **options)
+        # The code of others may raise anything, and must not lose the training.
+        except (Exception, SystemExit) as error:
+            traceback.print_exc(file=sys.stderr)
+            self._failed(event, state.global_step, f"{type(error).__name__}: {error}")
+        if event == "on_log":
+            self._timed(time.monotonic() - begin_s, state.global_step)
+
+    def _failed(self, event: str, step: int, words: str) -> None:
+        what = f"did not take step {step}"
+        if event == "on_train_begin":
+            # A tracker without a run of its own would try to start at every report.
+            self._is_off = True
+            what = "did not start, and gets no reports"
+        elif event == "on_train_end":
+            what = f"did not finish after step {step}"
+        if not self._has_failed:
+            self._note(f"the tracker {self._name} {what}: {words}")
+        self._has_failed = True
+
+    def _timed(self, seconds: float, step: int) -> None:
+        told_before = self._waited_s >= _WAITED_S
+        if seconds >= _SLOW_S:
+            self._waited_s += seconds
+        if self._waited_s >= _WAITED_S and not told_before:
+            self._note(
+                f"the tracker {self._name} is slow: its report of step {step} took {seconds:.1f} s. "
+                "The training waits for every report"
+            )
