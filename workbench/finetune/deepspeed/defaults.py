@@ -42,6 +42,7 @@ _LORA = {
     "alpha": "lora_alpha",
     "dropout": "lora_dropout",
     "target_modules": "target_modules",
+    "target_parameters": "target_parameters",
     "use_rslora": "use_rslora",
     "modules_to_save": "modules_to_save",
     "use_dora": "use_dora",
@@ -105,9 +106,10 @@ def on_base(job: _Options) -> _Options:
     made = {
         name: config[theirs] for name, theirs in _LORA.items() if config.get(theirs) is not None
     }
-    modules = made.get("target_modules")
-    if isinstance(modules, list):
-        made["target_modules"] = sorted(str(name) for name in modules)
+    for key in ("target_modules", "target_parameters"):
+        names = made.get(key)
+        if isinstance(names, list):
+            made[key] = sorted(str(name) for name in names)
     now = Lora.from_dict(job.lora).to_dict()
     then = Lora.from_dict(made).to_dict()
     for name in job.lora:

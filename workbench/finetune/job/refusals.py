@@ -17,6 +17,7 @@ from workbench.finetune.options.choices import (
     Schedule,
 )
 from workbench.finetune.options.evaluation import check_evaluation
+from workbench.finetune.options.groups.adapters import check_adapters_at_submit
 from workbench.finetune.options.groups.sequence import check_sequence, check_sequence_at_submit
 from workbench.finetune.options.groups.tensor import check_tensor, check_tensor_at_submit
 from workbench.finetune.options.models import (
@@ -167,6 +168,7 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
     """Raise ConfigError for options that the model's folder or the pods do not support."""
     check_family(job, model_family(job.model))
     _check_prompt(job, has_chat_template(job.model))
+    check_adapters_at_submit(job)
     check_sequence_at_submit(job)
     check_tensor_at_submit(job)
     technique_of(job.technique).refuse_on_pods(job, gpus=gpus)
@@ -265,6 +267,12 @@ def _check_peft(job: FineTuneOptions) -> None:
     if job.lora and job.peft == Peft.NONE:
         raise ConfigError(
             "lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop lora"
+        )
+    names = job.lora.get("target_modules")
+    if isinstance(names, list | tuple) and not (names or job.lora.get("target_parameters")):
+        raise ConfigError(
+            "lora target_modules is empty, and target_parameters too: name modules, or leave "
+            "target_modules out for every linear layer"
         )
     if job.peft == Peft.QLORA and job.precision == Precision.FP16:
         raise ConfigError(

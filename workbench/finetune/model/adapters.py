@@ -19,12 +19,16 @@ from transformers.utils import logging as transformers_logging
 from workbench.agent.rank import collectives as ranks
 from workbench.base.errors import ConfigError
 from workbench.base.files.gate import library
+from workbench.base.words import counted
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.model.load import Loaded, trained_dtype
 from workbench.finetune.model.saving import whole
-from workbench.finetune.options.adapters import Lora
+from workbench.finetune.model.targets import adapted_weights, left_out, stacked_weights
+from workbench.finetune.model.tied import Owners, check_alone, tied_weights
+from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 from workbench.finetune.options.choices import Peft, Precision
+from workbench.finetune.options.groups.adapters import unpacked
 from workbench.finetune.options.models import TINY_LLAMA, TINY_T5
 from workbench.finetune.techniques.on_pods.tensor import whole_numel
 
@@ -73,9 +77,23 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
     """
     if job.peft == Peft.NONE:
         return loaded
+    if job.peft == Peft.QLORA and stacked_weights(loaded.model):
+        raise ConfigError(unpacked(job.model))
+    owners = tied_weights(loaded.model)
     loaded = _with_adapters(loaded, job)
+    options = Lora.from_dict(job.lora)
+    if options.resume_from:
+        # New adapters were checked before they were made.
+        _check_adapted(loaded.model, owners, f"the adapters in {options.resume_from} adapt")
     _hold_trained(loaded.model, trained_dtype(job))
-    return loaded
+    left = left_out(loaded.model) if options.target_modules == ALL_LINEAR else []
+    if not left:
+        return loaded
+    remark = (
+        f"lora target_modules {ALL_LINEAR!r}: {counted(len(left), 'weight')} of linear layers got "
+        f"no adapter: {', '.join(left[:3])}{'…' if len(left) > 3 else ''}"
+    )
+    return replace(loaded, remarks=[*loaded.remarks, remark])
 
 
 def _with_adapters(loaded: Loaded, job: FineTune) -> Loaded:
@@ -102,6 +120,10 @@ def _with_adapters(loaded: Loaded, job: FineTune) -> Loaded:
         raise ConfigError(
             f"lora target_modules {options.target_modules!r} do not fit {job.model!r}: {error}"
         ) from error
+
+
+def _check_adapted(model: Any, owners: Owners, what: str) -> None:
+    check_alone(adapted_weights(model), owners, what)
 
 
 def _hold_trained(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -190,11 +212,15 @@ def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
 
 def merged(folder: str | Path, base: Loaded) -> Loaded:
     """Merge saved adapters into the weights of their base model."""
+    owners = tied_weights(base.model)
     if getattr(base.model, "is_loaded_in_4bit", False):
         with _quiet():
             # The other weights have the format of the arithmetic.
             base = replace(base, model=base.model.dequantize(dtype=torch.float32).float())
-    return replace(base, model=load_with_adapter(folder, base).model.merge_and_unload())
+    model = load_with_adapter(folder, base).model
+    # Adapters that this package did not make: merged into one name, they would change the other.
+    _check_adapted(model, owners, f"the adapters in {folder} adapt")
+    return replace(base, model=model.merge_and_unload())
 
 
 def _say_nothing_of_old_names() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -17,7 +17,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.finetune.options.adapters import Lora
+from workbench.finetune.model.targets import adapted_weights, complete, wanted_weights
+from workbench.finetune.model.tied import Owners, check_alone, tied_weights
+from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 from workbench.finetune.options.options import FineTuneOptions
 
 
@@ -140,7 +142,15 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
     from peft import LoraConfig, get_peft_model
 
     names = options.target_modules
-    saved = _to_save(model, options.modules_to_save)
+    owners = tied_weights(model)
+    saved = _to_save(model, options.modules_to_save, owners)
+    wanted = wanted_weights(model, options)
+    if names == ALL_LINEAR:
+        shared = {weight for weight in wanted if weight in owners}
+        wanted -= shared
+    else:
+        shared = set()
+        check_alone(wanted, owners, "lora target_modules names")
     if checkpointing:
         # No part before the first adapter has a gradient: recomputing would cut the graph there.
         model.enable_input_require_grads()
@@ -152,21 +162,27 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
         use_dora=options.use_dora,
         bias=options.bias,
         target_modules=names if isinstance(names, str) else list(names),
+        exclude_modules=sorted(weight.rpartition(".")[0] for weight in shared) or None,
         modules_to_save=saved or None,
         task_type=_task_type(model),
     )
-    return get_peft_model(model, config)
+    complete(model, config, wanted, options)
+    adapted = get_peft_model(model, config)
+    missing = sorted(wanted - adapted_weights(adapted))
+    if missing and names != ALL_LINEAR:
+        raise ConfigError(
+            f"lora target_modules {names!r}: peft puts no adapter on {', '.join(missing[:3])}. "
+            "Name other modules"
+        )
+    return adapted
 
 
-def _to_save(model: nn.Module, names: Sequence[str]) -> list[str]:
+def _to_save(model: nn.Module, names: Sequence[str], owners: Owners) -> list[str]:
     """Return the full names of the modules to train as a whole.
 
     peft ignores a name without a module, and takes every module whose name ends in the letters.
     """
     modules = {name: module for name, module in model.named_modules() if name}
-    owners: dict[int, set[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners.setdefault(id(parameter), set()).add(name)
     found: list[str] = []
     for name in names:
         matches = [full for full in modules if full == name or full.endswith(f".{name}")]
@@ -181,7 +197,7 @@ def _to_save(model: nn.Module, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _check_whole(name: str, module: nn.Module, owners: Mapping[int, set[str]]) -> None:
+def _check_whole(name: str, module: nn.Module, owners: Owners) -> None:
     children = [child for child, _ in module.named_children()]
     if children:
         raise ConfigError(
@@ -198,13 +214,8 @@ def _check_whole(name: str, module: nn.Module, owners: Mapping[int, set[str]]) -
                 f"lora modules_to_save names {name!r}, and weights in 4 bits cannot be trained as "
                 "a whole. Use peft 'lora', or drop the name"
             )
-        others = [owner for owner in owners[id(parameter)] if not owner.startswith(f"{name}.")]
-        if others:
-            raise ConfigError(
-                f"lora modules_to_save names {name!r}, and its weight is also {min(others)!r} "
-                "(tied embeddings); trained apart, a saved model would lose a weight. Drop the "
-                "name, or train all weights with peft='none'"
-            )
+    weights = [f"{name}.{own}" for own, _ in module.named_parameters()]
+    check_alone(weights, owners, "lora modules_to_save names")
 
 
 def _task_type(model: Any) -> str:

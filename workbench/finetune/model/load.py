@@ -22,6 +22,7 @@ from transformers import (
 from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import pipeline, tiny
+from workbench.finetune.model.opened import read_weights, without_sharding
 from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.models import Family, ModelKind, model_kind
 from workbench.finetune.techniques.registry import technique_of
@@ -50,6 +51,8 @@ class Loaded:
     tokenizer: Any
     """Tokenizer of the model, with a padding token."""
     family: Family
+    remarks: Sequence[str] = ()
+    """Sentences for the user about the model's files."""
 
 
 def load(
@@ -87,18 +90,20 @@ def load(
         config.pad_token_id = tokenizer.pad_token_id
         # A model without such an output yet begins with random weights there.
         torch.manual_seed(seed)
-    if weights:
-        options, placed = pipeline.placed_options(
-            options or {}, lambda: _without_weights(config, scores)
-        )
-        with_format = {"dtype": torch.float32, **options}
-        if scores:
-            with_format["config"] = config
-        model = _auto(config, scores).from_pretrained(place, **source, **with_format)
-        model = pipeline.hooked(model, placed)
-    else:
-        model = _without_weights(config, scores)
-    return Loaded(model=model, tokenizer=tokenizer, family=_family(config))
+    outline = _without_weights(config, scores)
+    if not weights:
+        return Loaded(model=outline, tokenizer=tokenizer, family=_family(config))
+    options, placed = pipeline.placed_options(options or {}, lambda: outline)
+    with_format = {"dtype": torch.float32, **options}
+    if scores:
+        with_format["config"] = config
+    opened = read_weights(_auto(config, scores), outline, place, source, with_format, scores=scores)
+    return Loaded(
+        model=pipeline.hooked(opened.model, placed),
+        tokenizer=tokenizer,
+        family=_family(config),
+        remarks=opened.remarks,
+    )
 
 
 def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
@@ -164,7 +169,7 @@ def _config(place: str, revision: str | None) -> Any:
 
 
 def _without_weights(config: Any, scores: bool = False) -> Any:
-    with torch.device("meta"):
+    with without_sharding(), torch.device("meta"):
         return _auto(config, scores).from_config(
             config, dtype=torch.float32, trust_remote_code=False
         )

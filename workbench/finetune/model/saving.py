@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,34 @@ from workbench.agent.rank import collectives as ranks
 from workbench.finetune.techniques.on_pods.tensor import cut_of
 from workbench.finetune.techniques.sizes import SAVED_AT_ONCE
 
+Caches = Mapping[str, bool]
+"""Whether a model keeps keys and values for its answers, by the part of its configuration."""
+
 _LAYER = re.compile(r".*?\.\d+\.")
 
 
-def save_model(model: Any, folder: Path, *, read: bool) -> None:
+def caches_of(config: Any) -> Caches:
+    """Return whether a configuration and its parts keep a cache, by the name of the part."""
+    caches = {}
+    for name, part in _parts_of(config):
+        if hasattr(part, "use_cache"):
+            caches[name] = part.use_cache
+    return caches
+
+
+def _parts_of(config: Any) -> Iterator[tuple[str, Any]]:
+    yield "", config
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if part is not None:
+            yield name, part
+
+
+def save_model(model: Any, folder: Path, *, read: bool, caches: Caches | None = None) -> None:
     """Save a model on every rank in transformers' format.
 
-    A model that was `read` is saved with the names and shapes of its files.
+    A model that was `read` is saved with the names and shapes of its files. Training needs no
+    cache of keys and values; `caches` are the settings of the base.
     """
     parts: list[Path] = []
     names: dict[str, int] = {}
@@ -45,9 +67,13 @@ def save_model(model: Any, folder: Path, *, read: bool) -> None:
         del state, on_host
     if ranks.rank() == 0:
         _name(folder, parts, names, total)
-        model.config.dtype = str(model.dtype).removeprefix("torch.")
-        model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
-        model.config.save_pretrained(folder)
+        config = deepcopy(model.config)
+        config.dtype = str(model.dtype).removeprefix("torch.")
+        config.architectures = [type(model).__name__.removeprefix("FSDP")]
+        for name, part in _parts_of(config):
+            if caches and name in caches:
+                part.use_cache = caches[name]
+        config.save_pretrained(folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
 

@@ -6,8 +6,7 @@ The models need no model hub, and train in seconds on a CPU core.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,10 +16,10 @@ from transformers import (
     LlamaForSequenceClassification,
     PreTrainedTokenizerFast,
 )
-from transformers.integrations import deepspeed
 
 from workbench.agent.rank.collectives import broadcast_bytes, rank
 from workbench.finetune.data.rows import Example
+from workbench.finetune.model.opened import without_sharding
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.model.text.chat import special_words
 from workbench.finetune.model.text.tokenizer import END, PAD, START, train_tokenizer
@@ -46,24 +45,12 @@ def make(name: str, tokenizer: Any, seed: int, *, scores: bool = False) -> Any:
         "bos_token_id": 2,
     }
     if scores:
-        with _whole():
+        # transformers would cut the inner model at once under ZeRO-3, and the initial weights would
+        # come from empty tensors. DeepSpeed cuts the whole model later.
+        with without_sharding():
             config = AutoConfig.for_model(**shape, **own, num_labels=1)
             return LlamaForSequenceClassification(config)
     return LlamaForCausalLM(AutoConfig.for_model(**shape, **own))
-
-
-@contextmanager
-def _whole() -> Iterator[None]:
-    """Make a model whose inner model transformers would otherwise cut at once under ZeRO-3.
-
-    The initial weights would come from empty tensors. DeepSpeed cuts the whole model later.
-    """
-    held = deepspeed._hf_deepspeed_config_weak_ref
-    deepspeed.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        deepspeed._hf_deepspeed_config_weak_ref = held
 
 
 def tokenizer_for_all(

@@ -84,10 +84,21 @@ class Lora(Record):
     `lora_only` trains biases of modules with adapters.
     """
     target_modules: Annotated[
-        Annotated[str, Choice([ALL_LINEAR])] | Annotated[Sequence[Text], Field(min_length=1)],
+        Annotated[str, Choice([ALL_LINEAR])] | Sequence[Text],
         Allowed(f"{ALL_LINEAR!r} or a list of module names"),
     ] = ALL_LINEAR
-    """Names of the modules with an adapter. Default: every linear layer except the output layer."""
+    """Names of the modules with an adapter. Default: every linear layer except the output layer.
+
+    The stacked experts of a mixture and its routers count as linear layers. A name that fits no
+    module is refused. A list may be empty beside `target_parameters`.
+    """
+    target_parameters: Annotated[
+        Sequence[Text], AfterValidator(tuple), Allowed("a list of weight names")
+    ] = ()
+    """Names of further weights with an adapter, such as `["experts.gate_up_proj"]`. Default none.
+
+    The adapters of these weights have no dropout and no DoRA.
+    """
     modules_to_save: Annotated[
         Sequence[Text], AfterValidator(tuple), Allowed("a list of module names")
     ] = ()

@@ -12,6 +12,7 @@ from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import check_configuration
 from workbench.finetune.model.shapes import model_config
+from workbench.finetune.options.groups.adapters import check_experts
 from workbench.finetune.plan.calibration import Calibration, check, scaled
 from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of, timed_by
 from workbench.finetune.plan.memory import host_of, need_of
@@ -83,7 +84,8 @@ def plan(  # noqa: PLR0913
             lengths. Default None.
 
     Raises:
-        ConfigError: The model's shape is unknown on this machine, or a number is not allowed.
+        ConfigError: The model's shape is unknown on this machine, a number is not allowed, or the
+            experts of a mixture cannot be packed in 4 bits.
         WorkbenchError: The model's step cannot be traced.
     """
     _Hardware(
@@ -100,6 +102,7 @@ def plan(  # noqa: PLR0913
     scale = check(calibration)
     job = choose(job, gpus=gpus)
     check_configuration(job)
+    check_experts(job, model_config(job.model, job.model_revision))
     settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus)
     arithmetic = [setting.arithmetic for setting in settings.values()]
     trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=tokens)

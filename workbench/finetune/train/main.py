@@ -29,7 +29,7 @@ from workbench.finetune.methods.rows import with_rejected
 from workbench.finetune.model import adapters, generate, pipeline
 from workbench.finetune.model import load as model
 from workbench.finetune.model.layers import balance_coefficient, check_liger, recompute
-from workbench.finetune.model.saving import save_model
+from workbench.finetune.model.saving import Caches, caches_of, save_model
 from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.model.sharding import parts_to_shard
 from workbench.finetune.model.text.encode import Encoder, special_ids
@@ -98,6 +98,8 @@ def _run(work: Assignment) -> None:
     loaded = model.placed(loaded, work.job, gpus=work.gpus)
     reference = _reference(work, rows, loaded)
     loaded = adapters.attached(loaded, work.job)
+    for remark in loaded.remarks:
+        note(remark)
     if tensor is not None:
         tensor.complete(loaded.model)
     if work.job.device_map:
@@ -105,13 +107,15 @@ def _run(work: Assignment) -> None:
     recompute(loaded.model, work.job.checkpoint_layers, work.job.checkpoint_policy)
     check_liger(loaded.model, work.job)
     encoder = Encoder(loaded, work.job)
+    # Before the trainer disables the caches.
+    caches = caches_of(loaded.model.config)
     size = work.job.sequence_parallel
     sequence = SequenceParallel(loaded.model, size) if size > 1 else None
     stop = StopFile(work.stop)
     beside = (reference, sequence, tensor)
     trainer = _trainer(work, arguments, loaded, encoder, rows, stop, beside)
     hold_fp32(work.job)
-    trainer.write_model = lambda: _save(work, loaded)
+    trainer.write_model = lambda: _save(work, loaded, caches)
     if not work.method.uses_trl and not trainer.lean.fits:
         note(
             f"the loss needs the scores of all tokens at once, because a {work.base} changes the "
@@ -408,7 +412,7 @@ def _train(trainer: Any) -> int:
     return int(trainer.use_best())
 
 
-def _save(work: Assignment, loaded: model.Loaded) -> None:
+def _save(work: Assignment, loaded: model.Loaded, caches: Caches) -> None:
     folder = work.out / "model"
     if work.job.peft != Peft.NONE:
         adapters.save(
@@ -421,7 +425,8 @@ def _save(work: Assignment, loaded: model.Loaded) -> None:
     else:
         # Only a model that was read may have names of an older format. transformers would compile
         # 900 patterns to find none for a built-in model.
-        save_model(loaded.model, folder, read=model_kind(work.job.model) is not ModelKind.BUILTIN)
+        read = model_kind(work.job.model) is not ModelKind.BUILTIN
+        save_model(loaded.model, folder, read=read, caches=caches)
     if work.rank == 0:
         loaded.tokenizer.save_pretrained(folder)
 

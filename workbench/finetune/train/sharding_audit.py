@@ -48,6 +48,8 @@ class RankState:
     """Parts of the state on the host: `optimizer`, `parameters`."""
     packed: bool = False
     """Whether some weights are stored in 4 bits."""
+    packed_share: float = 0.0
+    """Share of the frozen weights that is stored in 4 bits, by number of weights."""
     frozen: Share = field(default_factory=lambda: Share(local=0, whole=0))
     """Weights without training, without weights in 4 bits."""
 
@@ -111,11 +113,14 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
     states = _share(_states(optimizer, files), whole=0)
     # Not a whole number where groups of weights have other numbers of states, as under Muon.
     per_element = states.local / max(1, updated.local)
-    packed = set()
+    packed: dict[int, int] = {}
     for module in trainer.model.modules():
-        if getattr(module, "quant_state", None) is not None:
-            packed.add(id(module.weight))
+        quantized = getattr(module, "quant_state", None)
+        if quantized is not None:
+            packed[id(module.weight)] = torch.Size(quantized.shape).numel()
     frozen = [p for p in every if not p.requires_grad and id(p) not in packed]
+    in_4_bits = sum(packed.values())
+    wide = _whole(frozen)
     return RankState(
         engine=engine_of(trainer),
         world_size=ranks.world_size(),
@@ -127,7 +132,8 @@ def state_of(trainer: Any, *, gradients: Share, arithmetic: str) -> RankState:
         arithmetic=arithmetic,
         offload=_offload(engine),
         packed=bool(packed),
-        frozen=_share(frozen, whole=_whole(frozen)),
+        packed_share=round(in_4_bits / max(1, in_4_bits + wide), 4),
+        frozen=_share(frozen, whole=wide),
     )
 
 

@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import whole
+from workbench.base.json_values import part, whole
 from workbench.finetune.options.models import TINY_LLAMA, Family, config_of, model_family
+
+# Numbers of experts in the configurations of transformers.
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
@@ -50,4 +53,5 @@ def known_config(job: FineTuneOptions) -> Mapping[str, object]:
 
 def has_experts(config: Mapping[str, object]) -> bool:
     """Return whether the model is a mixture of experts."""
-    return bool(config.get("num_local_experts") or config.get("num_experts"))
+    text = part(config, "text_config")
+    return any((whole(each.get(key)) or 0) > 1 for each in (config, text) for key in _EXPERTS)

@@ -1,0 +1,149 @@
+"""Weights that a model's files lack, misname or size otherwise reach the user before step 1."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tinyfolders as folders
+import torch
+from forkedruns import LENGTH, Plan, Ran
+from transformers import AutoModelForCausalLM
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.model import load as model
+
+HOW = {"max_steps": 2, "learning_rate": 5e-3, "profile_step": 0, "eval_steps": None, **LENGTH}
+TECHNIQUES = ("single", "ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp")
+
+
+def one_layer_more(folder: Path) -> Path:
+    return folders.change_config(folders.llama(folder), num_hidden_layers=3)
+
+
+def one_layer_less(folder: Path) -> Path:
+    return folders.change_config(folders.llama(folder), num_hidden_layers=1)
+
+
+def another_vocabulary(folder: Path) -> Path:
+    return folders.change_config(folders.llama(folder), vocab_size=5000)
+
+
+def one_shard_less(folder: Path) -> Path:
+    whole = AutoModelForCausalLM.from_pretrained(folders.llama(folder))
+    (folder / "model.safetensors").unlink()
+    whole.save_pretrained(folder, max_shard_size="40KB")
+    sorted(folder.glob("model-*.safetensors"))[-1].unlink()
+    return folder
+
+
+def a_cut_file(folder: Path) -> Path:
+    file = folders.llama(folder) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    return folder
+
+
+REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "no-head": (folders.without_head, "lack 1 of the 21 weights .*: lm_head.weight"),
+    "names": (
+        folders.with_foreign_names,
+        r"lack 9 of the 21 .*: model\.layers\.1\..* and 6 more\. The files have 9 weights .*: "
+        r"module\.model\.layers\.1\.",
+    ),
+    "deeper": (one_layer_more, r"lack 9 of the 30 weights .*: model\.layers\.2\."),
+    "vocabulary": (another_vocabulary, r"lm_head.weight has the shape \d+×16 in the files and 50"),
+    "shard": (one_shard_less, r"lacks a file of weights: model-.*\.safetensors"),
+    "cut": (a_cut_file, "cannot be read"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_folder_without_all_weights_is_refused_by_name(name: str, tmp_path: Path) -> None:
+    make, message = REFUSED[name]
+    folder = make(tmp_path / "model")
+    with pytest.raises(ConfigError, match=message) as caught:
+        model.load(str(folder), (), seed=0)
+    assert str(folder) in str(caught.value)
+
+
+@pytest.mark.slow
+def test_weights_without_a_place_and_untied_weights_are_remarked(tmp_path: Path) -> None:
+    shallow = model.load(str(one_layer_less(tmp_path / "shallow")), (), seed=0)
+    assert len(shallow.remarks) == 1
+    assert "9 weights of the files were not read" in shallow.remarks[0]
+    assert "model.layers.1." in shallow.remarks[0]
+    loaded = model.load(str(folders.with_another_head(tmp_path / "head")), (), seed=0)
+    assert "ties lm_head.weight to model.embed_tokens.weight" in loaded.remarks[0]
+    for tie in (True, False):
+        whole = folders.llama(tmp_path / f"tie-{tie}", tie=tie)
+        assert not model.load(str(whole), (), seed=0).remarks
+
+
+@pytest.mark.slow
+def test_only_the_head_of_a_model_that_scores_may_be_new(tmp_path: Path) -> None:
+    folder = folders.llama(tmp_path / "whole")
+    loaded = model.load(str(folder), (), seed=0, scores=True)
+    assert loaded.model.score.weight.shape == (1, 16)
+    assert not loaded.remarks
+    with pytest.raises(ConfigError, match="lack 9 of the 21"):
+        model.load(str(folders.with_foreign_names(tmp_path / "names")), (), seed=0, scores=True)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    plan = Plan(tmp_path_factory.mktemp("opened"))
+    made = {name: make(plan.root / f"of-{name}") for name, (make, _) in REFUSED.items()}
+    made["head"] = folders.with_another_head(plan.root / "of-head")
+    for technique in TECHNIQUES:
+        ranks = 1 if technique == "single" else 2
+        rows = {"per_device_train_batch_size": 8 // ranks, "technique": technique}
+        plan.add(f"head-{technique}", ranks, model=str(made["head"]), **rows, **HOW)
+    for name in ("no-head", "names", "vocabulary"):
+        plan.add(f"{name}-zero3", 2, model=str(made[name]), technique="zero3", **HOW)
+    plan.add("names-fsdp", 2, model=str(made["names"]), technique="fsdp", **HOW)
+    return plan.run()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+class TestOnRanks:
+    def test_a_head_beside_tied_embeddings_is_kept_under_every_technique(
+        self, ran: dict[str, Ran]
+    ) -> None:
+        ends = {}
+        for technique in TECHNIQUES:
+            run = ran[f"head-{technique}"]
+            assert set(run.exit_codes.values()) == {0}, run.stderr()
+            ends[technique] = run.data("end")[0]
+            (said,) = [n for n in run.data("note") if "config.json ties" in str(n["message"])]
+            assert "lm_head.weight to model.embed_tokens.weight" in str(said["message"])
+        first = ends["single"]
+        for technique, end in ends.items():
+            for figure in ("first_eval_loss", "eval_loss"):
+                assert end[figure] == pytest.approx(first[figure], rel=1e-4), technique
+        for technique in ("single", "zero3", "fsdp"):
+            config = ran[f"head-{technique}"].folder / "out" / "model" / "config.json"
+            assert json.loads(config.read_text())["use_cache"] is True, technique
+        # The saved model has both weights, as plain transformers reads them.
+        saved = ran["head-zero3"].folder / "out" / "model"
+        whole = AutoModelForCausalLM.from_pretrained(saved)
+        assert not torch.equal(whole.lm_head.weight, whole.model.embed_tokens.weight)
+
+    @pytest.mark.parametrize(
+        "name", ["no-head-zero3", "names-zero3", "vocabulary-zero3", "names-fsdp"]
+    )
+    def test_missing_weights_end_the_run_before_its_first_step(
+        self, ran: dict[str, Ran], name: str
+    ) -> None:
+        run = ran[name]
+        assert 0 not in run.exit_codes.values()
+        assert not run.data("step")
+        _, message = REFUSED[name.rpartition("-")[0]]
+        for rank in (0, 1):
+            error = json.dumps(run.record(rank, "error.json"), ensure_ascii=False)
+            assert "ConfigError" in error
+            assert re.search(message, error), error

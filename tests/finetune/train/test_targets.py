@@ -1,0 +1,261 @@
+"""Adapters are on the weights that were asked for, in mixtures too, or the run says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyfolders as folders
+import torch
+import transformers
+from peft import PeftModel
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import check_at_submit
+from workbench.finetune.model import adapters
+from workbench.finetune.model import load as model
+from workbench.finetune.model.layers import with_lora
+from workbench.finetune.model.targets import adapted_weights, left_out
+from workbench.finetune.options.adapters import Lora
+from workbench.finetune.options.models import Family
+from workbench.finetune.plan.plan import plan
+
+SIZES = {**folders.SIZES, "vocab_size": 64, "num_attention_heads": 4, "hidden_size": 32}
+DENSE_FIRST = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+# Families by the name of their classes.
+FAMILIES: dict[str, dict[str, object]] = {
+    "Mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen2Moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+    },
+    "Qwen3Moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "head_dim": 8,
+    },
+    "GptOss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
+    "Olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
+    "GraniteMoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Glm4Moe": {**DENSE_FIRST, "head_dim": 8},
+    "DeepseekV3": {
+        **DENSE_FIRST,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        "qk_nope_head_dim": 8,
+    },
+    "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+}
+CAUSAL = Family.CAUSAL
+IDS = torch.arange(3, 13).view(1, 10)
+
+
+def made(family: str) -> Any:
+    config = getattr(transformers, f"{family}Config")
+    torch.manual_seed(0)
+    kind = getattr(transformers, f"{family}ForCausalLM")
+    return kind(config(**{**SIZES, **FAMILIES[family]})).eval()
+
+
+def logits(one: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.as_tensor(one.eval()(input_ids=IDS).logits)
+
+
+def matrices(one: Any) -> set[str]:
+    """Return the weights of two and three dimensions outside embeddings and the output layer."""
+    embeddings = {name for name, module in one.named_modules() if isinstance(module, nn.Embedding)}
+    names = set()
+    for name, parameter in one.named_parameters():
+        module = name.rpartition(".")[0]
+        if parameter.dim() > 1 and "bias" not in name and module not in {*embeddings, "lm_head"}:
+            names.add(name)
+    return names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_linear_weight_of_a_mixture_gets_an_adapter_that_plain_peft_reads(
+    family: str, tmp_path: Path
+) -> None:
+    base = made(family)
+    whole = matrices(base)
+    base.save_pretrained(tmp_path / "base")
+    before = logits(base)
+    trained = with_lora(base, Lora(), checkpointing=False)
+    assert adapted_weights(trained) == whole
+    assert not left_out(trained)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn(parameter.shape) * 0.1)
+    after = logits(trained)
+    assert not torch.allclose(before, after, atol=1e-3)
+    adapters.save(trained, tmp_path / "adapters", base=str(tmp_path / "base"), seed=0)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    plain = PeftModel.from_pretrained(again, str(tmp_path / "adapters"))
+    assert torch.allclose(logits(plain), after, atol=1e-4)
+    plain.merge_and_unload().save_pretrained(tmp_path / "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(merged), after, atol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("Qwen3Moe", ["gate_up_proj", "down_proj"]),
+        ("Qwen3Moe", ["q_proj", "gate_proj", "up_proj", "down_proj"]),
+        ("DeepseekV3", ["gate_proj", "up_proj", "down_proj"]),
+        ("GptOss", ["q_proj", "experts.down_proj"]),
+    ],
+)
+def test_names_of_weights_and_of_modules_are_all_followed(family: str, names: list[str]) -> None:
+    base = made(family)
+    ends = {"gate_proj": "gate_up_proj", "up_proj": "gate_up_proj"}
+    wanted = set()
+    for weight in matrices(base):
+        for name in names:
+            for end in (name, f"{name}.weight", ends.get(name, name)):
+                if weight.endswith(f".{end}"):
+                    wanted.add(weight)
+    trained = with_lora(base, Lora.from_dict({"target_modules": names}), checkpointing=False)
+    assert adapted_weights(trained) == wanted
+
+
+@pytest.mark.slow
+def test_weights_alone_can_be_named(tmp_path: Path) -> None:
+    options = {"target_modules": [], "target_parameters": ["experts.gate_up_proj"], "r": 4}
+    trained = with_lora(made("Qwen3Moe"), Lora.from_dict(options), checkpointing=False)
+    names = {f"model.layers.{number}.mlp.experts.gate_up_proj" for number in range(2)}
+    assert adapted_weights(trained) == names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "lora", "message"),
+    [
+        ("Mixtral", {"target_modules": ["q_proj", "no_such"]}, "'no_such' is not known.*q_proj"),
+        ("Mixtral", {"target_modules": ["q_prj"]}, "did you mean 'q_proj'"),
+        ("GptOss", {"target_parameters": ["experts.gate_up"]}, "experts.gate_up_proj"),
+        ("GptOss", {"dropout": 0.1}, "lora dropout is 0.1, .*experts"),
+        ("Mixtral", {"use_dora": True}, "lora use_dora is True"),
+    ],
+)
+def test_adapters_that_cannot_be_made_are_refused_by_name(
+    family: str, lora: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        with_lora(made(family), Lora.from_dict(lora), checkpointing=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("names", [["q_proj", "lm_head"], ["embed_tokens"]])
+@pytest.mark.parametrize("tie", [True, False])
+def test_adapters_on_tied_weights_are_refused_and_on_untied_ones_merged(
+    names: list[str], tie: bool, tmp_path: Path
+) -> None:
+    folder = folders.llama(tmp_path / "base", tie=tie)
+    job = FineTune(model=str(folder), peft="lora", lora={"target_modules": names})
+    loaded = model.load(str(folder), (), seed=0)
+    if tie:
+        with pytest.raises(ConfigError, match=rf"names '(model\.)?{names[-1]}', .*tied embeddings"):
+            adapters.attached(loaded, job)
+        return
+    trained = adapters.attached(loaded, job).model
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn(parameter.shape) * 0.3)
+    adapters.save(trained, tmp_path / "adapters", base=str(folder), seed=0)
+    merged = adapters.merged(tmp_path / "adapters", model.load(str(folder), (), seed=0)).model
+    merged.save_pretrained(tmp_path / "merged")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(whole), logits(trained), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["shared", "lm_head", "encoder.embed_tokens"])
+def test_adapters_on_the_tied_weights_of_a_t5_are_refused(name: str) -> None:
+    from workbench.finetune.data.rows import Example
+
+    loaded = model.load("tiny-t5", [Example(source="How many?", target="Three")], seed=0)
+    job = FineTune(model="tiny-t5", peft="lora", lora={"target_modules": ["q", name]})
+    with pytest.raises(ConfigError, match=rf"names '{name}', .*tied embeddings"):
+        adapters.attached(loaded, job)
+
+
+@pytest.mark.slow
+def test_adapters_of_others_on_a_tied_weight_are_neither_merged_nor_trained(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    folder = folders.llama(tmp_path / "base", tie=True)
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    config = LoraConfig(target_modules=["lm_head"], init_lora_weights=False)
+    get_peft_model(base, config).save_pretrained(str(tmp_path / "theirs"))
+    with pytest.raises(ConfigError, match=r"adapt 'lm_head', .*tied embeddings"):
+        adapters.merged(tmp_path / "theirs", model.load(str(folder), (), seed=0))
+    job = FineTune(model=str(folder), peft="lora", lora={"resume_from": str(tmp_path / "theirs")})
+    with pytest.raises(ConfigError, match=r"adapt 'lm_head', .*tied embeddings"):
+        adapters.attached(model.load(str(folder), (), seed=0), job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["target_modules", "modules_to_save"])
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens"])
+def test_a_configuration_that_ties_is_enough_to_refuse_at_submit(
+    option: str, name: str, tmp_path: Path
+) -> None:
+    tied = folders.llama(tmp_path / "tied", tie=True)
+    lora = {option: [name]}
+    job = FineTune(model=str(tied), peft="lora", lora=lora)
+    with pytest.raises(ConfigError, match=rf"lora {option} names '{name}'.*tie_word_embeddings"):
+        check_at_submit(job, gpus=0)
+    for make in (folders.llama, folders.with_another_head):
+        check_at_submit(job.replace(model=str(make(tmp_path / make.__name__))), gpus=0)
+    check_at_submit(job.replace(lora={}), gpus=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Mixtral", "GptOss", "DeepseekV3", "Ernie4_5_Moe"])
+def test_a_mixture_in_4_bits_is_refused_at_submit_by_plan_and_on_the_ranks(
+    family: str, tmp_path: Path
+) -> None:
+    base = made(family)
+    base.config.save_pretrained(tmp_path)
+    job = FineTune(model=str(tmp_path), peft="qlora")
+    for refused in (
+        lambda: check_at_submit(job, gpus=1),
+        lambda: plan(job, gpu_memory_gib=80),
+        lambda: adapters.attached(model.Loaded(model=base, tokenizer=None, family=CAUSAL), job),
+    ):
+        with pytest.raises(ConfigError, match=r"stacked experts .* Use peft='lora'"):
+            refused()
+
+
+def test_no_target_at_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lora target_modules is empty"):
+        FineTune(model="tiny-llama", peft="lora", lora={"target_modules": []})

@@ -1,0 +1,300 @@
+"""Read a model's weights, and compare them with the model: one gate for every technique.
+
+A model that lacks weights would be trained from random ones. transformers reports such weights only
+in a log, and reports less under ZeRO-3, where weights have no values while they are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
+from transformers.integrations import deepspeed
+from transformers.modeling_utils import _get_resolved_checkpoint_files, load_state_dict
+from transformers.utils import logging as transformers_logging
+
+from workbench.base.errors import ConfigError
+from workbench.base.words import counted
+
+_SHOWN = 3
+Pair = tuple[str, str]
+"""Names of two weights that the configuration ties."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """Differences between the files of a model and the model of its configuration."""
+
+    missing: Sequence[str]
+    """Names of the model's weights that no file has."""
+    unexpected: Sequence[str]
+    """Names in the files that the model has no place for."""
+    mismatched: Mapping[str, tuple[Sequence[int], Sequence[int]]]
+    """Shapes in the files and in the model, by the weight's name."""
+    apart: Sequence[Pair]
+    """Tied weights that have different values in the files."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    model: Any
+    remarks: Sequence[str]
+    """Sentences for the user about the model's files."""
+
+
+def read_weights(
+    auto: Any,
+    outline: Any,
+    name: str,
+    source: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    scores: bool,
+) -> Opened:
+    """Read the weights of a model and check that the files hold all of them.
+
+    Args:
+        auto: Class of transformers that reads the model.
+        outline: Model of the configuration on the meta device.
+        name: Folder or hub id, as `from_pretrained` takes it.
+        source: Options of `from_pretrained` that choose the files.
+        options: Other options of `from_pretrained`.
+        scores: Whether the model scores texts: its output layer may be new.
+
+    Raises:
+        ConfigError: Weights are missing, have other shapes, or cannot be read.
+    """
+    apart: Sequence[Pair] = ()
+    # transformers compares nothing while DeepSpeed shards the weights that are read.
+    if deepspeed.is_deepspeed_zero3_enabled() and not _is_quantized(outline, options):
+        with without_sharding(), _quiet(), _refusals(name):
+            report = _rehearsed(outline, name, source)
+        _check(report, outline, name, scores=scores)
+        apart = report.apart
+    with _refusals(name), _untied(outline, apart):
+        model, info = auto.from_pretrained(
+            name,
+            **source,
+            **options,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    report = _report(outline, model, info, apart)
+    _check(report, outline, name, scores=scores)
+    return Opened(model=model, remarks=list(_remarks(report, outline, name, scores=scores)))
+
+
+def _is_quantized(outline: Any, options: Mapping[str, Any]) -> bool:
+    packed = getattr(outline.config, "quantization_config", None)
+    return "quantization_config" in options or packed is not None
+
+
+@contextmanager
+def without_sharding() -> Iterator[None]:
+    """Let transformers make whole models, which it would otherwise cut at once under ZeRO-3."""
+    held = deepspeed._hf_deepspeed_config_weak_ref
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        deepspeed._hf_deepspeed_config_weak_ref = held
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out the report of a rehearsal: the reading writes its own."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """Raise the libraries' errors about files as errors that name the model."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"model {name!r} lacks a file of weights: {Path(str(error.filename or error)).name}. "
+            "Copy the whole folder again"
+        ) from error
+    except SafetensorError as error:
+        raise ConfigError(
+            f"a file of weights of model {name!r} cannot be read: {error}. Copy the folder again"
+        ) from error
+    except RuntimeError as error:
+        if "above report" not in str(error):
+            raise
+        raise ConfigError(
+            f"transformers cannot convert the weights of model {name!r}; the table LOAD REPORT in "
+            "logs/rank-0.stderr.log names them. Copy the folder again, or save the model with "
+            "another version of transformers"
+        ) from error
+
+
+def _rehearsed(outline: Any, name: str, source: Mapping[str, Any]) -> Report:
+    """Read only names and shapes, and report the differences."""
+    files, _ = _get_resolved_checkpoint_files(
+        pretrained_model_name_or_path=name,
+        variant=None,
+        gguf_file=None,
+        use_safetensors=None,
+        user_agent=None,
+        is_remote_code=False,
+        download_kwargs={"revision": source.get("revision")},
+    )
+    places = {}
+    shapes = {}
+    for file in files or ():
+        for key, value in load_state_dict(file, map_location="meta").items():
+            places[key] = file
+            shapes[key] = value
+    model, info = type(outline).from_pretrained(
+        None,
+        config=outline.config,
+        state_dict=shapes,
+        device_map={"": "meta"},
+        dtype=torch.float32,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    # Without values transformers leaves two tied weights apart if the files have both.
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+    both = [pair for pair in tied.items() if not _is_one(model, pair)]
+    apart = _with_other_values(model, both, places) if both else ()
+    return _report(outline, model, info, apart)
+
+
+def _is_one(model: Any, pair: Pair) -> bool:
+    first, second = pair
+    one: bool = model.get_parameter(first) is model.get_parameter(second)
+    return one
+
+
+def _with_other_values(
+    model: Any, pairs: Sequence[Pair], places: Mapping[str, str]
+) -> Sequence[Pair]:
+    """Return the pairs of weights whose values in the files differ."""
+    renamings = []
+    for step in get_model_conversion_mapping(model):
+        if isinstance(step, WeightRenaming):
+            renamings.append(step)
+    wanted = {name for pair in pairs for name in pair}
+    state = model.state_dict()
+    values = {}
+    for key, file in places.items():
+        renamed, _ = rename_source_key(key, renamings, [], model.base_model_prefix, state)
+        if renamed in wanted:
+            values[renamed] = load_state_dict(file)[key]
+    return [(one, two) for one, two in pairs if not torch.equal(values[one], values[two])]
+
+
+@contextmanager
+def _untied(outline: Any, apart: Sequence[Pair]) -> Iterator[None]:
+    """Make models without the ties of some weights.
+
+    Under ZeRO-3 transformers ties weights without a look at their values.
+    """
+    targets = {target for target, _ in apart}
+    held: dict[Any, Any] = {}
+    for prefix, part in outline.named_modules():
+        if not targets or not isinstance(part, PreTrainedModel) or type(part) in held:
+            continue
+        ties = part.get_expanded_tied_weights_keys(all_submodels=False)
+        kept = {}
+        for target, origin in ties.items():
+            if f"{prefix}.{target}".lstrip(".") not in targets:
+                kept[target] = origin
+        if len(kept) < len(ties):
+            held[type(part)] = part._tied_weights_keys
+            type(part)._tied_weights_keys = kept
+    try:
+        yield
+    finally:
+        for kind, keys in held.items():
+            kind._tied_weights_keys = keys
+
+
+def _report(outline: Any, model: Any, info: Mapping[str, Any], apart: Sequence[Pair]) -> Report:
+    tied = outline.get_expanded_tied_weights_keys(all_submodels=True)
+    # transformers forgets the ties of weights that have different values in the files.
+    kept = {*model.all_tied_weights_keys, *(target for target, _ in apart)}
+    forgotten = [pair for pair in tied.items() if pair[0] not in kept]
+    return Report(
+        missing=sorted(info["missing_keys"]),
+        unexpected=sorted(info["unexpected_keys"]),
+        mismatched={name: (there, here) for name, there, here in info["mismatched_keys"]},
+        apart=[*apart, *forgotten],
+    )
+
+
+def _check(report: Report, outline: Any, name: str, *, scores: bool) -> None:
+    kind = type(outline).__name__
+    every = len(outline.state_dict())
+    for weight, (there, here) in sorted(report.mismatched.items()):
+        number = len(report.mismatched)
+        raise ConfigError(
+            f"model {name!r}: {weight} has the shape {_shape(there)} in the files and "
+            f"{_shape(here)} in config.json{_beside(number - 1)}. Give the config.json of these "
+            "weights, or the weights of this config.json"
+        )
+    missing = [key for key in report.missing if not (scores and _is_head(key, outline))]
+    if not missing:
+        return
+    others = ""
+    unexpected = list(report.unexpected)
+    if unexpected:
+        others = (
+            f" The files have {counted(len(unexpected), 'weight')} with names that the model does "
+            f"not know: {_first(unexpected)}."
+        )
+    raise ConfigError(
+        f"model {name!r}: the files lack {len(missing)} of the {every} weights of a {kind}: "
+        f"{_first(missing)}.{others} Copy the folder again, or correct the names in the files or "
+        "the sizes in config.json; weights that are missing would begin at random"
+    )
+
+
+def _is_head(key: str, outline: Any) -> bool:
+    """Whether a weight belongs to the output layer of a model that scores texts."""
+    return not key.startswith(f"{outline.base_model_prefix}.")
+
+
+def _remarks(report: Report, outline: Any, name: str, *, scores: bool) -> Iterator[str]:
+    # The output layer over the words is replaced in a model that scores texts.
+    unexpected = [key for key in report.unexpected if not (scores and key.startswith("lm_head."))]
+    if unexpected:
+        yield (
+            f"model {name!r}: {counted(len(unexpected), 'weight')} of the files were not read, "
+            f"because a {type(outline).__name__} of this config.json has no place for them: "
+            f"{_first(unexpected)}"
+        )
+    for target, origin in report.apart:
+        yield (
+            f"model {name!r}: config.json ties {target} to {origin}, and the files have different "
+            "values for them. Both are kept and trained apart, as transformers does"
+        )
+
+
+def _first(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _beside(number: int) -> str:
+    return f", and {counted(number, 'other weight')} differ too" if number else ""
+
+
+def _shape(sizes: Sequence[int]) -> str:
+    return "×".join(str(size) for size in sizes)
