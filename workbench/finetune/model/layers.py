@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.finetune.model.targets import adapted_weights, complete, wanted_weights
@@ -29,8 +30,7 @@ def recompute(model: Any, names: Sequence[str], policy: str | None = None) -> No
     Without names and with a policy, the layers are the model's transformer layers.
     """
     if policy is not None and not names:
-        there = {type(module).__name__ for module in model.modules()}
-        names = sorted(there & set(model._no_split_modules or ()))
+        names = transformer_layers(model)
         if not names:
             raise ConfigError(
                 f"a {type(model).__name__} does not name its transformer layers. Name them by "
@@ -84,6 +84,17 @@ def check_liger(model: Any, job: FineTuneOptions) -> None:
         raise ConfigError(
             f"training 'use_liger_kernel': Liger has no kernels for a {family!r}. Drop it"
         )
+
+
+def transformer_layers(model: Any) -> list[str]:
+    """Return the class names of a model's transformer layers; empty if the model names none."""
+    there = {type(module).__name__ for module in model.modules()}
+    named = there & set(getattr(model, "_no_split_modules", None) or ())
+    if named:
+        return sorted(named)
+    # Pegasus and others name none. Each layer of transformers has this base class.
+    layers = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+    return sorted({type(layer).__name__ for layer in layers})
 
 
 def named_layers(model: nn.Module, names: Sequence[str], option: str) -> list[nn.Module]:

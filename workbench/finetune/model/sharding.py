@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.model.layers import named_layers
+from workbench.finetune.model.layers import named_layers, transformer_layers
 from workbench.finetune.options.adapters import Fsdp
 
 
@@ -21,9 +21,7 @@ def parts_to_shard(model: Any, options: Fsdp) -> list[nn.Module]:
 
 
 def layers_of(model: Any, names: Sequence[str]) -> list[nn.Module]:
-    there = {type(module).__name__ for module in model.modules()}
-    own = [name for name in getattr(model, "_no_split_modules", None) or () if name in there]
-    layers = named_layers(model, names or own, "fsdp layers")
+    layers = named_layers(model, names or transformer_layers(model), "fsdp layers")
     _check_nothing_is_tied(model, None, set(layers), {})
     return layers
 

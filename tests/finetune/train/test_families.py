@@ -1,0 +1,96 @@
+"""Each family trains as plain transformers and torch train it, under three techniques."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import tinyfamilies as families
+from forkedruns import Plan, Ran
+from tinyfamilies import FAMILIES, RATE, STEPS, Trained
+
+from workbench.finetune.data.rows import Example
+
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("one_thread")]
+
+# Technique: its ranks.
+TECHNIQUES = {"single": 1, "zero3": 2, "fsdp": 2}
+TRAIN = range(8)
+EVALUATION = range(20, 25)
+CLOSE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    root = tmp_path_factory.mktemp("families")
+    made = {}
+    for name in FAMILIES:
+        families.build(name, root / name)
+        made[name] = root / name
+    return made
+
+
+@pytest.fixture(scope="module")
+def ran(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    plan = Plan(tmp_path_factory.mktemp("runs"))
+    for name, numbers in {"train": TRAIN, "eval": EVALUATION}.items():
+        lines = []
+        for question, answer in map(families.row, numbers):
+            lines.append(Example(source=question, target=answer).to_json() + "\n")
+        (plan.root / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    for family, folder in folders.items():
+        for technique, ranks in TECHNIQUES.items():
+            plan.add(
+                f"{family}-{technique}",
+                ranks,
+                model=str(folder),
+                technique=technique,
+                per_device_train_batch_size=len(TRAIN) // ranks,
+                max_steps=STEPS,
+                optimizer="sgd",
+                learning_rate=RATE,
+                lr_scheduler_type="constant",
+                warmup_steps=0,
+                router_aux_loss_coef=None if FAMILIES[family].pairs else 0,
+                profile_step=0,
+            )
+    return plan.run()
+
+
+@pytest.fixture(scope="module")
+def plainly(folders: Mapping[str, Path]) -> dict[str, Trained]:
+    trained = {}
+    for name, folder in folders.items():
+        trained[name] = families.plain(
+            folder, pairs=FAMILIES[name].pairs, train=TRAIN, evaluation=EVALUATION
+        )
+    return trained
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_trains_as_plain_transformers(
+    family: str, technique: str, ran: Mapping[str, Ran], plainly: Mapping[str, Trained]
+) -> None:
+    run = ran[f"{family}-{technique}"]
+    assert set(run.exit_codes.values()) == {0}, run.stderr()[-2000:]
+    (end,) = run.data("end")
+    expected = plainly[family]
+    assert end["first_eval_loss"] == pytest.approx(expected.first_eval_loss, abs=CLOSE)
+    assert run.curve("loss") == pytest.approx(expected.losses, abs=CLOSE)
+    assert end["eval_loss"] == pytest.approx(expected.eval_loss, abs=CLOSE)
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_saved_folder_is_the_trained_model_in_plain_transformers(
+    family: str, technique: str, ran: Mapping[str, Ran], plainly: Mapping[str, Trained]
+) -> None:
+    saved = ran[f"{family}-{technique}"].folder / "out" / "model"
+    model = families.read(saved, pairs=FAMILIES[family].pairs)
+    words = families.tokenizer(ends=FAMILIES[family].pairs)
+    loss = families.eval_loss(model, words, EVALUATION, pairs=FAMILIES[family].pairs)
+    assert loss == pytest.approx(plainly[family].eval_loss, abs=CLOSE)
+    assert json.loads((saved / "config.json").read_text())["model_type"] == family
