@@ -328,6 +328,18 @@ class FineTuneOptions(Record):
     """
     system: str | None = None
     """System turn of `chat` for rows without one, or the system block of `llama2-chat`."""
+    source_language: Text | None = None
+    """Language of the sources, for tokenizers that write languages (NLLB, mBART, M2M100, PLBart).
+
+    The tokenizer's own name, such as `eng_Latn` or `en_XX`. Default None: the language with which
+    the tokenizer was saved, if any.
+    """
+    target_language: Text | None = None
+    """Language of the answers, as `source_language`. Also for Marian models of several languages.
+
+    A Marian model reads the language in front of the source: `deu` writes `>>deu<<`. Default None:
+    the language with which the tokenizer was saved, or the language in the row's own source.
+    """
     loss_on: Annotated[str, Choice(LossOn)] = "answer"
     """One of `LossOn`. An encoder-decoder model always learns from the answer."""
     packing: bool = False

@@ -19,6 +19,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_family, no_template, unlearned_turns
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.chat import Chat
+from workbench.finetune.model.text.languages import Sources, set_languages
 from workbench.finetune.options.choices import LossOn
 from workbench.finetune.options.models import Family
 from workbench.finetune.options.prompts import fill, source_text
@@ -30,7 +31,9 @@ OPTIONS = (
     "max_source_length",
     "max_target_length",
     "prompt",
+    "source_language",
     "system",
+    "target_language",
 )
 """Options of the job that change the tokens of a row."""
 
@@ -47,7 +50,11 @@ class Encoder:
         start = loaded.tokenizer.bos_token_id
         # The tokenizer itself may begin every text with a token, as Llama's does.
         self._start = [start] if self.causal and loaded.tokenizer("a").input_ids[0] == start else []
-        start_id = None if self.causal else loaded.model.config.decoder_start_token_id
+        start_id = None
+        self._sources = Sources()
+        if not self.causal:
+            self._sources = set_languages(loaded.model, self.tokenizer, job)
+            start_id = getattr(loaded.model.config, "decoder_start_token_id", None)
         if pad_id is None or (start_id is None and not self.causal):
             raise ConfigError(
                 f"the model {job.model!r} names no padding token or no decoder start token; "
@@ -145,21 +152,24 @@ class Encoder:
                 )
         if not examples:
             return []
-        sources = [source_text(example.source, example.input) for example in examples]
-        targets = [example.target for example in examples]
+        sources = []
+        for number, example in enumerate(examples, first):
+            sources += self._numbered(number, self._source, example)
+        # A cut text keeps its end token.
+        read = self.tokenizer(sources, truncation=True, max_length=self.job.max_source_length)
+        # Translation tokenizers write targets in other tokens than sources.
+        learned = self.tokenizer(
+            text_target=[example.target for example in examples],
+            truncation=True,
+            max_length=self.job.max_target_length,
+        )
         rows: list[Row] = []
-        for source_ids, target_ids in zip(
-            self._cut_ids(sources, self.job.max_source_length),
-            self._cut_ids(targets, self.job.max_target_length),
-            strict=True,
-        ):
-            rows.append({"input_ids": source_ids, "labels": target_ids})
+        for source_ids, target_ids in zip(read["input_ids"], learned["input_ids"], strict=True):
+            rows.append({"input_ids": list(source_ids), "labels": list(target_ids)})
         return rows
 
-    def _cut_ids(self, texts: list[str], most: int) -> list[list[int]]:
-        # A cut text keeps its end token.
-        encoded = self.tokenizer(texts, truncation=True, max_length=most)
-        return list(encoded["input_ids"])
+    def _source(self, example: Example) -> list[str]:
+        return [self._sources.written(source_text(example.source, example.input))]
 
     def _learned(self, example: Example) -> list[Row]:
         assert self._chat is not None
