@@ -32,6 +32,7 @@ from workbench.finetune.options.choices import (
     Sampling,
     Schedule,
 )
+from workbench.finetune.options.lengths import SOURCE_TOKENS, TARGET_TOKENS
 from workbench.finetune.options.metrics import (
     METRICS,
     Metric,
@@ -310,10 +311,18 @@ class FineTuneOptions(Record):
     """
     early_stopping_threshold: Annotated[int | float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Smallest change of the metric that counts as an improvement for early stopping."""
-    max_source_length: Tokens = 256
-    """Largest number of tokens of an input; longer inputs are cut."""
-    max_target_length: Tokens = 128
-    """Largest number of tokens of an output; longer outputs are cut."""
+    max_source_length: Tokens | None = None
+    """Largest number of tokens of an input; longer inputs are cut.
+
+    Default None: as long as the rows, up to the model's positions and 4,096 tokens with the output.
+    """
+    max_target_length: Tokens | None = None
+    """Largest number of tokens of an output; longer outputs are cut.
+
+    Default None: as long as the rows, within the same 4,096 tokens. Too long inputs are cut first,
+    to no less than half of these tokens. Answers of the trained model get as many tokens as the
+    longest output of the rows, and at least 128.
+    """
     prompt: Annotated[str | None, AfterValidator(_prompt), Allowed(_PROMPT_FORMS)] = None
     """Prompt form of a causal model.
 
@@ -345,6 +354,7 @@ class FineTuneOptions(Record):
     packing: bool = False
     """Pack rows of a causal model up to `max_source_length` + `max_target_length` tokens.
 
+    If a length is left open, the longest row decides, and a packed row has at least 384 tokens.
     Each row attends only to its own text. Batches count packed rows; samples per second count your
     rows.
     """
@@ -435,6 +445,11 @@ class FineTuneOptions(Record):
     def checkpoint_store(self) -> str:
         """Address of the folder in an object store for checkpoints. Empty: none."""
         return self.checkpoints if is_address(self.checkpoints) else ""
+
+    @property
+    def planned_lengths(self) -> tuple[int, int]:
+        """Tokens of a row's input and output to plan with; an assumption where left open."""
+        return self.max_source_length or SOURCE_TOKENS, self.max_target_length or TARGET_TOKENS
 
     def global_batch(self, ranks: int) -> int:
         """Return the number of rows of an optimizer step on `ranks` ranks."""

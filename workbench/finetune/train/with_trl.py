@@ -11,7 +11,7 @@ from typing import Any
 
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Rows
-from workbench.finetune.data.training.tokens import shared_rows
+from workbench.finetune.data.training.tokens import shared_lengths, shared_rows
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.on_pods.evaluation import MethodEvaluator
 from workbench.finetune.model.load import Loaded
@@ -54,10 +54,12 @@ def trl_trainer(
     # The rows stay readable after the folder is gone: their files are mapped into memory.
     with tempfile.TemporaryDirectory(prefix="rows-", dir=work.rank_folder) as scratch:
         folder = Path(scratch)
+        encoder.taken()
         train, lengths = _tokens(method, encoder, rows.train, folder, "train")
         evaluation = None
         if evaluates(job) and rows.eval:
             evaluation, _ = _tokens(method, encoder, rows.eval, folder, "eval")
+        encoder.lengths = shared_lengths(encoder.taken())
         return trainer_class(method)(
             parts=parts,
             lengths=lengths,

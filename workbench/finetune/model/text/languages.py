@@ -54,10 +54,13 @@ def set_languages(model: Any, tokenizer: Any, job: FineTune) -> Sources:
     if named not in MULTILINGUAL:
         return Sources()
     codes = _codes(tokenizer)
-    chosen = {}
-    for option, key in (("source_language", "src_lang"), ("target_language", "tgt_lang")):
-        given = getattr(job, option) or str(tokenizer.init_kwargs[key])
-        chosen[key] = _code(option, given, codes)
+    saved = tokenizer.init_kwargs
+    source = job.source_language or str(saved["src_lang"])
+    target = job.target_language or str(saved["tgt_lang"])
+    chosen = {
+        "src_lang": _code("source_language", source, codes),
+        "tgt_lang": _code("target_language", target, codes),
+    }
     for key, code in chosen.items():
         setattr(tokenizer, key, code)
         # Only arguments of the constructor are saved.
