@@ -58,7 +58,12 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     batches = None
     if not (method_of(job.method).uses_trl or job.packing):
         batches = _batch_lengths(job, as_learned, chosen)
-    return {"lengths": lengths, "shown": shown, "batches": batches}
+    return {
+        "lengths": lengths,
+        "shown": shown,
+        "batches": batches,
+        "template": as_learned.template,
+    }
 
 
 def spread(examples: Sequence[Example], count: int) -> Sequence[Example]:

@@ -43,6 +43,7 @@ from workbench.finetune.options.evaluation import evaluates
 from workbench.finetune.options.lengths import TextLengths
 from workbench.finetune.options.models import Family, ModelKind, model_kind
 from workbench.finetune.options.prompts import wording
+from workbench.finetune.options.templates import unread
 from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.train import optimizers
@@ -398,7 +399,9 @@ def _start(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> None
         epochs=job.epochs,
         train_rows=len(rows.train),
         eval_rows=len(rows.eval),
-        not_read=list(work.not_read if rows.empty_answers is None else rows.not_read),
+        not_read=unread(
+            encoder.template, work.not_read if rows.empty_answers is None else rows.not_read
+        ),
         tokens_kept=isinstance(made, TokenRows) and made.kept,
         empty_answers=work.empty_answers if rows.empty_answers is None else rows.empty_answers,
         text_lengths=asdict(encoder.lengths),

@@ -58,9 +58,8 @@ class Encoder:
         self.tokenizer = loaded.tokenizer
         self.causal = loaded.family is Family.CAUSAL
         pad_id = loaded.tokenizer.pad_token_id
-        start = loaded.tokenizer.bos_token_id
-        # The tokenizer itself may begin every text with a token, as Llama's does.
-        self._start = [start] if self.causal and loaded.tokenizer("a").input_ids[0] == start else []
+        # The tokenizer itself may begin every text with tokens, as Llama's and GLM's do.
+        self._start = _own_prefix(loaded.tokenizer) if self.causal else []
         start_id = None
         self._sources = Sources()
         if not self.causal:
@@ -103,6 +102,11 @@ class Encoder:
             left -= max(len(row["input_ids"]) for row in questions)
         return max(1, min(self.answer_tokens, left))
 
+    @property
+    def template(self) -> str:
+        """Text of the chat template; empty if no template writes the prompts."""
+        return "" if self._chat is None else self._chat.template
+
     def taken(self) -> TextLengths:
         """Return the lengths of texts since the last call, and forget the lengths."""
         seen = self._seen
@@ -123,7 +127,7 @@ class Encoder:
             return learned
         answers = []
         for ids in self._ids([example.target for example in examples]):
-            answers.append([*ids, self.tokenizer.eos_token_id])
+            answers.append(self._ended(ids))
         prompts = self._prompts(examples, [len(answer) for answer in answers], first)
         rows: list[Row] = []
         for example, (prompt, most), answer in zip(examples, prompts, answers, strict=True):
@@ -175,8 +179,8 @@ class Encoder:
     def target(self, example: Example) -> str:
         """Return the expected answer; a call has the form of the chat template."""
         answer = answer_of(example.messages, example.target)
-        if self._chat is None or "tool_calls" not in answer:
-            return example.target
+        if self._chat is None or not self._chat.writes_more(answer):
+            return self._bare(example.target)
         turns = self._turns(example)
         rows = self._chat.learned([*turns, answer], example.tools)
         ids, _ = rows[-1]
@@ -219,7 +223,8 @@ class Encoder:
             if len(ids) > most:
                 # A cut text keeps its end token.
                 kept = self.tokenizer(**{name: text}, truncation=True, max_length=most).input_ids
-            cut.append((list(kept), len(ids)))
+            kept = self._single(list(kept))
+            cut.append((kept, max(len(kept), len(self._single(list(ids))))))
         return cut
 
     def _source(self, example: Example) -> list[str]:
@@ -229,8 +234,8 @@ class Encoder:
         assert self._chat is not None
         if not example.asks:
             (text_ids,) = self._ids([example.target])
-            return self._plain([*text_ids, self.tokenizer.eos_token_id])
-        answer = answer_of(example.messages, example.target)
+            return self._plain(self._ended(text_ids))
+        answer = answer_of(example.messages, self._bare(example.target))
         turns = self._turns(example)
         whole = len(self._chat.prompt(turns, example.tools))
         rows = self._chat.learned([*turns, answer], example.tools)
@@ -302,7 +307,31 @@ class Encoder:
             prompt_labels = [IGNORED] * len(prompt)
         return _row(prompt + kept, prompt_labels + kept)
 
+    def _ended(self, ids: list[int]) -> list[int]:
+        """Return the tokens with an end, unless the text itself writes the end."""
+        end = self.tokenizer.eos_token_id
+        return ids if ids[-1:] == [end] else [*ids, end]
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """Return the tokens with the tokenizer's beginning, unless the text itself writes it."""
+        return ids if ids[: len(self._start)] == self._start else self._start + ids
+
+    def _single(self, ids: list[int]) -> list[int]:
+        """Return tokens without a beginning or an end that text and tokenizer both write."""
+        begin = self.tokenizer.bos_token_id
+        end = self.tokenizer.eos_token_id
+        if begin is not None and ids[:2] == [begin, begin]:
+            ids = ids[1:]
+        return ids[:-1] if ids[-2:] == [end, end] else ids
+
+    def _bare(self, text: str) -> str:
+        """Return an answer without an end token that the text writes."""
+        end = self.tokenizer.eos_token
+        return text.removesuffix(end) if end else text
+
     def _plain(self, ids: list[int]) -> list[Row]:
+        if self._start and ids[: len(self._start)] == self._start:
+            ids = ids[len(self._start) :]
         # Longer pieces would cost memory, and nothing is lost between pieces.
         most = max(2, sum(self.job.planned_lengths))
         if None in (self._limits.source, self._limits.target):
@@ -333,7 +362,7 @@ class Encoder:
         texts = [self._text(example.source, example.input) for example in examples]
         prompts = []
         for example, text_ids, answer in zip(examples, self._ids(texts), answers, strict=True):
-            prompt = self._start + text_ids
+            prompt = self._begun(text_ids)
             whole = len(prompt)
             source, target = self._limits.of_row(whole, answer)
             if whole > source:
@@ -361,7 +390,7 @@ class Encoder:
         def prompt(text: str) -> list[int]:
             asked = self._text(example.source, text) if example.input else self._text(text, "")
             (asked_ids,) = self._ids([asked])
-            return self._start + asked_ids
+            return self._begun(asked_ids)
 
         return prompt(self._shortened(example.input or example.source, most, prompt))
 
@@ -392,6 +421,16 @@ class Encoder:
             return []
         encoded = self.tokenizer(list(texts), add_special_tokens=False)
         return [list(ids) for ids in encoded.input_ids]
+
+
+def _own_prefix(tokenizer: Any) -> list[int]:
+    """Return the tokens that the tokenizer writes before every text."""
+    bare = list(tokenizer("a", add_special_tokens=False).input_ids)
+    own = list(tokenizer("a").input_ids)
+    for begin in range(len(own) - len(bare) + 1):
+        if own[begin : begin + len(bare)] == bare:
+            return own[:begin]
+    return []
 
 
 def _answer_size(row: Learned) -> int:
