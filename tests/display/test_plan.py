@@ -82,8 +82,13 @@ def test_the_verdict_comes_first_and_says_what_cheapest_means() -> None:
 
 
 def test_the_lengths_planned_with_stand_beside_those_that_the_job_allows() -> None:
-    text = to_text(plan_doc(table(*LARGE)))
+    long = FineTune(max_source_length=256, max_target_length=128)
+    text = to_text(plan_doc(replace(table(*LARGE), job=long)))
     assert "96 + 64 tokens (the job allows 256 + 128)" in text
+    left_open = replace(table(*LARGE), job=FineTune())
+    assert "96 + 64 tokens, " in to_text(plan_doc(left_open))
+    assumed = to_text(plan_doc(replace(left_open, lengths=(256, 128))))
+    assert "256 + 128 tokens (assumed, because the job cuts no rows" in assumed
     job = FineTune(max_source_length=96, max_target_length=64)
     assert "96 + 64 tokens, " in to_text(plan_doc(replace(table(*LARGE), job=job)))
 

@@ -144,6 +144,33 @@ def test_a_run(written: WrittenRun, fill: object, monkeypatch: pytest.MonkeyPatc
         assert view.hint in page.text
 
 
+def test_panel_and_result_count_cut_texts_and_name_the_longest(written: WrittenRun) -> None:
+    lengths = {
+        "questions": 24,
+        "cut_questions": 0,
+        "longest_question": 37,
+        "answers": 24,
+        "cut_answers": 8,
+        "longest_answer": 128,
+        "whole_answer": 170,
+    }
+    written.state("running", "training")
+    written.event("start", model="tiny-t5", text_lengths=lengths)
+    panel = dict(RunFacts(RunView(written.paths.root)).head)
+    succeeded(written)
+    written.end(text_lengths=lengths)
+    result = RunResult.load(written.paths.root)
+    assert result.text_lengths == lengths
+    text = folded(str(result))
+    for name, fact in (
+        ("cut answers", "8 of 24, at 128 tokens"),
+        ("tokens of the longest texts", "question 37, answer 128"),
+    ):
+        assert panel[name] == fact
+        assert name in text and fact in text
+    assert "cut questions" not in panel
+
+
 @pytest.mark.parametrize("fill", [filled, succeeded, failed, lost])
 def test_the_panel_names_columns_that_are_not_read_and_counts_empty_answers(
     written: WrittenRun, fill: object

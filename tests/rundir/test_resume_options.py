@@ -23,7 +23,7 @@ SAME = """
     warmup_ratio optimizer weight_decay adam_beta1 adam_beta2 adam_epsilon max_grad_norm
     label_smoothing_factor attn_implementation torch_compile training max_source_length
     max_target_length prompt chat_template system loss_on packing seed train_sampling_strategy
-    tensor_parallel optimizer_options
+    source_language target_language tensor_parallel optimizer_options
 """
 
 

@@ -194,6 +194,12 @@ class ResultRecord(Measurements):
     """Columns that no row's form reads, and files of a dataset's folder that are not read."""
     empty_answers: Whole | None = None
     """Number of training and evaluation rows with an empty answer. None: not counted."""
+    text_lengths: Mapping[str, Whole] = field(default_factory=dict)
+    """Numbers and lengths of questions and answers in tokens; `cut_answers` counts cut answers.
+
+    `longest_answer` is the longest answer after a cut, and `whole_answer` before a cut. The names
+    for questions are alike. Empty: not counted.
+    """
     learning_rate: Number | None = None
     """Highest learning rate of the schedule."""
     model: str = ""

@@ -11,6 +11,7 @@ import pytest
 from tests.support.sentences import says, sentence
 from workbench import FineTune, Script, preview
 from workbench.base.errors import ConfigError
+from workbench.finetune.options.lengths import TextLengths
 from workbench.finetune.plan.plan import tokens_of
 from workbench.finetune.plan.reading import Length, RowPreview
 
@@ -215,6 +216,9 @@ def test_the_lengths_of_batches_are_those_of_99_in_100(
 
         def rows(self, sizes: list[tuple[int, int]]) -> list[dict[str, list[int]]]:
             return [{"input_ids": [0] * read, "labels": [0] * learned} for read, learned in sizes]
+
+        def taken(self) -> TextLengths:
+            return TextLengths(longest_answer=128)
 
     few = [(500, 100)] * 5
     for job in (FineTune(), FineTune(train_sampling_strategy="random")):

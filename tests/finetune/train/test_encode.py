@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import processors
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
@@ -357,3 +358,46 @@ def test_a_chat_without_a_template_is_refused_on_the_ranks_too(
         ),
     ):
         Encoder(loaded, FineTune(model="me/on-the-hub", system="Be kind.")).rows(EXAMPLES)
+
+
+def test_special_tokens_that_a_row_writes_are_not_doubled(
+    llama: model.Loaded, t5: model.Loaded
+) -> None:
+    made = encoder(llama, prompt="plain")
+    start = made.tokenizer.bos_token
+    pairs = [
+        Example(source="say red", target="red"),
+        Example(source=f"{start}say red", target="red</s>"),
+    ]
+    bare, written = made.rows(pairs)
+    assert written == bare
+    assert list(bare["input_ids"]).count(made.tokenizer.eos_token_id) == 1
+    assert made.questions(pairs)[0] == made.questions(pairs)[1]
+    assert made.target(pairs[1]) == "red"
+    texts = [
+        Example(source="", target="say red"),
+        Example(source="", target=f"{start}say red</s>"),
+    ]
+    assert made.rows(texts[:1]) == made.rows(texts[1:])
+    ended = [Example(source="say red", target="red"), Example(source="say red", target="red</s>")]
+    bare, written = encoder(t5).rows(ended)
+    assert written["labels"] == bare["labels"]
+
+
+def test_a_plain_prompt_begins_as_the_tokenizer_begins_its_texts() -> None:
+    own = model.load("tiny-llama", EXAMPLES, seed=3)
+    prefixes = own.tokenizer.backend_tokenizer
+    # As GLM's `[gMASK]<sop>`: tokens that are no `bos_token`.
+    own.tokenizer.add_special_tokens({"extra_special_tokens": ["[gMASK]", "<sop>"]})
+    mask, sop = own.tokenizer.convert_tokens_to_ids(["[gMASK]", "<sop>"])
+    prefixes.post_processor = processors.TemplateProcessing(
+        single="[gMASK] <sop> $A", special_tokens=[("[gMASK]", mask), ("<sop>", sop)]
+    )
+    made = encoder(own, prompt="plain")
+    asked = [Example(source="Name 1 towns.", target="Lund")]
+    (question,) = made.questions(asked)
+    (row,) = made.rows(asked)
+    expected = own.tokenizer("Name 1 towns.\n").input_ids
+    assert expected[:2] == [mask, sop]
+    assert question["input_ids"] == expected
+    assert row["input_ids"][: len(expected)] == expected

@@ -16,7 +16,7 @@ from workbench.finetune.data.training import token_cache
 from workbench.finetune.data.training.rows import content_digest, load
 from workbench.finetune.data.training.token_cache import kept_rows
 from workbench.finetune.data.training.tokens import TokenRows, packed
-from workbench.finetune.model.text import encode
+from workbench.finetune.model.text import encode, languages
 
 ROWS = [{"input_ids": list(range(n + 1)), "labels": [-100] * n + [7 + n]} for n in range(5)]
 
@@ -127,8 +127,11 @@ def test_the_digest_of_rows_is_of_their_content(tmp_path: Path) -> None:
 
 
 def test_every_option_that_the_encoder_reads_is_part_of_the_key() -> None:
-    read = set(re.findall(r"\bjob\.(\w+)", inspect.getsource(encode)))
-    assert read - {"finetune", "refusals", "model"} == {*encode.OPTIONS}
+    read = set()
+    for module in (encode, languages):
+        read |= set(re.findall(r"\bjob\.(\w+)", inspect.getsource(module)))
+    # The planned lengths follow from two options of the key.
+    assert read - {"finetune", "refusals", "model", "planned_lengths"} == {*encode.OPTIONS}
 
 
 @pytest.mark.slow

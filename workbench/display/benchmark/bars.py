@@ -49,8 +49,8 @@ def memory_blocks(sheet: Sheet) -> list[Block]:
     note = (
         "The highest of the pods. Measured is "
         f"{' or '.join(counted) or 'what the pods reported'}; predicted "
-        "is the planner's figure for the longest rows that the job "
-        "allows: shorter rows need less."
+        "is the planner's figure for the planned length of the rows: "
+        "shorter rows need less, and longer rows need more."
     )
     if most > _reach_gib(sheet.lines):
         note += " » marks a bar that is cut."

@@ -357,7 +357,10 @@ def _what(table: PlanTable) -> str:
     job = table.job
     source, target = table.lengths
     allowed = ""
-    if table.longest != table.lengths:
+    is_open = None in (job.max_source_length, job.max_target_length)
+    if is_open and table.longest == table.lengths:
+        allowed = " (assumed, because the job cuts no rows; lengths=preview(job) counts the tokens)"
+    elif table.longest != table.lengths and not is_open:
         allowed = f" (the job allows {table.longest[0]} + {table.longest[1]})"
     what = [str(job.number_format), job.optimizer]
     if job.peft != "none":

@@ -24,6 +24,7 @@ from workbench.base.words import (
 from workbench.client.result import RunResult
 from workbench.display.failure import card_of, fault_doc
 from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
+from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.templates import render
 from workbench.finetune.profile.compare import ProfileComparison
 from workbench.finetune.profile.parse import ModuleProfile, Profile
@@ -64,6 +65,7 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("global batch size", count(result.global_batch_size)),
         ("not read", plain(short_list(result.not_read, 20)) if result.not_read else ""),
         ("rows with an empty answer", count(result.empty_answers) if result.empty_answers else ""),
+        *length_facts(result.text_lengths),
         ("whole run", duration(result.duration_s)),
         ("time to first step", duration(result.time_to_first_step_s)),
         ("training loop", duration(result.train_runtime_s)),
@@ -80,7 +82,7 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
         (
             "predicted for a pod",
-            f"{gib(predicted)} at the longest rows that the job allows" if predicted else "",
+            f"{gib(predicted)} at the planned length of the rows" if predicted else "",
         ),
         (
             "pods' own memory",

@@ -96,8 +96,8 @@ def _notes(preview: RowPreview) -> list[str]:
     read_cut = sum(length.read_is_cut for length in preview.lengths)
     learned_cut = sum(length.learned_is_cut for length in preview.lengths)
     cut = {
-        f"max_source_length={job.max_source_length}": read_cut,
-        f"max_target_length={job.max_target_length}": learned_cut,
+        _limit("max_source_length", job.max_source_length): read_cut,
+        _limit("max_target_length", job.max_target_length): learned_cut,
     }
     notes = [
         f"{option} cuts {count(number)} of them ({percent(number / rows)})."
@@ -109,3 +109,7 @@ def _notes(preview: RowPreview) -> list[str]:
             "than those of new rows. Remove the repeated rows, or name other rows by eval."
         )
     return notes
+
+
+def _limit(name: str, value: int | None) -> str:
+    return f"{name}, left open," if value is None else f"{name}={value}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.files import gate, read_json
-from workbench.base.json_values import items, text, whole
+from workbench.base.json_values import items, part, text, whole
 from workbench.base.words import (
     UNKNOWN,
     count,
@@ -21,6 +21,7 @@ from workbench.base.words import (
 )
 from workbench.display.failure import fault_card
 from workbench.display.kit.downloads import run_links
+from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.plots.runs import plot_title
 from workbench.rundir import metrics
 from workbench.rundir.catalog.store import read_label
@@ -118,6 +119,7 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         pairs.append(("not read", short_list(not_read, _NAMED_COLUMNS)))
     if empty:
         pairs.append(("rows with an empty answer", count(empty)))
+    pairs += length_facts(part(view.start, "text_lengths"))
     if view.unpredicted:
         pairs.append(("predicted memory", f"not known: {view.unpredicted}"))
     if view.elapsed_s is not None:

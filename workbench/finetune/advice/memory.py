@@ -123,4 +123,6 @@ def _batch(job: FineTune, most: int) -> str:
 
 
 def _shorter(job: FineTune) -> list[str]:
+    if job.max_source_length is None:
+        return ["max_source_length, which cuts long inputs"]
     return [f"a smaller max_source_length than {job.max_source_length}, where inputs are long"]

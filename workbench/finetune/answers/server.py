@@ -24,12 +24,13 @@ from workbench.base.child import (
 from workbench.base.errors import DiskFull, RunError, require_package
 from workbench.base.files import load_json, read_json
 from workbench.base.files.gate import check_regular, files_in
-from workbench.base.json_values import part
+from workbench.base.json_values import part, whole
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.answers.questions import Question
 from workbench.finetune.options.limits import too_many_parts
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.status import result_file
 
 _IDLE_S = 600.0
 _ANSWER_S = 600.0
@@ -85,6 +86,7 @@ class ModelServer:
         require_package("torch", "the model of a run", extra="worker")
         command = [*main_of(entries.ANSWERS), str(self._paths.model)]
         options = ["--job", str(self._paths.job), "--idle-s", str(self._idle_s)]
+        options += ["--longest-answer", str(_longest_answer(self._paths))]
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         pipe = subprocess.PIPE
         # A rank's variables in the kernel's environment would make torch wait for peers.
@@ -255,6 +257,12 @@ def check_model(paths: RunPaths) -> None:
     too_large = too_many_parts(read_json(paths.model / "config.json", within=paths.root))
     if too_large:
         raise RunError(f"{paths.model / 'config.json'} has {too_large}; put a whole copy back")
+
+
+def _longest_answer(paths: RunPaths) -> int:
+    """Return the tokens of the longest answer that the model learned; 0: unknown."""
+    result = read_json(result_file(paths))
+    return whole(part(result, "text_lengths").get("longest_answer")) or 0
 
 
 def _check_shards(paths: RunPaths) -> None:

@@ -155,9 +155,18 @@ def beyond_training(job: FineTuneOptions, config: Json) -> str:
 
 
 def lengths_of(job: FineTuneOptions) -> tuple[int, int]:
-    """Return the largest numbers of tokens of a question and of an answer; 0 if unlimited."""
-    asked, answered = method_of(job.method).learns_at_once(job)
-    return whole(asked) or 0, whole(answered) or 0
+    """Return the largest numbers of tokens of a question and of an answer; 0 if left open.
+
+    Open lengths follow the rows, and stay within the positions of the model.
+    """
+    method = method_of(job.method)
+    asked, answered = method.learns_at_once(job)
+    if job.max_source_length is None:
+        asked = 0
+    # Answers that training writes have a limit in any case.
+    if job.max_target_length is None and method.rows.has_answers:
+        answered = 0
+    return asked, answered
 
 
 def _named(config: Json, key: str) -> Positions | None:

@@ -18,6 +18,7 @@ from workbench.finetune.options.choices import (
 )
 from workbench.finetune.options.evaluation import check_evaluation
 from workbench.finetune.options.groups.adapters import check_adapters_at_submit
+from workbench.finetune.options.groups.languages import check_languages, language_options
 from workbench.finetune.options.groups.sequence import check_sequence, check_sequence_at_submit
 from workbench.finetune.options.groups.tensor import check_tensor, check_tensor_at_submit
 from workbench.finetune.options.models import (
@@ -101,6 +102,12 @@ def check_family(job: FineTuneOptions, family: Family | None) -> None:
             "router_aux_loss_coef weighs the load-balancing loss of a "
             f"causal mixture of experts, and {job.model!r} is none. Drop it"
         )
+    languages = language_options(job)
+    if languages and family is Family.CAUSAL:
+        raise ConfigError(
+            f"{languages[0]} is for encoder-decoder models, and {job.model!r} is a causal model; "
+            f"write the language into the prompt, and drop {languages[0]}"
+        )
     if family is not Family.ENCODER_DECODER:
         return
     method = method_of(job.method)
@@ -166,7 +173,10 @@ def row_refusal(job: FineTuneOptions) -> Refusal:
 
 def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
     """Raise ConfigError for options that the model's folder or the pods do not support."""
-    check_family(job, model_family(job.model))
+    family = model_family(job.model)
+    check_family(job, family)
+    if family is Family.ENCODER_DECODER:
+        check_languages(job)
     _check_prompt(job, has_chat_template(job.model))
     check_adapters_at_submit(job)
     check_sequence_at_submit(job)

@@ -131,11 +131,14 @@ class FineTuneViews(JobViews["FineTune"]):
 
 def _sequence(options: Json) -> str:
     """Return how sequences are cut and padded."""
-    source = whole(options.get("max_source_length"))
-    target = whole(options.get("max_target_length"))
-    if source is None or target is None:
+    names = {"source": "max_source_length", "target": "max_target_length"}
+    if any(name not in options for name in names.values()):
         return ""
-    words = [f"source {source}", f"target {target}", "padded to the longest"]
+    words = []
+    for part, name in names.items():
+        limit = whole(options[name])
+        words.append(f"{part} {'uncut' if limit is None else limit}")
+    words.append("padded to the longest")
     if options.get("train_sampling_strategy") == Sampling.GROUP_BY_LENGTH:
         words.append("grouped by length")
     prompt = text(options.get("prompt"))

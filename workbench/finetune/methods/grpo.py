@@ -28,7 +28,10 @@ class GrpoOptions(MethodOptions):
     num_generations: Annotated[int, Field(ge=2)] = 8
     """Number of answers per prompt, which the method compares."""
     max_completion_length: Size | None = None
-    """Largest number of tokens of an answer in training. Default None: `max_target_length`."""
+    """Largest number of tokens of an answer in training.
+
+    Default None: `max_target_length`, or 128 if that is left open.
+    """
     temperature: Above = 1.0
     """Temperature of the sampled answers. Less: the answers are more alike."""
     top_p: Annotated[int | float, Field(gt=0, le=1)] = 1.0
@@ -59,8 +62,8 @@ class GRPO(Method):
         return self.options_of(job).beta > 0 and second_model(job)
 
     def learns_at_once(self, job: FineTuneOptions) -> tuple[int, int]:
-        longest = self.options_of(job).max_completion_length or job.max_target_length
-        return job.max_source_length, longest
+        source, target = job.planned_lengths
+        return source, self.options_of(job).max_completion_length or target
 
     def rows_of_step(self, job: FineTuneOptions, ranks: int) -> int:
         return job.global_batch(ranks) // int(self.options_of(job).num_generations)

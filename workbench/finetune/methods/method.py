@@ -110,8 +110,8 @@ class Method(ABC):
         return False
 
     def learns_at_once(self, job: FineTuneOptions) -> tuple[int, int]:
-        """Return the largest numbers of tokens of a prompt and of an answer."""
-        return job.max_source_length, job.max_target_length
+        """Return the largest numbers of tokens of a prompt and of an answer to plan with."""
+        return job.planned_lengths
 
     def rows_of_step(self, job: FineTuneOptions, ranks: int) -> int:
         """Return the number of rows of the dataset in an optimizer step."""

@@ -143,6 +143,7 @@ def answers(
     order = sorted(range(len(rows)), key=lambda n: len(rows[n]["input_ids"]))
     mine = order[rank::world_size]
     texts: dict[int, str] = {}
+    most = encoder.room(rows) if rows else 0
     late: dict[int, dict[int, list[int]]] = {}
 
     def call(numbers: Sequence[int], begun: Mapping[int, list[int]], **options: Any) -> None:
@@ -151,6 +152,7 @@ def answers(
             encoder,
             [(rows[n], begun.get(n, [])) for n in numbers],
             device,
+            most,
             **options,
         )
         for n, (tokens, is_whole) in zip(numbers, said, strict=True):
@@ -258,6 +260,7 @@ def _written(
     encoder: Encoder,
     rows: Sequence[tuple[Row, list[int]]],
     device: torch.device,
+    most: int,
     *,
     synced_gpus: bool = False,
     on_text: Callable[[str], None] | None = None,
@@ -267,7 +270,6 @@ def _written(
     batch = encoder.asking([row for row, _ in rows])
     given = {name: batch[name].to(device) for name in ("input_ids", "attention_mask")}
     begin = given["input_ids"].shape[1] if encoder.causal else 1
-    most = encoder.job.max_target_length
     if encoder.causal:
         given = {
             "input_ids": torch.cat([given["input_ids"], said], 1),

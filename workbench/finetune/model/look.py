@@ -58,7 +58,12 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
     batches = None
     if not (method_of(job.method).uses_trl or job.packing):
         batches = _batch_lengths(job, as_learned, chosen)
-    return {"lengths": lengths, "shown": shown, "batches": batches}
+    return {
+        "lengths": lengths,
+        "shown": shown,
+        "batches": batches,
+        "template": as_learned.template,
+    }
 
 
 def spread(examples: Sequence[Example], count: int) -> Sequence[Example]:
@@ -74,7 +79,9 @@ def spread(examples: Sequence[Example], count: int) -> Sequence[Example]:
 
 def _batch_lengths(job: FineTune, encoder: Encoder, examples: Sequence[Example]) -> tuple[int, int]:
     """Return the tokens of source and target that 99 of 100 padded micro-batches stay within."""
+    encoder.taken()
     rows = encoder.rows(examples)
+    longest = encoder.taken().longest_answer
     lengths = torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in rows])
     groups = job.train_sampling_strategy == Sampling.GROUP_BY_LENGTH
     batches = GlobalBatchSampler(
@@ -92,7 +99,7 @@ def _batch_lengths(job: FineTune, encoder: Encoder, examples: Sequence[Example])
     if not encoder.causal:
         return read, learned
     # The rows of a causal model contain their answers.
-    answer = min(read, job.max_target_length)
+    answer = min(read, job.max_target_length or longest)
     return read - answer, answer
 
 

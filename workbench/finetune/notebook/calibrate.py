@@ -102,7 +102,7 @@ def calibrate(
         rounds=[_times(depths, round_s) for round_s in found["rounds"]],
         layers=depth,
         rows=rows,
-        lengths=lengths or (job.max_source_length, job.max_target_length),
+        lengths=lengths or job.planned_lengths,
     )
 
 

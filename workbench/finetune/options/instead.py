@@ -134,6 +134,8 @@ ELSEWHERE = _by_name(
         ),
         "name the columns in dataset, as in dataset={'kind': "
         "'files', 'train': …, 'columns': {'text': …}}": ("dataset_text_field text_column"),
+        "use source_language": "source_lang src_lang",
+        "use target_language": "forced_bos_token target_lang tgt_lang",
         "use loss_on": "assistant_only_loss completion_only_loss train_on_inputs",
         "use eval_strategy": "evaluation_strategy",
         "use early_stopping_patience": "early_stopping",

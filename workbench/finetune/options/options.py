@@ -32,6 +32,7 @@ from workbench.finetune.options.choices import (
     Sampling,
     Schedule,
 )
+from workbench.finetune.options.lengths import SOURCE_TOKENS, TARGET_TOKENS
 from workbench.finetune.options.metrics import (
     METRICS,
     Metric,
@@ -312,10 +313,18 @@ class FineTuneOptions(Record):
     """
     early_stopping_threshold: Annotated[int | float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Smallest change of the metric that counts as an improvement for early stopping."""
-    max_source_length: Tokens = 256
-    """Largest number of tokens of an input; longer inputs are cut."""
-    max_target_length: Tokens = 128
-    """Largest number of tokens of an output; longer outputs are cut."""
+    max_source_length: Tokens | None = None
+    """Largest number of tokens of an input; longer inputs are cut.
+
+    Default None: as long as the rows, up to the model's positions and 4,096 tokens with the output.
+    """
+    max_target_length: Tokens | None = None
+    """Largest number of tokens of an output; longer outputs are cut.
+
+    Default None: as long as the rows, within the same 4,096 tokens. Too long inputs are cut first,
+    to no less than half of these tokens. Answers of the trained model get as many tokens as the
+    longest output of the rows, and at least 128.
+    """
     prompt: Annotated[str | None, AfterValidator(_prompt), Allowed(_PROMPT_FORMS)] = None
     """Prompt form of a causal model.
 
@@ -330,11 +339,24 @@ class FineTuneOptions(Record):
     """
     system: str | None = None
     """System turn of `chat` for rows without one, or the system block of `llama2-chat`."""
+    source_language: Text | None = None
+    """Language of the sources, for tokenizers that write languages (NLLB, mBART, M2M100, PLBart).
+
+    The tokenizer's own name, such as `eng_Latn` or `en_XX`. Default None: the language with which
+    the tokenizer was saved, if any.
+    """
+    target_language: Text | None = None
+    """Language of the answers, as `source_language`. Also for Marian models of several languages.
+
+    A Marian model reads the language in front of the source: `deu` writes `>>deu<<`. Default None:
+    the language with which the tokenizer was saved, or the language in the row's own source.
+    """
     loss_on: Annotated[str, Choice(LossOn)] = "answer"
     """One of `LossOn`. An encoder-decoder model always learns from the answer."""
     packing: bool = False
     """Pack rows of a causal model up to `max_source_length` + `max_target_length` tokens.
 
+    If a length is left open, the longest row decides, and a packed row has at least 384 tokens.
     Each row attends only to its own text. Batches count packed rows; samples per second count your
     rows.
     """
@@ -425,6 +447,11 @@ class FineTuneOptions(Record):
     def checkpoint_store(self) -> str:
         """Address of the folder in an object store for checkpoints. Empty: none."""
         return self.checkpoints if is_address(self.checkpoints) else ""
+
+    @property
+    def planned_lengths(self) -> tuple[int, int]:
+        """Tokens of a row's input and output to plan with; an assumption where left open."""
+        return self.max_source_length or SOURCE_TOKENS, self.max_target_length or TARGET_TOKENS
 
     def global_batch(self, ranks: int) -> int:
         """Return the number of rows of an optimizer step on `ranks` ranks."""

@@ -113,7 +113,7 @@ def plan(  # noqa: PLR0913
         rows.append(refused.get(name) or _row(settings[name], trace, micro, limits, scale))
     accumulation = job.gradient_accumulation_steps
     speed_ups = dict[int, float]()
-    planned = tokens or (job.max_source_length, job.max_target_length)
+    planned = tokens or job.planned_lengths
     timed = timed_by(turns, calibration, planned)
     if timed:
         speeds = Speeds(

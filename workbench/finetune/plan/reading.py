@@ -22,6 +22,7 @@ from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import check_configuration
 from workbench.finetune.methods.registry import method_of
+from workbench.finetune.options.templates import unread
 
 _SAMPLE = 400  # rows used to count tokens
 _HUB_ROWS = 2000  # rows fetched from a hub dataset
@@ -132,7 +133,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         eval_rows=written.eval,
         duplicates=written.train - len(train),
         overlap=overlap,
-        not_read=written.not_read,
+        not_read=unread(str(answer["template"]), written.not_read),
         empty_answers=written.empty_answers,
         remarks=written.remarks,
         batch_lengths=_pair(answer["batches"]),

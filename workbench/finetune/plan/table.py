@@ -193,7 +193,7 @@ class PlanTable(Shown):
     @property
     def longest(self) -> tuple[int, int]:
         """Tokens of source and target that the job allows."""
-        return self.job.max_source_length, self.job.max_target_length
+        return self.job.planned_lengths
 
     @property
     def pays_from(self) -> int | None:

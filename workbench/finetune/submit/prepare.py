@@ -19,6 +19,7 @@ from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.options.models import check_model, model_family
+from workbench.finetune.options.templates import template_of, unread
 from workbench.finetune.submit import earlier_rows
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.finetune.submit.metric_inputs import metric_inputs, reward_inputs
@@ -88,7 +89,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
         "train": data.train.name if data.train else None,
         "eval": data.eval.name if data.eval else None,
         "hub": data.hub,
-        "not_read": list(data.not_read),
+        "not_read": unread(template_of(job), data.not_read),
         "empty_answers": data.empty_answers,
         "unasked": data.unasked,
         "family": model_family(job.model),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -21,7 +22,12 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training import rows as data
 from workbench.finetune.data.training.rows import Rows, content_digest
 from workbench.finetune.data.training.token_cache import kept_rows
-from workbench.finetune.data.training.tokens import TokenRows, packed, shared_rows
+from workbench.finetune.data.training.tokens import (
+    TokenRows,
+    packed,
+    shared_lengths,
+    shared_rows,
+)
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import check_loaded
 from workbench.finetune.methods.registry import method_of
@@ -35,8 +41,10 @@ from workbench.finetune.model.sharding import parts_to_shard
 from workbench.finetune.model.text.encode import Encoder, special_ids
 from workbench.finetune.options.choices import Communication, Peft, Precision
 from workbench.finetune.options.evaluation import evaluates
+from workbench.finetune.options.lengths import TextLengths
 from workbench.finetune.options.models import Family, ModelKind, model_kind
 from workbench.finetune.options.prompts import wording
+from workbench.finetune.options.templates import unread
 from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.train import optimizers
@@ -62,6 +70,9 @@ from workbench.finetune.train.settings import (
 from workbench.finetune.train.trainer import FineTuner, TrainerParts
 from workbench.finetune.train.with_trl import trl_trainer
 from workbench.rundir.events import emit
+
+_SHARE_OF_CUTS = 10
+"""A tenth of the texts, from which on cuts are noted."""
 
 
 def main() -> None:
@@ -128,7 +139,7 @@ def _run(work: Assignment) -> None:
         "backend": ranks.backend(),
     }
     emit("device", name=report.device(), **used)
-    _start(work, trainer, rows)
+    _start(work, trainer, encoder, rows)
     phase("training")
     step = _train(trainer)
     rates = trainer.clock.totals()
@@ -261,12 +272,14 @@ def _own_trainer(
     """Return the trainer of the package, which learns answers token by token."""
     job = work.job
     train = _tokens(work, encoder, rows.train, packs=job.packing)
+    encoder.lengths = train.texts
     count = len(train)
     if job.packing:
         count = sum(row["position_ids"].count(0) for row in train)
-    evaluation: Sequence[object] = []
+    evaluation: Any = []
     if evaluates(job):
         evaluation = _tokens(work, encoder, rows.eval)
+        encoder.lengths += evaluation.texts
     coefficient = balance_coefficient(loaded.model, job.router_aux_loss_coef)
     parts.evaluator = Evaluator(job, encoder, rows.eval, work.metric_inputs)
     parts.balance = LoadBalance(coefficient) if coefficient is not None else None
@@ -290,15 +303,21 @@ def _tokens(
     work: Assignment, encoder: Encoder, examples: Sequence[Example], *, packs: bool = False
 ) -> TokenRows:
     """Return rows as tokens, made by an earlier run if possible."""
-    most = work.job.max_source_length + work.job.max_target_length
 
     def parts() -> dict[str, object]:
         given = encoder.depends_on(work.rank_folder)
-        return {**given, "rows": content_digest(examples), "packed": most if packs else None}
+        return {**given, "rows": content_digest(examples), "packed": packs}
 
     def make() -> TokenRows:
-        texts = shared_rows(examples, encoder.rows)
-        return TokenRows(packed(texts, most) if packs else texts, work.rank_folder)
+        encoder.taken()
+        made = shared_rows(examples, encoder.rows)
+        rows = TokenRows(made, work.rank_folder, lambda: shared_lengths(encoder.taken()))
+        if not packs:
+            return rows
+        most = encoder.text_tokens
+        if None in (work.job.max_source_length, work.job.max_target_length):
+            most = max(most, int(rows.lengths[:, 0].max()))
+        return TokenRows(packed(rows, most), work.rank_folder, lambda: rows.texts)
 
     return kept_rows(work.token_files, parts, make)
 
@@ -363,7 +382,7 @@ def _steps(work: Assignment, rows: int) -> int:
     return work.job.max_steps or max(1, -int(-work.job.epochs * per_epoch // 1))
 
 
-def _start(work: Assignment, trainer: Any, rows: Rows) -> None:
+def _start(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> None:
     if work.rank != 0:
         return
     job = work.job
@@ -372,6 +391,7 @@ def _start(work: Assignment, trainer: Any, rows: Rows) -> None:
     remarks = work.remarks if rows.empty_answers is None else rows.remarks
     for remark, count in remarks.items():
         note(f"{count} of {len(rows.train) + len(rows.eval)} rows have {remark}")
+    _note_cuts(encoder.lengths)
     # TRL's trainers have rows of another type, which are made in every run.
     made = trainer.train_dataset
     trainable, parameters = adapters.counts(trainer.model)
@@ -388,9 +408,12 @@ def _start(work: Assignment, trainer: Any, rows: Rows) -> None:
         epochs=job.epochs,
         train_rows=len(rows.train),
         eval_rows=len(rows.eval),
-        not_read=list(work.not_read if rows.empty_answers is None else rows.not_read),
+        not_read=unread(
+            encoder.template, work.not_read if rows.empty_answers is None else rows.not_read
+        ),
         tokens_kept=isinstance(made, TokenRows) and made.kept,
         empty_answers=work.empty_answers if rows.empty_answers is None else rows.empty_answers,
+        text_lengths=asdict(encoder.lengths),
         technique=str(job.technique),
         precision=str(job.precision),
         communication=job.communication,
@@ -399,6 +422,21 @@ def _start(work: Assignment, trainer: Any, rows: Rows) -> None:
         device=str(trainer.args.device),
         versions=installed_versions(),
     )
+
+
+def _note_cuts(texts: TextLengths) -> None:
+    """Report many cut texts before the training, as preview does."""
+    if texts.cut_questions and _SHARE_OF_CUTS * texts.cut_questions >= texts.questions:
+        note(
+            f"{texts.cut_questions} of {texts.questions} questions are cut at "
+            f"{texts.longest_question} tokens (max_source_length); the longest has "
+            f"{texts.whole_question}"
+        )
+    if texts.cut_answers and _SHARE_OF_CUTS * texts.cut_answers >= texts.answers:
+        note(
+            f"{texts.cut_answers} of {texts.answers} answers are cut at {texts.longest_answer} "
+            f"tokens (max_target_length); the longest has {texts.whole_answer}"
+        )
 
 
 def _train(trainer: Any) -> int:

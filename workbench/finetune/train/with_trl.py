@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Rows
-from workbench.finetune.data.training.tokens import shared_rows
+from workbench.finetune.data.training.tokens import shared_lengths, shared_rows
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.on_pods.evaluation import MethodEvaluator
 from workbench.finetune.methods.rows import EQUAL
@@ -58,15 +58,17 @@ def trl_trainer(
     # The rows stay readable after the folder is gone: their files are mapped into memory.
     with tempfile.TemporaryDirectory(prefix="rows-", dir=work.rank_folder) as scratch:
         folder = Path(scratch)
+        encoder.taken()
         train = _tokens(method, encoder, rows.train, folder, "train")
         evaluation = None
         if evaluates(job) and rows.eval:
             evaluation = _tokens(method, encoder, rows.eval, folder, "eval").dataset
+        encoder.lengths = shared_lengths(encoder.taken())
         if train.equal > {**work.remarks, **rows.remarks}.get(EQUAL, 0):
             note(
                 f"{train.equal} of {len(rows.train)} training pairs have the same tokens in both "
                 "answers, and teach nothing. Answers that agree up to "
-                f"max_target_length={job.max_target_length} tokens are cut there"
+                f"{encoder.answer_tokens} tokens are cut there"
             )
         return trainer_class(method)(
             parts=parts,

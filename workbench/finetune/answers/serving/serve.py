@@ -32,6 +32,7 @@ from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.template import limit_time
 from workbench.finetune.options.choices import Peft
+from workbench.finetune.options.lengths import TextLengths
 from workbench.finetune.options.models import ModelKind, model_kind
 from workbench.jobs.registry import job_from_dict
 
@@ -54,9 +55,10 @@ _OnText = Callable[[str], None] | None
 class Answerer:
     """Models of a run, loaded at the first request."""
 
-    def __init__(self, folder: str, job: FineTune) -> None:
+    def __init__(self, folder: str, job: FineTune, *, longest_answer: int = 0) -> None:
         self._folder = folder
         self._job = job
+        self._lengths = TextLengths(longest_answer=longest_answer)
         self._loaded: dict[str, model.Loaded] = {}
 
     def answer(
@@ -159,7 +161,7 @@ class Answerer:
         examples: Sequence[Example],
         on_text: _OnText,
     ) -> list[str]:
-        encoder = Encoder(loaded, self._job)
+        encoder = Encoder(loaded, self._job, lengths=self._lengths)
         rows = encoder.questions(examples)
         parameters = model.parameter_count(loaded.model)
         # On a busy machine threads wait 11 times longer than they work. With a small model and a
@@ -231,6 +233,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         default=_IDLE_S,
         help="seconds without a request after which to end",
     )
+    parser.add_argument(
+        "--longest-answer",
+        type=int,
+        default=0,
+        help="tokens of the longest answer that the model learned; 0: unknown",
+    )
     options = parser.parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     disable_progress_bar()
@@ -242,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     job = job_from_dict(json.loads(read_bytes(Path(options.job)))["job"])
     assert isinstance(job, FineTune)  # a script's model cannot be asked
-    answerer = Answerer(options.model, job)
+    answerer = Answerer(options.model, job, longest_answer=options.longest_answer)
     while True:
         try:
             request = requests.get(timeout=options.idle_s)

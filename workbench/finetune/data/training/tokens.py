@@ -9,6 +9,7 @@ import struct
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import IO
 
@@ -17,23 +18,34 @@ import torch
 from workbench.agent.rank import collectives as ranks
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
+from workbench.finetune.options.lengths import TextLengths
 
 _AT_ONCE = 2048  # examples that a rank tokenizes between two exchanges
 _COLUMNS = ("input_ids", "labels", "position_ids")
 _BYTES = array("i").itemsize
 _PIECE = 1 << 20
 
-FORMAT = "tokens-1"
+FORMAT = "tokens-2"
 """Version of the file's form: a header, the rows' integers, and the sizes of the columns."""
-_COUNTS = struct.Struct("<QQQ")  # integers, sizes, columns of a row
+_TEXTS = [field.name for field in fields(TextLengths)]
+# Integers, sizes, columns of a row, and the lengths of the texts.
+_COUNTS = struct.Struct(f"<{3 + len(_TEXTS)}Q")
 _HEADER_BYTES = len(FORMAT) + hashlib.sha256().digest_size + _COUNTS.size
 
 
 class TokenRows(Sequence[Row]):
     """Rows in a file. A row needs some 20 bytes of memory."""
 
-    def __init__(self, rows: Iterable[Row], folder: Path) -> None:
-        """Write rows to an unnamed file that is deleted with the process."""
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        folder: Path,
+        texts: Callable[[], TextLengths] = TextLengths,
+    ) -> None:
+        """Write rows to an unnamed file that is deleted with the process.
+
+        `texts` returns the lengths of the rows' texts, and is called after the last row.
+        """
         self.kept = False
         """Whether an earlier run made the rows."""
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # as long as the rows
@@ -54,7 +66,9 @@ class TokenRows(Sequence[Row]):
             integers += len(content)
         file.write(sizes)
         digest.update(sizes)
-        counts = _COUNTS.pack(integers, len(sizes), width)
+        self.texts = texts()
+        """Lengths of the texts of the rows."""
+        counts = _COUNTS.pack(integers, len(sizes), width, *astuple(self.texts))
         digest.update(counts)
         file.seek(0)
         file.write(FORMAT.encode() + digest.digest() + counts)
@@ -69,12 +83,13 @@ class TokenRows(Sequence[Row]):
         except OSError:
             return None
         try:
-            sizes, width = _checked(file)
+            sizes, width, texts = _checked(file)
         except (OSError, EOFError, ValueError, struct.error):
             file.close()
             return None
         rows = cls.__new__(cls)
         rows.kept = True
+        rows.texts = texts
         rows._use(file, sizes, width)
         return rows
 
@@ -130,11 +145,14 @@ class TokenRows(Sequence[Row]):
         return sizes.view(len(self), self._width)[:, :2]
 
 
-def _checked(file: IO[bytes]) -> tuple[array[int], int]:
-    """Return the sizes of the columns, and the columns of a row; raise ValueError for damage."""
+def _checked(file: IO[bytes]) -> tuple[array[int], int, TextLengths]:
+    """Return sizes of columns, number of columns and lengths of texts.
+
+    Raise ValueError for damage.
+    """
     header = file.read(_HEADER_BYTES)
     counts = header[-_COUNTS.size :]
-    integers, count, width = _COUNTS.unpack(counts)
+    integers, count, width, *texts = _COUNTS.unpack(counts)
     if os.fstat(file.fileno()).st_size != _HEADER_BYTES + (integers + count) * _BYTES:
         raise ValueError("the file has another size than its header states")
     digest = hashlib.sha256()
@@ -149,7 +167,15 @@ def _checked(file: IO[bytes]) -> tuple[array[int], int]:
     digest.update(counts)
     if header != FORMAT.encode() + digest.digest() + counts:
         raise ValueError("the content is not the written content")
-    return sizes, width
+    return sizes, width, TextLengths(**dict(zip(_TEXTS, texts, strict=True)))
+
+
+def shared_lengths(own: TextLengths) -> TextLengths:
+    """Return the lengths of all ranks' texts together. Collective."""
+    together = TextLengths()
+    for part in ranks.gather_bytes(json.dumps(asdict(own)).encode()):
+        together += TextLengths(**json.loads(part))
+    return together
 
 
 def shared_rows(

@@ -10,6 +10,7 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.messages import Message, is_learned
 from workbench.finetune.model.text.template import Template, Tools
+from workbench.finetune.options.templates import reads_key
 
 Learned = tuple[list[int], list[bool]]
 """Tokens, and a mark for every learned token."""
@@ -61,6 +62,17 @@ class Chat:
         question = self._template.text(_PROBE[:1], True)
         before_answer = whole.removeprefix(question).partition(_ANSWER)[0]
         self._opening = before_answer.strip()
+
+    @property
+    def template(self) -> str:
+        return self._template.source
+
+    def writes_more(self, answer: Message) -> bool:
+        """Return whether the template writes calls or thoughts of an answer, too."""
+        return any(
+            key not in ("role", "content", "weight") and reads_key(self.template, key)
+            for key in answer
+        )
 
     @property
     def stops(self) -> list[int]:
@@ -116,18 +128,34 @@ class Chat:
         asked, whole = self._template.exchange(turns, tools)
         prompt = self._ids(asked)
         ids = self._ids(whole)
-        # A token across the boundary belongs to the answer.
         begin = len(prompt)
-        for place, token in enumerate(prompt):
-            if ids[place : place + 1] != [token]:
-                begin = place
-                break
+        # A token may reach across the boundary, as a line break before an answer that begins with
+        # one. The model is asked with the tokens of the question alone.
+        if ids[:begin] != prompt:
+            ids = [*prompt, *self._apart(whole.removeprefix(asked), prompt, ids)]
         ends = [place for place in range(begin, len(ids)) if ids[place] in self._ends]
         if ends:
             ids = ids[: ends[-1] + 1]
         elif ids[-1] != self._eos:
             ids = [*ids, self._eos]
         return ids, begin
+
+    def _apart(self, text: str, prompt: Sequence[int], whole: Sequence[int]) -> list[int]:
+        """Return the tokens of a text behind the tokens of a prompt."""
+        expected = self._tokenizer.decode(whole)
+        # Some tokenizers write a space before a text, but not within a text.
+        for before in ("", "\n", "."):
+            begin = self._ids(before)
+            made = self._ids(before + text)
+            if made[: len(begin)] != begin:
+                continue
+            made = made[len(begin) :]
+            if self._tokenizer.decode([*prompt, *made]) == expected:
+                return made
+        raise ConfigError(
+            f"the chat template asks for an answer within a token of the answer ({text[:20]!r}); "
+            "give one that does not as chat_template="
+        )
 
     def _end_of_calls(self) -> int | None:
         """Return the token that ends a turn of calls, if different (gpt-oss); else None."""
@@ -158,6 +186,7 @@ class Chat:
             raise ConfigError(
                 "the chat template marks no token of an answer between its generation tags; mend it"
             )
+        ids, marks = self._asked_apart(turns, tools, ids, marks)
         # The token that ends a marked text is learned too.
         for place, token in enumerate(ids[1:], 1):
             if marks[place - 1] and token in self._ends:
@@ -178,6 +207,31 @@ class Chat:
             ids.append(self._eos)
             marks.append(True)
         return ids, marks
+
+    def _asked_apart(
+        self, turns: Sequence[Message], tools: Tools, ids: list[int], marks: list[bool]
+    ) -> Learned:
+        """Return a row whose last answer begins behind the tokens that ask for the answer."""
+        last = max(number for number, turn in enumerate(turns) if turn["role"] == "assistant")
+        asked = self._template.text(turns[:last], True, tools)
+        whole = self._template.text(turns, False, tools)
+        prompt = self._ids(asked)
+        if not whole.startswith(asked) or ids[: len(prompt)] == prompt:
+            return ids, marks
+        apart = self._apart(whole.removeprefix(asked), prompt, ids)
+        same = 0
+        for one, other in zip(reversed(apart), reversed(ids), strict=False):
+            if one != other:
+                break
+            same += 1
+        # The tokens across the seam begin the answer.
+        seam = len(apart) - same
+        shared = 0
+        while ids[shared] == prompt[shared]:
+            shared += 1
+        before = [*marks[:shared], *[False] * (len(prompt) - shared)]
+        after = marks[len(marks) - same :]
+        return [*prompt, *apart], [*before, *[True] * seam, *after]
 
     def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)

@@ -16,10 +16,20 @@ from workbench.finetune.data.messages import Message, answer_of, asked
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.positions import positions_of
 from workbench.finetune.job.refusals import check_family, no_template, unlearned_turns
 from workbench.finetune.model.load import Loaded
-from workbench.finetune.model.text.chat import Chat
+from workbench.finetune.model.text.chat import Chat, Learned
+from workbench.finetune.model.text.languages import Sources, set_languages
 from workbench.finetune.options.choices import LossOn
+from workbench.finetune.options.lengths import (
+    MOST_TOKENS,
+    TARGET_TOKENS,
+    Limits,
+    TextLengths,
+    of_answer,
+    of_question,
+)
 from workbench.finetune.options.models import Family
 from workbench.finetune.options.prompts import fill, source_text
 from workbench.finetune.recipe.order import IGNORED, pad
@@ -30,7 +40,9 @@ OPTIONS = (
     "max_source_length",
     "max_target_length",
     "prompt",
+    "source_language",
     "system",
+    "target_language",
 )
 """Options of the job that change the tokens of a row."""
 
@@ -38,16 +50,22 @@ OPTIONS = (
 class Encoder:
     """Convert a job's rows to its model's tokens, for training, evaluation and answers alike."""
 
-    def __init__(self, loaded: Loaded, job: FineTune) -> None:
+    def __init__(
+        self, loaded: Loaded, job: FineTune, *, lengths: TextLengths | None = None
+    ) -> None:
+        """Set the model's end tokens and languages; `lengths` are of the rows, if known."""
         check_family(job, loaded.family)
         self.job = job
         self.tokenizer = loaded.tokenizer
         self.causal = loaded.family is Family.CAUSAL
         pad_id = loaded.tokenizer.pad_token_id
-        start = loaded.tokenizer.bos_token_id
-        # The tokenizer itself may begin every text with a token, as Llama's does.
-        self._start = [start] if self.causal and loaded.tokenizer("a").input_ids[0] == start else []
-        start_id = None if self.causal else _decoder_start(loaded, job)
+        # The tokenizer itself may begin every text with tokens, as Llama's and GLM's do.
+        self._start = _own_prefix(loaded.tokenizer) if self.causal else []
+        start_id = None
+        self._sources = Sources()
+        if not self.causal:
+            self._sources = set_languages(loaded.model, self.tokenizer, job)
+            start_id = _decoder_start(loaded, job)
         if pad_id is None:
             raise ConfigError(
                 f"the tokenizer of {job.model!r} has neither a pad_token nor an eos_token; add "
@@ -63,6 +81,48 @@ class Encoder:
         self._chat = _chat(loaded, job) if self.causal else None
         if self.causal and self._chat is None and loaded.tokenizer.eos_token_id is None:
             raise _no_end(job)
+        self._positions = _positions(loaded.model.config)
+        self._limits = Limits(
+            source=job.max_source_length,
+            target=job.max_target_length,
+            most=min(MOST_TOKENS, self._positions or MOST_TOKENS),
+        )
+        self.lengths = lengths or TextLengths()
+        """Lengths of the texts that the model learns from, and of the evaluation."""
+        self._seen = TextLengths()
+
+    @property
+    def answer_tokens(self) -> int:
+        """Largest number of tokens of an answer that the model writes."""
+        return self.job.max_target_length or max(TARGET_TOKENS, self.lengths.longest_answer)
+
+    def room(self, questions: Sequence[Row]) -> int:
+        """Return how many tokens may follow the questions: fewer where positions would end."""
+        if self.job.max_target_length is not None or self._positions is None:
+            return self.answer_tokens
+        left = self._positions
+        if self.causal:
+            left -= max(len(row["input_ids"]) for row in questions)
+        return max(1, min(self.answer_tokens, left))
+
+    @property
+    def text_tokens(self) -> int:
+        """Largest number of tokens of a piece of plain text, and least limit of a packed row."""
+        most = sum(self.job.planned_lengths)
+        if None in (self.job.max_source_length, self.job.max_target_length):
+            return min(most, self._limits.most)
+        return most
+
+    @property
+    def template(self) -> str:
+        """Text of the chat template; empty if no template writes the prompts."""
+        return "" if self._chat is None else self._chat.template
+
+    def taken(self) -> TextLengths:
+        """Return the lengths of texts since the last call, and forget the lengths."""
+        seen = self._seen
+        self._seen = TextLengths()
+        return seen
 
     def rows(self, examples: Sequence[Example], first: int = 1) -> list[Row]:
         """Make rows for learning or for the loss.
@@ -76,15 +136,16 @@ class Encoder:
             for number, example in enumerate(examples, first):
                 learned += self._numbered(number, self._learned, example)
             return learned
-        prompts = self._prompts(examples, first)
-        answers = self._ids([example.target for example in examples])
+        answers = []
+        for ids in self._ids([example.target for example in examples]):
+            answers.append(self._ended(ids))
+        prompts = self._prompts(examples, [len(answer) for answer in answers], first)
         rows: list[Row] = []
-        for example, prompt, answer in zip(examples, prompts, answers, strict=True):
-            ended = [*answer, self.tokenizer.eos_token_id]
+        for example, (prompt, most), answer in zip(examples, prompts, answers, strict=True):
             if example.asks:
-                rows.append(self._answer(prompt, ended))
+                rows.append(self._answer(prompt, answer, most))
             else:
-                rows += self._plain(ended)
+                rows += self._plain(answer)
         return rows
 
     def questions(self, examples: Sequence[Example]) -> list[Row]:
@@ -92,9 +153,9 @@ class Encoder:
         if not self.causal:
             return self._pairs(examples)
         openings = self._ids([example.opening for example in examples])
-        prompts = self._prompts(examples)
+        prompts = self._prompts(examples, [self.answer_tokens] * len(examples))
         rows: list[Row] = []
-        for prompt, opening in zip(prompts, openings, strict=True):
+        for (prompt, _), opening in zip(prompts, openings, strict=True):
             # A model cannot continue an empty text.
             rows.append({"input_ids": prompt + opening or [self.tokenizer.eos_token_id]})
         return rows
@@ -106,6 +167,7 @@ class Encoder:
         """
         parts: dict[str, object] = {name: getattr(self.job, name) for name in OPTIONS}
         parts["causal"] = self.causal
+        parts["most"] = self._limits.most
         with TemporaryDirectory(dir=folder) as saved:
             self.tokenizer.save_pretrained(saved)
             for path in sorted(Path(saved).rglob("*")):
@@ -128,8 +190,8 @@ class Encoder:
     def target(self, example: Example) -> str:
         """Return the expected answer; a call has the form of the chat template."""
         answer = answer_of(example.messages, example.target)
-        if self._chat is None or "tool_calls" not in answer:
-            return example.target
+        if self._chat is None or not self._chat.writes_more(answer):
+            return self._bare(example.target)
         turns = self._turns(example)
         rows = self._chat.learned([*turns, answer], example.tools)
         ids, _ = rows[-1]
@@ -147,21 +209,37 @@ class Encoder:
                 )
         if not examples:
             return []
-        sources = [source_text(example.source, example.input) for example in examples]
+        sources = []
+        for number, example in enumerate(examples, first):
+            sources += self._numbered(number, self._source, example)
         targets = [example.target for example in examples]
+        # Encoder and decoder have positions of their own.
+        limits = self._limits
+        read = self._cut_ids("text", sources, limits.source or limits.most)
+        # Translation tokenizers write targets in other tokens than sources.
+        learned = self._cut_ids("text_target", targets, limits.target or limits.most)
         rows: list[Row] = []
-        for source_ids, target_ids in zip(
-            self._cut_ids(sources, self.job.max_source_length),
-            self._cut_ids(targets, self.job.max_target_length),
-            strict=True,
-        ):
+        for (source_ids, source_size), (target_ids, target_size) in zip(read, learned, strict=True):
+            self._seen += of_question(source_size, len(source_ids))
+            self._seen += of_answer(target_size, len(target_ids))
             rows.append({"input_ids": source_ids, "labels": target_ids})
         return rows
 
-    def _cut_ids(self, texts: list[str], most: int) -> list[list[int]]:
-        # A cut text keeps its end token.
-        encoded = self.tokenizer(texts, truncation=True, max_length=most)
-        return list(encoded["input_ids"])
+    def _cut_ids(self, name: str, texts: list[str], most: int) -> list[tuple[list[int], int]]:
+        """Return the tokens of every text, and the number of tokens before the cut."""
+        cut = []
+        encoded = self.tokenizer(**{name: texts}, verbose=False).input_ids
+        for text, ids in zip(texts, encoded, strict=True):
+            kept = ids
+            if len(ids) > most:
+                # A cut text keeps its end token.
+                kept = self.tokenizer(**{name: text}, truncation=True, max_length=most).input_ids
+            kept = self._single(list(kept))
+            cut.append((kept, max(len(kept), len(self._single(list(ids))))))
+        return cut
+
+    def _source(self, example: Example) -> list[str]:
+        return [self._sources.written(source_text(example.source, example.input))]
 
     def _learned(self, example: Example) -> list[Row]:
         assert self._chat is not None
@@ -169,16 +247,23 @@ class Encoder:
             if self.tokenizer.eos_token_id is None:
                 raise _no_end(self.job)
             (text_ids,) = self._ids([example.target])
-            return self._plain([*text_ids, self.tokenizer.eos_token_id])
-        answer = answer_of(example.messages, example.target)
-        rows = self._chat.learned([*self._within(example), answer], example.tools)
+            return self._plain(self._ended(text_ids))
+        answer = answer_of(example.messages, self._bare(example.target))
+        turns = self._turns(example)
+        whole = len(self._chat.prompt(turns, example.tools))
+        rows = self._chat.learned([*turns, answer], example.tools)
+        source, target = self._limits.of_row(whole, _answer_size(rows[-1]))
+        kept = whole
+        if whole > source:
+            turns = self._within(example, source)
+            kept = len(self._chat.prompt(turns, example.tools))
+            rows = self._chat.learned([*turns, answer], example.tools)
         # A cut answer does not end: a model should not learn to stop there.
+        size = _answer_size(rows[-1])
         ids, marks = rows[-1]
-        begin = len(ids)
-        while begin and marks[begin - 1]:
-            begin -= 1
-        end = begin + self.job.max_target_length
+        end = len(ids) - size + min(size, target)
         rows[-1] = (ids[:end], marks[:end])
+        self._seen += of_question(whole, kept) + of_answer(size, min(size, target))
         everything = self.job.loss_on == LossOn.ALL
         if everything:
             why = unlearned_turns(example)
@@ -195,7 +280,7 @@ class Encoder:
     def _turns(self, example: Example) -> list[Message]:
         return asked(example.messages, source_text(example.source, example.input), self.job.system)
 
-    def _within(self, example: Example) -> list[Message]:
+    def _within(self, example: Example, most: int) -> list[Message]:
         """Remove the first exchanges of too long turns, then the end of the last question."""
         assert self._chat is not None
         prompt = partial(self._chat.prompt, tools=example.tools)
@@ -203,7 +288,7 @@ class Encoder:
         first = int(turns[0]["role"] == "system")
         system = list(turns[:first])
         rest = list(turns[first:])
-        while len(prompt([*system, *rest])) > self.job.max_source_length:
+        while len(prompt([*system, *rest])) > most:
             later = next((n for n, turn in enumerate(rest[1:], 1) if turn["role"] == "user"), None)
             if later is None:
                 break
@@ -213,7 +298,7 @@ class Encoder:
         def ending(content: str) -> list[Message]:
             return [*before, {**last, "content": content}]
 
-        return ending(self._shortened(last["content"], lambda text: prompt(ending(text))))
+        return ending(self._shortened(last["content"], most, lambda text: prompt(ending(text))))
 
     def _numbered(
         self,
@@ -226,16 +311,44 @@ class Encoder:
         except ConfigError as error:
             raise ConfigError(f"row {number}: {error}") from error
 
-    def _answer(self, prompt: list[int], answer: list[int]) -> Row:
+    def _answer(self, prompt: list[int], answer: list[int], most: int) -> Row:
         # A cut answer does not end: a model should not learn to stop there.
-        kept = answer[: self.job.max_target_length]
+        kept = answer[:most]
+        self._seen += of_answer(len(answer), len(kept))
         prompt_labels = prompt
         if self.job.loss_on != LossOn.ALL:
             prompt_labels = [IGNORED] * len(prompt)
         return _row(prompt + kept, prompt_labels + kept)
 
+    def _ended(self, ids: list[int]) -> list[int]:
+        """Return the tokens with an end, unless the text itself writes the end."""
+        end = self.tokenizer.eos_token_id
+        return ids if ids[-1:] == [end] else [*ids, end]
+
+    def _begun(self, ids: list[int]) -> list[int]:
+        """Return the tokens with the tokenizer's beginning, unless the text itself writes it."""
+        return ids if ids[: len(self._start)] == self._start else self._start + ids
+
+    def _single(self, ids: list[int]) -> list[int]:
+        """Return tokens without a beginning or an end that text and tokenizer both write."""
+        begin = self.tokenizer.bos_token_id
+        end = self.tokenizer.eos_token_id
+        if begin is not None and ids[:2] == [begin, begin]:
+            ids = ids[1:]
+        return ids[:-1] if ids[-2:] == [end, end] else ids
+
+    def _bare(self, text: str) -> str:
+        """Return an answer without an end token that the text writes."""
+        end = self.tokenizer.eos_token
+        return text.removesuffix(end) if end else text
+
     def _plain(self, ids: list[int]) -> list[Row]:
-        most = max(2, self.job.max_source_length + self.job.max_target_length)
+        if self._start and ids[: len(self._start)] == self._start:
+            ids = ids[len(self._start) :]
+        # Longer pieces would cost memory, and nothing is lost between pieces.
+        most = max(2, self.text_tokens)
+        if None in (self._limits.source, self._limits.target):
+            most = min(most, self._limits.most)
         length = most - len(self._start)
         pieces = []
         for first in range(0, len(ids), length):
@@ -244,11 +357,14 @@ class Encoder:
         learnable = [piece for piece in pieces if len(piece) > 1]
         return [_row(piece, piece) for piece in learnable or pieces[:1]]
 
-    def _prompts(self, examples: Sequence[Example], first: int = 1) -> list[list[int]]:
+    def _prompts(
+        self, examples: Sequence[Example], answers: Sequence[int], first: int = 1
+    ) -> list[tuple[list[int], int]]:
+        """Return the tokens of questions, and the limits of answers of these lengths."""
         if self._chat is not None:
             asked = []
             for number, example in enumerate(examples, first):
-                asked.append(self._numbered(number, self._asked, example))
+                asked.append((self._numbered(number, self._asked, example), self.answer_tokens))
             return asked
         for number, example in enumerate(examples, first):
             if example.messages:
@@ -258,32 +374,41 @@ class Encoder:
                 raise ConfigError(f"row {number} is a row of messages, and {why}")
         texts = [self._text(example.source, example.input) for example in examples]
         prompts = []
-        for example, text_ids in zip(examples, self._ids(texts), strict=True):
-            prompt = self._start + text_ids
-            if len(prompt) > self.job.max_source_length:
-                prompt = self._cut(example)
-            prompts.append(prompt)
+        for example, text_ids, answer in zip(examples, self._ids(texts), answers, strict=True):
+            prompt = self._begun(text_ids)
+            whole = len(prompt)
+            source, target = self._limits.of_row(whole, answer)
+            if whole > source:
+                prompt = self._cut(example, source)
+            if example.asks:
+                self._seen += of_question(whole, len(prompt))
+            prompts.append((prompt, target))
         return prompts
 
     def _asked(self, example: Example) -> list[int]:
         assert self._chat is not None
         if not example.asks:
             return self._start
-        return self._chat.prompt(self._within(example), example.tools)
+        asked = self._chat.prompt(self._turns(example), example.tools)
+        whole = len(asked)
+        source, _ = self._limits.of_row(whole, self.answer_tokens)
+        if whole > source:
+            asked = self._chat.prompt(self._within(example, source), example.tools)
+        self._seen += of_question(whole, len(asked))
+        return asked
 
-    def _cut(self, example: Example) -> list[int]:
+    def _cut(self, example: Example, most: int) -> list[int]:
         """Shorten a row's input, or else its instruction, so the form stays whole."""
 
         def prompt(text: str) -> list[int]:
             asked = self._text(example.source, text) if example.input else self._text(text, "")
             (asked_ids,) = self._ids([asked])
-            return self._start + asked_ids
+            return self._begun(asked_ids)
 
-        return prompt(self._shortened(example.input or example.source, prompt))
+        return prompt(self._shortened(example.input or example.source, most, prompt))
 
-    def _shortened(self, text: str, prompt: Callable[[str], list[int]]) -> str:
-        """Return the longest beginning of a text with a prompt within the limit."""
-        most = self.job.max_source_length
+    def _shortened(self, text: str, most: int, prompt: Callable[[str], list[int]]) -> str:
+        """Return the longest beginning of a text with a prompt of at most `most` tokens."""
         while True:
             over = len(prompt(text)) - most
             if over <= 0:
@@ -293,7 +418,8 @@ class Encoder:
                 if self._chat is not None:
                     form = "the chat template takes alone (with the tools of a row that has some)"
                 raise ConfigError(
-                    f"max_source_length is {most}, which {form}; give {most + over} or more"
+                    f"a question may have {most} tokens (max_source_length), which {form}; give "
+                    f"{most + over} or more"
                 )
             (ids,) = self._ids([text])
             kept = str(self.tokenizer.decode(ids[: max(0, len(ids) - over)]))
@@ -308,6 +434,40 @@ class Encoder:
             return []
         encoded = self.tokenizer(list(texts), add_special_tokens=False)
         return [list(ids) for ids in encoded.input_ids]
+
+
+def _own_prefix(tokenizer: Any) -> list[int]:
+    """Return the tokens that the tokenizer writes before every text."""
+    bare = list(tokenizer("a", add_special_tokens=False).input_ids)
+    own = list(tokenizer("a").input_ids)
+    for begin in range(len(own) - len(bare) + 1):
+        if own[begin : begin + len(bare)] == bare:
+            return own[:begin]
+    return []
+
+
+def _answer_size(row: Learned) -> int:
+    """Count the learned tokens at the end of a row."""
+    _, marks = row
+    size = 0
+    while size < len(marks) and marks[-1 - size]:
+        size += 1
+    return size
+
+
+def _positions(config: Any) -> int | None:
+    """Return the number of positions of a model; None for a model without such a limit."""
+    limits = []
+    for name in (
+        "max_position_embeddings",
+        "max_encoder_position_embeddings",
+        "max_decoder_position_embeddings",
+    ):
+        limit = getattr(config.get_text_config(), name, None)
+        if isinstance(limit, int) and limit > 0:
+            limits.append(limit)
+    limits += [table.count for table in positions_of(config.to_dict()) if table is not None]
+    return min(limits, default=None)
 
 
 def _chat(loaded: Loaded, job: FineTune) -> Chat | None:

@@ -22,6 +22,7 @@ from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import incoming
 from workbench.finetune.data.messages import Message, Shape, shape_of
 from workbench.finetune.options.limits import TEMPLATE_S, TEMPLATE_TOO_SLOW
+from workbench.finetune.options.templates import reads_key
 
 Tools = Sequence[Json]
 """Schemas of the functions that the assistant may call."""
@@ -31,11 +32,14 @@ _Form = tuple[bool, bool]
 _FORMS: Sequence[_Form] = ((False, False), (False, True), (True, False), (True, True))
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_KEYS = ("role", "content", "tool_calls", "name", "tool_call_id")
+"""Keys that every turn may have."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class Template:
     def __init__(self, source: str, render: Callable[..., str]) -> None:
+        self.source = source
         self.marks_itself = bool(_GENERATION.search(source))
         """Whether the template itself marks the assistant's text."""
         self._render = render
@@ -70,11 +74,19 @@ class Template:
 
         Refuse turns with parts that the template omits.
         """
-        turns = [_unweighted(turn) for turn in turns]
+        turns = [self._read(turn) for turn in turns]
         shape = shape_of(turns, tools)
         if shape not in self._forms:
             self._forms[shape] = self._form(turns, tools)
         return [_in_form(turn, self._forms[shape]) for turn in turns]
+
+    def _read(self, turn: Message) -> Message:
+        """Return a turn without further keys that the template does not read."""
+        kept: dict[str, object] = {}
+        for key, value in turn.items():
+            if key in _KEYS or (key != "weight" and reads_key(self.source, key)):
+                kept[key] = value
+        return cast(Message, kept)
 
     def _form(self, turns: Sequence[Message], tools: Tools) -> _Form:
         """Return the first form of calls from which the template omits nothing."""
@@ -149,15 +161,6 @@ def _marked(turns: Sequence[Message], tools: Tools) -> tuple[dict[str, str], lis
             turn = {**turn, "tool_calls": calls}
         marked.append(turn)
     return words, marked, [renamed(tool, "the row's tools") for tool in tools]
-
-
-def _unweighted(turn: Message) -> Message:
-    """Return a turn without its weight, because templates do not know weights."""
-    if "weight" not in turn:
-        return turn
-    made = turn.copy()
-    del made["weight"]
-    return made
 
 
 def _in_form(turn: Message, form: _Form) -> Message:

@@ -1,0 +1,119 @@
+"""What a model is asked is the beginning of what it learned, token by token, for any template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from workbench.base.errors import ConfigError
+from workbench.finetune.data.lines import Fields
+from workbench.finetune.data.messages import turns_of
+from workbench.finetune.model.text.chat import Chat
+
+pytestmark = pytest.mark.slow  # transformers
+
+PUBLISHED = Path(str(find_spec("trl").submodule_search_locations[0])) / "chat_templates"  # type: ignore[union-attr, index]
+# TRL's templates for training alone mark their answers, and are asked with other templates.
+TEMPLATES = sorted(
+    path.stem
+    for path in PUBLISHED.glob("*.jinja")
+    if not path.stem.endswith("_training") and path.stem != "llava_next"  # writes images alone
+)
+# Qwen's own pattern: several line breaks are one piece.
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPECIAL = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|</?think>|<(?:start|end)_of_turn>|\[gMASK\]|<sop>")
+LINES = ["\n\n", "\n\n\n", "assistant\n\n", " \n", "</", "Hello.", "It is 2", "user", "system"]
+
+
+def chat(*turns: tuple[str, str], thoughts: str = "") -> list[dict[str, str]]:
+    made = [{"role": role, "content": content} for role, content in turns]
+    if thoughts:
+        made[-1] |= {"reasoning_content": thoughts, "thinking": thoughts}
+    return made
+
+
+CHATS = {
+    "a turn": chat(("user", "1+1?"), ("assistant", "It is 2")),
+    "line breaks": chat(("user", "1+1?\n\n"), ("assistant", "\n\nIt is\n\n2\n")),
+    "spaces": chat(("user", " 1+1? "), ("assistant", "  It is 2  ")),
+    "thoughts": chat(("user", "1+1?"), ("assistant", "It is 2"), thoughts="one and one"),
+    "exchanges": chat(
+        ("user", "Hi"), ("assistant", "Hello."), ("user", "1+1?"), ("assistant", "It is 2")
+    ),
+    "a system turn": chat(("system", "Be brief."), ("user", "1+1?"), ("assistant", "It is 2")),
+}
+
+
+@cache
+def tokenizer(name: str, pieces: bool) -> Any:
+    template = (PUBLISHED / f"{name}.jinja").read_text(encoding="utf-8")
+    made = Tokenizer(models.BPE(byte_fallback=pieces))
+    alphabet: Sequence[str] = pre_tokenizers.ByteLevel.alphabet()
+    if pieces:
+        made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+        made.decoder = decoders.Metaspace()
+        alphabet = [*map(chr, range(32, 127)), "▁", "\n"]
+    else:
+        split = pre_tokenizers.Split(Regex(QWEN), "isolated")
+        made.pre_tokenizer = pre_tokenizers.Sequence(
+            [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+        made.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator(LINES * 9, trainer)
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=made, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    special = list(dict.fromkeys(SPECIAL.findall(template)))
+    wrapped.add_special_tokens({"extra_special_tokens": special})
+    wrapped.chat_template = template
+    return wrapped
+
+
+@pytest.mark.parametrize("pieces", [False, True], ids=["bytes", "pieces"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_is_asked_begins_what_is_learned(name: str, pieces: bool) -> None:
+    its = tokenizer(name, pieces)
+    tried = Chat(its)
+    for case, turns in CHATS.items():
+        try:
+            rows = tried.learned(turns)  # type: ignore[arg-type]
+            asked = tried.prompt(turns[:-1])  # type: ignore[arg-type]
+        # The template does not know such turns, and says so.
+        except ConfigError:
+            continue
+        ids, marks = rows[-1]
+        assert ids[: len(asked)] == asked, (case, its.decode(asked), its.decode(ids))
+        assert "It is" in its.decode(ids[len(asked) :]), case
+        assert all(marks[len(asked) :]), case
+
+
+def test_line_breaks_before_an_answer_are_asked_and_learned_in_the_same_tokens() -> None:
+    its = tokenizer("qwen3_5_think", False)
+    asked = Chat(its).prompt(CHATS["a turn"][:-1])  # type: ignore[arg-type]
+    ((ids, _),) = Chat(its).learned(CHATS["a turn"])  # type: ignore[arg-type]
+    whole = its(its.decode(ids), add_special_tokens=False).input_ids
+    assert whole[: len(asked)] != asked, "in one text, both line breaks are a single token"
+    assert its.decode(whole) == its.decode(ids)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe", "gptoss"])
+def test_thoughts_are_learned_where_the_template_writes_thoughts(name: str) -> None:
+    its = tokenizer(name, False)
+    raw = {"messages": CHATS["thoughts"]}
+    turns = turns_of(Fields(raw, "line 1"))
+    *_, (ids, marks) = Chat(its).learned(turns)
+    learned = its.decode([token for token, mark in zip(ids, marks, strict=True) if mark])
+    assert "one and one" in learned
+    assert "It is 2" in learned
