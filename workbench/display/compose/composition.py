@@ -13,6 +13,7 @@ from workbench.display.compose.fields import FIELDS, INNER, FormField, in_labels
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.limits import check_configuration
 from workbench.finetune.options.models import check_model
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.launcher import Launcher
@@ -152,6 +153,7 @@ class Composition(Mapping[str, Any]):
                 raise ConfigError(refusal)
         job = self.make_job()
         check_model(job.model, job.model_revision)
+        check_configuration(job)
         dataset_from(job.dataset)
         resolve(job, gpus=cluster.pods.gpus, world_size=self.ranks)
         check_launcher(Launcher(job.launcher))

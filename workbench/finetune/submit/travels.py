@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from workbench.base.files import is_there
-from workbench.base.words import counted, size
+from workbench.base.words import size
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.tokenizer_files import VOCABULARIES
 from workbench.finetune.job.weights import weight_names
@@ -66,8 +66,8 @@ def sent_notes(job: FineTune) -> Iterator[str]:
         if total >= _LARGE:
             largest = sorted(left, key=lambda name: -left[name])[:_NAMED]
             yield (
-                f"{counted(len(left), 'file')} of {folder} ({size(total)}) are not sent to the "
-                f"pods, because nothing there reads the files: {', '.join(largest)}"
+                f"{size(total)} of {folder} stay on this machine, because the pods do not read the "
+                f"files: {', '.join(largest)}"
                 f"{' …' if len(left) > len(largest) else ''}"
             )
 
