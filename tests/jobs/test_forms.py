@@ -18,6 +18,8 @@ from workbench.finetune.data.lines import EmptyField
 from workbench.finetune.data.rows import Example, prepared_row, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
 from workbench.finetune.data.sources.read import table_row
+from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.refusals import row_refusal
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.methods.rows import rejected_of
 
@@ -364,14 +366,21 @@ def test_an_empty_question_is_one_in_every_form_and_format(
 def test_rows_that_lack_a_key_of_the_file_lack_its_value(tmp_path: Path) -> None:
     rows = [{"question": "a", "answer": "b"}, {"answer": "b", "text": "a b"}] * 3
     path = write(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(
-        ConfigError, match=sentence("finetune.meant.check_empty.rows-lack", 3, "rows.jsonl, line 2")
-    ):
+    with pytest.raises(ConfigError, match="line 2: question is empty; 3 of 6 rows have"):
         prepared(path)
     # A mixture of forms is no row with an empty question.
     rows = [{"question": "a", "answer": "b"}, {"text": "c"}, {"messages": CHAT}] * 2
     read = lines(prepared(write(tmp_path / "mixed.jsonl", rows)))
     assert sorted(row.target for row in read) == sorted(["b", "c", "Hello."] * 2)
+
+
+def test_rows_with_empty_answers_are_dropped_where_asked_to(tmp_path: Path) -> None:
+    rows = [{"question": "a", "answer": "" if n < 2 else "b"} for n in range(6)]
+    path = write(tmp_path / "rows.csv", rows)
+    assert prepared(path).empty_answers == 2
+    made = prepared(path, drop_empty=True)
+    assert (made.train_rows + made.eval_rows, made.empty_answers) == (4, 0)
+    assert list(made.remarks.values()) == [2]
 
 
 # Pairs.
@@ -521,7 +530,8 @@ def test_a_folder_without_training_rows_names_what_it_has(tmp_path: Path) -> Non
     write(tmp_path / "rows.jsonl", [ALPACA])
     (tmp_path / "more").mkdir()
     with pytest.raises(
-        ConfigError, match=sentence("finetune.dataset._from_path.dataset-folder-train", "rows.jsonl")
+        ConfigError,
+        match=sentence("finetune.dataset._from_path.dataset-folder-train", "rows.jsonl"),
     ):
         dataset_from(str(tmp_path))
 
@@ -557,3 +567,35 @@ def test_a_file_that_is_no_text_gets_the_advice_that_fits(
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         prepared(tmp_path / name)
+
+
+class _DataFrame:
+    """Rows in memory, as libraries of tables have them."""
+
+    def to_json(self) -> str:
+        return "[]"
+
+
+@pytest.mark.parametrize("rows", [_DataFrame(), [{"text": "a"}]])
+def test_rows_in_memory_are_refused_with_the_way_to_a_file(rows: Any) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=sentence("finetune.options._no_table.dataset-memory-dataset", type(rows).__name__),
+    ):
+        FineTune(dataset=rows)
+
+
+@pytest.mark.parametrize("row", [{**ALPACA, "system": "Be brief."}, {**ALPACA, "history": HISTORY}])
+def test_a_model_without_chats_names_the_column_that_makes_a_chat(tmp_path: Path, row: Row) -> None:
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    name = "system" if "system" in row else "history"
+    for model in ("tiny-t5", "tiny-llama"):
+        with pytest.raises(
+            ConfigError,
+            match=sentence("finetune.convert._made_a_chat.row-chat-because", f"['{name}']"),
+        ):
+            prepare(
+                dataset_from(str(path)),
+                tmp_path / "out",
+                refusal=row_refusal(FineTune(model=model)),
+            )

@@ -135,9 +135,10 @@ class _OwnRows:
                     # The earlier turns are a part of the question.
                     continue
                 # Unlike rows with the same text stay without a match.
-                known = self._by_source.get(question.text, question)
-                self._by_source[question.text] = question if known == question else None
-        return self._by_source.get(text)
+                text_of = question.text.strip()
+                known = self._by_source.get(text_of, question)
+                self._by_source[text_of] = question if known == question else None
+        return self._by_source.get(text.strip())
 
     @property
     def prefix(self) -> str:
@@ -185,7 +186,7 @@ def _question_of_text(text: str, where: str, own: _OwnRows) -> Question:
     if not text.strip():
         raise ConfigError(f"{where} is empty")
     if own.is_plain:
-        return Question(source="", opening=text.strip())
+        return Question(source="", opening=text)
     if not text.startswith(own.prefix):
         text = own.prefix + text
     return own.matching(text) or Question(source=text)

@@ -24,7 +24,9 @@ FORMS = (
     Form("document", "summary", heading="Summarize this document:"),
     Form("article", "highlights", heading="Summarize this article:"),
     Form("prompt", "completion"),
+    Form("prompt", "response"),
     Form("question", "answer", given="context"),
+    Form("question", "response", given="context"),
     Form("query", "response"),
 )
 EVERY = (*FORMS, TASK.form)
@@ -55,6 +57,7 @@ FIELDS = dict.fromkeys(
 )
 """Fields of all forms, which `columns` may name."""
 _LIKE = 0.75  # least likeness of a column's name to a key
+_SAME = 0.6  # least likeness for a suggestion
 
 
 def form_of(row: Mapping[str, object]) -> Form | None:
@@ -96,16 +99,17 @@ def names_form(keys: Iterable[str]) -> Form | None:
     return next((form for form in EVERY if {form.asks, form.answers} <= present), None)
 
 
-def suggested_columns(present: Iterable[object]) -> tuple[dict[str, str], bool]:
+def suggested_columns(row: Mapping[str, object]) -> tuple[dict[str, str], bool]:
     """Return columns for the fields of the nearest form, and whether the names are near.
 
     Example:
-        >>> suggested_columns(["Prompt", " completion"])
+        >>> suggested_columns({"Prompt": "a", " completion": "b"})
         ({'prompt': 'Prompt', 'completion': ' completion'}, True)
-        >>> suggested_columns(["id", "body", "title"])
-        ({'source': 'id', 'target': 'body'}, False)
+        >>> suggested_columns({"id": 7, "body": "a", "title": "b"})
+        ({'source': 'body', 'target': 'title'}, False)
     """
-    names = [str(name) for name in present]
+    texts = [str(name) for name, value in row.items() if isinstance(value, str)]
+    names = texts if len(texts) > 1 else [str(name) for name in row]
     best: dict[str, str] = {}
     highest = 0.0
     for form in FORMS:
@@ -122,14 +126,24 @@ def suggested_columns(present: Iterable[object]) -> tuple[dict[str, str], bool]:
     return {ALONE: names[0] if names else "…"}, False
 
 
-def nearest_columns(keys: Iterable[str], names: Sequence[str]) -> dict[str, str]:
-    """Return the column with the most similar name for every key, each column once."""
+def nearest_columns(keys: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return a column for every key: one of a similar name, else the next one.
+
+    Example:
+        >>> nearest_columns(["prompt", "chosen"], ["q", "good", "Prompts"])
+        {'prompt': 'Prompts', 'chosen': 'q'}
+    """
+    left = list(names)
     found: dict[str, str] = {}
     for key in keys:
-        others = [name for name in names if name not in found.values()]
-        if others:
-            found[key] = max(others, key=lambda name: _likeness(key, name))
-    return found
+        nearest = max(left, key=lambda name: _likeness(key, name), default="")
+        if _likeness(key, nearest) >= _SAME:
+            found[key] = nearest
+            left.remove(nearest)
+    for key in keys:
+        if key not in found and left:
+            found[key] = left.pop(0)
+    return {key: found[key] for key in keys if key in found}
 
 
 def _likeness(key: str, name: str) -> float:

@@ -14,7 +14,7 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
 from workbench.finetune.data.forms import PROMPT_KEYS
-from workbench.finetune.data.lines import EmptyField, is_filled
+from workbench.finetune.data.lines import is_filled
 from workbench.finetune.data.messages import has_content, unread_in_turns
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Example, has_answer
@@ -134,8 +134,7 @@ class RowTally:
         """
         assert isinstance(data, Mapping) and isinstance(fields, Mapping)
         self.rows += 1
-        if self.reader.has_answers:
-            self.empty_answers += row.asks and not row.messages and not row.target
+        self.empty_answers += self._lacks_answer(row)
         remark = self.reader.remark(row)
         if remark:
             self.remarks[remark] += 1
@@ -156,19 +155,27 @@ class RowTally:
         self._add(data)
         self._add(unread_in_turns(fields, fields_read))
 
-    def leave_out(self, error: EmptyField) -> None:
+    def leave_out(self, problem: str) -> None:
         """Count a row without a needed field. Without `drop_empty`, `check_empty` refuses it."""
         self.empty_rows += 1
-        self._first_empty = self._first_empty or str(error)
+        self._first_empty = self._first_empty or problem
+
+    def drops(self, row: Example) -> bool:
+        """Return whether a row is left out because its answer is empty."""
+        return self._drop_empty and self._lacks_answer(row)
+
+    def _lacks_answer(self, row: Example) -> bool:
+        return self.reader.has_answers and row.asks and not row.messages and not row.target
 
     def check_empty(self) -> None:
         """Raise ConfigError for rows without a needed field, unless they are dropped."""
         if self.empty_rows and not self._drop_empty:
             every = self.rows + self.empty_rows
-            others = "" if self.empty_rows == 1 else f"; {self.empty_rows} of {every} rows lack one"
             raise ConfigError(
-                f"{self._first_empty}{others}. Fill the field, or leave out rows with an empty "
-                "question or answer: add 'drop_empty': True to the dataset's options"
+                f"{self._first_empty}; {self.empty_rows} of {counted(every, 'row')} "
+                f"{'has' if self.empty_rows == 1 else 'have'} an empty field that is needed. Fill "
+                "the field, or leave out rows with an empty question or answer: add 'drop_empty': "
+                "True to the dataset's options"
             )
 
     def _add(self, names: Iterable[str]) -> None:

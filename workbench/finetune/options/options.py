@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
+from workbench.base.errors import ConfigError
 from workbench.base.record import (
     Allowed,
     Choice,
@@ -60,6 +61,23 @@ _PLACES = "'pod', 'bring', or the address of a folder in an object store: 's3://
 _METRIC_FORMS = f"a list of {', '.join(METRICS)}, 'path.py:function' and functions"
 
 
+def _no_table(dataset: object) -> object:
+    """Return a dataset option; raise ConfigError for rows in memory, which no pod could read."""
+    name = type(dataset).__name__
+    is_rows = isinstance(dataset, list) or hasattr(dataset, "to_json")
+    if isinstance(dataset, str | Mapping) or not is_rows:
+        return dataset
+    write = "rows.to_json('rows.jsonl')"
+    if name == "DataFrame":
+        write = "df.to_json('rows.jsonl', orient='records', lines=True)"
+    if isinstance(dataset, list):
+        write = "every row as a line of JSON"
+    raise ConfigError(
+        f"dataset is a {name} in memory, and a dataset is a file, a folder or a name. Write {write}"
+        " and name the file: dataset='rows.jsonl'"
+    )
+
+
 def _prompt(value: str | None) -> str | None:
     if value is not None and value not in PROMPTS and "{instruction}" not in value:
         raise ValueError(value)
@@ -106,7 +124,9 @@ class FineTuneOptions(Record):
     model_revision: Text | None = None
     """Branch, tag or commit of a hub model. Default None: the newest commit of `main`."""
     dataset: Annotated[
-        PathText | Mapping[str, object], Allowed("a name, a path or an object with 'kind'")
+        PathText | Mapping[str, object],
+        BeforeValidator(_no_table),
+        Allowed("a name, a path or an object with 'kind'"),
     ] = "wikisql-mini"
     """Name (`wikisql-mini`), path, or object with `kind` and the options of that kind."""
     method: str = "sft"

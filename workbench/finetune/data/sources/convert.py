@@ -16,9 +16,10 @@ from random import Random
 
 from workbench.base.errors import ConfigError
 from workbench.base.words import counted
+from workbench.finetune.data.forms import PROMPT_KEYS, question_form
 from workbench.finetune.data.lines import EmptyField, read_lines
 from workbench.finetune.data.meant import TELLING, RowTally, Written, written
-from workbench.finetune.data.messages import unpacked
+from workbench.finetune.data.messages import chat_key, has_content, unpacked
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import (
     Example,
@@ -185,16 +186,33 @@ def read_row(
     try:
         row = tally.reader.read(fields, where, tables)
     except EmptyField as error:
-        tally.leave_out(error)
+        tally.leave_out(str(error))
         return None
     except UnknownForm as error:
         dataset = {**tally.given, "columns": dict(error.columns)}
         raise ConfigError(f"{error} in the dataset: dataset={dataset}") from error
+    if tally.drops(row):
+        tally.leave_out(f"{where}: the answer is empty")
+        return None
     why = refusal(row)
     if why:
-        raise ConfigError(f"{where} {why}")
+        raise ConfigError(f"{where} {why}{_made_a_chat(fields, row)}")
     tally.take(data, columns, fields, row, where)
     return row
+
+
+def _made_a_chat(fields: object, row: Example) -> str:
+    """Return advice for a question that other columns made a chat; empty for other rows."""
+    form = question_form(fields) if isinstance(fields, Mapping) else None
+    if not row.messages or form is None or not isinstance(fields, Mapping):
+        return ""
+    names = [name for name in PROMPT_KEYS if has_content(fields.get(name))]
+    if not names or chat_key(fields) or not isinstance(fields[form.asks], str):
+        return ""
+    return (
+        f". The row is a chat because of {' and '.join(map(repr, names))}. To train without "
+        f"on purpose, add 'ignore': {names} to the dataset's options"
+    )
 
 
 def write_parts(
