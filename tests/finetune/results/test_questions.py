@@ -72,7 +72,9 @@ def test_a_row_may_have_the_columns_that_the_job_named(paths: RunPaths) -> None:
         Question(source="Order: a desk", expected="desk"),
         Question(source="a chair", expected="chair"),
     ]
-    with pytest.raises(ConfigError, match=sentence("finetune.rows.refuse_unknown.known-form-row", "'id'")):
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.rows.refuse_unknown.known-form-row", "'id'")
+    ):
         questions_of(paths, [{"id": 7}])
 
 

@@ -376,9 +376,9 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     if role == "tool" and turn.data.get("tool_call_id"):
         made["tool_call_id"] = turn.text("tool_call_id")
     # Further keys are for the chat template, which may read them, as thoughts.
-    for name, value in turn.data.items():
-        if name not in _TURN and value:
-            made[name] = value  # type: ignore[literal-required]
+    for name in turn.data.keys() - _keys_read(turn.data):
+        if turn.data[name]:
+            made[name] = turn.data[name]  # type: ignore[literal-required]
     return place, made
 
 
