@@ -376,9 +376,10 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     if role == "tool" and turn.data.get("tool_call_id"):
         made["tool_call_id"] = turn.text("tool_call_id")
     # Further keys are for the chat template, which may read them, as thoughts.
-    for name in turn.data.keys() - _keys_read(turn.data):
-        if turn.data[name]:
-            made[name] = turn.data[name]  # type: ignore[literal-required]
+    read = _keys_read(turn.data)
+    for name, further in turn.data.items():
+        if name not in read and further:
+            made[name] = further  # type: ignore[literal-required]
     return place, made
 
 

@@ -244,15 +244,12 @@ def _refuse_columns(data: Mapping[str, object], name: str) -> None:
                 f"{name} is an object of columns, as pandas' to_json() writes, and rows are "
                 "needed. Write df.to_json('rows.jsonl', orient='records', lines=True)"
             )
-    if values and all(isinstance(value, list) for value in values):
-        cells = [cell for value in values if isinstance(value, list) for cell in value]
+    lists = [value for value in values if isinstance(value, list)]
+    if values and len(lists) == len(values):
+        cells = [cell for each in lists for cell in each]
         of_splits = {"train", "test", "validation", "eval"} & data.keys()
-        if (
-            cells
-            and not of_splits
-            and len({*map(len, values)}) == 1
-            and not isinstance(cells[0], Mapping)
-        ):  # type: ignore[arg-type]
+        as_long = len({len(each) for each in lists}) == 1
+        if cells and as_long and not of_splits and not isinstance(cells[0], Mapping):
             raise ConfigError(
                 f"{name} is an object of columns, as Dataset.to_dict() writes, and rows are "
                 "needed. Write dataset.to_json('rows.jsonl')"
