@@ -18,6 +18,7 @@ from workbench.base.files import read_given
 from workbench.base.json_values import Json, part, text
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import Peft
+from workbench.finetune.techniques.registry import technique_of
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
@@ -29,6 +30,8 @@ _SCORES = "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
 _FILES = ("auto_mappings.py", "configuration_auto.py", "modeling_auto.py")
 _NEVER_RUN = "code that comes with a model is never run"
 _BEFORE = "give the model before its quantization"
+# transformers computes their tables of positions from whole weights, while it makes the model.
+_COMPUTED_TABLES = ("marian", "pegasus", "roformer")
 # Classes of transformers that read weights of a method as whole numbers.
 _WHOLE = {
     "compressed-tensors": "CompressedTensorsConfig(dequantize=True)",
@@ -61,6 +64,12 @@ def check_architecture(job: FineTuneOptions, config: Json, source: str) -> None:
             f"{source} has model_type {shortened(kind)}, which the transformers of this machine "
             f"does not have{f'; the file {why}' if why else ''}. Give a model of transformers. If "
             "a newer transformers has the type, install that version here and on the pods"
+        )
+    if kind in _COMPUTED_TABLES and technique_of(job.technique).zero_stage == 3:
+        raise ConfigError(
+            f"{source} has model_type {kind}, whose table of positions transformers computes from "
+            f"whole weights, and technique '{job.technique}' cuts the weights up before. Use "
+            "technique 'fsdp' or 'zero2'"
         )
     scores = method_of(job.method).scores
     what = "scores texts" if scores else "learns to answer"
