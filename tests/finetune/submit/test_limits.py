@@ -353,6 +353,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
     "ONNX": (others("model.onnx"), {}, ["'model.onnx'"]),
     "variant": (others("model.fp16.safetensors"), {}, ["variant", "model.safetensors"]),
     "last checkpoint": (last_checkpoint, {}, ["checkpoint-500'"]),
+    "last checkpoint of DeepSpeed": (
+        others("checkpoint-9/zero_to_fp32.py", "checkpoint-10/zero_to_fp32.py", model_too=False),
+        {},
+        ["'checkpoint-10'", "zero_to_fp32.py . OUT"],
+    ),
     "folder of a run": (lambda folder: folders.model(folder / "model"), {}, ["/model'"]),
 }
 

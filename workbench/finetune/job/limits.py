@@ -182,7 +182,8 @@ def _check_special_tokens(job: FineTuneOptions, config: Json, folder: Path, toke
         _check_start(config, folder)
         return
     # A chat template writes the end of an answer by itself, and needs a token for padding alone.
-    if "eos" in lacks and ("pad" in lacks or not template_of(job, folder)):
+    in_chats = job.prompt in (None, "chat") and bool(template_of(job, folder))
+    if "eos" in lacks and ("pad" in lacks or not in_chats):
         raise ConfigError(
             f"{where} has no 'eos_token', the token at the end of an answer. Add the token there, "
             'such as "eos_token": "</s>"'

@@ -101,21 +101,19 @@ def way_out(folder: Path) -> str:
         for name in names:
             if any(fnmatchcase(name, pattern) for pattern in patterns):
                 return f"the folder has {name!r}: {remedy.replace('FOLDER', str(folder))}"
-    return _OTHER_TOOLS
+    checkpoints = [name for name in names if fnmatchcase(name, "checkpoint-*")]
+    last = max(checkpoints, key=_number, default=None)
+    found = _OTHER_TOOLS if last is None else way_out(folder / last)
+    return found if found == _OTHER_TOOLS else f"in the folder {last!r}, {found}"
 
 
 def model_below(folder: Path) -> Path | None:
     """Return a folder directly below with a model or adapters; of checkpoints, the last."""
-
-    def number(place: Path) -> tuple[int, str]:
-        digits = _STEP.findall(place.name)
-        return (int(digits[-1][:18]) if digits else -1), place.name
-
     try:
         found = [place for place in folder.iterdir() if is_folder(place) and holds_model(place)]
     except OSError:
         return None
-    return max(found, key=number, default=None)
+    return max(found, key=lambda place: _number(place.name), default=None)
 
 
 def holds_model(folder: Path) -> bool:
@@ -128,3 +126,9 @@ def holds_model(folder: Path) -> bool:
 def has_weights(folder: Path) -> bool:
     """Return whether a folder has weights under a name that transformers reads."""
     return any(is_there(folder / name) for name in (*SINGLE, *INDEXES))
+
+
+def _number(name: str) -> tuple[int, str]:
+    """Return the last number in a name, for the order of checkpoints."""
+    digits = _STEP.findall(name)
+    return (int(digits[-1][:18]) if digits else -1), name
