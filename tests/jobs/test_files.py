@@ -467,12 +467,12 @@ def test_a_dataset_of_the_hub_is_asked_over_http_before_a_run_is_made(
             "train.jsonl" in line for line in held.asked
         )
         assert made(columns=COLUMNS)["hub"]["columns"] == COLUMNS
-        # Without columns, the nearest form is named;
+        # Without columns, the nearest names are named;
         # what others may read alone is left to the pods.
         held.rows = dict.fromkeys(held.rows, b'{"dialogue": "a", "sumary": "b", "id": 3}\n')
         with pytest.raises(
             ConfigError,
-            match=r"row 0: no known form .*'dialogue', 'sumary', 'id'; the nearest .*'summary' is",
+            match=r"row 0: no known form .*'dialogue', 'sumary', 'id'\. Did you mean 'summary' for",
         ):
             made()
         value["name"] = "you/rows"

@@ -435,6 +435,19 @@ def test_every_form_of_a_question_stands_beside_a_pair(tmp_path: Path, form: Any
         prepared(write(tmp_path / f"empty.{end}", [{**row, form.asks: ""}] * 2), "dpo")
 
 
+@pytest.mark.parametrize("method", ["dpo", "grpo"])
+def test_a_column_of_where_a_row_is_from_is_no_question(tmp_path: Path, method: str) -> None:
+    # As in HuggingFaceH4/ultrafeedback_binarized.
+    answers = {"chosen": [*CHAT], "rejected": [CHAT[0], *TURNS["rejected"]]}
+    row = {"prompt": "Hi", **answers, "messages": CHAT, "score_chosen": 8.0, "source": "web"}
+    made = prepared(write(tmp_path / "rows.jsonl", [row] * 2), method)
+    assert {read.source for read in lines(made)} == {"Hi"}
+    if method == "dpo":
+        assert made.not_read == ["messages", "score_chosen", "source"]
+        plain = {"source": "web", "question": "Hi", "chosen": "a", "rejected": "b"}
+        assert method_of("dpo").rows.read(plain, "here").source == "Hi"
+
+
 @pytest.mark.parametrize("method", ["dpo", "kto", "grpo"])
 def test_a_system_column_is_read_by_every_method(method: str) -> None:
     answers = {"chosen": "Hello.", "rejected": "No.", "answer": "Hello.", "label": True}
@@ -492,6 +505,44 @@ def test_a_question_after_a_tool_s_turn_names_the_way_out() -> None:
         match=sentence("finetune.messages._check_order.write-assistants-answer", "messages[3]"),
     ):
         row_from({"messages": turns}, "here")
+
+
+# Tables.
+
+
+@pytest.mark.slow
+def test_rows_of_a_table_are_the_rows_of_a_json_file(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    call = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    turns = [
+        {"role": "user", "content": " Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "name": "f"},
+        {"role": "assistant", "content": "bad", "loss": False},
+        {"role": "user", "content": "Again."},
+        {"role": "assistant", "content": SPACED},
+    ]
+    rows: list[dict[str, Any]] = [
+        {**ALPACA, "system": "Be brief.", "history": HISTORY},
+        {"question": "Which?", "choices": ["red", "blue"], "answer": "1"},
+        {"messages": turns, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"text": SPACED},
+        {"question": "", "answer": "x", "text": "an empty question"},
+        {"prompt": json.dumps(CHAT[:1]), "completion": json.dumps(CHAT[1:])},
+    ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    Dataset.from_list([{**dict.fromkeys(names), **row} for row in rows]).to_parquet(
+        tmp_path / "rows.parquet"
+    )
+    write(tmp_path / "rows.jsonl", rows)
+    made = [
+        prepared(tmp_path / f"rows.{end}", drop_empty=True, seed=1) for end in ("parquet", "jsonl")
+    ]
+    table, text = made
+    assert lines(table) == lines(text)
+    assert table.remarks == text.remarks != {}
+    assert list(table.not_read) == list(text.not_read)
 
 
 # Folders.

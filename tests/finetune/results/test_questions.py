@@ -141,7 +141,7 @@ def test_a_model_of_plain_text_goes_on_with_what_it_is_given(paths: RunPaths) ->
     ):
         questions_of(paths)
     assert questions_of(paths, ["Once ", {"text": "Twice\nupon"}]) == [
-        Question(source="", opening="Once"),
+        Question(source="", opening="Once "),
         Question(source="", opening="Twice\nupon"),
     ]
 
@@ -265,3 +265,15 @@ def test_a_prompt_of_messages_is_asked_as_a_chat(paths: RunPaths) -> None:
     asked = questions_of(paths, [{"prompt": prompt}, {"prompt": prompt, "completion": answer}])
     assert [question.expected for question in asked] == [None, "2"]
     assert all(question.messages == tuple(prompt) for question in asked)
+
+
+def test_a_question_keeps_the_system_text_the_history_and_the_options(paths: RunPaths) -> None:
+    row = {"instruction": "second", "system": "Be brief.", "history": [["first", "one"]]}
+    for expected in (None, "two"):
+        (asked,) = questions_of(paths, [{**row, "output": expected}])
+        assert [turn["role"] for turn in asked.messages] == ["system", "user", "assistant", "user"]
+        assert (asked.source, asked.expected) == ("second", expected)
+    choices = {"question": "Which?", "choices": ["red", "blue"]}
+    (open_end, known) = questions_of(paths, [choices, {**choices, "answer": 1}])
+    assert open_end.source == known.source == "Which?\nA. red\nB. blue"
+    assert (open_end.expected, known.expected) == (None, "B. blue")

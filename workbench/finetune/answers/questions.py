@@ -10,8 +10,9 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
 from workbench.base.json_values import part, whole
+from workbench.finetune.data.asked import question_of, turns_before
 from workbench.finetune.data.columns import outer_columns, value_of
-from workbench.finetune.data.forms import ANSWERS
+from workbench.finetune.data.forms import ANSWERS, question_form
 from workbench.finetune.data.lines import Fields, read_lines
 from workbench.finetune.data.meant import check_media
 from workbench.finetune.data.messages import (
@@ -21,6 +22,7 @@ from workbench.finetune.data.messages import (
     last_of,
     tools_of,
     turns_of,
+    unpacked,
 )
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.sources.convert import read_tables
@@ -206,23 +208,28 @@ def _question_of_turns(row: Fields, turns: Sequence[Message]) -> Question:
 
 def _question_of_row(row: Mapping[str, object], where: str) -> Question:
     check_media(row, where)
+    row = unpacked(row, where)
     if isinstance(row.get("prompt"), list | tuple) and row.get("completion") is None:
         row = {"messages": row["prompt"], TOOLS: row.get(TOOLS)}
     fields = Fields(row, where)
     turns = turns_of(fields) or completed_turns(fields)
     if turns:
         return _question_of_turns(fields, turns)
-    asked = next((key for key in ANSWERS if row.get(key) is not None), "")
-    unknown = bool(asked) and all(row.get(key) is None for key in ANSWERS[asked])
-    complete = dict(row)
-    if unknown:
-        complete[ANSWERS[asked][0]] = "?"
-    made = row_from(complete, where)
+    form = question_form(row)
+    is_known = form is None or any(row.get(key) is not None for key in ANSWERS.get(form.asks, ()))
+    if form is not None and not is_known and not TASK.columns(row):
+        question = question_of(fields, form)
+        if not question.is_chat:
+            return Question(source=question.source, input=question.input)
+        return _question_of_turns(fields, turns_before(fields, form, question))
+    made = row_from(row, where)
+    if made.messages:
+        return _question_of_turns(fields, made.messages)
     if not made.asks:
         return Question(source="", opening=made.target)
     return Question(
         source=made.source,
         input=made.input,
-        expected=None if unknown else made.target,
+        expected=made.target,
         table_id=made.table_id,
     )

@@ -85,12 +85,28 @@ def form_of(row: Mapping[str, object]) -> Form | None:
 
 
 def question_form(row: Mapping[str, object]) -> Form | None:
-    """Return the form whose question a row has, with or without the answer of the form."""
-    named = [form for form in EVERY if form.asks in row]
+    """Return the form whose question a row has, with or without the answer of the form.
+
+    Example:
+        >>> question_form({"source": "the web", "prompt": "1+1?"})[:2]
+        ('prompt', 'completion')
+    """
+    named = [form for form in _BY_QUESTION if form.asks in row]
     filled = [form for form in named if is_filled(row[form.asks])]
-    # `instruction` has two forms, which differ in the context.
-    with_context = [form for form in filled if form.given and is_filled(row.get(form.given))]
-    return next(iter(with_context or filled or named), None)
+    first = next(iter(filled or named), None)
+    for form in filled:
+        # `instruction` and `question` have forms that differ in the context.
+        if first is not None and form.asks == first.asks and is_filled(row.get(form.given)):
+            return form
+    return first
+
+
+def _order(form: Form) -> tuple[bool, bool, bool]:
+    """Return the place of a form among questions; a `source` may name where a row is from."""
+    return form.asks != "prompt", form.asks == "source", bool(form.heading)
+
+
+_BY_QUESTION = sorted(EVERY, key=_order)
 
 
 def names_form(keys: Iterable[str]) -> Form | None:

@@ -25,7 +25,7 @@ _VERDICTS = ("label", "kto_tag")  # names in TRL and LLaMA-Factory
 _OTHERS = frozenset((*_MEDIA, _REJECTED, *_VERDICTS))
 TELLING = _OTHERS | {*PROMPT_KEYS}
 """Lower-case names of columns that need another kind of training, or belong to the prompt."""
-_LEFT_OUT = "an empty question or answer, and are left out"
+_LEFT_OUT = "an empty question or answer (left out)"
 _MOST = 200  # most names to keep; rows may have any number of keys
 _LETTERS = 80  # most letters of a name
 

@@ -105,8 +105,8 @@ class PairRows(MethodRows):
         form = question_form(data)
         if _holds_prompt(data.get("input")):
             columns.append("input")
-        elif chat_key(data):
-            columns.append(chat_key(data))
+        elif _prompt_key(data) != "prompt":
+            columns.append(_prompt_key(data))
         elif form is not None and not isinstance(data[form.asks], list | tuple):
             columns += [form.asks, form.given, *PROMPT_KEYS]
         columns += [*SYSTEM_KEYS, *TOOL_KEYS]
@@ -124,8 +124,7 @@ class PairRows(MethodRows):
         row = self._in_one_form(row)
         if any(isinstance(row.data[key], list | tuple) for key in PAIR):
             return self._chats(row)
-        prompt = chat_key(row.data) or "prompt"
-        if isinstance(row.data.get(prompt), list | tuple):
+        if isinstance(row.data.get(_prompt_key(row.data)), list | tuple):
             return self._chats(row)
         form = question_form(row.data)
         chosen, rejected = (row.prose(key) for key in PAIR)
@@ -167,7 +166,7 @@ class PairRows(MethodRows):
             if isinstance(data[key], str):
                 data[key] = [{"role": "assistant", "content": data[key]}]
         row = Fields(data, row.where)
-        prompt_key = chat_key(data) or "prompt"
+        prompt_key = _prompt_key(data)
         prompt: list[Placed] = []
         if isinstance(data.get(prompt_key), list | tuple):
             prompt = listed(row, prompt_key)
@@ -306,7 +305,11 @@ class PromptRows(MethodRows):
     def _read(self, row: Fields, tables: Mapping[str, Table] | None) -> Example:
         del tables
         form = question_form(row.data)
-        key = chat_key(row.data) or (form.asks if form is not None else "")
+        key = _prompt_key(row.data)
+        if key == "prompt" and form is not None:
+            key = form.asks
+        elif key == "prompt":
+            key = ""
         if not key:
             self._missing(row, "prompt")
         tools = tools_of(row)
@@ -335,6 +338,11 @@ class PromptRows(MethodRows):
 def _pair_of(data: Mapping[str, object]) -> tuple[str, str]:
     """Return the names of a row's columns of two answers."""
     return next((pair for pair in PAIRS if {*pair} <= data.keys()), PAIR)
+
+
+def _prompt_key(data: Mapping[str, object]) -> str:
+    """Return the key of the turns of a prompt, or `prompt` for a question of another form."""
+    return "prompt" if is_filled(data.get("prompt")) else chat_key(data) or "prompt"
 
 
 def _holds_prompt(value: object) -> bool:

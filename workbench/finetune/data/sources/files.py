@@ -238,6 +238,11 @@ def is_rows(path: Path) -> bool:
     )
 
 
+def rows_in(folder: Path) -> list[Path]:
+    """Return the files of rows and the saved datasets in a folder, in order."""
+    return [path for path in sorted(folder.iterdir()) if is_rows(path)]
+
+
 class RowFolder(RowFiles):
     """Rows of a folder, found by the names of the files."""
 
@@ -266,9 +271,7 @@ def files_of(folder: Path) -> RowFiles | None:
     its_tables = _in_order([path for path in tables if is_there(path)])
     read = {*train, *evaluation, *its_tables}
     unread = [
-        path.name
-        for path in sorted(folder.iterdir())
-        if is_rows(path) and str(path) not in read and path.name not in _TABLES
+        path.name for path in rows_in(folder) if str(path) not in read and path.name not in _TABLES
     ]
     return RowFolder(train=train, eval=evaluation or None, tables=its_tables or None, unread=unread)
 
@@ -310,7 +313,7 @@ def _matching(option: str, text: str) -> list[Path]:
     if is_saved(path) or (is_there(path) and path.is_file()):
         return [path]
     if is_folder(path):
-        files = [each.name for each in sorted(path.iterdir()) if is_rows(each)]
+        files = [each.name for each in rows_in(path)]
         advice = "name a file, or a glob such as 'FOLDER/*.jsonl'"
         if files:
             advice = f"name a file of the folder: {', '.join(files[:5])}"

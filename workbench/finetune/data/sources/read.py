@@ -150,14 +150,24 @@ def read_rows(
 def table_row(row: object, columns: Mapping[str, str]) -> Mapping[str, object]:
     """Return a row of a table without the null values that the table filled in for turns."""
     assert isinstance(row, Mapping)
-    nested = {columns.get(field, field) for field in _NESTED}
-    for named in columns.values():
-        nested |= possible_columns(named)
+    nested = {*_NESTED}
+    for field in _NESTED:
+        if field in columns:
+            nested |= possible_columns(columns[field])
     made = dict(row)
-    for name, value in row.items():
-        if name in nested and isinstance(value, list | Mapping):
-            made[name] = without_nulls(value)
+    for name in nested & row.keys():
+        made[name] = _lists_without_nulls(row[name])
     return made
+
+
+def _lists_without_nulls(value: object) -> object:
+    """Remove nulls of objects in lists. An object outside of a list keeps its keys for paths."""
+    match value:
+        case Mapping():
+            return {key: _lists_without_nulls(each) for key, each in value.items()}
+        case [*_]:
+            return without_nulls(value)
+    return value
 
 
 def _text_rows(path: Path, encoding: str | None) -> Iterator[tuple[str, object]]:
@@ -236,20 +246,19 @@ def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple
 
 def _refuse_columns(data: Mapping[str, object], name: str) -> None:
     """Raise ConfigError for an object of columns, where rows are needed."""
-    values = list(data.values())
-    if values and all(isinstance(value, Mapping) for value in values):
-        keys = [list(value) for value in values if isinstance(value, Mapping)]
-        if keys[0] and keys[0][0].isdigit() and all(each == keys[0] for each in keys):
+    objects = [value for value in data.values() if isinstance(value, Mapping)]
+    if objects and len(objects) == len(data):
+        keys = list(objects[0])
+        if keys and keys[0].isdigit() and all(list(each) == keys for each in objects):
             raise ConfigError(
                 f"{name} is an object of columns, as pandas' to_json() writes, and rows are "
                 "needed. Write df.to_json('rows.jsonl', orient='records', lines=True)"
             )
-    lists = [value for value in values if isinstance(value, list)]
-    if values and len(lists) == len(values):
-        cells = [cell for each in lists for cell in each]
-        of_splits = {"train", "test", "validation", "eval"} & data.keys()
-        as_long = len({len(each) for each in lists}) == 1
-        if cells and as_long and not of_splits and not isinstance(cells[0], Mapping):
+    lists = [value for value in data.values() if isinstance(value, list)]
+    of_splits = {"train", "test", "validation", "eval"} & data.keys()
+    if lists and len(lists) == len(data) and not of_splits:
+        holds_rows = any(isinstance(cell, Mapping) for cell in lists[0])
+        if lists[0] and not holds_rows and len({len(each) for each in lists}) == 1:
             raise ConfigError(
                 f"{name} is an object of columns, as Dataset.to_dict() writes, and rows are "
                 "needed. Write dataset.to_json('rows.jsonl')"
