@@ -17,7 +17,7 @@ from forkedruns import Plan, Ran, run_all
 from methodruns import prompts, write_prepared, write_rows
 
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
-from workbench.finetune.methods.judging import Raised, Reward, Row, call_rewards, unjudged
+from workbench.finetune.methods.judging import Raised, Reward, Row, call_rewards, text_row, unjudged
 from workbench.finetune.methods.registry import method_of
 from workbench.rundir.checkpoints import problem_of
 
@@ -50,6 +50,16 @@ def test_the_answers_to_a_chat_are_messages() -> None:
         return [len(turns[0]["content"]) for turns in completions]
 
     assert call(judged, turns, ["two"]) == [3.0]
+
+
+def test_the_prompt_of_a_chat_is_the_list_of_messages_of_the_row() -> None:
+    turns = [
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "1+1?"},
+    ]
+    example = method_of("grpo").rows.read({"prompt": turns, "answer": "2"}, "line 1")
+    assert text_row(example) == {"prompt": turns, "answer": "2"}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typing import Any
 
 from workbench.base.errors import RunError
 from workbench.base.words import plain
-from workbench.finetune.data.messages import Message
 from workbench.finetune.data.rows import Example
 from workbench.finetune.methods.rows import columns_of
 from workbench.finetune.options.prompts import source_text
@@ -29,9 +28,12 @@ class Raised(RunError):
 
 def text_row(example: Example) -> dict[str, Any]:
     """Return a row as reward functions see it: the prompt, and the other columns by name."""
-    prompt: str | list[Message] = source_text(example.source, example.input)
+    prompt: str | list[dict[str, object]] = source_text(example.source, example.input)
     if example.messages:
-        prompt = list(example.messages)
+        # The weights of a prompt's turns are marks of the package.
+        prompt = []
+        for turn in example.messages:
+            prompt.append({key: value for key, value in turn.items() if key != "weight"})
     return {"prompt": prompt, **columns_of(example)}
 
 
