@@ -45,6 +45,7 @@ from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import EventCallback, LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.evaluation import Evaluator, note, other_figures, questions
+from workbench.finetune.train.guests.figures import PRODUCT_NAMES
 from workbench.finetune.train.measure.meter import StepMeter
 from workbench.finetune.train.measure.profile import (
     StepProfiler,
@@ -60,7 +61,7 @@ from workbench.finetune.train.settings import (
 )
 from workbench.finetune.train.trainer import FineTuner, TrainerParts
 from workbench.finetune.train.with_trl import trl_trainer
-from workbench.rundir.events import emit
+from workbench.rundir.events import emit, keep_names
 
 
 def main() -> None:
@@ -78,6 +79,8 @@ def main() -> None:
 def _run(work: Assignment) -> None:
     # The packages come last, so that they shadow none of the pod's packages.
     sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))
+    # Functions of the user may call `workbench.log` beside the trainer.
+    keep_names((*PRODUCT_NAMES, "epoch", "max_steps"))
     phase("joining the other ranks")
     if work.method.uses_trl:
         # A pod without TRL fails at once.
@@ -382,6 +385,7 @@ def _start(work: Assignment, trainer: Any, rows: Rows) -> None:
         not_read=list(work.not_read if rows.empty_answers is None else rows.not_read),
         tokens_kept=isinstance(made, TokenRows) and made.kept,
         empty_answers=work.empty_answers if rows.empty_answers is None else rows.empty_answers,
+        overlap=work.overlap if rows.overlap is None else rows.overlap,
         technique=str(job.technique),
         precision=str(job.precision),
         communication=job.communication,

@@ -75,6 +75,6 @@ class TrackerCalls(TrainerCallback):  # type: ignore[misc]  # transformers publi
             self._waited_s += seconds
         if self._waited_s >= _WAITED_S and not told_before:
             self._note(
-                f"the tracker {self._name} is slow: its report of step {step} took {seconds:.1f} s. "
-                "The training waits for every report"
+                f"the tracker {self._name} is slow: its report of step {step} took {seconds:.1f} "
+                "s. The training waits for every report"
             )
