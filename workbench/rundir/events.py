@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -248,7 +248,7 @@ def keep_names(names: Collection[str]) -> None:
     _product_names.update(names)
 
 
-def _name_beside(name: str, kept: Collection[str]) -> str:
+def _name_beside(name: str, kept: Set[str]) -> str:
     """Return the name under which `log` reports a figure.
 
     Example:
