@@ -86,9 +86,8 @@ TAGS = st.lists(WORDS, min_size=1, max_size=3).flatmap(
 
 @given(st.lists(st.lists(TAGS, min_size=1, max_size=5), min_size=1, max_size=3))
 def test_distinct_tags_have_distinct_names(steps: list[list[str]]) -> None:
-    numbers = {
-        tag: float(n) for n, tag in enumerate(sorted({tag for step in steps for tag in step}))
-    }
+    tags = sorted({tag for step in steps for tag in step})
+    numbers = {tag: float(n) for n, tag in enumerate(tags)}
     seen: set[float] = set()
     figures = _Figures(lambda _step, **values: seen.update(values.values()))
     shown = {tag for tag in numbers if _figure(tag)}

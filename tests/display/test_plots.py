@@ -6,6 +6,7 @@ import html
 import itertools
 import json
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -419,3 +420,15 @@ def test_a_bar_of_progress_has_a_name(view: RunView) -> None:
 )
 def test_lengths_of_a_picture_are_written_short(length: float, written: str) -> None:
     assert _rounded(length) == written
+
+
+@pytest.mark.parametrize("name", ["准确率 训练", "точность", "größe", "हिन्दी", "دقة"])
+def test_names_of_every_alphabet_are_drawn_without_a_warning(name: str) -> None:
+    series = [
+        Series(name=f"{name} {n}", xs={"x": [1, 2]}, ys=[9.0, 8.0 - n], look=look(n))
+        for n in range(2)
+    ]
+    plot = Plot(label=name, y=name, axes=("x",), series=series)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert labelled_svg(plot) and plot_svg(plot) and plots_png([plot])

@@ -66,7 +66,7 @@ def stated(facts: RunFacts) -> list[str]:
 
 def filled(written: WrittenRun) -> None:
     written.state("running", "training", hint="no step for 31 s")
-    rows = {"not_read": ["label", EVIL], "empty_answers": 7}
+    rows = {"not_read": ["label", EVIL], "empty_answers": 7, "overlap": 20}
     written.event(
         "start", model="tiny-t5", world_size=3, global_batch_size=24, parameters=1_033_984, **rows
     )
@@ -179,6 +179,7 @@ def test_the_panel_names_columns_that_are_not_read_and_counts_empty_answers(
     head = dict(RunFacts(RunView(written.paths.root)).head)
     assert head["not read"] == f"label, {EVIL}"
     assert head["rows with an empty answer"] == "7"
+    assert head["evaluation rows that are training rows too"] == "20"
 
 
 def test_before_the_ranks_report_the_panel_states_what_was_found_at_submit(
@@ -187,17 +188,24 @@ def test_before_the_ranks_report_the_panel_states_what_was_found_at_submit(
     queued(written)
     assert "not read" not in dict(RunFacts(RunView(written.paths.root)).head)
     written.paths.inputs.mkdir(exist_ok=True)
-    write_json(written.paths.job, {"not_read": ["images"], "empty_answers": 2})
+    write_json(written.paths.job, {"not_read": ["images"], "empty_answers": 2, "overlap": 4})
     head = dict(RunFacts(RunView(written.paths.root)).head)
+    assert head["evaluation rows that are training rows too"] == "4"
     assert (head["not read"], head["rows with an empty answer"]) == ("images", "2")
 
 
 def test_a_result_states_the_same_of_its_rows_in_text_and_html(written: WrittenRun) -> None:
     succeeded(written)
-    written.end(not_read=["label", EVIL], empty_answers=7)
+    written.end(not_read=["label", EVIL], empty_answers=7, overlap=20)
     result = RunResult.load(written.paths.root)
     text, page = folded(str(result)), Seen(result._repr_html_())
-    for fact in ("not read", folded(f"label, {EVIL}"), "rows with an empty answer"):
+    overlap = "evaluation rows that are training rows too"
+    for fact in (
+        "not read",
+        folded(f"label, {EVIL}"),
+        "rows with an empty answer",
+        overlap,
+    ):
         assert fact in text
         assert fact in page.text
     assert (result.not_read, result.empty_answers) == (("label", EVIL), 7)

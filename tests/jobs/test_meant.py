@@ -305,13 +305,14 @@ def test_a_run_s_panel_and_result_name_what_was_not_read_and_count_empty_answers
         {"source": f"word {n}", "target": "" if n < 3 else "answer", "label": n, "url": "…"}
         for n in range(20)
     ]
-    job = FineTune(
-        dataset=str(write(tmp_path / "rows.csv", rows)), max_steps=1, predict_rows=0, profile_step=0
-    )
+    train, evaluation = write(tmp_path / "rows.csv", rows), write(tmp_path / "eval.csv", rows[3:8])
+    dataset = {"kind": "files", "train": str(train), "eval": str(evaluation)}
+    job = FineTune(dataset=dataset, max_steps=1, predict_rows=0, profile_step=0)
     with Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "cluster", warm=False) as cluster:
         run = cluster.submit(job)
         assert "label, url" in run_text(RunView(run.path)), "before its ranks report"
         result = run.wait().raise_for_status()
     assert (result.not_read, result.empty_answers) == (("label", "url"), 3)
+    assert result.overlap == 5
     head = dict(RunFacts(RunView(run.path)).head)
     assert (head["not read"], head["rows with an empty answer"]) == ("label, url", "3")

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workbench.rundir.events import Event
+from workbench.base.process import RUN_MARK
+from workbench.rundir import events as events_module
+from workbench.rundir.events import Event, log
 from workbench.rundir.figures.curves import Curve
 from workbench.rundir.totals import RunTotals
 
@@ -123,3 +125,23 @@ def test_a_restart_is_no_new_training() -> None:
     again = Event(time_s=9, rank=None, kind="restarted", data={"step": None, "lost_s": 8.0})
     steps = [trained(step, loss=1.0) for step in (1, 2, 3)]
     assert RunTotals.of([*steps, again, *steps]).notes == []
+
+
+def test_a_log_within_a_job_of_the_product_replaces_none_of_its_figures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[Event] = []
+
+    def emit(kind: str, **data: object) -> None:
+        told.append(Event(time_s=1, rank=0, kind=kind, data=data))
+
+    monkeypatch.setenv(RUN_MARK, "r")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(events_module, "emit", emit)
+    own = [trained(4, loss=3.0), evaluation(4, {"eval_loss": 2.0, "accuracy": 0.5})]
+    monkeypatch.setattr(events_module, "_product_names", {"loss", "eval_loss", "accuracy"})
+    log(4, loss=0.0, eval_loss=0.0, eval_accuracy=0.0, accuracy=0.25, f1=0.75)
+    totals = RunTotals.of([*own, *told])
+    assert (totals.eval_loss, totals.metrics["accuracy"]) == (2.0, 0.5)
+    assert totals.metrics == {"accuracy": 0.5, "log.loss": 0.0, "log.accuracy": 0.0}
+    assert totals.step_figures == {"loss": 3.0, "log.loss": 0.0, "log.accuracy": 0.25, "f1": 0.75}

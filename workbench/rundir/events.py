@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -213,9 +213,10 @@ def log(step: int, **figures: object) -> None:
         return
     _refuse_own_names(figures)
     numbers: dict[str, float] = {}
-    for name, value in figures.items():
-        if name in OWN_NAMES:
+    for given, value in figures.items():
+        if given in OWN_NAMES:
             continue
+        name = _name_beside(given, _product_names)
         # Values that are not numbers are not shown.
         with suppress(TypeError, ValueError, OverflowError, RuntimeError):
             numbers[name] = int(value) if name == "max_steps" else float(value)  # type: ignore[call-overload, arg-type]
@@ -239,6 +240,25 @@ def log(step: int, **figures: object) -> None:
 
 
 _refused: set[str] = set()
+_product_names: set[str] = set()
+
+
+def keep_names(names: Collection[str]) -> None:
+    """Keep names of figures in this process for the product; `log` puts `log.` before the names."""
+    _product_names.update(names)
+
+
+def _name_beside(name: str, kept: Set[str]) -> str:
+    """Return the name under which `log` reports a figure.
+
+    Example:
+        >>> _name_beside("eval_loss", {"eval_loss"}), _name_beside("f1", {"eval_loss"})
+        ('eval_log.loss', 'f1')
+    """
+    short = name.removeprefix("eval_")
+    if kept.isdisjoint((name, short, f"eval_{short}")):
+        return name
+    return f"eval_log.{short}" if name != short else f"log.{name}"
 
 
 def _refuse_own_names(figures: Mapping[str, object]) -> None:

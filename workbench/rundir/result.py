@@ -24,9 +24,10 @@ from workbench.rundir.status import result_file
 
 
 def submitted_rows(paths: RunPaths) -> Mapping[str, object]:
-    """Return `not_read` and `empty_answers` of a run's rows at submission, if known."""
+    """Return the counts of a run's rows and the columns not read at submission, if known."""
     raw = read_json(paths.job, within=paths.root)
-    return {name: raw[name] for name in ("not_read", "empty_answers") if raw.get(name) is not None}
+    names = ("not_read", "empty_answers", "overlap")
+    return {name: raw[name] for name in names if raw.get(name) is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,6 +201,8 @@ class ResultRecord(Measurements):
     `longest_answer` is the longest answer after a cut, and `whole_answer` before a cut. The names
     for questions are alike. Empty: not counted.
     """
+    overlap: Whole | None = None
+    """Number of evaluation rows that are training rows too. None: not counted."""
     learning_rate: Number | None = None
     """Highest learning rate of the schedule."""
     model: str = ""

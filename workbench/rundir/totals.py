@@ -39,7 +39,7 @@ _START_FIELDS = (
         "parameters",
         "trainable_parameters",
     ),
-    *("not_read", "empty_answers", "text_lengths"),
+    *("not_read", "empty_answers", "overlap", "text_lengths"),
 )
 _KEPT_FIGURES = ("max_steps", "epoch", "loss", "samples_per_s", "train_samples_per_s")
 _END_FIELDS = (

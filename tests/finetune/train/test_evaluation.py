@@ -22,6 +22,7 @@ from workbench.finetune.train.guests.figures import (
     named_figure,
     unknown_figure,
 )
+from workbench.finetune.train.with_trl import _named
 from workbench.rundir.metrics import curve_name, tag_of
 
 STOPS = {"eval_steps": 1, "early_stopping_patience": 2}
@@ -178,6 +179,11 @@ def test_a_value_that_is_no_number_loses_itself_alone_and_is_named() -> None:
     named = [remark.split()[0] for remark in remarks]
     assert named == ["precisions", "both", "text", "recall", "undefined"]
     assert remarks[3] == "recall at step 4 is nan"
+
+
+def test_reward_functions_of_one_name_are_two_figures() -> None:
+    named = _named([("f", len), ("g", max), ("f", min), ("f", sum)])
+    assert named == [("f", len), ("g", max), ("f-2", min), ("f-3", sum)]
 
 
 def test_an_error_ends_in_the_line_of_the_user_or_in_none() -> None:

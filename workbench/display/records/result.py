@@ -66,6 +66,10 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("not read", plain(short_list(result.not_read, 20)) if result.not_read else ""),
         ("rows with an empty answer", count(result.empty_answers) if result.empty_answers else ""),
         *length_facts(result.text_lengths),
+        (
+            "evaluation rows that are training rows too",
+            count(result.overlap) if result.overlap else "",
+        ),
         ("whole run", duration(result.duration_s)),
         ("time to first step", duration(result.time_to_first_step_s)),
         ("training loop", duration(result.train_runtime_s)),

@@ -114,11 +114,13 @@ def _head(view: RunView) -> list[tuple[str, str]]:
         pairs.append(("global batch size", f"{view.batch} (per device x accumulation x ranks)"))
     elif rows_per_step is not None:
         pairs.append(("global batch size", count(rows_per_step)))
-    not_read, empty = _of_rows(view)
+    not_read, empty, overlap = _of_rows(view)
     if not_read:
         pairs.append(("not read", short_list(not_read, _NAMED_COLUMNS)))
     if empty:
         pairs.append(("rows with an empty answer", count(empty)))
+    if overlap:
+        pairs.append(("evaluation rows that are training rows too", count(overlap)))
     pairs += length_facts(part(view.start, "text_lengths"))
     if view.unpredicted:
         pairs.append(("predicted memory", f"not known: {view.unpredicted}"))
@@ -129,15 +131,16 @@ def _head(view: RunView) -> list[tuple[str, str]]:
     return [(name, plain(text)) for name, text in pairs if text]
 
 
-def _of_rows(view: RunView) -> tuple[list[str], int]:
-    """Return the columns that are not read and the number of empty answers.
+def _of_rows(view: RunView) -> tuple[list[str], int, int]:
+    """Return the columns that are not read, and the numbers of empty answers and repeated rows.
 
     Before the ranks report, as submitted.
     """
     known = view.start if "not_read" in view.start else view.submitted_rows
     not_read = [text(name) for name in items(known.get("not_read"))]
     empty = whole(known.get("empty_answers"))
-    return not_read, empty or 0
+    overlap = whole(known.get("overlap"))
+    return not_read, empty or 0, overlap or 0
 
 
 def _ticking(seconds: float) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from workbench.base.child import replies
 from workbench.base.errors import ConfigError, WorkbenchError, require_package, suggests
 from workbench.base.shown import Shown
 from workbench.finetune.data.meant import Written
+from workbench.finetune.data.overlap import line_digests, overlap_of_files
 from workbench.finetune.data.sources.convert import chosen, join_files
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.data.sources.hub import Hub
@@ -119,8 +119,8 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
                 made.empty_answers or 0,
                 made.remarks,
             )
-        train = set(_digests(folder / "train.jsonl"))
-        overlap = sum(digest in train for digest in _digests(folder / "eval.jsonl"))
+        train = set(line_digests(folder / "train.jsonl"))
+        overlap = overlap_of_files(folder / "train.jsonl", folder / "eval.jsonl")
         answer = _ask(job, folder, written.train, rows)
     return RowPreview(
         job=job,
@@ -146,12 +146,6 @@ def _pair(lengths: Sequence[int] | None) -> tuple[int, int] | None:
         return None
     source, target = lengths
     return int(source), int(target)
-
-
-def _digests(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        for line in file:
-            yield hashlib.blake2b(line, digest_size=12).digest()
 
 
 def _ask(job: FineTune, folder: Path, count: int, shown: int) -> Mapping[str, Any]:

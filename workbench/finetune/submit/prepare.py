@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 
 from workbench.base.files import gate, is_folder, user_path
+from workbench.finetune.data.overlap import overlap_of_files
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.data.sources.files import RowFiles
 from workbench.finetune.deepspeed.files import load
@@ -91,6 +92,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
         "hub": data.hub,
         "not_read": unread(template_of(job), data.not_read),
         "empty_answers": data.empty_answers,
+        "overlap": overlap_of_files(data.train, data.eval) if data.train and data.eval else None,
         "unasked": data.unasked,
         "family": model_family(job.model),
         "chosen": chosen,

@@ -54,6 +54,7 @@ from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import EventCallback, LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.evaluation import Evaluator, note, other_figures, questions
+from workbench.finetune.train.guests.figures import PRODUCT_NAMES
 from workbench.finetune.train.measure.meter import StepMeter
 from workbench.finetune.train.measure.profile import (
     StepProfiler,
@@ -69,7 +70,7 @@ from workbench.finetune.train.settings import (
 )
 from workbench.finetune.train.trainer import FineTuner, TrainerParts
 from workbench.finetune.train.with_trl import trl_trainer
-from workbench.rundir.events import emit
+from workbench.rundir.events import emit, keep_names
 
 _SHARE_OF_CUTS = 10
 """A tenth of the texts, from which on cuts are noted."""
@@ -90,6 +91,8 @@ def main() -> None:
 def _run(work: Assignment) -> None:
     # The packages come last, so that they shadow none of the pod's packages.
     sys.path.extend(filter(None, [os.environ.get("WORKBENCH_PACKAGES")]))
+    # Functions of the user may call `workbench.log` beside the trainer.
+    keep_names((*PRODUCT_NAMES, "epoch", "max_steps"))
     phase("joining the other ranks")
     if work.method.uses_trl:
         # A pod without TRL fails at once.
@@ -414,6 +417,7 @@ def _start(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> None
         tokens_kept=isinstance(made, TokenRows) and made.kept,
         empty_answers=work.empty_answers if rows.empty_answers is None else rows.empty_answers,
         text_lengths=asdict(encoder.lengths),
+        overlap=work.overlap if rows.overlap is None else rows.overlap,
         technique=str(job.technique),
         precision=str(job.precision),
         communication=job.communication,

@@ -20,6 +20,7 @@ from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank import flight, store
 from workbench.agent.ranks import stacks
 from workbench.base.errors import ConfigError, RunError
+from workbench.base.json_values import whole
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.method import Method
@@ -72,6 +73,8 @@ class Assignment:
     """Unread columns of the rows, if the rows are files."""
     empty_answers: int = 0
     """Rows of the files with an empty answer."""
+    overlap: int | None = None
+    """Evaluation rows of the files that are training rows too; None for a hub dataset."""
     unasked: str = ""
     """Reason why the columns of a hub dataset were not checked at submission; empty if checked."""
     remarks: Mapping[str, int] = field(default_factory=dict)
@@ -125,6 +128,7 @@ class Assignment:
             token_files=Path(raw["token_files"]) if raw.get("token_files") else None,
             not_read=tuple(raw.get("not_read") or ()),
             empty_answers=int(raw.get("empty_answers") or 0),
+            overlap=whole(raw.get("overlap")),
             unasked=str(raw.get("unasked") or ""),
             remarks=raw.get("remarks") or {},
             notes=tuple(raw.get("notes") or ()),

@@ -18,7 +18,7 @@ from workbench.finetune.methods.rows import EQUAL
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.evaluation import evaluates
-from workbench.finetune.train.evaluation import Evaluator, imported, note
+from workbench.finetune.train.evaluation import Evaluator, Function, imported, note
 from workbench.finetune.train.settings import Assignment
 from workbench.finetune.train.trainer import TrainerParts, WorkbenchTrainerMixin
 
@@ -47,7 +47,7 @@ def trl_trainer(
     if reference is not None:
         options["ref_model"] = reference
     if method.uses_rewards:
-        rewards = [imported(sent, number, "reward") for number, sent in enumerate(work.rewards)]
+        rewards = _named([imported(each, n, "reward") for n, each in enumerate(work.rewards)])
         options |= module.options_of(job, encoder, rewards)
     elif method.has_reference:
         options["keeps_adapters"] = bool(job.lora.get("resume_from"))
@@ -81,6 +81,21 @@ def trl_trainer(
             processing_class=loaded.tokenizer,
             **options,
         )
+
+
+def _named(rewards: Sequence[tuple[str, Function]]) -> list[tuple[str, Function]]:
+    """Return reward functions with a name for each, since a reward is a figure by its name."""
+    named: dict[str, Function] = {}
+    for name, function in rewards:
+        free = name
+        number = 2
+        while free in named:
+            free = f"{name}-{number}"
+            number += 1
+        if free != name:
+            note(f"two reward functions have the name {name}: one of them is named {free} here")
+        named[free] = function
+    return list(named.items())
 
 
 def trainer_class(method: Method) -> type[Any]:

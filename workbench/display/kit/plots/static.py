@@ -12,7 +12,9 @@ import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,22 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _SIZE_IN = (5.6, 2.5)
+_OTHER_FONTS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Microsoft YaHei",
+    "SimHei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Malgun Gothic",
+    "Noto Sans Devanagari",
+    "Noto Sans Thai",
+    "Arial Unicode MS",
+)
+"""Fonts with letters that DejaVu Sans has not, for machines that have some of the fonts."""
 _DPI = 72
 _IMAGE_DPI = 96
 _PNG_COLOURS = 32
@@ -240,18 +258,10 @@ def figure_svg(
     more: Callable[[Any], str] = lambda _: "",
 ) -> str:
     """Make an SVG element of a pair of axes, with `more` SVG on top."""
-    import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(
-        {
-            "svg.fonttype": "path",
-            "font.family": "DejaVu Sans",
-            "font.size": 8.5,
-            "path.simplify": True,
-        }
-    ):
+    with _lettered({"svg.fonttype": "path", "font.size": 8.5, "path.simplify": True}):
         figure = Figure(figsize=size_in, dpi=_DPI)
         FigureCanvasSVG(figure)
         axes = figure.add_axes(place)
@@ -328,18 +338,34 @@ def figure_png(
 def _image(
     draw: Callable[[Any], None], size_in: tuple[float, float], **options: Any
 ) -> Image.Image:
-    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image
 
-    with mpl.rc_context({"font.family": "DejaVu Sans", "font.size": 9.5}):
+    with _lettered({"font.size": 9.5}):
         figure = Figure(figsize=size_in, dpi=_IMAGE_DPI, facecolor="white", **options)
         canvas: Any = FigureCanvasAgg(figure)
         draw(figure)
         canvas.draw()
     size = canvas.get_width_height()
     return Image.frombytes("RGBA", size, canvas.buffer_rgba()).convert("RGB")
+
+
+@contextmanager
+def _lettered(style: dict[str, Any]) -> Iterator[None]:
+    """Draw letters with the fonts of this machine. A letter without a font is a box, not a warning.
+
+    matplotlib would print a warning per letter, with paths, into the cell.
+    """
+    import matplotlib as mpl
+    from matplotlib.font_manager import fontManager
+
+    installed = set(fontManager.get_font_names())
+    fonts = ["DejaVu Sans", *(name for name in _OTHER_FONTS if name in installed)]
+    with mpl.rc_context({"font.family": fonts, **style}), warnings.catch_warnings():
+        for words in (r"Glyph \d+", "Matplotlib currently does not support"):
+            warnings.filterwarnings("ignore", message=words)
+        yield
 
 
 def _png(image: Image.Image) -> bytes:

@@ -36,6 +36,8 @@ class Rows:
     """Columns of a hub dataset not read by any row's form."""
     empty_answers: int | None = None
     """Number of rows of a hub dataset with an empty answer; None for files, already counted."""
+    overlap: int | None = None
+    """Number of evaluation rows of a hub dataset that are training rows too; None for files."""
     remarks: Mapping[str, int] = field(default_factory=dict)
     """Numbers of rows of a hub dataset by what is odd about the rows."""
 
@@ -112,6 +114,7 @@ class _Lines(Sequence[Example]):
 def _from_hub(hub: Hub, reader: RowReader) -> Rows:
     """Load the rows of a hub dataset with `datasets`; version 4 and later run no dataset code."""
     from workbench.finetune.data.meant import written
+    from workbench.finetune.data.overlap import overlap_of_rows
 
     learned = hub.tally(reader)
     judged = hub.tally(reader)
@@ -134,6 +137,7 @@ def _from_hub(hub: Hub, reader: RowReader) -> Rows:
         eval=evaluation,
         not_read=made.not_read,
         empty_answers=made.empty_answers,
+        overlap=overlap_of_rows(train, evaluation),
         remarks={**made.remarks, **reader.remarks(train)},
     )
 
