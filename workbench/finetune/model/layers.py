@@ -18,7 +18,12 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.finetune.model.targets import adapted_weights, complete, wanted_weights
+from workbench.finetune.model.targets import (
+    adapted_weights,
+    bypassed_weights,
+    complete,
+    wanted_weights,
+)
 from workbench.finetune.model.tied import Owners, check_alone, tied_weights
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 from workbench.finetune.options.options import FineTuneOptions
@@ -157,10 +162,10 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
     saved = _to_save(model, options.modules_to_save, owners)
     wanted = wanted_weights(model, options)
     if names == ALL_LINEAR:
-        shared = {weight for weight in wanted if weight in owners}
-        wanted -= shared
+        without = {weight for weight in wanted if weight in owners} | bypassed_weights(model)
+        wanted -= without
     else:
-        shared = set()
+        without = set()
         check_alone(wanted, owners, "lora target_modules names")
     if checkpointing:
         # No part before the first adapter has a gradient: recomputing would cut the graph there.
@@ -173,7 +178,7 @@ def with_lora(model: Any, options: Lora, *, checkpointing: bool) -> Any:
         use_dora=options.use_dora,
         bias=options.bias,
         target_modules=names if isinstance(names, str) else list(names),
-        exclude_modules=sorted(weight.rpartition(".")[0] for weight in shared) or None,
+        exclude_modules=sorted(weight.rpartition(".")[0] for weight in without) or None,
         modules_to_save=saved or None,
         task_type=_task_type(model),
     )

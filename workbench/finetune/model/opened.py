@@ -79,7 +79,7 @@ def read_weights(
             report = _rehearsed(outline, name, source)
         _check(report, outline, name, scores=scores)
         apart = report.apart
-    with _refusals(name), _untied(outline, apart):
+    with _refusals(name), _untied(outline, apart), _in_parts(outline):
         model, info = auto.from_pretrained(
             name,
             **source,
@@ -117,6 +117,20 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(level)
+
+
+@contextmanager
+def _in_parts(outline: Any) -> Iterator[None]:
+    """Name the technique in errors of a model whose code reads its weights while it is made."""
+    try:
+        yield
+    except (IndexError, ValueError) as error:
+        if not deepspeed.is_deepspeed_zero3_enabled():
+            raise
+        raise ConfigError(
+            f"transformers cannot make a {type(outline).__name__} with sharded weights ({error}). "
+            "Use technique 'fsdp' or 'zero2'"
+        ) from error
 
 
 @contextmanager

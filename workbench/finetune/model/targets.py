@@ -16,6 +16,9 @@ from transformers.pytorch_utils import Conv1D
 from workbench.base.errors import ConfigError, one_of
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 
+# Modules of state space layers. peft refuses the first, because their kernels read its weight.
+_STATE_SPACES = ("Mamba", "FalconH1", "NemotronH")
+_BYPASSED = ("out_proj", "dt_proj")
 _PREFIX = "base_model.model."
 _HEADS = ("score", "classifier")
 _WEIGHT = ".weight"
@@ -38,6 +41,20 @@ def linear_weights(model: Any) -> list[str]:
             names += [f"{name}.{own}" for own in _own(module, 2) if own == "weight"]
         elif "Expert" in kind:
             names += [f"{name}.{own}" for own in _own(module, 3)]
+    return names
+
+
+def bypassed_weights(model: Any) -> set[str]:
+    """Return the names of weights that a state space layer reads without calling their module.
+
+    An adapter would have no effect there.
+    """
+    names: set[str] = set()
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if hasattr(module, "conv1d") and any(each in kind for each in _STATE_SPACES):
+            own = [each for each in _BYPASSED if hasattr(module, each)]
+            names.update(f"{name}.{each}{_WEIGHT}" for each in own)
     return names
 
 

@@ -1,7 +1,7 @@
 """Weights that are one tensor under several names, such as tied embeddings.
 
 A change of one name alone would be lost, or would change the other, when the model is saved as a
-whole. Whatever trains a part of a model asks here first.
+whole. Code that trains a part of a model asks here first.
 """
 
 from __future__ import annotations

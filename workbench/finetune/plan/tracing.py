@@ -16,7 +16,7 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.child import replies
-from workbench.base.errors import WorkbenchError, require_package
+from workbench.base.errors import ConfigError, WorkbenchError, require_package
 from workbench.base.files import read_json, write_json
 from workbench.finetune.techniques.sizes import Moment, Parameters, Trace
 
@@ -116,6 +116,8 @@ def _ask(request: Request) -> Answer:
         )
     except ValueError as error:
         raise WorkbenchError(f"the model cannot be traced: {error}") from error
+    if "refused" in answer:
+        raise ConfigError(str(answer["refused"]))
     return dict(answer)
 
 

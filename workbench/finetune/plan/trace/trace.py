@@ -49,7 +49,11 @@ _DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
 def main() -> None:
     """Read a request as JSON from standard input and write the answer to standard output."""
     gc.disable()  # the timing of garbage collection must not change the counts
-    sys.stdout.write(json.dumps(prepared_trace(json.load(sys.stdin))))
+    try:
+        answer = prepared_trace(json.load(sys.stdin))
+    except ConfigError as error:
+        answer = {"refused": str(error)}
+    sys.stdout.write(json.dumps(answer))
     sys.stdout.flush()
 
 
