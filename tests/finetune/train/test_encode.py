@@ -401,3 +401,14 @@ def test_a_plain_prompt_begins_as_the_tokenizer_begins_its_texts() -> None:
     assert expected[:2] == [mask, sop]
     assert question["input_ids"] == expected
     assert row["input_ids"][: len(expected)] == expected
+
+
+@pytest.mark.slow
+def test_a_chat_does_not_double_special_tokens_of_its_turns(chatting: model.Loaded) -> None:
+    made = encoder(chatting, chat_template="{{ bos_token }}" + TURNS)
+    begin, end = chatting.tokenizer.bos_token, chatting.tokenizer.eos_token
+    bare = Example(source="say red", target="red")
+    written = Example(source=f"{begin}say red", target=f"red{end}")
+    assert made.rows([written]) == made.rows([bare])
+    assert made.questions([written]) == made.questions([bare])
+    assert made.target(written) == "red"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import sentencepiece
@@ -37,6 +37,7 @@ from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
+from workbench.finetune.model.text.languages import set_languages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -287,6 +288,29 @@ def test_a_language_is_refused_where_nothing_reads_it(
     none = sentence("finetune.languages.check_given.tokenizers-write-languages", "target_language")
     with pytest.raises(ConfigError, match=none):
         check_at_submit(FineTune(model="tiny-t5", target_language="de"), gpus=0)
+
+
+class FSMTTokenizer:
+    """A tokenizer of two vocabularies; transformers' own needs a package that we do not need."""
+
+    encoder: ClassVar = {"cat": 0, "dog": 1}
+    decoder: ClassVar = {0: "Katze", 1: "Hund"}
+
+
+class SeamlessM4TTokenizer:
+    """A tokenizer whose model chooses the language by its own code."""
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "why"),
+    [
+        (FSMTTokenizer(), "finetune.languages._refuse_unable.tokenizer-another-vocabulary"),
+        (SeamlessM4TTokenizer(), "finetune.languages._refuse_unable.seamlessm-ttokenizer-whose"),
+    ],
+)
+def test_a_tokenizer_that_cannot_write_targets_is_refused_by_name(tokenizer: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=sentence(why)):
+        set_languages(None, tokenizer, FineTune(model="tiny-t5"))
 
 
 def test_a_marian_model_of_several_languages_reads_the_language_in_the_source(

@@ -16,7 +16,9 @@ from transformers import PreTrainedTokenizerFast
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.lines import Fields
 from workbench.finetune.data.messages import turns_of
+from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.text.chat import Chat
+from workbench.finetune.options.templates import template_of, unread
 
 pytestmark = pytest.mark.slow  # transformers
 
@@ -117,3 +119,24 @@ def test_thoughts_are_learned_where_the_template_writes_thoughts(name: str) -> N
     learned = its.decode([token for token, mark in zip(ids, marks, strict=True) if mark])
     assert "one and one" in learned
     assert "It is 2" in learned
+
+
+def test_keys_of_turns_are_unread_where_the_template_does_not_read_them(tmp_path: Path) -> None:
+    template = (
+        "{{ m.role }}{{ m['content'] }}{% if m.thinking is string %}{{ m.thinking }}{% endif %}"
+    )
+    names = ["messages.thinking", "messages.id", "thinking", "prompt.thinking"]
+    assert unread(template, names) == ["messages.id", "thinking"]
+    assert unread("", names) == names
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text(template)
+    assert template_of(FineTune(model=str(tmp_path))) == template
+    assert template_of(FineTune(model=str(tmp_path), prompt="plain")) == ""
+    assert template_of(FineTune(model="tiny-llama", chat_template="{{ m }}")) == "{{ m }}"
+
+
+def test_keys_that_the_template_does_not_read_change_no_token() -> None:
+    its = tokenizer("qwen2_5", False)
+    extra = [{**turn, "id": "7", "thinking": "one and one"} for turn in CHATS["a turn"]]
+    turns = turns_of(Fields({"messages": extra}, "line 1"))
+    assert Chat(its).learned(turns) == Chat(its).learned(CHATS["a turn"])  # type: ignore[arg-type]

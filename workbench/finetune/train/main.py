@@ -394,7 +394,7 @@ def _start(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> None
     remarks = work.remarks if rows.empty_answers is None else rows.remarks
     for remark, count in remarks.items():
         note(f"{count} of {len(rows.train) + len(rows.eval)} rows have {remark}")
-    _note_cuts(encoder.lengths)
+    _note_lengths(job, encoder.lengths)
     # TRL's trainers have rows of another type, which are made in every run.
     made = trainer.train_dataset
     trainable, parameters = adapters.counts(trainer.model)
@@ -428,8 +428,16 @@ def _start(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> None
     )
 
 
-def _note_cuts(texts: TextLengths) -> None:
-    """Report many cut texts before the training, as preview does."""
+def _note_lengths(job: FineTune, texts: TextLengths) -> None:
+    """Report many cut texts, and rows longer than the plan assumes, before the training."""
+    source, target = job.planned_lengths
+    is_open = None in (job.max_source_length, job.max_target_length)
+    if is_open and (texts.longest_question > source or texts.longest_answer > target):
+        note(
+            f"questions have up to {texts.longest_question} tokens and answers up to "
+            f"{texts.longest_answer}, and the predicted memory assumes {source} + {target}; "
+            "plan(job, lengths=preview(job)) counts these rows"
+        )
     if texts.cut_questions and _SHARE_OF_CUTS * texts.cut_questions >= texts.questions:
         note(
             f"{texts.cut_questions} of {texts.questions} questions are cut at "

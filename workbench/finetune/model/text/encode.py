@@ -248,7 +248,7 @@ class Encoder:
                 raise _no_end(self.job)
             (text_ids,) = self._ids([example.target])
             return self._plain(self._ended(text_ids))
-        answer = answer_of(example.messages, self._bare(example.target))
+        answer = self._once(answer_of(example.messages, example.target))
         turns = self._turns(example)
         whole = len(self._chat.prompt(turns, example.tools))
         rows = self._chat.learned([*turns, answer], example.tools)
@@ -278,7 +278,16 @@ class Encoder:
         return made
 
     def _turns(self, example: Example) -> list[Message]:
-        return asked(example.messages, source_text(example.source, example.input), self.job.system)
+        question = source_text(example.source, example.input)
+        turns = asked(example.messages, question, self.job.system)
+        return [self._once(turn) for turn in turns]
+
+    def _once(self, turn: Message) -> Message:
+        """Return a turn without a beginning or an end of a text, which the template writes."""
+        if turn["role"] == "assistant":
+            return {**turn, "content": self._bare(turn["content"])}
+        begin = self.tokenizer.bos_token
+        return {**turn, "content": turn["content"].removeprefix(begin)} if begin else turn
 
     def _within(self, example: Example, most: int) -> list[Message]:
         """Remove the first exchanges of too long turns, then the end of the last question."""
