@@ -102,7 +102,7 @@ def processes_with(*marks: str) -> list[str]:
 @pytest.fixture
 def in_time() -> Iterator[None]:
     """Fail a test that waits for a pipe, or reads a device to its end."""
-    signal.alarm(60)
+    signal.alarm(600)
     yield
     signal.alarm(0)
 

@@ -93,7 +93,7 @@ class Plan:
         (folder / "job.json").write_text(json.dumps(raw))
         self.runs.append({"folder": str(folder), "world_size": ranks, **(more or {})})
 
-    def run(self, *, timeout_s: float = 550) -> dict[str, Ran]:
+    def run(self, *, timeout_s: float = 1600) -> dict[str, Ran]:
         """Do the runs, one after another, and give them by name."""
         return run_all(self, timeout_s=timeout_s)[0]
 
@@ -107,7 +107,7 @@ class Plan:
         return {f.name: Ran(folder=f, exit_codes=codes[f.name]) for f in folders}
 
 
-def run_all(*plans: Plan, timeout_s: float = 550) -> list[dict[str, Ran]]:
+def run_all(*plans: Plan, timeout_s: float = 1600) -> list[dict[str, Ran]]:
     """Do the runs of several plans, forked from one process, and give those of each by name."""
     for plan in plans:
         (plan.root / "plan.json").write_text(json.dumps(plan.runs))

@@ -39,22 +39,21 @@ def module_name(path: Path) -> str:
     return ".".join(("workbench", *path.relative_to(PACKAGE).with_suffix("").parts))
 
 
-def test_bare_import_is_fast_and_light() -> None:
+MOST_MODULES = 64
+
+
+def test_a_bare_import_is_light() -> None:
     code = (
-        "import sys, time; start = time.process_time(); import workbench; "
-        "print(time.process_time() - start, *sorted({m.split('.')[0] for m in sys.modules}))"
+        "import sys; before = {*sys.modules}; import workbench; "
+        "print(*sorted({*sys.modules} - before))"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(3)
-    ]
-    seconds = min(float(run.stdout.split()[0]) for run in runs)
-    loaded = set(runs[0].stdout.split()[1:])
-    assert (
-        loaded & (FRAMEWORKS | {"kubernetes", "paramiko", "ipywidgets", "IPython", "tensorboard"})
-        == set()
-    )
-    assert seconds < 0.5
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = run.stdout.split()
+    loaded = {module.partition(".")[0] for module in modules}
+    heavy = {"kubernetes", "paramiko", "ipywidgets", "IPython", "tensorboard"}
+    assert loaded & (FRAMEWORKS | heavy) == set()
+    # Python compiles nothing here but reads each module, so their number is what a user waits for.
+    assert len(modules) < MOST_MODULES, modules
 
 
 def test_public_names_exist_and_need_no_framework() -> None:

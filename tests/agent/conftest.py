@@ -19,7 +19,7 @@ from workbench.base.process import Process, look_up
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 AGENT = (sys.executable, "-m", "workbench.agent")
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 class PodAgent:
@@ -32,7 +32,9 @@ class PodAgent:
         self.offsets: dict[str, dict[str, int]] = {}
         self.output: dict[str, bytes] = {}
 
-    def serve(self, *flags: str, env: dict[str, str] | None = None, timeout_s: float = 30) -> int:
+    def serve(
+        self, *flags: str, env: dict[str, str] | None = None, timeout_s: float = PATIENCE_S
+    ) -> int:
         """Bring it up (again) and say hello as the keeper."""
         self.pid = self.serve_only(*flags, env=env, timeout_s=timeout_s)
         self.keeper = Client(self.root, PATIENCE_S)
@@ -40,7 +42,7 @@ class PodAgent:
         return self.pid
 
     def serve_only(
-        self, *flags: str, env: dict[str, str] | None = None, timeout_s: float = 30
+        self, *flags: str, env: dict[str, str] | None = None, timeout_s: float = PATIENCE_S
     ) -> int:
         flags = flags if "--warm" in flags else (*flags, "--no-warm")
         done = subprocess.run(

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ import pytest
 from poll import until
 from writtenrun import T0, WrittenRun
 
+from tests.support.counted import calls_of
 from tests.support.sentences import says
 from workbench.client.run import Run
 from workbench.display.kit.doc import blocks_html, to_bundle
@@ -364,41 +364,47 @@ def test_a_plot_is_drawn_soon_at_first_and_takes_a_hundredth_of_a_core_later(
     assert 0.05 * len(drawn) < 0.011 * 1000 + 0.3
 
 
-def test_the_pictures_share_of_a_core_at_a_thousand_lines_a_second(
+def test_a_picture_is_drawn_four_times_a_second_however_much_is_printed(
     written: WrittenRun, panel: RunPanel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[float] = []
     monkeypatch.setattr(
-        "workbench.display.kit.live.put", lambda *_, **__: drawn.append(time.thread_time())
+        "workbench.display.kit.live.put", lambda *_, **__: drawn.append(time.monotonic())
     )
     written.state("running", "training")
     picture = Picture(panel)
     picture.start()
     until(lambda: bool(drawn))  # by then it has loaded the plotting library
-    spent_s, began, before = drawn[-1], time.monotonic(), len(drawn)
+    before, began = len(drawn), drawn[-1]
     step = 0
-    while time.monotonic() - began < 6:
+    while len(drawn) < before + 8:
         step += 1
-        written.step(step, 1000)
-        for rank in range(3):
-            written.log(
-                rank,
-                "".join(f"[Rank {rank}] step {step} line {n}: loss and all\n" for n in range(17)),
-            )
-        time.sleep(max(0.0, began + step * 0.05 - time.monotonic()))
-    took = time.monotonic() - began
+        print_lines(written, step)
+        time.sleep(0.05)
     picture.close()
-    share, looks = (drawn[-1] - spent_s) / took, (len(drawn) - before) / took
-    print(
-        f"{3 * 17 * step / took:.0f} lines/s: {share:.1%} of a core, {looks:.1f} drawings/s",
-        file=sys.stderr,
-    )
-    assert share < 0.25  # what is promised is 5 percent; a busy machine must not fail the test
-    assert 0 < looks <= 4
+    assert len(drawn) - before <= 4 * (drawn[-1] - began) + 1
+
+
+def test_a_look_costs_the_same_after_many_lines(written: WrittenRun, panel: RunPanel) -> None:
+    written.state("running", "training")
+    costs = []
+    for step in range(1, 201):
+        print_lines(written, step)
+        if step in (20, 200):
+            look(panel)  # reads what is new
+            costs.append(calls_of(lambda: look(panel)))
+    assert costs[1] < 1.5 * costs[0]
+
+
+def print_lines(written: WrittenRun, step: int) -> None:
+    written.step(step, 1000)
+    for rank in range(3):
+        lines = [f"[Rank {rank}] step {step} line {n}: loss and all\n" for n in range(17)]
+        written.log(rank, "".join(lines))
 
 
 @pytest.mark.long
-def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: WrittenRun) -> None:
+def test_the_page_of_a_hundred_thousand_events_is_short(written: WrittenRun) -> None:
     with written.paths.events.open("a") as out:
         for step in range(1, 100_001):
             out.write(
@@ -408,14 +414,9 @@ def test_a_finished_run_of_a_hundred_thousand_events_opens_soon(written: Written
             )
     written.end()
     run = Run.load(written.paths.root)
-    run_doc(run)  # what the first figure of a process takes is not what is measured
-    began = time.thread_time()
     page = str(to_bundle(run_doc(run))["text/html"])
-    took_s = time.thread_time() - began
-    print(f"100,000 events: the page opens in {took_s:.2f} s of CPU", file=sys.stderr)
     assert len(page) < 400_000
     assert "100,000" in page
-    assert took_s < 5
 
 
 def test_a_model_in_a_folder_is_named_by_the_folder(

@@ -341,7 +341,7 @@ class Containers:
             yield log
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(120)
 
     def ssh(self, *words: str) -> subprocess.CompletedProcess[str]:
         options = (

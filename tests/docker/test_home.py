@@ -15,15 +15,28 @@ from tests.docker.test_chart import MANIFESTS, Render, helm, render
 
 __all__ = ["helm", "render"]  # fixtures
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 USER = 1000
+# The pod's mounts hide /home and /tmp. The interpreter, the package and the volumes may lie there.
 _AS_IN_THE_POD = """
 mount --make-rprivate /
 mount --bind "$PASSWD" /etc/passwd
+mount -t tmpfs none /mnt
+mkdir /mnt/machine
+mount --rbind / /mnt/machine
 mount -t tmpfs none /home
 while [ "$1" != -- ]; do
     mkdir -p "$2"
-    mount --bind "$1" "$2"
+    mount --bind "/mnt/machine$1" "$2"
     shift 2
+done
+shift
+while [ "$1" != -- ]; do
+    if [ -z "$(ls -A "$1" 2>/dev/null)" ]; then
+        mkdir -p "$1"
+        mount --rbind "/mnt/machine$1" "$1"
+    fi
+    shift
 done
 shift
 # The interpreter may lie in root's home: its user may read all,
@@ -66,14 +79,16 @@ def in_pod(
     (tmp_path / "passwd").write_text(
         f"root:x:0:0::/root:/bin/sh\nworkbench:x:{USER}:{USER}::/home/workbench:/bin/sh\n"
     )
-    command = ["unshare", "--mount", "sh", "-ec", _AS_IN_THE_POD, "sh", *pairs, "--", *argv]
+    script = ["unshare", "--mount", "sh", "-ec", _AS_IN_THE_POD, "sh"]
+    needed = [str(REPOSITORY), sys.prefix, sys.base_prefix]
+    command = [*script, *pairs, "--", *needed, "--", *argv]
     own = {
         "HOME": "/home/workbench",
         "PATH": os.environ["PATH"],
         "PASSWD": str(tmp_path / "passwd"),
     }
     return subprocess.run(
-        command, env={**own, **env}, capture_output=True, text=True, timeout=240, cwd="/"
+        command, env={**own, **env}, capture_output=True, text=True, timeout=600, cwd="/"
     )
 
 

@@ -81,7 +81,7 @@ def start_server(home: Path, module: str, *options: str) -> Iterator[Server]:
     finally:
         process.send_signal(signal.SIGTERM)  # it ends its kernels, asking nothing
         try:
-            process.wait(20)
+            process.wait(120)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -57,6 +57,7 @@ _INSTEAD = {"silent": ["sleep", "600"], "crash": ["sh", "-c", "echo no sshd here
 
 _CONTAINER = """
 mount --make-rprivate /
+mkdir -p /run/sshd
 if [ -n "$2" ]; then mount --bind "$2" /etc/passwd; fi
 if [ -n "$3" ]; then
     for writable in /tmp "$1"; do mount --rbind "$writable" "$writable"; done
@@ -284,7 +285,7 @@ class Kubelet:
         for container in pod.manifest["spec"].get("initContainers", ()):
             first = [_moved(word, mounts) for word in (*container["command"], *container["args"])]
             await asyncio.to_thread(
-                subprocess.run, self._contained(pod, container, first), check=True, timeout=20
+                subprocess.run, self._contained(pod, container, first), check=True, timeout=120
             )
         command = self._contained(pod, pod.container, command, mounts.get("/etc/passwd", ""))
         with pod.log.open("ab") as log:

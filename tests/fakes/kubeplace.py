@@ -41,7 +41,7 @@ class PlaceOnLoop:
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run something on the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(120)
 
     def backend(self, **options: Any) -> KubernetesPods:
         given = {"image": "example.org/worker:1", "kubeconfig": str(self.kubeconfig), **options}

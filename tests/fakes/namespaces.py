@@ -25,7 +25,7 @@ def ip(*words: str) -> None:
 
 
 def _run(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=10)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
 
@@ -56,7 +56,7 @@ class Namespace:
     def end_what_is_left(self) -> None:
         """End what still runs in it: sshd's sessions whose line broke learn of it late."""
         listed = subprocess.run(
-            ["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=10
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, timeout=120
         )
         for pid in map(int, listed.stdout.split()):
             with suppress(ProcessLookupError):

@@ -58,7 +58,7 @@ class S3Server:
         deadline = time.monotonic() + _START_S
         while True:
             try:
-                with urllib.request.urlopen(f"{self.url}/moto-api/data.json", timeout=5):
+                with urllib.request.urlopen(f"{self.url}/moto-api/data.json", timeout=120):
                     return
             except OSError:
                 assert self.process.poll() is None, "the S3 server ended"
@@ -87,7 +87,7 @@ class S3Server:
         ask = urllib.request.Request(
             f"{self.url}/moto-api/reset-auth", count, {"Content-Type": "text/plain"}
         )
-        with urllib.request.urlopen(ask, timeout=30):
+        with urllib.request.urlopen(ask, timeout=120):
             pass
 
     def objects(self, bucket: str, prefix: str = "") -> dict[str, bytes]:

@@ -142,7 +142,7 @@ class Slurm:
         for daemon in reversed(self._daemons):
             daemon.terminate()
         for daemon in self._daemons:
-            daemon.wait(20)
+            daemon.wait(120)
         for node in self.nodes:
             for group in _GROUPS:
                 for folder, _, _ in os.walk(group / f"slurm_{node}", topdown=False):
@@ -153,7 +153,7 @@ class Slurm:
     def do(self, *words: str, text: str = "") -> str:
         """Run a command of Slurm and return its output."""
         done = subprocess.run(
-            words, input=text, capture_output=True, text=True, timeout=30, env=self.environment()
+            words, input=text, capture_output=True, text=True, timeout=120, env=self.environment()
         )
         assert done.returncode == 0, (words, done.stderr)
         return done.stdout.strip()
@@ -291,6 +291,6 @@ class SlurmPlace:
         subprocess.run(
             ["scancel", "--quiet", "--signal=TERM", step],
             env=self.slurm.environment(),
-            timeout=30,
+            timeout=120,
             stderr=subprocess.DEVNULL,
         )

@@ -88,7 +88,7 @@ class SSHHost:
         subprocess.run(
             ["ssh-keygen", "-q", "-t", self.key_type, "-N", "", "-f", self.folder / "host_key"],
             check=True,
-            timeout=30,
+            timeout=120,
         )
         (self.folder / "authorized_keys").write_text(self.public_key + "\n")
         config = _CONFIG.format(**vars(self))
@@ -115,7 +115,7 @@ class SSHHost:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(10)
+        self.process.wait(120)
 
 
 class HostsPlace:

@@ -18,6 +18,7 @@ from workbench.pods.pod import Pod
 from workbench.rundir.state import RunState
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
+HANG_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,9 @@ class World:
 
     @staticmethod
     def measured(row: str, what: str, seconds: float, bound_s: float) -> None:
-        """Note a latency; a busy machine may take as long as twice a minute."""
+        """Note a latency; only a hang fails the test."""
         MEASURED.append(f"row {row}: {what} {seconds:.2f} s (aim {bound_s:g} s)")
-        assert seconds < 120, MEASURED[-1]
+        assert seconds < HANG_S, MEASURED[-1]
 
     @staticmethod
     def processes() -> list[Process]:
@@ -114,7 +115,7 @@ class World:
             why=lambda: [(p.pid, p.argv) for p in self.of(run)],
         )
 
-    def ended(self, run: Run, limit_s: float = 60) -> RunResult:
+    def ended(self, run: Run, limit_s: float = 300) -> RunResult:
         """Wait for the end and check what every fault must leave: a whole directory, no process."""
         result = run.wait(limit_s, progress=False)
         assert result.left_processes == 0

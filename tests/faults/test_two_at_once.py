@@ -113,7 +113,7 @@ def test_of_two_starts_on_one_path_one_succeeds(world: World, tmp_path: Path) ->
     ]
     world.until(lambda: any(process.poll() is not None for process in both), 60)
     loser, winner = sorted(both, key=lambda process: process.poll() is None)
-    _, words = loser.communicate(timeout=10)
+    _, words = loser.communicate(timeout=120)
     assert loser.returncode != 0
     assert "ConfigError" in words.splitlines()[-1], words
     assert "Cluster.attach" in words.splitlines()[-1]

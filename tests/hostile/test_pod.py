@@ -26,7 +26,7 @@ from workbench.jobs.script import Script
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler
 
-LONGEST_S = 60.0
+LONGEST_S = 600.0
 MEMORY_KIB = 700 << 10
 """Growth of the keeper's memory, at most: an answer has 64 MiB, as bytes, text and values."""
 

@@ -31,8 +31,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 TRICKS = Path(__file__).parent / "scripts" / "rank.py"
 HONEST = Path(__file__).parent.parent / "scripts" / "beat.py"
 SECRET = b"canary-5f0e7a91"
-END_S = 120.0
-LOOK_S = 20.0
+END_S = 600.0
+LOOK_S = 300.0
 """Seconds of CPU that a view may take."""
 T = TypeVar("T")
 TRACEBACK = b"Traceback (most recent call last)"
@@ -99,7 +99,7 @@ class Trial:
     """Last line of a traceback that the keeper may log. Empty: none."""
     cancel_at: str = ""
     """Line of the rank after which the user cancels the run. Empty: never."""
-    seconds: float = 60.0
+    seconds: float = 600.0
     """Longest time of the run."""
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 from hypothesis import example, given, settings
@@ -172,10 +171,9 @@ def test_a_model_may_write_a_blank_too_many() -> None:
         'SELECT "' + '""' * 9000,
     ],
 )
-def test_a_strange_answer_is_read_in_no_time(text: str) -> None:
-    began = time.process_time()
+@pytest.mark.usefixtures("in_time")
+def test_a_strange_answer_is_read_in_time(text: str) -> None:
     parse(text)
-    assert time.process_time() - began < 5  # seconds of this process, whatever else runs
 
 
 def test_a_model_may_answer_in_lower_case() -> None:

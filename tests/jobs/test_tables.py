@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -97,10 +96,8 @@ def test_rows_are_capped_and_time_too() -> None:
     many = dataclasses.replace(TABLE, rows=TABLE.rows * 5000)
     query = Query(select="Town", conditions=(Condition("Town", ">", ""),))
     assert len(execute(query, many, max_rows=100)) == 100
-    began = time.monotonic()
     with pytest.raises(ConfigError, match="interrupted"):
         execute(Query(select="Town", aggregate="MAX"), many, timeout_s=0.0)
-    assert time.monotonic() - began < 30
 
 
 CELL = st.one_of(

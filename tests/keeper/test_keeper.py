@@ -115,7 +115,7 @@ class StubRun:
 
     def run(self) -> None:
         self.runs.set()
-        assert self.ends.wait(30)
+        assert self.ends.wait(120)
         self.over = True
 
     def cancel(self) -> None:
@@ -182,7 +182,7 @@ class Served:
         run: Any = StubRun(name, self.paths.root, self.fleet.links[:1])
         self.keeper._runners[name] = run
         self.keeper._queue.add(run)
-        assert run.runs.wait(20)
+        assert run.runs.wait(120)
         until(lambda: run in self.keeper._queue.running, 20)
         added: StubRun = run
         return added
@@ -448,7 +448,7 @@ def test_a_keeper_that_takes_over_launches_nothing(
     assert "launch" not in served.fleet.asked
     assert says(served.said[0][1], "keeper.keeper.serve.taking-over-keeper")
     assert says(served.state["message"], "keeper.keeper.serve.taken-over-keeper")
-    assert waits.runs.wait(20)
+    assert waits.runs.wait(120)
     assert not over.runs.is_set()
     assert served.keeper._do(OfRun(op="outcome", run="r3"))["state"] == "failed"
 
@@ -648,7 +648,7 @@ def test_a_submitted_run_is_known_to_the_next_keeper(
     assert decided is not None
     assert (decided.last, list(decided.pods)) == (What.SUBMITTED, ["pod-0"])
     run: Any = served.keeper._runners["r1"]
-    assert run.runs.wait(20)
+    assert run.runs.wait(120)
     assert served.keeper._do(submit(served)) == {}, "the answer was lost"
     assert len(contexts) == 1
 

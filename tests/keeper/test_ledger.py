@@ -146,6 +146,6 @@ def test_a_watch_reads_agents_of_this_and_an_earlier_version(tmp_path: Path, key
     context.paths.logs.mkdir()
     watch = PodWatch(link, context, reports)
     watch.start()
-    seen = reports.get(timeout=10)
+    seen = reports.get(timeout=120)
     watch.close()
     assert seen.live_processes == 2

@@ -186,7 +186,7 @@ def test_a_companion_starts_with_the_run_and_gets_seconds_at_its_end(tmp_path: P
     first, begun, waited_s = SEEN
     assert first == ("pod-0", RUN, sim.paths.root)
     assert begun == "start"
-    assert isinstance(waited_s, float) and 0 < waited_s < 10
+    assert isinstance(waited_s, float) and waited_s > 0
 
 
 # The result.

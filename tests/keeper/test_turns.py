@@ -135,7 +135,7 @@ class StubRun:
 
     def run(self) -> None:
         self.runs.set()
-        assert self.may_end.wait(30)
+        assert self.may_end.wait(120)
 
     def abandon(self, why: str) -> None:
         self.abandoned = why
@@ -191,7 +191,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[Turns]:
 
 
 def began(run: StubRun) -> bool:
-    return run.runs.wait(20)
+    return run.runs.wait(120)
 
 
 def test_a_run_starts_on_free_pods_beside_another(turns: Turns) -> None:

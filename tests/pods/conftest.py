@@ -115,7 +115,7 @@ def context(tmp_path: Path, identity: Identity) -> LaunchContext:
         directory=tmp_path,
         public_key=identity.public_key,
         lease_s=2.0,
-        timeout_s=30.0,
+        timeout_s=300.0,
     )
 
 

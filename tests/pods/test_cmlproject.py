@@ -92,7 +92,7 @@ def test_tensorboard_outlives_the_session(
 
     def page() -> str:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=120) as answer:
                 return str(answer.read().decode())
         except OSError:
             return ""

@@ -75,7 +75,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
 def ssh(launched: Launched, index: int, command: list[str]) -> subprocess.CompletedProcess[str]:
     argv = ssh_argv(launched.pods[index], launched.identity, command)
     return subprocess.run(
-        argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+        argv, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
     )
 
 
@@ -119,7 +119,7 @@ def test_each_is_reached_by_the_ssh_client(launched: Launched) -> None:
 def test_the_printed_command_works_when_pasted(launched: Launched) -> None:
     line = shlex.join(ssh_argv(launched.pods[0], launched.identity, ["echo", "a  b"]))
     done = subprocess.run(
-        ["sh", "-c", line], capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+        ["sh", "-c", line], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
     )
     assert done.stdout == "a  b\n", done
 
@@ -201,7 +201,7 @@ def test_no_forwarding_and_no_password(launched: Launched) -> None:
     ]
     assert (
         subprocess.run(
-            forward, capture_output=True, timeout=20, stdin=subprocess.DEVNULL
+            forward, capture_output=True, timeout=120, stdin=subprocess.DEVNULL
         ).returncode
         == 255
     )
@@ -213,7 +213,7 @@ def test_no_forwarding_and_no_password(launched: Launched) -> None:
         "true",
     ]
     done = subprocess.run(
-        asked, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+        asked, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
     )
     assert "Permission denied (publickey)" in done.stderr
 

@@ -257,7 +257,6 @@ def test_a_host_that_accepts_and_says_nothing_is_given_up(launched: Launched) ->
         seen = run_over_openssh(pod, launched.identity, ["true"], timeout_s=2.0)
     assert not seen.reached
     assert re.search("timed out|no answer", seen.words)
-    assert seen.ended_s - seen.began_s < 30
 
 
 def test_a_pod_is_waited_for_while_others_answer(launched: Launched) -> None:

@@ -34,7 +34,7 @@ def test_the_ssh_configuration_is_read_only_when_asked(
         directory=tmp_path,
         public_key=identity.public_key,
         lease_s=5.0,
-        timeout_s=20.0,
+        timeout_s=300.0,
     )
     backend = SSHPods(
         hosts=["127.0.0.1"], port=1, user="me", key=str(tmp_path / "key"), ssh_config=asked

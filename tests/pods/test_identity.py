@@ -60,7 +60,7 @@ def test_pins_are_found_by_openssh_and_by_us(tmp_path: Path) -> None:
     assert identity.pinned("127.0.0.3", 2222) == identity.pinned("127.0.0.2", 22) == []
     for name in ("[127.0.0.2]:2222", "127.0.0.3"):
         found = subprocess.run(
-            ["ssh-keygen", "-F", name, "-f", identity.known_hosts], capture_output=True, timeout=10
+            ["ssh-keygen", "-F", name, "-f", identity.known_hosts], capture_output=True, timeout=120
         )
         assert found.returncode == 0, name
 
@@ -100,7 +100,7 @@ def test_openssh_gives_a_host_behind_a_slow_line_more_time(tmp_path: Path) -> No
     slow = replace(pod(identity), connect_timeout_s=30.5)
     identity.pin([slow])
     argv = ["ssh", "-G", "-F", identity.ssh_config, "--", slow.address]
-    shown = subprocess.run(argv, capture_output=True, text=True, timeout=10)
+    shown = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert "connecttimeout 31" in shown.stdout.splitlines(), shown.stderr
 
 
@@ -111,7 +111,7 @@ def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path)
         ["ssh", "-G", "-F", identity.ssh_config, "--", "127.0.0.2"],
         capture_output=True,
         text=True,
-        timeout=10,
+        timeout=120,
     )
     options = dict(line.split(" ", 1) for line in shown.stdout.splitlines() if " " in line)
     assert shown.returncode == 0, shown.stderr
@@ -167,7 +167,7 @@ def test_destroy_leaves_nothing_and_may_be_repeated(tmp_path: Path) -> None:
 def test_fingerprint_is_the_one_ssh_shows(tmp_path: Path) -> None:
     identity = Identity.create(tmp_path / "1")
     shown = subprocess.run(
-        ["ssh-keygen", "-lf", identity.key], capture_output=True, text=True, timeout=10
+        ["ssh-keygen", "-lf", identity.key], capture_output=True, text=True, timeout=120
     ).stdout
     assert shown.split()[1] == fingerprint(identity.public_key)
 
@@ -214,7 +214,7 @@ def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> N
     def shown(host: str) -> dict[str, list[str]]:
         argv = ["ssh", "-G", "-F", str(identity.ssh_config), "--", host]
         lines = subprocess.run(
-            argv, capture_output=True, text=True, timeout=10, check=True
+            argv, capture_output=True, text=True, timeout=120, check=True
         ).stdout.splitlines()
         pairs = [line.split(" ", 1) for line in lines if " " in line]
         return {name: [value for key, value in pairs if key == name] for name, _ in pairs}

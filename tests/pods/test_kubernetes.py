@@ -22,6 +22,7 @@ from poll import until
 
 from tests.fakes.kubeplace import KubernetesPlace, role
 from tests.pods.conftest import Launched, on_pods
+from tests.support.hurried import HurriedClock
 from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
 from workbench.base.process import find
@@ -54,8 +55,17 @@ def context(tmp_path: Path, identity: Identity) -> LaunchContext:
         directory=tmp_path,
         public_key=identity.public_key,
         lease_s=2.0,
-        timeout_s=20.0,
+        timeout_s=300.0,
     )
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> HurriedClock:
+    """The clock of starts, and of the words about pods that wait."""
+    made = HurriedClock()
+    monkeypatch.setattr(session, "time", made)
+    monkeypatch.setattr(status, "time", made)
+    return made
 
 
 def fault(place: KubernetesPlace, verb: str, resource: str, status: int, **more: Any) -> None:
@@ -289,7 +299,7 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
         + sentence("pods.api._once.kubernetes-api-server")
     )
     with pytest.raises(PodTimeout, match=words):
-        backend.launch(PodSpec(), 2, replace(context, timeout_s=3.0, report=report))
+        backend.launch(PodSpec(), 2, replace(context, timeout_s=15.0, report=report))
     record = note_of(context.directory, RECORD)
     for _ in range(2):
         with pytest.raises(
@@ -381,9 +391,7 @@ def test_a_pod_that_cannot_start_is_given_up_at_once(
     place: KubernetesPlace, context: LaunchContext, behaviour: str, words: str
 ) -> None:
     place.kubelet.behave["pod-1"] = behaviour
-    began_s = time.monotonic()
-    refused(place, context, PodError, words)
-    assert time.monotonic() - began_s < 25.0  # of the 30 that are allowed
+    refused(place, context, PodError, words)  # and not by the words of a time-out
 
 
 def test_a_python_that_the_image_lacks(place: KubernetesPlace, context: LaunchContext) -> None:
@@ -397,13 +405,21 @@ def test_a_python_that_the_image_lacks(place: KubernetesPlace, context: LaunchCo
 
 
 def test_a_pending_pod_is_given_up_at_the_deadline_with_its_words(
-    place: KubernetesPlace, context: LaunchContext
+    place: KubernetesPlace, context: LaunchContext, clock: HurriedClock
 ) -> None:
     place.kubelet.behave |= {"pod-1": "pending", "pod-2": "silent"}
     said: list[str] = []
-    short = replace(context, timeout_s=3.0, report=said.append)
     pending = "pod-1 (Unschedulable: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
-    words = re.escape(f"1 of 3 pods came up in 3 s; missing: {pending} no new claims to deallocate")
+
+    def report(line: str) -> None:
+        said.append(line)
+        if line.startswith("1 of 3") and pending in line:
+            clock.ahead_s = 2 * context.timeout_s
+
+    short = replace(context, report=report)
+    words = re.escape(
+        f"1 of 3 pods came up in 300 s; missing: {pending} no new claims to deallocate"
+    )
     error = refused(place, short, PodTimeout, words)
     assert error.count("3 Insufficient nvidia.com/gpu") == 1, "the scheduler's words come twice"
     assert "pod-2" in error
@@ -462,7 +478,10 @@ def test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays(
 
 @pytest.mark.long
 def test_the_time_out_runs_from_the_end_of_the_pull(
-    place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+    place: KubernetesPlace,
+    context: LaunchContext,
+    clock: HurriedClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(status, "LOOK_S", 1.0)
     place.kubelet.behave["pod-1"] = "pull"
@@ -471,18 +490,20 @@ def test_the_time_out_runs_from_the_end_of_the_pull(
 
     def report(line: str) -> None:
         lines.append(line)
-        if "pod-1 (pulling example.org/worker:1 for 6.0 s)" in line:
+        if "pod-1 (pulling example.org/worker:1 for 10 min" in line:
             place.do(set_pulled())
+        elif "pod-1 (pulling example.org/worker:1" in line:
+            clock.ahead_s += context.timeout_s * 2 / 3
 
     async def set_pulled() -> None:
         place.kubelet.pulled.set()
 
-    short = replace(context, timeout_s=5.0, report=report, arrived=arrived.extend)
+    told = replace(context, report=report, arrived=arrived.extend)
     backend = place.backend()
-    assert len(backend.launch(PodSpec(), 2, short)) == 2
+    assert len(backend.launch(PodSpec(), 2, told)) == 2
     assert lines[-1] == "2 of 2 pods are up"
     waited = [pod.message for pod in arrived if pod.name == "pod-1" and not pod.address]
-    assert "pulling example.org/worker:1 for 5.0 s" in waited
+    assert any(words.startswith("pulling example.org/worker:1 for 10 min") for words in waited)
     backend.stop()
 
     place.kubelet.pulled.clear()
@@ -493,11 +514,11 @@ def test_the_time_out_runs_from_the_end_of_the_pull(
             "pods.session._missing.pods-came-up", "pod-1 (pulling example.org/worker:1 for"
         ),
     ):
-        hanging.launch(PodSpec(), 2, replace(short, timeout_s=2.0))
+        hanging.launch(PodSpec(), 2, told)
 
 
 def test_a_registry_that_is_away_is_waited_for(
-    place: KubernetesPlace, context: LaunchContext
+    place: KubernetesPlace, context: LaunchContext, clock: HurriedClock
 ) -> None:
     place.kubelet.behave["pod-1"] = "registry-away"
     said: list[str] = []
@@ -511,15 +532,19 @@ def test_a_registry_that_is_away_is_waited_for(
         place.kubelet.pulled.set()
 
     backend = place.backend()
-    backend.launch(PodSpec(), 2, replace(context, timeout_s=10.0, report=report))
+    backend.launch(PodSpec(), 2, replace(context, report=report))
     line = next(line for line in said if "; ErrImagePull: " in line)
     assert "pod-1 (pulling example.org/worker:1; ErrImagePull: failed to resolve reference" in line
     assert line.count("connection refused") == 1, "told once"
     backend.stop()
 
+    def hurry(line: str) -> None:
+        if "connection refused" in line:
+            clock.ahead_s = 2 * context.timeout_s
+
     place.kubelet.pulled.clear()
-    with pytest.raises(PodTimeout, match=r"missing: pod-1 .pulling .*connection refused"):
-        place.backend(pull_timeout_s=1).launch(PodSpec(), 2, replace(context, timeout_s=2.0))
+    with pytest.raises(PodTimeout, match=r"missing: .*pod-1 .*connection refused"):
+        place.backend(pull_timeout_s=1).launch(PodSpec(), 2, replace(context, report=hurry))
 
 
 def test_a_config_map_that_is_not_there_ends_the_start_at_once(
@@ -674,10 +699,8 @@ def test_a_forward_that_is_forbidden_does_not_hang(
     launched: Launched, place: KubernetesPlace
 ) -> None:
     place.server.allowed = role() - {("create", "pods/portforward")}
-    began_s = time.monotonic()
     with pytest.raises(PodError, match="pod-0"):
         launched.connect().open()
-    assert time.monotonic() - began_s < 30.0
 
 
 def test_inside_a_cluster_pods_are_reached_directly(
@@ -695,7 +718,7 @@ def test_inside_a_cluster_pods_are_reached_directly(
 def test_a_pods_root_file_system_cannot_be_written(launched: Launched) -> None:
     with launched.connect() as connection:
         for path in ("/etc/x", "/usr/bin/x", f"{Path.home()}/x"):
-            refused = connection.run(["touch", path], timeout_s=20)
+            refused = connection.run(["touch", path], timeout_s=120)
             assert (
                 "Read-only file system" in refused.stderr or "Permission denied" in refused.stderr
             ), path
@@ -706,7 +729,7 @@ def test_a_pods_root_file_system_cannot_be_written(launched: Launched) -> None:
         assert connection.run(
             [launched.pods[0].python, "-c", f"{script}; print(p)"], timeout_s=20
         ).stdout.startswith(launched.pods[0].root)
-        assert connection.run(["sh", "-c", "f=$(mktemp) && rm $f"], timeout_s=20).exit_code == 0
+        assert connection.run(["sh", "-c", "f=$(mktemp) && rm $f"], timeout_s=120).exit_code == 0
 
 
 def test_the_notebooks_own_pod_owns_the_first(

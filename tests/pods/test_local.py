@@ -21,6 +21,7 @@ import pytest
 from poll import until
 
 from tests.pods.conftest import children, on_pods
+from tests.support.hurried import HurriedClock
 from tests.support.sentences import says, sentence
 from workbench import Cluster
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
@@ -30,6 +31,7 @@ from workbench.pods.guest.machine import check_free, port_holder
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
+from workbench.pods.rendezvous import listener
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 
@@ -64,17 +66,15 @@ def python_that(tmp_path: Path, script: str) -> str:
     return str(path)
 
 
-def test_three_pods_are_up_in_well_under_two_seconds(context: LaunchContext) -> None:
-    took = []
-    for attempt in range(5):  # the best of a few: the machine may be busy with something else
-        local = LocalPods()
-        began_s = time.monotonic()
-        local.launch(PodSpec(), 3, replace(context, directory=context.directory / str(attempt)))
-        took.append(time.monotonic() - began_s)
-        local.stop()
-        if took[-1] < 1.5:
-            break
-    assert min(took) < 1.5, took
+def test_pods_start_together(
+    local: LocalPods, context: LaunchContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for the other two, so pods that start in turn would never come."""
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    script = f"touch {begun}/$$\nwhile [ $(ls {begun} | wc -l) -lt 3 ]; do sleep 0.05; done\nREAL"
+    monkeypatch.setattr(sys, "executable", python_that(tmp_path, script))
+    assert len(local.launch(PodSpec(), 3, context)) == 3
 
 
 def test_what_sessions_are_given_is_in_no_file(
@@ -189,10 +189,8 @@ def test_a_worker_that_dies_is_told_at_once(
 ) -> None:
     script = "for i in $(seq 30); do echo line $i >&2; done; exit 3"
     monkeypatch.setattr(sys, "executable", python_that(tmp_path, script))
-    began_s = time.monotonic()
     with pytest.raises(PodError) as caught:
         local.launch(PodSpec(), 3, context)
-    assert time.monotonic() - began_s < 25.0  # of the 30 that are allowed
     assert not isinstance(caught.value, PodTimeout)
     first, *lines = str(caught.value).splitlines()
     # All three end at about the same time; whichever is seen first is named.
@@ -212,25 +210,20 @@ def test_a_worker_that_is_killed_at_its_start(
 def test_a_worker_that_never_comes_is_named_at_the_deadline(
     local: LocalPods, context: LaunchContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = f"[ -e '{tmp_path}/third' ] && {{ echo pulling the image >&2; exec sleep 60; }}\n"
-    script += (
-        f"[ -e '{tmp_path}/second' ] && touch '{tmp_path}/third'\ntouch '{tmp_path}/second'\nREAL"
-    )
-    monkeypatch.setattr(
-        sys,
-        "executable",
-        python_that(
-            tmp_path, "exec 9>>'LOCK'; flock 9\n".replace("LOCK", f"{tmp_path}/lock") + script
-        ),
-    )
-    began_s = time.monotonic()
+    here = f"cd '{tmp_path}'\nexec 9>>lock\nflock 9\n"
+    third = "[ -e third ] && { echo pulling the image >&2; exec sleep 3600; }\n"
+    others = "[ -e second ] && touch third\ntouch second\nexec 9>&-\nREAL"
+    monkeypatch.setattr(sys, "executable", python_that(tmp_path, here + third + others))
+    clock = HurriedClock()
+    monkeypatch.setattr(listener, "time", clock)
+
+    def report(line: str) -> None:
+        clock.ahead_s = 2 * context.timeout_s if line.startswith("2 of 3") else 0.0
+
     with pytest.raises(PodTimeout) as caught:
-        local.launch(PodSpec(), 3, replace(context, timeout_s=2.0))
-    assert (
-        2.0 <= time.monotonic() - began_s < 2.0 + 1.0 + 4.0
-    )  # the deadline, and the end of all that had started
-    assert says(caught.value, "pods.listener._missing.workers-reported-missing", 3, 2, "pod-")
-    assert says(caught.value, "pods.process.status.started-ago-last", "started 2")
+        local.launch(PodSpec(), 3, replace(context, report=report))
+    assert str(caught.value).startswith("2 of 3 workers reported in 300 s; missing: pod-")
+    assert says(caught.value, "pods.process.status.started-ago-last")
     assert children() == []
     assert list((context.directory / "pods").glob("pod-?")) == []
 
@@ -473,12 +466,12 @@ def test_the_users_ssh_folder_is_neither_read_nor_written(
     argv = ssh_argv(pods[0], identity, ["true"])
     if strace := shutil.which("strace"):
         traced = subprocess.run(
-            [strace, "-f", "-e", "trace=file", *argv], capture_output=True, text=True, timeout=30
+            [strace, "-f", "-e", "trace=file", *argv], capture_output=True, text=True, timeout=120
         )
         assert f"{home}/" not in traced.stderr
     else:
         shown = subprocess.run(
-            [*argv[:1], "-v", *argv[1:]], capture_output=True, text=True, timeout=20
+            [*argv[:1], "-v", *argv[1:]], capture_output=True, text=True, timeout=120
         )
         assert shown.returncode == 0
         assert f"{home}/" not in shown.stderr

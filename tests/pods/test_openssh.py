@@ -31,7 +31,7 @@ def pdsh(launched: Launched, command: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, **pdsh_environment(launched.identity)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         stdin=subprocess.DEVNULL,
     )
 
@@ -92,7 +92,7 @@ def test_the_wrapper_is_ssh(launched: Launched) -> None:
     wrapper = ssh_wrapper(launched.identity, launched.pods)
     argv = [wrapper, "-x", "127.0.0.3", "sh", "-c", "'echo $WORKBENCH_POD $TMPDIR'", "127.0.0.3"]
     done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=20, stdin=subprocess.DEVNULL
+        argv, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
     )
     own = launched.pods[1].root
     assert done.stdout == f"{own} {own}\n", (

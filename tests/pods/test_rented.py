@@ -221,7 +221,7 @@ def test_inside_a_dstack_run_its_hostfile_and_configuration_do(
     (tmp_path / "hostfile").write_text("".join(f"{host.address} slots=8\n" for host in nodes))
     scan = ["ssh-keyscan", "-t", "ed25519", "-p", str(nodes[0].port)]
     scan += [host.address for host in nodes]
-    keys = subprocess.run(scan, check=True, capture_output=True, text=True, timeout=30).stdout
+    keys = subprocess.run(scan, check=True, capture_output=True, text=True, timeout=120).stdout
     (tmp_path / "known_hosts").write_text(keys)
     backend = SSHPods(
         hostfile=tmp_path / "hostfile",
@@ -269,5 +269,5 @@ def test_openssh_reaches_a_container_by_its_internal_address(
     identity = Identity.create(tmp_path / "other")
     identity.pin([pod])
     argv = ssh_argv(pod, identity, ["echo", "in"])
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert (done.stdout, done.stderr) == ("in\n", "")

@@ -533,7 +533,7 @@ def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env={"PATH": f"{tmp_path}:/bin:/usr/bin", "SLURM_JOB_ID": "7"},
-        timeout=20,
+        timeout=120,
     )
     ended = [f"*** pod-{number} has ended with exit code 0 ***" for number in (0, 1)]
     assert (sorted(done.stdout.splitlines()), done.stderr) == (ended, "")

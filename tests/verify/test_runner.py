@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +94,15 @@ def test_a_row_over_its_limit_fails_and_its_runs_are_cancelled() -> None:
 
     def hangs(turn: Turn) -> str:
         turns.append(turn)
-        waits.wait(60)
+        waits.wait()
         return "too late"
 
     lines: list[str] = []
     bench = NoPods()
     given: Any = bench
     rows = [row("slow", hangs, limit_s=0.1), row("next", holds)]
-    began_s = time.monotonic()
     slow, after = run_rows(rows, given, limit_s=60, progress=lines.append, grace_s=0.2)
-    assert time.monotonic() - began_s < 20
+    waits.set()
     assert (slow.verdict, after.verdict) == (Verdict.FAILED, Verdict.HELD)
     assert slow.detail == "not done after 0 s"
     assert bench.cancelled == 1

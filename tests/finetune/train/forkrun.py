@@ -28,7 +28,7 @@ from watchedcalls import watch
 from workbench.agent.imports import LATE_MODULES, MODULES, import_for_forks
 
 GRACE_S = 10
-LIMIT_S = 400
+LIMIT_S = 1500
 # What the profiler, the shards and the other model
 # import when they are made: seconds in every rank.
 LATE = (

@@ -55,7 +55,7 @@ def test_each_row_is_made_by_one_rank_and_all_get_it(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen([sys.executable, __file__, str(rank), *args], env=env) for rank in range(2)
     ]
-    assert [rank.wait(120) for rank in ranks] == [0, 0]
+    assert [rank.wait(600) for rank in ranks] == [0, 0]
 
 
 if __name__ == "__main__":

@@ -254,7 +254,8 @@ class Session:
                 if status.is_ready(look.seen):
                     address = str(look.seen["status"]["podIP"])
                     self._admit(index, address)
-            self._report_progress({i: reason for i, reason in waits.items() if i not in self._pods})
+            waits = {i: reason for i, reason in waits.items() if i not in self._pods}
+            self._report_progress(waits)
             if len(self._pods) == self._objects.count:
                 return [self._pods[index] for index in range(self._objects.count)]
             if time.monotonic() >= deadline:
