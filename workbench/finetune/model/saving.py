@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
 from workbench.agent.rank import collectives as ranks
+from workbench.finetune.model.older_form import save_config
 from workbench.finetune.techniques.on_pods.tensor import cut_of
 from workbench.finetune.techniques.sizes import SAVED_AT_ONCE
 
@@ -47,7 +48,7 @@ def save_model(model: Any, folder: Path, *, read: bool) -> None:
         _name(folder, parts, names, total)
         model.config.dtype = str(model.dtype).removeprefix("torch.")
         model.config.architectures = [type(model).__name__.removeprefix("FSDP")]
-        model.config.save_pretrained(folder)
+        save_config(model.config, folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)
 
