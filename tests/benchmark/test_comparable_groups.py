@@ -166,6 +166,9 @@ def test_published_rows_agree_with_themselves() -> None:
     )
     # N k / (k + R) with N = 3 pods, k = 1 micro-batch: R was found to be 2.7 and 3.2.
     assert [round(3 / row.speed_up - 1, 1) for row in (small, large) if row.speed_up] == [2.7, 3.2]
+    for row in PUBLISHED:
+        if row.pods < 16:
+            assert row.command or "command was not found" in row.note
     assert any("5 epochs" in caveat for caveat in CAVEATS)
     assert {row.model for row in PUBLISHED if row.out_of_memory} == {"t5-3b"}
     assert [row.efficiency for row in PUBLISHED if row.pods == 16] == [0.87]

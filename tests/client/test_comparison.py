@@ -110,6 +110,27 @@ def test_rows_of_history_and_what_is_not_like_for_like(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("other", "end"),
+    [
+        ({"method": "orpo"}, "the runs use different models, prompts or loss settings."),
+        ({"label_smoothing_factor": 0.1}, "different models, prompts or loss settings."),
+        ({"chat_template": "{{ x }}"}, "the runs use different models, prompts or loss settings."),
+        ({"packing": True}, "options of the runs change the work of a step."),
+        ({"learning_rate": 1.0}, ""),
+    ],
+)
+def test_another_loss_or_other_work_has_a_note(
+    tmp_path: Path, other: dict[str, object], end: str
+) -> None:
+    base = FineTune(model="tiny-llama", method="dpo" if "method" in other else "sft")
+    for name, more in (("a", {}), ("b", other)):
+        written(tmp_path, name, **{**base.to_dict(), **more}).end(steps=2, devices=3)
+    notes = compare(list(history(tmp_path)), names="ab").notes
+    assert len(notes) == bool(end)
+    assert all(note.endswith(end) for note in notes)
+
+
 def test_options_of_another_kind_of_job_are_folded_away(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print(1)")

@@ -25,7 +25,6 @@ from workbench.rundir.view import RunView
 
 _LONGEST = 60  # letters of an option's value
 _UNSET = {"", "None", "[]", "{}", "()"}
-_OF_TOKENS = ("model", "prompt", "system", "loss_on", "max_source_length", "max_target_length")
 AnyRun = Run | RunResult | RunRecord | str | Path
 
 
@@ -129,7 +128,10 @@ class RunComparison(ShownLive):
                 view.spec.job.kind if view.spec else "" for view in views
             ],
             "Losses are not comparable: the runs use different models, prompts or loss settings": [
-                _tokens_of(view.spec) for view in views
+                _loss_of(view.spec) for view in views
+            ],
+            "Steps are not comparable: options of the runs change the work of a step": [
+                _work_of(view.spec) for view in views
             ],
             "The runs trained on different numbers of rows": [
                 _rows_of(record) for record in records
@@ -283,11 +285,16 @@ def _row(run: ComparedRun, place: int, shown: Sequence[Column]) -> tuple[str, ..
     )
 
 
-def _tokens_of(spec: RunSpec | None) -> str:
-    options = _options(spec)
-    if _OF_TOKENS[0] not in options:  # a job of another kind, such as a script
-        return ""
-    return str([options.get(name) for name in _OF_TOKENS])
+def _loss_of(spec: RunSpec | None) -> str:
+    """Return the options that decide the meaning of the loss; empty for jobs that do not know."""
+    facts = spec.job.views.loss_facts(spec.job.to_dict()) if spec else {}
+    return str(dict(facts)) if facts else ""
+
+
+def _work_of(spec: RunSpec | None) -> str:
+    """Return the options that decide the work of a step; empty for jobs that do not know."""
+    facts = spec.job.views.work_facts(spec.job.to_dict()) if spec else {}
+    return str(dict(facts)) if facts else ""
 
 
 def _data_of(view: RunView) -> str:

@@ -116,6 +116,22 @@ class JobViews(Generic[J]):
             "technique": text(options.get("technique")) or text(options.get("kind")),
         }
 
+    @classmethod
+    def loss_facts(cls, options: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG003
+        """Return the options that decide the meaning of the loss, from the job's JSON form.
+
+        Empty: the kind of job does not know.
+        """
+        return {}
+
+    @classmethod
+    def work_facts(cls, options: Mapping[str, object]) -> Mapping[str, object]:  # noqa: ARG003
+        """Return the options that decide the work of a step, from the job's JSON form.
+
+        Empty: the kind of job does not know.
+        """
+        return {}
+
     # Rows of a benchmark.
 
     def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from workbench.finetune.plan.memory import Need, host_of, need_of
 from workbench.finetune.techniques.sizes import (
     CONTEXT_BYTES,
@@ -75,14 +73,6 @@ def test_the_end_of_the_backward_pass_holds_all_gradients_and_no_activations() -
 def test_a_pair_of_answers_is_two_sequences_and_half_a_sequence_more_is_a_whole_one() -> None:
     assert on_gpu(replace(SINGLE, sequences=2.0)).logits == 6 * 400
     assert on_gpu(replace(SINGLE, sequences=1.5)).logits == 5 * 400
-
-
-def test_further_libraries_of_a_process_add_to_its_own_memory() -> None:
-    for setting in (SINGLE, replace(SINGLE, gpu=False)):
-        more = replace(setting, process_bytes=7 * 2**20)
-        assert need_of(more, TRACE, 3).host.overhead == pytest.approx(
-            need_of(setting, TRACE, 3).host.overhead + 7 * 2**20, abs=1
-        )
 
 
 def test_a_frozen_reference_has_the_weights_of_the_model_without_its_adapters() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.finetune.plan.published import ALLOCATED, PUBLISHED, SHAPES, Published
+from tests.finetune.plan.published import ALLOCATED, PUBLISHED, SHAPES, WALK, Published
 from workbench import FineTune
+from workbench.benchmark.published import PUBLISHED as TABLE
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.plan.plan import row_of, traced
@@ -76,6 +78,22 @@ def host_off(published: Published, row: PlanRow) -> float:
     counted = row.host.tensors / GIB + published.process_gib
     print(f"planned {counted:.1f} GiB, published {published.host_gib:.1f}")
     return counted / published.host_gib - 1
+
+
+def test_the_settings_are_those_of_the_published_commands() -> None:
+    commands = {}
+    for row in TABLE:
+        commands[(row.model, row.technique, row.pods)] = row.command
+    walked = [row for row in PUBLISHED.values() if row.source == WALK]
+    assert len(walked) == len([row for row in TABLE if "t5" in row.model])
+    for row in walked:
+        job = row.job
+        command = commands[(str(job["model"]), str(job["technique"]), row.pods)]
+        if command:
+            rows = re.findall(r"--per_device_train_batch_size (\d+)", command)
+            assert rows == [str(job["per_device_train_batch_size"])]
+            assert ("--gradient_checkpointing" in command) == job["gradient_checkpointing"]
+            assert ("zero3profiler" in command) == row.offloads
 
 
 @pytest.mark.parametrize("name", named("gpu"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,9 @@ from workbench.base.words import middle_cut, scaled
 from workbench.base.words import number as number_text
 from workbench.finetune.job.verbs import verbs
 from workbench.finetune.methods.registry import method_of, method_words
+from workbench.finetune.options.changes import What, marked
 from workbench.finetune.options.choices import LossOn, Peft, Sampling
+from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.jobs.views import Forecast, JobViews
 
@@ -21,6 +24,18 @@ if TYPE_CHECKING:
 
 _LONGEST_MODEL = 40  # letters of a model's name in the panel
 _LONGEST_REVISION = 16
+_LONGEST_VALUE = 40
+# Options of a row that have words or a column of their own.
+_IN_WORDS = (
+    "model",
+    "max_source_length",
+    "max_target_length",
+    "train_sampling_strategy",
+    "prompt",
+    "loss_on",
+    "method",
+    "method_options",
+)
 
 
 class FineTuneViews(JobViews["FineTune"]):
@@ -81,6 +96,14 @@ class FineTuneViews(JobViews["FineTune"]):
             "dataset": _dataset(options.get("dataset")),
         }
 
+    @classmethod
+    def loss_facts(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        return _facts(options, What.LOSS)
+
+    @classmethod
+    def work_facts(cls, options: Mapping[str, object]) -> Mapping[str, object]:
+        return _facts(options, What.WORK)
+
     def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:
         technique = str(options.get("technique", self.job.technique))
         return technique if alone else f"{self.job.model}, {technique}"
@@ -129,16 +152,22 @@ class FineTuneViews(JobViews["FineTune"]):
         return forecast
 
 
+def _facts(options: Json, what: What) -> Mapping[str, object]:
+    """Return the values of the options with a mark. A missing option has its default."""
+    facts = marked(FineTuneOptions.model_fields, what)
+    return {name: options.get(name, default) for name, default in facts.items()}
+
+
 def _sequence(options: Json) -> str:
-    """Return how sequences are cut and padded."""
-    names = {"source": "max_source_length", "target": "max_target_length"}
-    if any(name not in options for name in names.values()):
+    """Return how rows become sequences and a loss: all that comparable rows share.
+
+    The words begin with the lengths. An option with its default is not named.
+    """
+    if "max_source_length" not in options or "max_target_length" not in options:
         return ""
-    words = []
-    for part, name in names.items():
-        limit = whole(options[name])
-        words.append(f"{part} {'uncut' if limit is None else limit}")
-    words.append("padded to the longest")
+    source = whole(options["max_source_length"]) or "open"
+    target = whole(options["max_target_length"]) or "open"
+    words = [f"source {source}", f"target {target}", "padded to the longest"]
     if options.get("train_sampling_strategy") == Sampling.GROUP_BY_LENGTH:
         words.append("grouped by length")
     prompt = text(options.get("prompt"))
@@ -150,7 +179,23 @@ def _sequence(options: Json) -> str:
     method = method_words(options)
     if method:
         words.append(f"method {method}")
+    words += _other_words(options)
     return ", ".join(words)
+
+
+def _other_words(options: Json) -> Iterator[str]:
+    """Yield the marked options without words of their own that differ from their defaults."""
+    for what in What:
+        for name, default in marked(FineTuneOptions.model_fields, what).items():
+            value = options.get(name, default)
+            if name in _IN_WORDS or value in (default, None, [], {}):
+                continue
+            shown = str(value)
+            if len(shown) > _LONGEST_VALUE:
+                # Two long templates may begin alike.
+                digest = hashlib.sha256(shown.encode()).hexdigest()[:8]
+                shown = f"{middle_cut(shown, _LONGEST_VALUE)} ({digest})"
+            yield f"{name} {shown}"
 
 
 def _dataset(value: object) -> str:

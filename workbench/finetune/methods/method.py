@@ -33,9 +33,6 @@ _INSTALL = f"pip install '{PACKAGE}>={LEAST}'"
 _PIECE_TOKENS = 4096
 _PIECE_WORDS = 32768
 _CPU_COPIES = 8.25
-# Memory of a process that has imported TRL, beside the other libraries. Measured with a reward
-# model of 1.6 million parameters on a CPU.
-_TRL_BYTES = 0.15 * 2**30
 # Options of FineTune that describe the loss of answers alone.
 _ANSWER_LOSS = ("packing", "label_smoothing_factor", "router_aux_loss_coef")
 
@@ -251,7 +248,6 @@ class Method(ABC):
             in_pieces=False,
             score_bytes=self._score_bytes(plain, whole(model.get("vocab_size")) or 0),
             scored_tokens=None if self.logits_copies else _PIECE_TOKENS,
-            process_bytes=_TRL_BYTES,
         )
 
     def _score_bytes(self, plain: Setting, words: int) -> float | None:

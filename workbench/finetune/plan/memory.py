@@ -25,11 +25,12 @@ from workbench.finetune.techniques.sizes import (
 )
 
 # Memory of a process that has imported torch, transformers and DeepSpeed: not counted, like
-# `CONTEXT_BYTES`. On CPUs forked ranks held 0.35 to 0.40 GiB, other ranks 0.44 to 0.49 (torch 2.13,
-# on 2026-11-24). With CUDA's libraries, ranks of a model of a million weights held 1.4 to 1.6 GiB
-# alone, and 1.7 to 2.0 in a process group (an H200, torch 2.11, on 2026-11-27).
+# `CONTEXT_BYTES`. On CPUs ranks of tiny models held 0.57 GiB at most, with and without TRL (torch
+# 2.13, on 2026-11-28); forked ranks after few steps held 0.35 to 0.40. With CUDA's libraries, ranks
+# of a model of a million weights held 1.4 to 1.6 GiB alone, and 1.7 to 2.0 in a process group (an
+# H200, torch 2.11, on 2026-11-27).
 _PROCESS_BYTES = 1.9 * 2**30
-_CPU_PROCESS_BYTES = 0.42 * 2**30
+_CPU_PROCESS_BYTES = 0.57 * 2**30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,13 +61,12 @@ def need_of(setting: Setting, trace: Trace, rows: int) -> Need:
     # Without a GPU all parts share the pod's memory, so the peak is the highest sum.
     if not setting.gpu:
         both = _highest([device.plus(host) for device, host in pairs])
-        overhead = _CPU_PROCESS_BYTES + setting.process_bytes
-        return Need(gpu=None, host=replace(both, overhead=overhead))
+        return Need(gpu=None, host=replace(both, overhead=_CPU_PROCESS_BYTES))
     device = _highest([device for device, _ in pairs])
     host = _highest([host for _, host in pairs])
     return Need(
         gpu=replace(device, overhead=CONTEXT_BYTES),
-        host=replace(host, overhead=_PROCESS_BYTES + setting.process_bytes),
+        host=replace(host, overhead=_PROCESS_BYTES),
     )
 
 

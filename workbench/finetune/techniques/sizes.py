@@ -307,8 +307,6 @@ class Setting:
     """Bytes of the scores of a token at the peak of a method's own loss. None: as traced."""
     scored_tokens: int | None = None
     """Tokens that a method's own loss scores at once. None: all."""
-    process_bytes: float = 0.0
-    """Bytes of further libraries in the process."""
     cache_bytes: float = 0.0
     """Bytes of the keys and values of all answers that a rank writes at once."""
 

@@ -35,6 +35,7 @@ from workbench.finetune.methods.rows import with_rejected
 from workbench.finetune.model import adapters, generate, pipeline
 from workbench.finetune.model import load as model
 from workbench.finetune.model.layers import balance_coefficient, check_liger, recompute
+from workbench.finetune.model.older_form import save_tokenizer
 from workbench.finetune.model.saving import Caches, caches_of, save_model
 from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.model.sharding import parts_to_shard
@@ -478,7 +479,7 @@ def _save(work: Assignment, loaded: model.Loaded, caches: Caches) -> None:
         read = model_kind(work.job.model) is not ModelKind.BUILTIN
         save_model(loaded.model, folder, read=read, caches=caches)
     if work.rank == 0:
-        loaded.tokenizer.save_pretrained(folder)
+        save_tokenizer(loaded.tokenizer, folder)
 
 
 def _predict(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> list[Answer]:

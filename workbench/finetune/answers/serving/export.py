@@ -17,7 +17,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes
 from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.gate import library
-from workbench.finetune.model import adapters
+from workbench.finetune.model import adapters, older_form
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.options.models import Family
 
@@ -42,7 +42,8 @@ def export_model(
     weights = dict(one.named_parameters())
     with _whole(target, weights) as part:
         one.save_pretrained(part, max_shard_size=max_shard_size)
-        loaded.tokenizer.save_pretrained(part)
+        older_form.add_older_keys(part)
+        older_form.save_tokenizer(loaded.tokenizer, part)
     return {"dtype": _name(one.dtype), "family": loaded.family}
 
 
@@ -61,7 +62,7 @@ def export_adapters(
     with _whole(target, weights) as part:
         save_file(weights, part / adapters.WEIGHTS, metadata={"format": "pt"})
         (part / "adapter_config.json").write_bytes(config)
-        tokenizer.save_pretrained(part)
+        older_form.save_tokenizer(tokenizer, part)
     family = Family.ENCODER_DECODER if b'"SEQ_2_SEQ_LM"' in config else Family.CAUSAL
     return {"dtype": _name(next(iter(weights.values())).dtype), "family": family}
 

@@ -1,0 +1,418 @@
+"""An exported folder is read alike by transformers 4 and by the version that wrote the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workbench.finetune.model.older_form import add_older_keys
+
+ROOT = Path(__file__).parents[3]
+OLDER = ROOT / "build" / "transformers4"
+PINS = ("transformers==4.57.6", "huggingface_hub==0.36.2", "tokenizers==0.22.2")
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}, "dtype": "bfloat16"},
+            {"rope_theta": 1e6, "rope_scaling": None, "torch_dtype": "bfloat16"},
+        ),
+        (
+            {"rope_parameters": {**LLAMA3, "rope_theta": 5e5}},
+            {"rope_theta": 5e5, "rope_scaling": LLAMA3},
+        ),
+        (
+            {
+                "model_type": "gpt_neox",
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 2e4,
+                    "partial_rotary_factor": 0.5,
+                },
+            },
+            {"rotary_emb_base": 2e4, "rotary_pct": 0.5},
+        ),
+        (
+            {
+                "model_type": "gemma3",
+                "text_config": {
+                    "model_type": "gemma3_text",
+                    "rope_parameters": {
+                        "full_attention": {**LINEAR, "rope_theta": 1e6},
+                        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                    },
+                },
+            },
+            {
+                "text_config": {
+                    "rope_theta": 1e6,
+                    "rope_local_base_freq": 1e4,
+                    "rope_scaling": LINEAR,
+                }
+            },
+        ),
+        (
+            {"model_type": "t5", "scale_decoder_outputs": False, "tie_word_embeddings": True},
+            {"tie_word_embeddings": False},
+        ),
+        ({"model_type": "qwen3_moe", "num_local_experts": 64}, {"num_experts": 64}),
+        ({"time_step_limit": [0.0, {"__float__": "Infinity"}]}, {"time_step_limit": [0.0, 1e999]}),
+    ],
+)
+def test_a_configuration_holds_the_keys_of_both_versions(
+    newer: Mapping[str, object], older: Mapping[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(newer))
+    add_older_keys(tmp_path)
+    both = json.loads((tmp_path / "config.json").read_text())
+    inner = older.get("text_config")
+    if inner:
+        assert both["text_config"] == {**both["text_config"], **inner}
+        older = {}
+    assert both == {**both, **older}
+    # The keys of the version that wrote the file stay.
+    assert both.keys() >= newer.keys()
+    assert both.get("rope_parameters") == newer.get("rope_parameters")
+
+
+SMALL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 99,
+    "max_position_embeddings": 128,
+}
+GEMMA = {**SMALL, "head_dim": 8, "query_pre_attn_scalar": 8}
+MIXTURE = {**SMALL, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 99}
+BART = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 99,
+    "max_position_embeddings": 64,
+}
+# Published forms of configurations, as bases on the hub have them.
+FAMILIES: Mapping[str, Mapping[str, object]] = {
+    "llama-theta": {"model_type": "llama", **SMALL, "rope_theta": 1e6},
+    "llama-3": {"model_type": "llama", **SMALL, "rope_theta": 5e5, "rope_scaling": LLAMA3},
+    "llama-linear": {
+        "model_type": "llama",
+        **SMALL,
+        "rope_scaling": {"type": "linear", "factor": 4.0},
+    },
+    "qwen2-yarn": {"model_type": "qwen2", **SMALL, "rope_theta": 1e6, "rope_scaling": YARN},
+    "qwen3": {"model_type": "qwen3", **SMALL, "head_dim": 8, "rope_theta": 1e6},
+    "mistral": {"model_type": "mistral", **SMALL, "rope_theta": 1e6, "sliding_window": None},
+    "gemma2": {"model_type": "gemma2", **GEMMA},
+    "gemma3": {
+        "model_type": "gemma3_text",
+        **GEMMA,
+        "num_hidden_layers": 7,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 5e3,
+        "rope_scaling": LINEAR,
+        "sliding_window": 8,
+    },
+    "phi3": {
+        "model_type": "phi3",
+        **SMALL,
+        "pad_token_id": 0,
+        "original_max_position_embeddings": 32,
+        "rope_scaling": {
+            "type": "longrope",
+            "short_factor": [1.0, 1.1, 1.2, 1.3],
+            "long_factor": [2.0, 3.0, 4.0, 5.0],
+        },
+    },
+    "gpt2": {
+        "model_type": "gpt2",
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 99,
+        "n_positions": 64,
+    },
+    "neox": {"model_type": "gpt_neox", **SMALL, "rotary_pct": 0.5, "rotary_emb_base": 2e4},
+    "stablelm": {
+        "model_type": "stablelm",
+        **SMALL,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 3e4,
+    },
+    "mixtral": {"model_type": "mixtral", **SMALL, "num_local_experts": 4, "rope_theta": 1e6},
+    "qwen3-moe": {
+        "model_type": "qwen3_moe",
+        **MIXTURE,
+        "head_dim": 8,
+        "num_experts": 4,
+        "rope_theta": 1e6,
+    },
+    "gpt-oss": {
+        "model_type": "gpt_oss",
+        **SMALL,
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 8,
+    },
+    "olmo2": {"model_type": "olmo2", **SMALL, "rope_theta": 5e5},
+    "granite-hybrid": {
+        "model_type": "granitemoehybrid",
+        **SMALL,
+        "layer_types": ["mamba", "attention"],
+        "num_local_experts": 4,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "shared_intermediate_size": 32,
+    },
+    "t5": {"model_type": "t5", **T5},
+    "t5-1.1": {
+        "model_type": "t5",
+        **T5,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    },
+    "mt5": {"model_type": "mt5", **T5, "tie_word_embeddings": False},
+    "bart": {"model_type": "bart", **BART},
+    "pegasus": {"model_type": "pegasus", **BART},
+}
+
+
+@pytest.fixture(scope="module")
+def older() -> Mapping[str, str]:
+    """Return the environment of a process with transformers 4, installed once below build/."""
+    if not (OLDER / "transformers-4.57.6.dist-info").is_dir():
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(OLDER)]
+        made = subprocess.run([*pip, *PINS], capture_output=True, text=True, timeout=600)
+        if made.returncode:
+            pytest.skip(f"transformers 4 cannot be installed here: {made.stderr[-300:]}")
+    return {**os.environ, "PYTHONPATH": str(OLDER), "HF_HUB_OFFLINE": "1"}
+
+
+def read_with_older(older: Mapping[str, str], arguments: list[str]) -> Mapping[str, Any]:
+    program = str(Path(__file__).with_name("folder_reader.py"))
+    read = subprocess.run(
+        [sys.executable, program, *arguments],
+        env=dict(older),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert not read.returncode, read.stderr[-2000:]
+    return dict(json.loads(read.stdout.splitlines()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_models_have_equal_frequencies_and_logits(older: Mapping[str, str], tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    from tests.finetune.results.folder_reader import read
+    from workbench.finetune.model.saving import save_model
+
+    for name, shape in FAMILIES.items():
+        published = tmp_path / "published" / name
+        published.mkdir(parents=True)
+        (published / "config.json").write_text(json.dumps(shape))
+        config = AutoConfig.from_pretrained(published)
+        kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        torch.manual_seed(0)
+        model = kind.from_config(config)
+        if shape.get("tie_word_embeddings") is False:
+            model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
+        for parameter in model.parameters():
+            parameter.data += 0.2 * torch.randn_like(parameter)
+        # The configuration stays as published, and the weights have the names of the hub.
+        model.save_pretrained(published)
+        whole = {**shape, "architectures": [type(model).__name__]}
+        (published / "config.json").write_text(json.dumps(whole))
+        save_model(kind.from_pretrained(published), tmp_path / name, read=True)
+    folders = [str(tmp_path / name) for name in FAMILIES]
+    got = read_with_older(older, [f"models:{folder}" for folder in folders])
+    for name, folder in zip(FAMILIES, folders, strict=True):
+        wanted = read(folder)
+        published = read(str(tmp_path / "published" / name))
+        assert wanted["logits"] == pytest.approx(published["logits"], abs=1e-4), name
+        assert got[folder]["logits"] == pytest.approx(wanted["logits"], abs=1e-4), name
+        assert json.loads(json.dumps(wanted["frequencies"])) == got[folder]["frequencies"], name
+        assert got[folder]["dtype"] == wanted["dtype"], name
+
+
+def bytes_tokenizer(special: list[str], start: str = "") -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["The quick brown fox", "two spaces"], trainer)
+    if start:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{start} $A", special_tokens=[(start, tokenizer.token_to_id(start))]
+        )
+    return tokenizer
+
+
+def sentencepieces(special: list[str], start: str = "", end: str = "") -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    every_byte = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=[*special, *every_byte], show_progress=False
+    )
+    tokenizer.train_from_iterator(["The quick brown fox", "two spaces", "Hi there x y"], trainer)
+    content = json.loads(tokenizer.to_str())
+    content["added_tokens"] = content["added_tokens"][: len(special)]
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    around = [token for token in (start, "$A", end) if token]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=" ".join(around),
+        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (start, end) if token],
+    )
+    return tokenizer
+
+
+TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+ENDS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+META = ["<unk>", "<s>", "</s>"]
+# Kind of model, tokenizer, and the published tokenizer_config.json.
+TOKENIZERS: Mapping[str, tuple[str, Callable[[], Any], Mapping[str, object]]] = {
+    "fast": (
+        "llama",
+        lambda: bytes_tokenizer(["<s>", "</s>", "<|end|>"], "<s>"),
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": "<s>",
+            "eos_token": "<|end|>",
+            "chat_template": TEMPLATE,
+        },
+    ),
+    "llama": (
+        "llama",
+        lambda: sentencepieces(META, "<s>"),
+        {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, **ENDS},
+    ),
+    "llama-without-start": (
+        "llama",
+        lambda: sentencepieces(META),
+        {"tokenizer_class": "LlamaTokenizer", "add_bos_token": False, **ENDS},
+    ),
+    "llama-with-end": (
+        "llama",
+        lambda: sentencepieces(META, "<s>", "</s>"),
+        {"tokenizer_class": "LlamaTokenizer", "add_eos_token": True, **ENDS},
+    ),
+    "mistral": (
+        "mistral",
+        lambda: sentencepieces([*META, "[INST]", "[/INST]"], "<s>"),
+        {
+            "tokenizer_class": "LlamaTokenizer",
+            "additional_special_tokens": ["[INST]", "[/INST]"],
+            "chat_template": TEMPLATE,
+            **ENDS,
+        },
+    ),
+    "qwen2": (
+        "qwen2",
+        lambda: bytes_tokenizer(["<|endoftext|>", "<|im_start|>", "<|im_end|>"]),
+        {
+            "tokenizer_class": "Qwen2Tokenizer",
+            "eos_token": "<|im_end|>",
+            "pad_token": "<|endoftext|>",
+            "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+            "chat_template": TEMPLATE,
+        },
+    ),
+    "gemma": (
+        "gemma2",
+        lambda: sentencepieces(["<pad>", "<eos>", "<bos>", "<unk>", "<turn>"], "<bos>"),
+        {
+            "tokenizer_class": "GemmaTokenizer",
+            "add_bos_token": True,
+            "bos_token": "<bos>",
+            "eos_token": "<eos>",
+            "pad_token": "<pad>",
+            "unk_token": "<unk>",
+            "additional_special_tokens": ["<turn>"],
+        },
+    ),
+    "gpt2": ("gpt2", lambda: bytes_tokenizer(["<|endoftext|>"]), {"model_max_length": 1024}),
+    "templates-by-name": (
+        "llama",
+        lambda: bytes_tokenizer(["<s>", "</s>"]),
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "chat_template": [
+                {"name": "default", "template": TEMPLATE},
+                {"name": "tool_use", "template": f"tools {TEMPLATE}"},
+            ],
+        },
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_tokenizers_make_equal_tokens_and_turns(older: Mapping[str, str], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from tests.finetune.results.folder_reader import read_tokens
+    from workbench.finetune.model.older_form import save_tokenizer
+
+    folders = []
+    for name, (kind, make, config) in TOKENIZERS.items():
+        published = tmp_path / "published" / name
+        for folder in (published, tmp_path / name):
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+        make().save(str(published / "tokenizer.json"))
+        (published / "tokenizer_config.json").write_text(json.dumps(config))
+        save_tokenizer(AutoTokenizer.from_pretrained(published), tmp_path / name)
+        folders.append(str(tmp_path / name))
+    got = read_with_older(older, [f"tokens:{folder}" for folder in folders])
+    for name, folder in zip(TOKENIZERS, folders, strict=True):
+        wanted = read_tokens(folder)
+        assert wanted == read_tokens(str(tmp_path / "published" / name)), name
+        assert got[folder] == wanted, name
+    template = json.loads((tmp_path / "qwen2" / "tokenizer_config.json").read_text())
+    assert template["chat_template"] == TEMPLATE

@@ -1,0 +1,151 @@
+"""Every option is classified by what the option changes, and benchmarks and `compare` know it."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+
+from workbench import FineTune
+from workbench.finetune.job.views import FineTuneViews
+from workbench.finetune.options.changes import What, marked
+
+# Options that leave the meaning of the loss, and the rows and tokens of a row, as they are.
+NEITHER = {
+    "peft",
+    "lora",
+    "fsdp",
+    "local_sgd",
+    "device_map",
+    "max_memory",
+    "precision",
+    "communication",
+    "launcher",
+    "technique",
+    "deepspeed",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "warmup_ratio",
+    "optimizer",
+    "optimizer_options",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "sequence_parallel",
+    "tensor_parallel",
+    "gradient_checkpointing",
+    "checkpoint_layers",
+    "checkpoint_policy",
+    "attn_implementation",
+    "torch_compile",
+    "training",
+    "eval_strategy",
+    "eval_steps",
+    "metrics",
+    "metric_rows",
+    "load_best_model_at_end",
+    "metric_for_best_model",
+    "greater_is_better",
+    "early_stopping_patience",
+    "early_stopping_threshold",
+    "logging_steps",
+    "per_device_eval_batch_size",
+    "save_steps",
+    "save_total_limit",
+    "checkpoints",
+    "resume",
+    "restarts",
+    "report_to",
+    "profile_step",
+    "trace_steps",
+    "predict_rows",
+    "seed",
+    "stall_timeout_s",
+    "ddp_timeout",
+    "env",
+}
+# Facts with a column and a check of their own: rows, rows a step, and steps.
+OWN_COLUMNS = {
+    "dataset",
+    "epochs",
+    "max_steps",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+}
+
+
+def test_every_option_is_classified_once() -> None:
+    fields = FineTune.model_fields
+    classes = [
+        {*marked(fields, What.LOSS)},
+        {*marked(fields, What.WORK)},
+        NEITHER,
+        OWN_COLUMNS,
+    ]
+    for one, other in combinations(classes, 2):
+        assert not one & other
+    every = set().union(*classes)
+    unclassified = fields.keys() - every
+    assert not unclassified, "mark a new option with `Changes`, or name it in a list here"
+    assert every == fields.keys()
+
+
+PLAIN = FineTune(model="tiny-llama", max_source_length=64, max_target_length=64).to_dict()
+OTHER = {
+    "packing": True,
+    "label_smoothing_factor": 0.1,
+    "router_aux_loss_coef": 0.5,
+    "chat_template": "{{ messages }}",
+    "system": "Answer in SQL.",
+    "loss_on": "all",
+    "prompt": "alpaca",
+    "method": "dpo",
+    "method_options": {"beta": 0.2},
+    "max_source_length": 32,
+    "max_target_length": 32,
+    "train_sampling_strategy": "random",
+    "rewards": ["judge.py:score"],
+    "model_revision": "v2",
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_rows_with_another_loss_or_other_work_are_of_different_groups(name: str) -> None:
+    # Options of a method belong to a job of that method.
+    base = {**PLAIN, "method": "dpo"} if name == "method_options" else PLAIN
+    one = FineTuneViews.table_columns(base)["sequence"]
+    other = FineTuneViews.table_columns({**base, name: OTHER[name]})["sequence"]
+    assert one != other
+    facts = [
+        (FineTuneViews.loss_facts(options), FineTuneViews.work_facts(options))
+        for options in (base, {**base, name: OTHER[name]})
+    ]
+    assert facts[0] != facts[1]
+
+
+def test_every_marked_option_is_tried_here() -> None:
+    fields = FineTune.model_fields
+    # The model has a column of its own.
+    assert {*marked(fields, What.LOSS), *marked(fields, What.WORK)} - {"model"} == OTHER.keys()
+
+
+def test_long_templates_that_begin_and_end_alike_are_told_apart() -> None:
+    words = []
+    for middle in "ab":
+        template = "{{ x }}" * 50 + middle + "{{ x }}" * 50
+        words.append(FineTuneViews.table_columns({**PLAIN, "chat_template": template})["sequence"])
+    assert words[0] != words[1]
+    assert all(len(str(each)) < 200 for each in words)
+
+
+def test_other_options_leave_rows_together() -> None:
+    for name, value in {"learning_rate": 1.0, "technique": "fsdp", "peft": "lora"}.items():
+        changed = {**PLAIN, name: value}
+        assert (
+            FineTuneViews.table_columns(changed)["sequence"]
+            == (FineTuneViews.table_columns(PLAIN)["sequence"])
+        )
+        assert FineTuneViews.loss_facts(changed) == FineTuneViews.loss_facts(PLAIN)
