@@ -304,12 +304,18 @@ class SeamlessM4TTokenizer:
 @pytest.mark.parametrize(
     ("tokenizer", "why"),
     [
-        (FSMTTokenizer(), "finetune.languages._refuse_unable.tokenizer-another-vocabulary"),
-        (SeamlessM4TTokenizer(), "finetune.languages._refuse_unable.seamlessm-ttokenizer-whose"),
+        (
+            FSMTTokenizer(),
+            sentence("finetune.languages._refuse_unable.tokenizer-another-vocabulary"),
+        ),
+        (
+            SeamlessM4TTokenizer(),
+            sentence("finetune.languages._refuse_unable.seamlessm-ttokenizer-whose"),
+        ),
     ],
 )
 def test_a_tokenizer_that_cannot_write_targets_is_refused_by_name(tokenizer: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=sentence(why)):
+    with pytest.raises(ConfigError, match=why):
         set_languages(None, tokenizer, FineTune(model="tiny-t5"))
 
 
