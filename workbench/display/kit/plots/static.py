@@ -258,10 +258,14 @@ def figure_svg(
     more: Callable[[Any], str] = lambda _: "",
 ) -> str:
     """Make an SVG element of a pair of axes, with `more` SVG on top."""
+    import matplotlib as mpl
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    with _lettered({"svg.fonttype": "path", "font.size": 8.5, "path.simplify": True}):
+    with (
+        mpl.rc_context({"svg.fonttype": "path", "font.size": 8.5, "path.simplify": True}),
+        _lettered(),
+    ):
         figure = Figure(figsize=size_in, dpi=_DPI)
         FigureCanvasSVG(figure)
         axes = figure.add_axes(place)
@@ -338,11 +342,12 @@ def figure_png(
 def _image(
     draw: Callable[[Any], None], size_in: tuple[float, float], **options: Any
 ) -> Image.Image:
+    import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image
 
-    with _lettered({"font.size": 9.5}):
+    with mpl.rc_context({"font.size": 9.5}), _lettered():
         figure = Figure(figsize=size_in, dpi=_IMAGE_DPI, facecolor="white", **options)
         canvas: Any = FigureCanvasAgg(figure)
         draw(figure)
@@ -352,7 +357,7 @@ def _image(
 
 
 @contextmanager
-def _lettered(style: dict[str, Any]) -> Iterator[None]:
+def _lettered() -> Iterator[None]:
     """Draw letters with the fonts of this machine. A letter without a font is a box, not a warning.
 
     matplotlib would print a warning per letter, with paths, into the cell.
@@ -362,7 +367,7 @@ def _lettered(style: dict[str, Any]) -> Iterator[None]:
 
     installed = set(fontManager.get_font_names())
     fonts = ["DejaVu Sans", *(name for name in _OTHER_FONTS if name in installed)]
-    with mpl.rc_context({"font.family": fonts, **style}), warnings.catch_warnings():
+    with mpl.rc_context({"font.family": fonts}), warnings.catch_warnings():
         for words in (r"Glyph \d+", "Matplotlib currently does not support"):
             warnings.filterwarnings("ignore", message=words)
         yield
