@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 _MOST = 50  # names, so that memory stays bounded
 
@@ -16,28 +16,42 @@ class Trainings:
 
     def __init__(self) -> None:
         self._first: dict[str, int] = {}
-        self._last: dict[str, int] = {}
+        self._beyond: set[str] = set()
+        """Figures that were reported after their first step."""
+        self._highest = -1
         self._returns: Counter[str] = Counter()
         self._step = 0
 
-    def take(self, step: int | None, names: Iterable[str]) -> None:
+    def take(self, step: int | None, figures: Mapping[str, float]) -> None:
         """Count a report of figures; a report without figures counts as a figure of its own."""
         if step is None:
             return
-        for name in list(names) or [""]:
-            if name not in self._last and len(self._last) >= _MOST:
+        names = figures.keys() or {""}
+        # Most steps are the highest so far, with figures that are known.
+        if step > self._highest and names <= self._first.keys():
+            self._highest = step
+            self._beyond.update(names)
+            return
+        goes_back = False
+        for name in names:
+            if name not in self._first and len(self._first) >= _MOST:
                 continue
             first = self._first.setdefault(name, step)
-            if step <= first and step < self._last.get(name, step):
+            if step > first:
+                self._beyond.add(name)
+            elif name in self._beyond:
                 self._first[name] = step
+                self._beyond.discard(name)
                 self._returns[name] += 1
                 self._step = step
-            self._last[name] = step
+                goes_back = True
+        self._highest = step if goes_back else max(step, self._highest)
 
     def restart(self) -> None:
         """Begin anew: the steps of a restarted run are no new training."""
         self._first = {}
-        self._last = {}
+        self._beyond = set()
+        self._highest = -1
 
     def note(self) -> str:
         """Return the note for the user; empty for a single training."""
