@@ -19,6 +19,7 @@ from tests.support.sentences import sentence
 from workbench import Cluster, FineTune, LocalPods, Run, Script
 from workbench.base.errors import ConfigError, RunError, RunFailed
 from workbench.client.result import RunResult
+from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 
 pytestmark = pytest.mark.slow
@@ -190,6 +191,14 @@ def test_a_script_that_we_did_not_write_runs_unchanged(cluster: Cluster) -> None
     assert "Test Distributed `no_sync`" in _log(run)  # its ranks found each other
 
 
+STEPS = """
+import json, time
+for step in (998, 999, 1000):
+    event = {"time_s": time.time(), "rank": 0, "kind": "step", "step": step, "loss": 1000.0}
+    print("@workbench " + json.dumps(event), flush=True)
+"""
+
+
 def test_secrets_are_nowhere_on_the_disk(cluster: Cluster) -> None:
     canary = "hf_" + "canary" * 4
     run = cluster.submit(Script(path=MESH, args=["--steps", "5"], env={"MY_TOKEN": canary}))
@@ -203,6 +212,27 @@ def test_secrets_are_nowhere_on_the_disk(cluster: Cluster) -> None:
             if path.is_file() and canary.encode() in path.read_bytes():
                 found.append(path)
     assert found == []
+
+
+def test_words_of_the_environment_change_no_record(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "steps.py"
+    script.write_text(STEPS)
+    env = {
+        "TOKENIZERS_PARALLELISM": "true",
+        "MAX_TOKENS": "1000",
+        "KEY": "local",
+        "MY_AUTH": "step",
+    }
+    run = cluster.submit(Script(path=str(script), env=env), pods=1)
+    run.wait(120, progress=False).raise_for_status()
+    assert [event.whole("step") for event in run.events() if event.kind == "step"] == [
+        998,
+        999,
+        1000,
+    ]
+    spec = RunSpec.load(run.paths.spec, of_run=True)
+    assert spec.cluster.backend["kind"] == "local" and set(spec.job.env) == set(env)
+    assert cluster.phase == "ready"
 
 
 def test_fewer_pods_and_wrong_counts(cluster: Cluster) -> None:

@@ -49,6 +49,30 @@ def test_ordinary_lines_stay_what_they_are(text: str) -> None:
         ("LD_LIBRARY_PATH", "/opt/lib:/usr/lib", False),
         ("NCCL_SOCKET_IFNAME", "eth0", False),
         ("TOKENIZERS_PARALLELISM", "no", False),
+        *[
+            (name, "abcdef", True)
+            for name in (
+                *(
+                    "WANDB_API_KEY",
+                    "DB_PASSWORD",
+                    "AWS_SECRET_ACCESS_KEY",
+                    "HF_TOKEN_2",
+                    "myApiKey",
+                ),
+                *("PGPASSWORD", "mysql_pwd", "SSHKEY", "AZURE_STORAGE_CONNECTION_STRING"),
+            )
+        ],
+        *[
+            (name, "abcdef", False)
+            for name in (
+                *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "AUTHOR", "SORT_KEY", "PRIMARY_KEY"),
+                *("MAX_CONNECTIONS", "MAX_NEW_TOKENS", "CONNECTOR", "COMPASS"),
+            )
+        ],
+        *[
+            ("HF_TOKEN", value, False)
+            for value in ("true", "FALSE", "null", "12345678", "-1.5e300", "127.0.0.2", "none")
+        ],
     ],
 )
 def test_which_variables_are_secret(name: str, value: str, hidden: bool) -> None:

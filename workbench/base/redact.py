@@ -1,4 +1,4 @@
-"""Mask secrets in text. Pure.
+"""Mask secrets in text and in JSON values. Pure; masking never raises.
 
 A mask has the length of the secret and keeps line ends, so log offsets and JSON stay valid. The
 input may be any text, such as a rank's output. Every repetition in a pattern is bounded, without
@@ -9,14 +9,101 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-_SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASS|PWD|CREDENTIAL|KEY|AUTH|PRIVATE|WEBHOOK|DSN|CONN|(?:^|_)(?:PAT|URI|URL|PROXY)$",
-    re.IGNORECASE,
+# Words of a variable's name, divided at underscores, digits and capitals within the name.
+_WORDS = re.compile(r"[A-Z]{1,200}(?![a-z])|[A-Z]?[a-z]{1,200}")
+_SECRET_WORDS = frozenset(
+    [
+        "TOKEN",
+        "TOKENS",
+        "SECRET",
+        "SECRETS",
+        "PASS",
+        "PASSWORD",
+        "PASSWORDS",
+        "PASSWD",
+        "PASSPHRASE",
+        "PWD",
+        "CREDENTIAL",
+        "CREDENTIALS",
+        "KEY",
+        "KEYS",
+        "APIKEY",
+        "AUTH",
+        "AUTHORIZATION",
+        "PRIVATE",
+        "WEBHOOK",
+        "DSN",
+        "CONN",
+        "CONNECTION",
+    ]
 )
+# Ends of words that are written together, as in PGPASS and SSHKEY, and words of their own.
+_SECRET_ENDS = ("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "PASS", "PWD", "KEY")
+_ORDINARY = frozenset({"KEY", "PASS", "BYPASS", "COMPASS", "MONKEY", "HOTKEY", "TOKEN"})
+_SECRET_LAST = frozenset({"PAT", "URI", "URL", "PROXY"})
+# Names like MAX_TOKENS and SORT_KEY: a count, or the field of a table.
+_COUNTS = frozenset(
+    ["MAX", "MIN", "NUM", "N", "TOTAL", "COUNT", "LIMIT", "NEW", "PER", "SPECIAL", "BATCH"]
+)
+_FIELDS = frozenset(
+    [
+        "SORT",
+        "ORDER",
+        "GROUP",
+        "PRIMARY",
+        "FOREIGN",
+        "PARTITION",
+        "INDEX",
+        "ROW",
+        "COLUMN",
+        "PUBLIC",
+    ]
+)
+_COUNTED = frozenset({"TOKEN", "TOKENS", "CONN", "CONNECTION"})
+_KEYS = frozenset({"KEY", "KEYS"})
+# These stand in every JSON and in every log: a mask would destroy the text and hide nothing.
+_NUMBER_VALUE = re.compile(
+    r"[+-]?(?:[\d.,:_]{1,400}+(?:[eE][+-]?\d{1,9}+)?|inf|nan)", re.IGNORECASE
+)
+_JSON_WORDS = frozenset({"true", "false", "null", "none", "yes", "no", "on", "off"})
+# A name, an address or a path, as zero3-offload, 127.0.0.2, /data/run-1 and Qwen2.5-0.5B.
+_PART = r"(?:(?:[A-Z]?[a-z]{1,400}+|[A-Z]{1,400}+)\d{0,2}|\d{1,20}[A-Za-z]?)"
+_WORD_VALUE = re.compile(rf"[-_./:~ ]{{0,9}}{_PART}?(?:[-_./:~ ]{{1,9}}+{_PART}?){{0,400}}")
+NAMES = frozenset(
+    [
+        "kind",
+        "state",
+        "phase",
+        "name",
+        "technique",
+        "model",
+        "family",
+        "launcher",
+        "precision",
+        "peft",
+        "pod",
+        "host",
+        "address",
+        "path",
+        "of",
+        "id",
+        "run",
+        "what",
+        "wish",
+        "root",
+        "python",
+        "user",
+        "backend",
+        "hosts",
+    ]
+)
+"""Keys of records whose values the program reads back, such as the state of a run."""
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*+)"(\s{0,9}:)?')
+_DEEPEST = 200
 # A mode, a number, a path: masking such values would make logs unreadable and hide nothing.
 _PLAIN = re.compile(r"[a-z_-]*|[A-Z_-]*|[\d.,:+-]*|[/~.][\w./:+~-]*")
 _LEAST = 4  # characters of a value whose name says that it is a secret
@@ -106,9 +193,27 @@ def is_secret(name: str, value: str) -> bool:
         >>> is_secret("PGPASS", "opensesame"), is_secret("MY_SETTING", "x7-Qp22-moon")
         (True, True)
     """
-    if _SECRET_NAME.search(name):
+    if value.strip().lower() in _JSON_WORDS or _NUMBER_VALUE.fullmatch(value.strip()):
+        return False
+    if _is_secret_name(name):
         return len(value) >= _LEAST
     return len(value) >= _LEAST_UNNAMED and not _PLAIN.fullmatch(value)
+
+
+def _is_secret_name(name: str) -> bool:
+    words = [word.upper() for word in _WORDS.findall(name)]
+    found = _SECRET_WORDS.intersection(words)
+    if not _COUNTS.isdisjoint(words):
+        found -= _COUNTED
+    if not _FIELDS.isdisjoint(words):
+        found -= _KEYS
+    if found or (words[-1:] and words[-1] in _SECRET_LAST):
+        return True
+    return any(word.endswith(_SECRET_ENDS) for word in words if word not in _ORDINARY)
+
+
+def _is_word(value: str) -> bool:
+    return bool(_WORD_VALUE.fullmatch(value))
 
 
 class Redactor:
@@ -116,6 +221,8 @@ class Redactor:
 
     def __init__(self, *environments: Mapping[str, str]) -> None:
         self._values: tuple[str, ...] = ()
+        # Without secrets that are words, for values that the program reads back.
+        self._strange: tuple[str, ...] = ()
         for environment in environments:
             self.learn(environment)
 
@@ -124,6 +231,7 @@ class Redactor:
         secrets = [value for name, value in environment.items() if is_secret(name, value)]
         forms = {form for value in secrets for form in _forms(value)}
         self._values = tuple(sorted({*self._values, *forms}, key=len, reverse=True))
+        self._strange = tuple(value for value in self._values if not _is_word(value))
 
     def __call__(self, text: str) -> str:
         """Return a text with its secrets masked.
@@ -132,24 +240,101 @@ class Redactor:
             >>> Redactor({"PGPASS": "opensesame"})("login opensesame at https://me:pw@host")
             'login ********** at https://me:**@host'
         """
+        return self._mask(text, self._values)
+
+    def _mask(self, text: str, values: Sequence[str]) -> str:
         masked = text
-        for value in self._values:
+        for value in values:
             if value in masked:
                 masked = masked.replace(value, _stars(value))
         # Of the original text: a masked value may be the context of another secret.
         looks = mask_secrets(text)
         if text in (masked, looks):
             return looks if text == masked else masked
-        return "".join("*" if "*" in pair else pair[0] for pair in zip(masked, looks, strict=True))
+        return _both(masked, looks)
 
-    def blob(self, data: bytes) -> bytes:
-        return self(data.decode("latin-1")).encode("latin-1")
+    def blob(self, data: bytes, mark: str = "") -> bytes:
+        """Mask a piece of a log. JSON after `mark` at the begin of a line stays JSON."""
+        text = data.decode("latin-1")
+        if not mark or mark not in text:
+            return self(text).encode("latin-1")
+        parts: list[str] = []
+        between: list[str] = []
+        for line in re.findall(r"[^\n]*\n|[^\n]+", text):
+            if line.startswith(mark) and _is_json(line[len(mark) :]):
+                parts += [self("".join(between)), self._json_line(line)]
+                between = []
+            else:
+                between.append(line)
+        return "".join([*parts, self("".join(between))]).encode("latin-1")
 
-    def json(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a JSON object with its secrets masked, in keys and values."""
-        text = json.dumps(data, default=str)
-        masked = self(text)
-        return dict(data) if masked == text else json.loads(masked)
+    def _json_line(self, line: str) -> str:
+        """Mask the strings of a line of JSON in place."""
+        key = ""
+
+        def masked(match: re.Match[str]) -> str:
+            nonlocal key
+            inner, colon = match.groups()
+            if colon:
+                key = inner
+                return f'"{self._key(inner)}"{colon}'
+            return f'"{self._leaf(key, inner, key in NAMES)}"'
+
+        return _STRING.sub(masked, line)
+
+    def json(self, data: Mapping[str, Any], names: Collection[str] = NAMES) -> dict[str, Any]:
+        """Return a JSON object with the secrets in its strings masked.
+
+        Numbers, literals and the program's own keys stay. Below a key of `names`, secrets that
+        are plain words stay too: the program reads these values back.
+
+        Example:
+            >>> redact = Redactor({"DB_PASSWORD": "local"})
+            >>> redact.json({"kind": "local", "step": 1, "message": "user local is unknown"})
+            {'kind': 'local', 'step': 1, 'message': 'user ***** is unknown'}
+        """
+        return {
+            self._key(str(key)): self._value(str(key), value, key in names, names, 0)
+            for key, value in data.items()
+        }
+
+    def _value(self, key: str, value: Any, named: bool, names: Collection[str], depth: int) -> Any:
+        if depth > _DEEPEST:
+            return "***"
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        if isinstance(value, Mapping):
+            return {
+                self._key(str(k)): self._value(str(k), v, named or k in names, names, depth + 1)
+                for k, v in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._value(key, each, named, names, depth + 1) for each in value]
+        return self._leaf(key, str(value), named)
+
+    def _leaf(self, key: str, text: str, named: bool) -> str:
+        values = self._strange if named else self._values
+        masked = self._mask(text, values)
+        # A key such as api_key is the context of a secret.
+        before = f"{key}="
+        looks = mask_secrets(before + text)[len(before) :]
+        return masked if looks == text else _both(masked, looks)
+
+    def _key(self, key: str) -> str:
+        # The program's own keys are identifiers.
+        return mask_secrets(key) if key.isidentifier() else self._mask(key, self._strange)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _both(masked: str, looks: str) -> str:
+    return "".join("*" if "*" in pair else pair[0] for pair in zip(masked, looks, strict=True))
 
 
 def mask_secrets(text: str) -> str:

@@ -188,7 +188,8 @@ class Journal:
             if recorded is None:
                 return None
             if len(self._late) < _MOST_LATE:
-                line = self._redact(recorded.to_json())
+                data = self._redact.json(recorded.data)
+                line = replace(recorded, data=data).to_json()
                 self._late.append(line + "\n")
             else:
                 self._overflowed = True

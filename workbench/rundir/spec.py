@@ -10,19 +10,20 @@ import glob
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, ClassVar, TypeVar
 
 from pydantic import Field
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files import is_there, read_bytes
 from workbench.base.json_values import Json, parse_json, part
 from workbench.base.process import LEASE_S
 from workbench.base.record import Allowed, Positive, Record, Size, Text, Unit, nested
-from workbench.base.redact import Redactor
+from workbench.base.redact import NAMES, Redactor
 from workbench.jobs.job import Job
-from workbench.jobs.registry import job_from_dict
+from workbench.jobs.registry import job_class, job_from_dict
 from workbench.pods.backends import runs_here
 from workbench.pods.pod_spec import PodSpec
 
@@ -198,7 +199,16 @@ def stored(spec: Json) -> dict[str, object]:
         "cluster": cluster,
         "job": _without_values(job),
     }
-    return redact.json(shown)
+    return redact.json(shown, _options_of(job))
+
+
+def _options_of(job: Json) -> set[str]:
+    """Return the options whose values a loaded spec must have unchanged."""
+    names = {*NAMES, *ClusterSpec.model_fields, *PodSpec.model_fields, *RunSpec.model_fields}
+    with suppress(WorkbenchError):  # a kind of another version
+        names |= {*job_class(job.get("kind")).model_fields}
+    # Texts that a user writes. `cluster`, `job` and `pods` are records with options of their own.
+    return names - {"args", "env", "cluster", "job", "pods"}
 
 
 def _without_values(record: Json) -> Json:

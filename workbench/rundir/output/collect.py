@@ -19,7 +19,7 @@ from workbench.base.files import gate
 from workbench.base.files.disk import is_full
 from workbench.base.files.gate import open_to_write
 from workbench.base.redact import Redactor
-from workbench.rundir.events import STATE_EVENTS, Event
+from workbench.rundir.events import MARK, STATE_EVENTS, Event
 from workbench.rundir.output.cutter import EventCutter, blocks_of
 from workbench.rundir.paths import RunPaths
 
@@ -101,7 +101,7 @@ class Collector:
         unfinished = _unfinished(_end_of(path))
         rank = self._ranks.get(name)
         if rank is not None:
-            cutter = EventCutter(rank, self._attempt, self._states, self._redact)
+            cutter = EventCutter(rank, self._attempt, self._states, self._redact.json)
             for block in blocks_of(path, self._root):
                 cutter.skip(block)
             self._cutters[name] = cutter
@@ -184,7 +184,7 @@ class Collector:
         unfinished = self._unfinished[name]
         text = unfinished + data
         begin = size - len(unfinished)
-        masked = self._redact.blob(text)
+        masked = self._redact.blob(text, MARK)
         try:
             with os.fdopen(self._open(path), "wb", buffering=0) as log:
                 log.seek(begin)
@@ -249,7 +249,7 @@ def _mask(log: BinaryIO, redact: Redactor) -> None:
     begin = 0
     while data := log.read(_END_BYTES):
         text = unfinished + data
-        masked = redact.blob(text)
+        masked = redact.blob(text, MARK)
         log.seek(begin)
         log.write(masked)
         unfinished = _unfinished(text)

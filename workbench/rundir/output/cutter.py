@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,7 +51,7 @@ class EventCutter:
         rank: int,
         attempt: int,
         states: Collection[str],
-        mask: Callable[[str], str] = str,
+        mask: Callable[[Mapping[str, object]], Mapping[str, object]] = dict,
     ) -> None:
         self._rank = rank
         self._attempt = attempt
@@ -72,10 +72,11 @@ class EventCutter:
                 continue
             sequence = self.count
             self.count += 1
-            event = parse_event(self._mask(line), states=self._states)
+            event = parse_event(line, states=self._states)
             if event is not None:
                 yield replace(
                     event,
+                    data=self._mask(event.data),
                     printed_by=self._rank,
                     attempt=self._attempt,
                     sequence=sequence,
