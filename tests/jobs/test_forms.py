@@ -604,7 +604,7 @@ def test_a_dataset_of_the_hub_is_named_as_one(dataset: Any, message: str) -> Non
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.jsonl", gzip.compress(b'{"text": "a"}'), "compressed by gzip"),
+        ("rows.jsonl", gzip.compress(b'{"text": "a"}', mtime=0), "compressed by gzip"),
         ("rows.csv", b"PK\x03\x04 a spreadsheet", "zip archive or a spreadsheet"),
         ("rows.json", b"PAR1 a table", "is a Parquet file"),
         ("rows.jsonl", '{"text": "a"}'.encode("utf-16-le"), "encoding='utf-16-le'"),
