@@ -315,7 +315,7 @@ def test_a_run_s_panel_and_result_name_what_was_not_read_and_count_empty_answers
     assert (result.not_read, result.empty_answers) == (("label", "url"), 3)
     assert result.overlap == 5
     lengths = result.text_lengths
-    assert (lengths["answers"], lengths["cut_answers"]) == (20, 0)
+    assert (lengths["answers"], lengths["cut_answers"]) == (25, 0)
     assert lengths["longest_answer"] == lengths["whole_answer"] > 1
     head = dict(RunFacts(RunView(run.path)).head)
     assert (head["not read"], head["rows with an empty answer"]) == ("label, url", "3")

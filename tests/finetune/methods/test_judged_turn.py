@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import prepared_row
 from workbench.finetune.job.finetune import FineTune
@@ -85,7 +86,7 @@ def encoder(template: str) -> Encoder:
     )
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>"]})
     tokenizer.chat_template = (PUBLISHED / f"{template}.jinja").read_text(encoding="utf-8")
-    model = SimpleNamespace(generation_config=None)
+    model = SimpleNamespace(generation_config=None, config=LlamaConfig())
     job = FineTune(model="tiny-llama", max_source_length=4096)
     return Encoder(Loaded(model=model, tokenizer=tokenizer, family=Family.CAUSAL), job)
 
@@ -200,7 +201,8 @@ def test_several_judged_turns_and_an_answer_that_is_not_learned_are_refused() ->
     for name in ("chosen", "rejected"):
         pair = {"prompt": EXCHANGES[:1], "chosen": [said("a")], "rejected": [said("b")]}
         pair[name] = [said("a", weight=0)]
-        with pytest.raises(ConfigError, match=f"line 1: {name} is marked as a turn that is not"):
+        why = sentence("finetune.messages.exchanges.answer-marked-learned")
+        with pytest.raises(ConfigError, match=why):
             method_of("dpo").rows.read(pair, "line 1")
 
 

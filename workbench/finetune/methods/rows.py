@@ -23,7 +23,6 @@ from workbench.finetune.data.messages import (
     asking_turns,
     chat_key,
     exchanges,
-    is_learned,
     last_of,
     listed,
     shared_turns,
@@ -173,9 +172,6 @@ class PairRows(MethodRows):
         elif question_form(data) is not None:
             prompt = self._prompt_of_text(row)
         chosen, rejected = exchanges(row, PAIR, prompt)
-        for key, turns in zip(PAIR, (chosen, rejected), strict=True):
-            if not is_learned(turns[-1]):
-                row.fail(key, "is marked as a turn that is not learned; remove the mark")
         return _pair_of_chats(chosen, rejected[-1], tools_of(row))
 
     def _prompt_of_text(self, row: Fields) -> list[Placed]:
