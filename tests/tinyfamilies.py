@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from workbench.finetune.options.prompts import fill
+from workbench.finetune.options.text.prompts import fill
 
 WORDS = ["red", "blue", "green", "say", "it", "twice", "the", "mill", "turns", "and", "cat"]
 RATE = 0.05

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from workbench.finetune.notebook.comparison import compare as compare
     from workbench.finetune.notebook.result import FineTuneResult as FineTuneResult
     from workbench.finetune.notebook.run import FineTuneRun as FineTuneRun
-    from workbench.finetune.options.prompts import fill
+    from workbench.finetune.options.text.prompts import fill
     from workbench.finetune.plan.gpus import gpus_for as gpus_for
     from workbench.finetune.plan.plan import plan as plan
     from workbench.finetune.plan.reading import preview as preview
@@ -104,7 +104,7 @@ _HOME = {
     "compare_predictions": "workbench.finetune.answers.ask",
     "compose": "workbench.display.compose.form",
     "dataset_from": "workbench.finetune.data.sources.dataset",
-    "fill_prompt": "workbench.finetune.options.prompts:fill",
+    "fill_prompt": "workbench.finetune.options.text.prompts:fill",
     "gpus_for": "workbench.finetune.plan.gpus",
     "history": "workbench.client.history",
     "judge_answers": "workbench.finetune.answers.predictions",

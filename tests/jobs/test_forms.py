@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.forms import FORMS, PROMPT_KEYS
+from workbench.finetune.data.forms.table import FORMS, PROMPT_KEYS
 from workbench.finetune.data.lines import EmptyField
 from workbench.finetune.data.rows import Example, prepared_row, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from workbench.finetune.options.prompts import fill, source_text, wording
+from workbench.finetune.options.text.prompts import fill, source_text, wording
 
 # As tatsu-lab/stanford_alpaca prints them in its README,
 # and meta-llama/llama joins them in generation.py.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.forms import SUMMARIZE
+from workbench.finetune.data.forms.table import SUMMARIZE
 from workbench.finetune.data.lines import read_lines
 from workbench.finetune.data.rows import (
     Example,

@@ -11,7 +11,7 @@ import pytest
 from tests.support.sentences import says, sentence
 from workbench import FineTune, Script, preview
 from workbench.base.errors import ConfigError
-from workbench.finetune.options.lengths import TextLengths
+from workbench.finetune.options.text.lengths import TextLengths
 from workbench.finetune.plan.plan import tokens_of
 from workbench.finetune.plan.reading import Length, RowPreview
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from workbench.finetune.model.older_form import add_older_keys
+from workbench.finetune.model.files.older_form import add_older_keys
 
 ROOT = Path(__file__).parents[3]
 OLDER = ROOT / "build" / "transformers4"
@@ -236,7 +236,7 @@ def test_models_have_equal_frequencies_and_logits(older: Mapping[str, str], tmp_
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     from tests.finetune.results.folder_reader import read
-    from workbench.finetune.model.saving import save_model
+    from workbench.finetune.model.files.saving import save_model
 
     for name, shape in FAMILIES.items():
         published = tmp_path / "published" / name
@@ -397,7 +397,7 @@ def test_tokenizers_make_equal_tokens_and_turns(older: Mapping[str, str], tmp_pa
     from transformers import AutoTokenizer
 
     from tests.finetune.results.folder_reader import read_tokens
-    from workbench.finetune.model.older_form import save_tokenizer
+    from workbench.finetune.model.files.older_form import save_tokenizer
 
     folders = []
     for name, (kind, make, config) in TOKENIZERS.items():

@@ -12,7 +12,7 @@ from workbench import Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.ask import chat
 from workbench.finetune.answers.questions import Question, questions_of, tables_of
-from workbench.finetune.data.forms import SUMMARIZE
+from workbench.finetune.data.forms.table import SUMMARIZE
 from workbench.finetune.data.rows import row_from
 from workbench.finetune.data.sources.dataset import prepare
 from workbench.finetune.data.sql.datasets import Mini

@@ -11,7 +11,7 @@ import torch
 from forkedruns import Plan, Ran
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from workbench.finetune.options.prompts import fill
+from workbench.finetune.options.text.prompts import fill
 from workbench.rundir.totals import RunTotals
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("one_thread")]

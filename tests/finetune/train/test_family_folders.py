@@ -18,8 +18,9 @@ import transformers
 from peft import PeftModel
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.model import adapters, saving
+from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
+from workbench.finetune.model.files import saving
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.model.targets import adapted_weights, left_out, linear_weights
 from workbench.finetune.options.adapters import Lora

@@ -8,7 +8,7 @@ import torch
 
 from workbench.finetune.data.rows import Example
 from workbench.finetune.model import load as model
-from workbench.finetune.model import saving
+from workbench.finetune.model.files import saving
 
 EXAMPLES = [
     Example(

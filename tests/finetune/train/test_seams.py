@@ -14,11 +14,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 from workbench.base.errors import ConfigError
+from workbench.finetune.data.forms.messages import turns_of
 from workbench.finetune.data.lines import Fields
-from workbench.finetune.data.messages import turns_of
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.text.chat import Chat
-from workbench.finetune.options.templates import template_of, unread
+from workbench.finetune.options.text.templates import template_of, unread
 
 pytestmark = pytest.mark.slow  # transformers
 

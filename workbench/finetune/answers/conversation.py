@@ -8,7 +8,7 @@ from functools import partial
 
 from workbench.base.errors import ConfigError
 from workbench.base.shown import ShownLive
-from workbench.finetune.data.messages import Message
+from workbench.finetune.data.forms.messages import Message
 
 _Ask = Callable[[str, Sequence[Message], Callable[[str], None] | None], str]
 

@@ -10,12 +10,9 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
 from workbench.base.json_values import part, whole
-from workbench.finetune.data.asked import question_of, turns_before
 from workbench.finetune.data.columns import outer_columns, value_of
-from workbench.finetune.data.forms import ANSWERS, question_form
-from workbench.finetune.data.lines import Fields, read_lines
-from workbench.finetune.data.meant import check_media
-from workbench.finetune.data.messages import (
+from workbench.finetune.data.forms.asked import question_of, turns_before
+from workbench.finetune.data.forms.messages import (
     TOOLS,
     Message,
     completed_turns,
@@ -24,10 +21,13 @@ from workbench.finetune.data.messages import (
     turns_of,
     unpacked,
 )
+from workbench.finetune.data.forms.table import ANSWERS, question_form
+from workbench.finetune.data.lines import Fields, read_lines
+from workbench.finetune.data.meant import check_media
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.sources.convert import read_tables
 from workbench.finetune.data.tasks import TASK, Table
-from workbench.finetune.options.prompts import source_text
+from workbench.finetune.options.text.prompts import source_text
 from workbench.rundir.paths import RunPaths
 
 RowLike = str | Mapping[str, object] | Sequence[Mapping[str, object]]

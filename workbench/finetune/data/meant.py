@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
-from workbench.finetune.data.forms import PROMPT_KEYS
+from workbench.finetune.data.forms.messages import has_content, unread_in_turns
+from workbench.finetune.data.forms.table import PROMPT_KEYS
 from workbench.finetune.data.lines import is_filled
-from workbench.finetune.data.messages import has_content, unread_in_turns
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Example, has_answer
 

@@ -10,22 +10,9 @@ from typing import NoReturn
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import Json
-from workbench.finetune.data.asked import answer_of_options, question_of, turns_with
 from workbench.finetune.data.columns import value_of
-from workbench.finetune.data.forms import (
-    ALONE,
-    CHOICE_KEYS,
-    FIELDS,
-    FORMS,
-    HISTORY,
-    PAIR,
-    PROMPT_KEYS,
-    form_of,
-    names_form,
-    suggested_columns,
-)
-from workbench.finetune.data.lines import Fields, is_filled
-from workbench.finetune.data.messages import (
+from workbench.finetune.data.forms.asked import answer_of_options, question_of, turns_with
+from workbench.finetune.data.forms.messages import (
     CHAT,
     CHAT_KEYS,
     SYSTEM_KEYS,
@@ -41,6 +28,19 @@ from workbench.finetune.data.messages import (
     turns_of,
     unpacked,
 )
+from workbench.finetune.data.forms.table import (
+    ALONE,
+    CHOICE_KEYS,
+    FIELDS,
+    FORMS,
+    HISTORY,
+    PAIR,
+    PROMPT_KEYS,
+    form_of,
+    names_form,
+    suggested_columns,
+)
+from workbench.finetune.data.lines import Fields, is_filled
 from workbench.finetune.data.task import Form
 from workbench.finetune.data.tasks import TASK, Table
 

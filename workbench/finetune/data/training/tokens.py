@@ -18,7 +18,7 @@ import torch
 from workbench.agent.rank import collectives as ranks
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
-from workbench.finetune.options.lengths import TextLengths
+from workbench.finetune.options.text.lengths import TextLengths
 
 _AT_ONCE = 2048  # examples that a rank tokenizes between two exchanges
 _COLUMNS = ("input_ids", "labels", "position_ids")

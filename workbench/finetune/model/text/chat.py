@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.messages import Message, is_learned
+from workbench.finetune.data.forms.messages import Message, is_learned
 from workbench.finetune.model.text.template import Template, Tools
-from workbench.finetune.options.templates import reads_key
+from workbench.finetune.options.text.templates import reads_key
 
 Learned = tuple[list[int], list[bool]]
 """Tokens, and a mark for every learned token."""

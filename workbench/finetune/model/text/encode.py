@@ -12,7 +12,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.package import file_digest
-from workbench.finetune.data.messages import Message, answer_of, asked
+from workbench.finetune.data.forms.messages import Message, answer_of, asked
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.job.finetune import FineTune
@@ -22,7 +22,8 @@ from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.chat import Chat, Learned
 from workbench.finetune.model.text.languages import Sources, set_languages
 from workbench.finetune.options.choices import LossOn
-from workbench.finetune.options.lengths import (
+from workbench.finetune.options.models import Family
+from workbench.finetune.options.text.lengths import (
     MOST_TOKENS,
     TARGET_TOKENS,
     Limits,
@@ -30,8 +31,7 @@ from workbench.finetune.options.lengths import (
     of_answer,
     of_question,
 )
-from workbench.finetune.options.models import Family
-from workbench.finetune.options.prompts import fill, source_text
+from workbench.finetune.options.text.prompts import fill, source_text
 from workbench.finetune.recipe.order import IGNORED, pad
 
 OPTIONS = (

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 
+from workbench.finetune.data.forms.messages import CHAT, CHAT_KEYS, SYSTEM_KEYS, TOOL_KEYS
 from workbench.finetune.data.lines import is_filled
-from workbench.finetune.data.messages import CHAT, CHAT_KEYS, SYSTEM_KEYS, TOOL_KEYS
 from workbench.finetune.data.task import Form
 from workbench.finetune.data.tasks import TASK
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
 from workbench.agent.rank import collectives as ranks
-from workbench.finetune.model.older_form import save_config
+from workbench.finetune.model.files.older_form import save_config
 from workbench.finetune.techniques.on_pods.tensor import cut_of
 from workbench.finetune.techniques.sizes import SAVED_AT_ONCE
 

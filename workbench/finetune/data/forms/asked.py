@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 
 from workbench.base.json_values import Json, number
-from workbench.finetune.data.forms import CHOICE_KEYS, HISTORY
-from workbench.finetune.data.lines import Fields, short
-from workbench.finetune.data.messages import (
+from workbench.finetune.data.forms.messages import (
     SYSTEM_KEYS,
     Message,
     Placed,
@@ -25,8 +23,10 @@ from workbench.finetune.data.messages import (
     tools_of,
     unlearned,
 )
+from workbench.finetune.data.forms.table import CHOICE_KEYS, HISTORY
+from workbench.finetune.data.lines import Fields, short
 from workbench.finetune.data.task import Form
-from workbench.finetune.options.prompts import source_text
+from workbench.finetune.options.text.prompts import source_text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,8 +9,8 @@ from typing import NotRequired, TypedDict
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import Json, parse_json, parts
+from workbench.finetune.data.forms.marks import is_mark, may_be_learned
 from workbench.finetune.data.lines import Fields, is_filled, json_advice, no_constant, short
-from workbench.finetune.data.marks import is_mark, may_be_learned
 
 
 class Message(TypedDict):

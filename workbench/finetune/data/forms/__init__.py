@@ -1,0 +1,1 @@
+"""Forms of rows: the columns of each form, the turns of chats, and all that is asked."""

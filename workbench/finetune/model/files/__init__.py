@@ -1,0 +1,1 @@
+"""The folder of a model: its weights are read and checked, and written for its readers."""

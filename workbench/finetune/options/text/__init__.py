@@ -1,0 +1,1 @@
+"""Options of texts: lengths, prompt forms and chat templates."""
