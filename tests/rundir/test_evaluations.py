@@ -121,6 +121,12 @@ def test_counters_of_their_own_and_late_reports_are_no_new_training() -> None:
     assert [x for x, _ in curve_of(disorder)] == [1, 2, 3, 4, 5]
 
 
+def test_steps_of_another_rank_that_come_late_are_no_new_training() -> None:
+    first = [trained(step, loss=1.0) for step in range(1, 6)]
+    other = [Event(time_s=each.time_s, rank=1, kind="step", data=each.data) for each in first]
+    assert RunTotals.of([*first, *other]).notes == []
+
+
 def test_a_restart_is_no_new_training() -> None:
     again = Event(time_s=9, rank=None, kind="restarted", data={"step": None, "lost_s": 8.0})
     steps = [trained(step, loss=1.0) for step in (1, 2, 3)]

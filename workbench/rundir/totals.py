@@ -248,7 +248,8 @@ class RunTotals:
     def _note_figures(self, event: Event) -> None:
         """Keep the names of a step's or an evaluation's figures, and the last values of steps."""
         figures = figures_of(event)
-        if event.kind == EventKind.STEP:
+        # Another rank may be a step behind.
+        if event.kind == EventKind.STEP and event.rank in (None, 0):
             self._trainings.take(event.whole("step"), figures)
         for name, value in figures.items():
             if name not in self.curve_names:

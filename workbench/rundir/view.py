@@ -255,12 +255,14 @@ class RunView:
                 for curve in self.curves.values():
                     curve.cut(went_on)
         step = event.whole("step")
+        # Another rank may be a step behind.
+        late = event.late or event.rank not in (None, 0)
         for name, value in metrics.figures_of(event).items():
             # The totals bound the number of names.
             if name in self.totals.curve_names and name not in self.curves:
                 self.curves[name] = Curve()
             if name in self.curves:
-                self.curves[name].follow(step, value, event.time_s, late=event.late)
+                self.curves[name].follow(step, value, event.time_s, late=late)
 
     def _place(self, rank: int) -> tuple[str, int]:
         if not self.hosts:
