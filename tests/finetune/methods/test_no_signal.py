@@ -73,12 +73,13 @@ def test_a_run_without_a_signal_notes_it_once(ran: Mapping[str, Ran], method: st
     run = ran[method]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     notes = [str(note["message"]) for note in run.data("note")]
-    assert [NOTES[method] in note for note in notes] == [True], notes
+    assert sum(NOTES[method] in note for note in notes) == 1, notes
 
 
 def test_a_run_with_a_signal_notes_nothing(ran: Mapping[str, Ran]) -> None:
     assert set(ran["orpo"].exit_codes.values()) == {0}, ran["orpo"].stderr()
-    assert not ran["orpo"].data("note")
+    notes = [str(note["message"]) for note in ran["orpo"].data("note")]
+    assert not [note for note in notes if any(each in note for each in NOTES.values())]
     assert ran["grpo"].curve("loss") == [0] * STEPS
 
 

@@ -585,9 +585,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_what_lies_on_this_machine_is_refused(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"is_encoder_decoder": true}')
+    model = llama(tmp_path / "model")
     run = run_of(tmp_path / "a", FineTune(model=str(model)))
     with pytest.raises(
         ConfigError, match=sentence("finetune.handover._check.model-folder-machine", "/model")

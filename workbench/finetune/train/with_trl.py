@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.words import counted
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Rows
 from workbench.finetune.data.training.tokens import shared_lengths, shared_rows
@@ -68,7 +69,7 @@ def trl_trainer(
             note(
                 f"{train.equal} of {len(rows.train)} training pairs have the same tokens in both "
                 "answers, and teach nothing. Answers that agree up to "
-                f"{encoder.answer_tokens} tokens are cut there"
+                f"{counted(encoder.answer_tokens, 'token')} are cut there"
             )
         return trainer_class(method)(
             parts=parts,
