@@ -62,7 +62,7 @@ def test_a_finished_run_gives_its_figures(run: WrittenRun) -> None:
         0.75,
     )
     assert row.pod_hours == pytest.approx(3 * 25.5 / 3600)
-    assert row.sequence == "source 256, target 128, padded to the longest, grouped by length"
+    assert row.sequence == "source open, target open, padded to the longest, grouped by length"
     assert row.dataset == "wikisql-mini"
     assert (row.provenance.seed, row.provenance.command) == (0, "sh -c true")
     assert row.provenance.versions == {"torch": "2.13.0"}

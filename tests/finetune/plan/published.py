@@ -16,6 +16,9 @@ ALLOCATED = "allocated"
 WALK = "https://github.com/dennislee22/deepspeed-train-CML"
 PEFT = "https://github.com/huggingface/peft, README.md of 2023-03, DeepSpeed 0.8"
 TUNE = "https://github.com/pytorch/torchtune, README.md of 2024-09"
+FMS = (
+    "https://github.com/foundation-model-stack/fms-acceleration, scripts/benchmarks/refs/a100_80gb*"
+)
 KUBE = "an article on Llama 2 with FSDP and torchrun on Kubernetes, V100 of 32 GB"
 
 
@@ -89,6 +92,16 @@ def _walk(
 # examples/causal_language_modeling pads to 64 tokens; examples/conditional_generation pads to the
 # longest tweet of a batch, taken here as 64 too, with labels of 8. DeepSpeed's JSON is the one
 # that accelerate made of its YAML: stage 3, offload of both to the CPU, no number.
+_MISTRAL: Mapping[str, object] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
 SHAPES: Mapping[str, Mapping[str, object]] = {
     # https://huggingface.co/bigscience/T0_3B/blob/main/config.json
     "T0_3B": {
@@ -149,6 +162,14 @@ SHAPES: Mapping[str, Mapping[str, object]] = {
         "tie_word_embeddings": False,
         "dtype": "bfloat16",
     },
+    # https://huggingface.co/mistralai/Mistral-7B-v0.1/blob/main/config.json and Mixtral-8x7B
+    "Mistral-7B": {"model_type": "mistral", **_MISTRAL, "sliding_window": 4096},
+    "Mixtral-8x7B": {
+        "model_type": "mixtral",
+        **_MISTRAL,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
 }
 _PEFT: Mapping[str, object] = {
     "precision": "fp32",
@@ -193,6 +214,37 @@ _TUNE: Mapping[str, object] = {
 def _tune(model: str, more: Mapping[str, object], **row: object) -> Published:
     job = {"model": model, "technique": "single", **_TUNE, **more}
     return Published(source=TUNE, job=job, counts=ALLOCATED, pieces=True, **row)  # type: ignore[arg-type]
+
+
+# ---- fms-acceleration: sequences of 4096 tokens (tokens a second, times seconds, a step), all
+# recomputed, flash attention, adapters of rank 16 at q, k, v and o. FSDP is accelerate's, of
+# torch's first interface. Rows with Liger's fused loss make the scores piece by piece.
+_FMS: Mapping[str, object] = {
+    "technique": "single",
+    "precision": "bf16",
+    "max_source_length": 2048,
+    "max_target_length": 2048,
+    "gradient_checkpointing": True,
+    "loss_on": "all",
+}
+_FMS_LORA: Mapping[str, object] = {
+    "peft": "lora",
+    "lora": {"r": 16, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+}
+_FMS_QLORA: Mapping[str, object] = {**_FMS_LORA, "peft": "qlora"}
+_FP16: Mapping[str, object] = {**_FMS_LORA, "precision": "fp16"}
+_HELD_IN_FP32 = {
+    "gpu": "a half-precision hidden state more a layer and row, as if accelerate's FSDP kept the "
+    "inputs of recomputed layers in FP32. This package keeps them in the half format: "
+    "tests/finetune/train/test_sharded_formats.py"
+}
+
+
+def _fms(model: str, rows: int, more: Mapping[str, object], **row: object) -> Published:
+    job = {"model": model, **_FMS, **more, "per_device_train_batch_size": rows}
+    if row.get("gpus"):
+        job["technique"] = "fsdp"
+    return Published(source=FMS, job=job, counts=ALLOCATED, **row)  # type: ignore[arg-type]
 
 
 # ---- FSDP on Kubernetes: fp16, batch 1 x 2048, recomputed; SGD unless said.
@@ -270,6 +322,44 @@ PUBLISHED: Mapping[str, Published] = {
     ),
     "Llama-3.1-8B qlora": _tune("Llama-3.1-8B", {"peft": "qlora"}, gib=7.4),
     "Llama-3.1-70B lora fsdp x 8": _tune("Llama-3.1-70B", {"technique": "fsdp"}, gpus=8, gib=27.6),
+    "fms 8B lora, 4 rows": _fms("Llama-3.1-8B", 4, _FMS_LORA, pieces=True, gib=23.2),
+    "fms 8B lora, 8 rows": _fms("Llama-3.1-8B", 8, _FMS_LORA, pieces=True, gib=31.3),
+    "fms 8B lora, 16 rows": _fms("Llama-3.1-8B", 16, _FMS_LORA, pieces=True, gib=47.4),
+    "fms 8B qlora, 4 rows": _fms("Llama-3.1-8B", 4, _FMS_QLORA, pieces=True, gib=13.4),
+    "fms 8B qlora, 8 rows": _fms("Llama-3.1-8B", 8, _FMS_QLORA, pieces=True, gib=21.4),
+    "fms 8B qlora, 32 rows": _fms("Llama-3.1-8B", 32, _FMS_QLORA, pieces=True, gib=69.0),
+    "fms 8B lora, whole scores, 4 rows": _fms("Llama-3.1-8B", 4, _FMS_LORA, gib=35.1),
+    "fms 8B lora, whole scores, 8 rows": _fms(
+        "Llama-3.1-8B",
+        8,
+        _FMS_LORA,
+        gib=55.0,
+        apart={"gpu": "planned 16 % too high; this package makes no whole scores of a Llama"},
+    ),
+    "fms 8B fsdp x 4, 4 rows": _fms("Llama-3.1-8B", 4, {}, gpus=4, pieces=True, gib=37.4),
+    "fms 8B fsdp x 4, 8 rows": _fms("Llama-3.1-8B", 8, {}, gpus=4, pieces=True, gib=41.0),
+    "fms 8B fsdp x 4, 16 rows": _fms("Llama-3.1-8B", 16, {}, gpus=4, pieces=True, gib=56.2),
+    "fms Mistral lora, 4 rows": _fms("Mistral-7B", 4, _FP16, gib=24.3),
+    "fms Mistral lora, 8 rows": _fms("Mistral-7B", 8, _FP16, gib=34.6),
+    "fms Mistral lora fsdp x 2, 2 rows": _fms("Mistral-7B", 2, _FP16, gpus=2, gib=14.1),
+    "fms Mistral lora fsdp x 2, 4 rows": _fms("Mistral-7B", 4, _FP16, gpus=2, gib=20.0),
+    "fms Mixtral lora fsdp x 2, 2 rows": _fms("Mixtral-8x7B", 2, _FP16, gpus=2, gib=53.6),
+    "fms Mixtral lora fsdp x 2, 4 rows": _fms("Mixtral-8x7B", 4, _FP16, gpus=2, gib=59.9),
+    "fms 8B lora fsdp x 2, 4 rows": _fms(
+        "Llama-3.1-8B", 4, _FMS_LORA, gpus=2, pieces=True, gib=21.8, apart=_HELD_IN_FP32
+    ),
+    "fms 8B lora fsdp x 2, 8 rows": _fms(
+        "Llama-3.1-8B", 8, _FMS_LORA, gpus=2, pieces=True, gib=33.6, apart=_HELD_IN_FP32
+    ),
+    "fms 8B lora fsdp x 4, 8 rows": _fms(
+        "Llama-3.1-8B", 8, _FMS_LORA, gpus=4, pieces=True, gib=29.8, apart=_HELD_IN_FP32
+    ),
+    "fms 8B qlora fsdp x 2, 4 rows": _fms(
+        "Llama-3.1-8B", 4, _FMS_QLORA, gpus=2, pieces=True, gib=16.6, apart=_HELD_IN_FP32
+    ),
+    "fms 8B qlora fsdp x 4, 8 rows": _fms(
+        "Llama-3.1-8B", 8, _FMS_QLORA, gpus=4, pieces=True, gib=27.0, apart=_HELD_IN_FP32
+    ),
     "Llama-2-7B fsdp x 4": _kube(4, _7B, gib=25, apart={"gpu": _MOMENTUM}),
     "Llama-2-7B fsdp x 4, adam": _kube(
         4, {**_7B, "optimizer": "adamw"}, limit_gib=_V100_GIB, fits=False

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.sentences import says, sentence
+from tests.tinyfamilies import FAMILIES
 from workbench import FineTune, gpus_for, plan
 from workbench.base.errors import ConfigError
 from workbench.cli import main
@@ -400,6 +401,41 @@ def test_mixtures_of_experts_are_planned_under_every_technique_and_precision(
     table = plan(job, pods=2, gpu_memory_gib=gpu_gib, memory_gib=8)
     assert [row.technique for row in table.rows] == [*TECHNIQUE_NAMES]
     assert {row.fit for row in table.rows} == {Fit.FITS}, [row.why for row in table.rows]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked")
+def test_a_composite_model_is_planned_by_its_language_model(tmp_path: Path) -> None:
+    config = {"model_type": "gemma3", **FAMILIES["gemma3"].sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    job = FineTune(model=str(tmp_path), max_source_length=16, max_target_length=16)
+    table = plan(job, pods=2, memory_gib=8)
+    assert {row.fit for row in table.rows} == {Fit.FITS}, [row.why for row in table.rows]
+    text = config["text_config"]
+    assert isinstance(text, dict)
+    assert table.parameters > text["vocab_size"] * text["hidden_size"]
+
+
+@pytest.mark.parametrize("method", ["dpo", "grpo"])
+def test_the_methods_of_trl_count_the_words_of_a_composite_model(method: str) -> None:
+    shape = FAMILIES["llama"].sizes
+    rewards = {"rewards": ["rewards.py:score"]} if method == "grpo" else {}
+    job = FineTune(model="tiny-llama", method=method, technique="single", **rewards)
+    plain = setting_of(job, pods=1, gpus=0, model=shape)
+    assert plain.score_bytes
+    assert setting_of(job, pods=1, gpus=0, model={"text_config": shape}) == plain
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_mixture_in_4_bits_is_refused_before_its_trace(tmp_path: Path, nested: bool) -> None:
+    shape = {"vocab_size": 500, "hidden_size": 32, "num_hidden_layers": 2, "num_local_experts": 4}
+    config = {"text_config": shape} if nested else shape
+    family = "llama4" if nested else "mixtral"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **config}))
+    job = FineTune(model=str(tmp_path), peft="qlora")
+    refused = sentence("finetune.adapters.unpacked.peft-qlora-packs", repr(str(tmp_path)))
+    with pytest.raises(ConfigError, match=refused):
+        plan(job, pods=2, gpus=1, gpu_memory_gib=80)
 
 
 @pytest.mark.parametrize(

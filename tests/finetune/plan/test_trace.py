@@ -21,6 +21,62 @@ SHAPES = {
     | {"num_layers": 5, "num_decoder_layers": 5, "decoder_start_token_id": 0},
     "llama": {"model_type": "llama", "vocab_size": 500, "hidden_size": 32, "intermediate_size": 88}
     | {"num_hidden_layers": 5, "num_attention_heads": 4},
+    "gemma3": {
+        "model_type": "gemma3",
+        "text_config": {
+            "vocab_size": 500,
+            "hidden_size": 32,
+            "intermediate_size": 88,
+            "num_hidden_layers": 5,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+        },
+        "vision_config": {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+        },
+        "mm_tokens_per_image": 4,
+    },
+    # Dense layers before mixtures of experts.
+    "deepseek": {
+        "model_type": "deepseek_v3",
+        "vocab_size": 500,
+        "hidden_size": 32,
+        "intermediate_size": 88,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 7,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 2,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+    },
+    # A family that names no class of its layers.
+    "pegasus": {
+        "model_type": "pegasus",
+        "vocab_size": 500,
+        "d_model": 32,
+        "encoder_layers": 5,
+        "decoder_layers": 5,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 88,
+        "decoder_ffn_dim": 88,
+        "max_position_embeddings": 64,
+        "decoder_start_token_id": 0,
+    },
 }
 
 
@@ -31,6 +87,9 @@ SHAPES = {
         ("t5", "autocast-bf16", {"checkpointing": True}),
         ("llama", "bf16", {"checkpointing": True, "lora": {"r": 4}}),
         ("llama", "fp32", {"gpu": True}),
+        ("gemma3", "autocast-bf16", {"checkpointing": True, "lora": {"r": 4}}),
+        ("deepseek", "bf16", {"checkpointing": True}),
+        ("pegasus", "fp32", {}),
     ],
 )
 def test_two_shallow_copies_say_what_the_whole_model_does(

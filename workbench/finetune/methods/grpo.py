@@ -15,6 +15,7 @@ from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.preference import MethodOptions, NotNegative, Share, second_model
 from workbench.finetune.methods.rows import PromptRows
 from workbench.finetune.options.evaluation import evaluates
+from workbench.finetune.options.models import language_of
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import Setting
 
@@ -76,6 +77,7 @@ class GRPO(Method):
 
     def setting(self, plain: Setting, job: FineTuneOptions, model: Mapping[str, object]) -> Setting:
         own = super().setting(plain, job, model)
+        model = language_of(model)
         layers = whole(model.get("num_hidden_layers")) or 0
         heads = whole(model.get("num_attention_heads")) or 1
         width = (whole(model.get("hidden_size")) or 0) // heads

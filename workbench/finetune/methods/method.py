@@ -18,7 +18,7 @@ from workbench.base.json_values import whole
 from workbench.base.record import Record
 from workbench.finetune.data.reading import RowReader
 from workbench.finetune.options.choices import LossOn, Peft
-from workbench.finetune.options.models import Family, family_by_name
+from workbench.finetune.options.models import Family, family_by_name, language_of
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import FP32, HALF, Setting
@@ -241,12 +241,13 @@ class Method(ABC):
         if not self.uses_trl:
             return plain
         reference = FP32 if self.needs_reference(job) else 0
+        words = whole(language_of(model).get("vocab_size")) or 0
         return replace(
             plain,
             sequences=float(self.sequences),
             reference_bytes=reference,
             in_pieces=False,
-            score_bytes=self._score_bytes(plain, whole(model.get("vocab_size")) or 0),
+            score_bytes=self._score_bytes(plain, words),
             scored_tokens=None if self.logits_copies else _PIECE_TOKENS,
         )
 

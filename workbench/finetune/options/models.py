@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
@@ -155,6 +156,16 @@ def config_of(model: str, name: str = "config") -> Json:
         return part({"config": parse_json(text)}, "config")
     except (OSError, RuntimeError, ValueError):
         return {}
+
+
+def language_of(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return the configuration of the language model, which may lie within a model's own.
+
+    Example:
+        >>> language_of({"model_type": "gemma3", "text_config": {"num_hidden_layers": 34}})
+        {'num_hidden_layers': 34}
+    """
+    return part(config, "text_config") or config
 
 
 def hub_cache() -> Path:

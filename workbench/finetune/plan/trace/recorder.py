@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from workbench.finetune.model.layers import transformer_layers
 from workbench.finetune.techniques.sizes import Moment
 
 
@@ -88,7 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
 def layer_stacks(model: Any) -> list[Any]:
     """Return the lists of transformer layers of a model: two for a T5, one for a Llama."""
-    names = set(getattr(model, "_no_split_modules", None) or ())
+    names = transformer_layers(model)
     stacks = []
     for module in model.modules():
         if not isinstance(module, torch.nn.ModuleList) or not len(module):
@@ -145,18 +146,19 @@ def front(points: Sequence[Moment]) -> list[Moment]:
         >>> front(points)[0].gradients
         4
     """
-    kept: list[Moment] = []
-    for point in sorted(points, key=lambda p: (-p.row, -p.base, -p.gradients)):
-        if not any(_covers(other, point) for other in kept):
-            kept.append(point)
-    return kept
-
-
-def _covers(one: Moment, other: Moment) -> bool:
-    """Return whether a moment holds at least as much, however few rows are scored at once."""
-    return (
-        one.base >= other.base
-        and one.row >= other.row
-        and one.row - one.logits_row >= other.row - other.logits_row
-        and one.gradients >= other.gradients
+    # The highest come first, so none is covered by a later one.
+    order = sorted(
+        dict.fromkeys(points), key=lambda p: (-p.row, -p.base, -p.gradients, p.logits_row)
     )
+    figures = torch.tensor(
+        [(p.base, p.row, p.row - p.logits_row, p.gradients) for p in order], dtype=torch.float64
+    )
+    kept: list[Moment] = []
+    left = torch.arange(len(order))
+    while len(left):
+        highest = int(left[0])
+        kept.append(order[highest])
+        # A moment is covered if it holds no more, however few rows are scored at once.
+        covered = (figures[left] <= figures[highest]).all(dim=1)
+        left = left[~covered]
+    return kept

@@ -21,7 +21,7 @@ import torch
 from workbench.agent import machine
 from workbench.finetune.model.shapes import KNOWN
 from workbench.finetune.options.models import TINY_LLAMA, TINY_T5
-from workbench.finetune.plan.trace.trace import HALF, config_of, make_model
+from workbench.finetune.plan.trace.trace import HALF, config_of, make_model, text_config_of
 from workbench.finetune.recipe.lean_loss import LeanLoss
 from workbench.finetune.recipe.order import IGNORED
 
@@ -121,9 +121,10 @@ def _batch(
     rows = step["rows"]
     source = request["source"] + request["target"] if causal else request["source"]
     target = source if causal else request["target"]
+    vocabulary = text_config_of(config).vocab_size
 
     def words(length: int) -> torch.Tensor:
-        return torch.randint(2, config.vocab_size, (rows, length), device=device)
+        return torch.randint(2, vocabulary, (rows, length), device=device)
 
     batch = {
         "input_ids": words(source),

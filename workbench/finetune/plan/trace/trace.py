@@ -39,11 +39,16 @@ from workbench.finetune.recipe.lean_loss import LeanLoss, piece_tokens
 from workbench.finetune.techniques.sizes import Moment
 
 _PRIMES = (10007, 10009, 10037, 10039, 10061)
-_DEPTHS = (2, 3)
 _META = torch.device("meta")
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _Runs = Mapping[str, Mapping[int, Recorder]]
-_DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers")
+_DEPTH_KEYS = (
+    "num_layers",
+    "num_decoder_layers",
+    "num_hidden_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
 
 
 def main() -> None:
@@ -92,10 +97,10 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     config = config_of(request["config"])
     model = make_model(config, request, 0)
     sizes = _sizes(model)
-    # Trace all layers of a model with unlike layers, such as dense ones before mixtures of experts.
-    alike = all(layer == stack[1] for stack in sizes["stacks"] for layer in stack[2:])
-    shallow = alike and _depth(config) > max(_DEPTHS) and not request.get("whole")
-    depths = _DEPTHS if shallow else None
+    depths = _depths(sizes["stacks"])
+    # Trace all layers of a model that is hardly deeper than its copies.
+    if request.get("whole") or _depth(config) <= depths[1]:
+        depths = (0,)
     rows = _prime(request)
     runs: dict[str, Mapping[int, Recorder]] = {}
     failed: dict[str, str] = {}
@@ -103,7 +108,7 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
         # An error of torch or of the model, of any type: the other formats are still traced.
         steps: dict[int, Recorder] = {}
         try:
-            for depth in depths or (0,):
+            for depth in depths:
                 steps[depth] = _step(config, request, arithmetic, depth=depth, rows=rows)
         except Exception as error:
             if len(failed) + 1 == len(request["arithmetic"]):
@@ -117,6 +122,26 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
     if failed:
         answer["failed"] = failed
     return answer
+
+
+def _depths(stacks: Sequence[Sequence[Any]]) -> tuple[int, ...]:
+    """Return the depths of two shallow copies that have layers of all kinds of the model.
+
+    Example:
+        >>> _depths([["first", "other", "other", "other"]])
+        (2, 3)
+        >>> _depths([["dense", "dense", "dense", "experts", "experts", "experts"]])
+        (5, 6)
+    """
+    before = 0
+    for stack in stacks:
+        # Layers before those that are all like the last
+        unlike = [place for place, layer in enumerate(stack) if layer != stack[-1]]
+        before = max(before, unlike[-1] + 1 if unlike else 0)
+    # Beyond the first layer, which may have more than the others, such as T5's positions, the
+    # shorter copy has the first and the last of the layers that are alike.
+    shorter = 2 if before <= 1 else before + 2
+    return shorter, shorter + 1
 
 
 def _answer(runs: _Runs, depth: int, sizes: Mapping[str, Any]) -> dict[str, Any]:
@@ -177,7 +202,11 @@ def _bytes(sizes: Mapping[str, Any], *, packed: bool, size: int) -> float:
 
 def _prime(request: Mapping[str, Any]) -> int:
     """Return a prime number of rows that divides no size of the model."""
-    values = (*request["config"].values(), request["source"], request["target"])
+    values = [*request["config"].values(), request["source"], request["target"]]
+    # Configurations within the configuration, such as the one of the language model.
+    for value in request["config"].values():
+        if isinstance(value, dict):
+            values.extend(value.values())
     sizes = [value for value in values if value and isinstance(value, int)]
     return next(prime for prime in _PRIMES if all(size % prime for size in sizes))
 
@@ -189,9 +218,15 @@ def config_of(raw: Mapping[str, Any]) -> Any:
     return AutoConfig.for_model(raw["model_type"], **options)
 
 
+def text_config_of(config: Any) -> Any:
+    """Return the configuration of the language model, which may lie within the model's own."""
+    return config if config.is_encoder_decoder else config.get_text_config()
+
+
 def _depth(config: Any) -> int:
     """Return the number of layers per stack, or 0 if the stacks differ: no shallow copy."""
-    depths = {getattr(config, key) for key in _DEPTH_KEYS if getattr(config, key, None)}
+    text = text_config_of(config)
+    depths = {getattr(text, key) for key in _DEPTH_KEYS if getattr(text, key, None)}
     return int(depths.pop()) if len(depths) == 1 else 0
 
 
@@ -205,14 +240,10 @@ def make_model(
     """Make the model of a request, with `depth` layers per stack if `depth` is not 0."""
     raw = config.to_dict()
     if depth:
-        whole = _depth(config)
-        for key in _DEPTH_KEYS:
-            if raw.get(key):
-                raw[key] = depth
-        # Lists with an entry for every layer
-        for key, value in raw.items():
-            if isinstance(value, list) and len(value) == whole:
-                raw[key] = value[:depth]
+        text = text_config_of(config)
+        # The rest of a composite model, such as its images' encoder, keeps all layers.
+        inner = [name for name in config.sub_configs if getattr(config, name, None) is text]
+        _cut(raw[inner[0]] if inner else raw, whole=_depth(config), depth=depth)
     shallow = config_of(raw)
     family = AutoModelForSeq2SeqLM if shallow.is_encoder_decoder else AutoModelForCausalLM
     if request.get("scores"):
@@ -236,6 +267,17 @@ def make_model(
             model = with_lora(model, Lora.from_dict(request["lora"]), checkpointing=checkpointing)
     recompute(model, layers, policy)
     return model
+
+
+def _cut(raw: dict[str, Any], *, whole: int, depth: int) -> None:
+    """Change the number of layers of a configuration in place."""
+    for key in _DEPTH_KEYS:
+        if raw.get(key):
+            raw[key] = depth
+    # Lists with an entry for every layer
+    for key, value in raw.items():
+        if isinstance(value, list) and len(value) == whole:
+            raw[key] = value[:depth]
 
 
 def _pretend(model: torch.nn.Module, *, trained: torch.dtype, others: torch.dtype) -> None:
@@ -282,7 +324,8 @@ def _step(
     trained = torch.float32 if autocast or dtype is None else dtype
     others = dtype if dtype is not None and request.get("lora") is not None else trained
     balances = bool(balance_coefficient(model, request.get("router_aux_loss_coef")))
-    recorder = Recorder(vocabulary=config.vocab_size, rows=rows)
+    vocabulary = text_config_of(config).vocab_size
+    recorder = Recorder(vocabulary=vocabulary, rows=rows)
     lean = None
     if not request.get("scores"):
         # The planner knows how many of the rows are scored at once.
@@ -296,7 +339,7 @@ def _step(
         if lean is not None:
             recorder.row_tokens = labels.shape[1] - int(causal)
             recorder.piece_rows = _piece_rows(
-                lean, config.vocab_size, labels, gpu=bool(request.get("gpu"))
+                lean, vocabulary, labels, gpu=bool(request.get("gpu"))
             )
         batch: dict[str, Any] = {
             "input_ids": torch.zeros(rows, length, dtype=torch.long),
