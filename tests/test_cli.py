@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from tinyfolders import change_weights, llama
 from writtenrun import write_run
 
 from tests.support.sentences import says
@@ -361,8 +362,7 @@ def test_a_run_that_fails_exits_with_1_and_says_where(
 
 
 def _broken_model(folder: Path) -> Path:
-    model = folder / "model"
-    model.mkdir()
-    (model / "config.json").write_text('{"model_type": "t5"}')
-    (model / "model.safetensors").write_bytes(b"cut off")
-    return model
+    def without_last(weights: dict[str, object]) -> dict[str, object]:
+        return dict(list(weights.items())[:-1])
+
+    return change_weights(llama(folder / "model"), without_last)

@@ -106,6 +106,8 @@ OTHER = {
     "method_options": {"beta": 0.2},
     "max_source_length": 32,
     "max_target_length": 32,
+    "source_language": "eng_Latn",
+    "target_language": "deu_Latn",
     "train_sampling_strategy": "random",
     "rewards": ["judge.py:score"],
     "model_revision": "v2",

@@ -15,6 +15,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from tinyfolders import llama
 
 from tests.fakes.kubeplace import MANIFESTS
 from tests.support.sentences import says, sentence

@@ -25,6 +25,7 @@ from workbench.finetune.submit.travels import model_files, sent_notes
 from workbench.jobs.job import NewRun
 
 ROWS = WORDS + len(SPECIAL)
+LONG = {"max_source_length": 256, "max_target_length": 128}
 SHORT = {"max_source_length": 40, "max_target_length": 24}
 
 
@@ -178,7 +179,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
     # Positions: file, key, number, and the lengths of the job.
     "gpt2": (
         positions(model_type="gpt2", n_positions=64),
-        {},
+        LONG,
         ["config.json", "n_positions 64", "384"],
     ),
     "gpt2 packed": (
@@ -188,10 +189,10 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
     ),
     "opt": (
         positions(model_type="opt", max_position_embeddings=64),
-        {},
+        LONG,
         ["max_position_embeddings 64"],
     ),
-    "gptj": (positions(model_type="gptj", n_positions=64), {}, ["n_positions 64"]),
+    "gptj": (positions(model_type="gptj", n_positions=64), LONG, ["n_positions 64"]),
     "roberta": (
         positions(model_type="roberta", max_position_embeddings=66, pad_token_id=1),
         {"max_source_length": 40, "max_target_length": 25},
@@ -376,7 +377,7 @@ def test_a_folder_is_refused_before_the_pods_start(case: str, tmp_path: Path) ->
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
     folder = folders.model(tmp_path / "m", model_type="gpt2", n_positions=64)
-    job = job_of(folder).chosen(gpus=0, ranks=1, apart=False)
+    job = job_of(folder, **LONG).chosen(gpus=0, ranks=1, apart=False)
     root = tmp_path / "run"
     (root / "inputs").mkdir(parents=True)
     with pytest.raises(ConfigError):
@@ -455,6 +456,7 @@ def start_in_generation(folder: Path) -> None:
 
 ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "llama": (positions(), {}),
+    "gpt2 with open lengths": (causal("gpt2", n_positions=64), {}),
     "gpt2 within 64": (causal("gpt2", n_positions=64), SHORT),
     "gpt2 packed within 64": (causal("gpt2", n_positions=64), {**SHORT, "packing": True}),
     "opt within 64": (causal("opt", max_position_embeddings=64), SHORT),
@@ -495,15 +497,15 @@ def test_a_configuration_in_the_hubs_cache_is_read(
         config__json={"model_type": "gpt2", "n_positions": 64},
     )
     with pytest.raises(ConfigError, match="n_positions 64"):
-        check_early(FineTune(model="me/mine"), gpus=0)
-    check_early(FineTune(model="me/other"), gpus=0)
+        check_early(FineTune(model="me/mine", **LONG), gpus=0)
+    check_early(FineTune(model="me/other", **LONG), gpus=0)
 
 
 def test_ranks_refuse_what_the_notebook_could_not_know() -> None:
     job = FineTune(model="me/mine")
     config = {"model_type": "gpt2", "n_positions": 64, "vocab_size": 9}
     with pytest.raises(ConfigError, match="n_positions 64"):
-        check_loaded(job, config, {})
+        check_loaded(job.replace(**LONG), config, {})
     with pytest.raises(ConfigError, match=r"pad_token .* id 9, and the model has 9"):
         check_loaded(job.replace(**SHORT), config, {"eos_token": 8, "pad_token": 9})
     check_loaded(job.replace(**SHORT), config, {"eos_token": 8, "pad_token": None})

@@ -131,7 +131,9 @@ def test_every_option_that_the_encoder_reads_is_part_of_the_key() -> None:
     for module in (encode, languages):
         read |= set(re.findall(r"\bjob\.(\w+)", inspect.getsource(module)))
     # The planned lengths follow from two options of the key.
-    assert read - {"finetune", "refusals", "model", "planned_lengths"} == {*encode.OPTIONS}
+    assert read - {"finetune", "positions", "refusals", "model", "planned_lengths"} == {
+        *encode.OPTIONS
+    }
 
 
 @pytest.mark.slow

@@ -321,7 +321,9 @@ class PromptRows(MethodRows):
         for name, value in row.data.items():
             if name in RESERVED:
                 row.fail(name, "is the name of an argument of reward functions; rename the column")
-            if name not in (key, TOOLS):
+            # A row has every column of its file: another form's question is empty here.
+            is_other = value is None and name in ("prompt", *CHAT_KEYS, *PROMPT_KEYS)
+            if name not in (key, TOOLS) and not is_other:
                 columns[str(name)] = value
         beside = {COLUMNS: columns}
         if key in CHAT_KEYS or isinstance(row.data[key], list | tuple):
