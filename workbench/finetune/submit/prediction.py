@@ -16,7 +16,6 @@ from typing import Any
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import gate, read_json, write_json
-from workbench.finetune.plan.tracing import one_at_a_time, remember, trace_step
 from workbench.jobs.job import Companion, FirstPod
 from workbench.rundir.paths import RunPaths
 
@@ -55,6 +54,9 @@ class PredictionInquiry:
             if answer is not None:
                 write_json(self._paths.prediction, answer["prediction"])
                 if "trace" in answer:
+                    # Runs without a keeper have no planner, and no inquiry.
+                    from workbench.finetune.plan.tracing import remember
+
                     remember(inquiry["request"], answer["trace"])
         except Exception as error:  # thread boundary: a failed prediction must not fail the run
             logger.warning("what run %s needs is not predicted: %s", self._run_id, error)
@@ -83,6 +85,7 @@ class PredictionInquiry:
 def _from_here(inquiry: Mapping[str, Any]) -> Mapping[str, Any]:
     # Imported here because it is rarely needed and imports 25 modules.
     from workbench.finetune.plan.prediction import prediction_of
+    from workbench.finetune.plan.tracing import one_at_a_time, trace_step
 
     # On Linux, only for this thread and its child process.
     os.nice(19)
