@@ -45,6 +45,11 @@ class Ran:
     def data(self, kind: str, rank: int = 0) -> list[dict[str, object]]:
         return [dict(event.data) for event in self.events(rank) if event.kind == kind]
 
+    def notes(self) -> list[str]:
+        """Give the notes, without those on cut answers: these runs cut answers to be short."""
+        every = [str(note["message"]) for note in self.data("note")]
+        return [note for note in every if "(max_target_length); the longest has" not in note]
+
     def curve(self, name: str) -> list[float]:
         return [float(str(step[name])) for step in self.data("step")]
 

@@ -258,7 +258,7 @@ def test_a_failing_reward_ends_the_run_and_loses_no_finished_step(ran: Mapping[s
     last = ran["last"]
     assert set(last.exit_codes.values()) == {0}, last.stderr()
     assert (last.folder / "out" / "model" / "model.safetensors").is_file()
-    assert any("the last evaluation failed" in note and "no judge" in note for note in notes(last))
+    assert any("the last evaluation failed" in note and "no judge" in note for note in last.notes())
 
 
 @pytest.mark.slow
@@ -287,7 +287,7 @@ def test_rows_without_a_column_and_rewards_that_do_not_apply(ran: Mapping[str, R
     assert not any("rewards/later/mean" in step for step in steps)
     for step in steps:
         assert step["reward"] == step["rewards/some/mean"]
-    (unscored,) = [note for note in notes(some) if "no reward function applies" in note]
+    (unscored,) = [note for note in some.notes() if "no reward function applies" in note]
     assert "'answer': None" in unscored
     evaluation = some.data("eval")[-1]["metrics"]
     assert isinstance(evaluation, dict)
@@ -316,7 +316,3 @@ def test_figures_of_an_evaluation_count_the_rows_to_which_a_function_applies() -
             "rewards/b/std": 0,
         }
     )
-
-
-def notes(run: Ran) -> list[str]:
-    return [str(note["message"]) for note in run.data("note")]

@@ -115,8 +115,8 @@ def test_the_model_of_the_best_evaluation_is_saved_and_its_figures_are_stated(
     facts = RunTotals.of(run.events()).facts(0.0)
     assert (facts["steps"], facts["eval_step"], facts["metrics"]) == (LAST, BEST, {"score": 0.8})
     assert facts["eval_loss"] == evaluations[BEST]["eval_loss"] != evaluations[LAST]["eval_loss"]
-    (note,) = run.data("note")
-    assert note["message"] == f"the model is that of step {BEST}, the best by score (0.8)"
+    (note,) = run.notes()
+    assert note == f"the model is that of step {BEST}, the best by score (0.8)"
     saved, whole = weights(run), weights(ran["single"])
     assert saved.keys() == whole.keys()
     for key, value in saved.items():
@@ -171,8 +171,8 @@ def test_training_that_gets_no_better_ends_early_and_says_so(ran: dict[str, Ran]
     assert (facts["steps"], facts["eval_step"]) == (4, 4), (
         "without load_best_model_at_end the last model stays"
     )
-    (note,) = run.data("note")
-    assert note["message"] == (
+    (note,) = run.notes()
+    assert note == (
         "stopped early after step 4 of 9: score 0.8 of "
         "step 2 was not bettered in 2 evaluations in a row"
     )
@@ -204,7 +204,7 @@ def test_names_of_the_product_in_a_function_change_no_figure_and_no_decision(
     assert named.data("saved") == plain.data("saved")
     saved, whole = weights(named), weights(plain)
     assert all((saved[key] == value).all() for key, value in whole.items())  # type: ignore[attr-defined]
-    notes = [str(event["message"]) for event in named.data("note")]
+    notes = named.notes()
     assert notes[0].count(" is named ") == len(NAMES)
 
 
@@ -223,7 +223,7 @@ def test_what_fails_after_the_training_is_told_and_costs_neither_model_nor_losse
 ) -> None:
     run = ran["raises"]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
-    metric, best, predictions = [str(event["message"]) for event in run.data("note")]
+    metric, best, predictions = run.notes()
     assert metric == (
         "the metric score is missing at step 0: ZeroDivisionError: division by zero "
         '(/home/me/scores.py line 3: return {"score": 1 / 0})'

@@ -50,13 +50,13 @@ def test_the_engine_event_holds_what_the_engine_uses(ran: dict[str, Ran]) -> Non
 
 
 def test_keys_of_another_stage_are_named_once(ran: dict[str, Ran]) -> None:
-    (note,) = ran["zero1"].data("note")
-    assert note["message"] == (
+    (note,) = ran["zero1"].notes()
+    assert note == (
         "without effect under ZeRO stage 1, of the DeepSpeed JSON: "
         "zero_optimization.stage3_prefetch_bucket_size, zero_optimization.sub_group_size"
     )
-    (note,) = ran["zero3"].data("note")
-    assert note["message"] == (
+    (note,) = ran["zero3"].notes()
+    assert note == (
         "without effect under ZeRO stage 3, of the DeepSpeed "
         "JSON: zero_optimization.allgather_bucket_size"
     )
@@ -66,4 +66,4 @@ def test_keys_of_another_stage_are_named_once(ran: dict[str, Ran]) -> None:
 def test_a_shipped_configuration_is_not_named(ran: dict[str, Ran]) -> None:
     (event,) = ran["shipped"].data("engine")
     assert "deepspeed_json" not in event
-    assert ran["shipped"].data("note") == []
+    assert ran["shipped"].notes() == []
