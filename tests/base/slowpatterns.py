@@ -100,6 +100,7 @@ LOCAL: dict[str, Callable[[], list[str]]] = {
     "finetune/advice/rules.py: rule.words": lambda: [
         rule.words for rule in module("finetune.advice.rules")._RULES
     ],
+    "finetune/options/text/templates.py: pattern": lambda: [r"[.'\"]reasoning_content\b"],
     "finetune/profile/speed.py: name": lambda: [
         name for name, _ in module("finetune.profile.speed")._PEAKS
     ],
@@ -232,7 +233,8 @@ def sample(part: Any) -> str:
 
 
 def long(gram: str, size: int) -> str:
-    if gram.startswith("\0"):
+    # A pattern may have the character itself as a sample.
+    if gram.startswith("\0") and gram.count("\0") > 1:
         _, begin, character = gram.split("\0", 2)
         return begin + character * (size // max(1, len(character.encode())))
     return (gram * (size // max(1, len(gram.encode())) + 1))[:size]

@@ -26,7 +26,8 @@ def reads_key(template: str, key: str) -> bool:
         >>> reads_key("{{ m.content }} thinking", "thinking")
         False
     """
-    return re.search(rf"[.'\"]{re.escape(key)}\b", template) is not None
+    pattern = rf"[.'\"]{re.escape(key)}\b"
+    return re.search(pattern, template) is not None
 
 
 def unread(template: str, names: Iterable[str]) -> list[str]:
