@@ -244,14 +244,11 @@ def history(
 
 
 def _column_of(option: str, name: str, records: Sequence[RunRecord]) -> str:
-    """Return the column of `to_dataframe` for its name or the name of a metric.
-
-    A name that some runs have as a metric and others as a figure of the steps stays as it is: each
-    run then has the metric, else the figure of the steps.
-    """
+    """Return the column of `to_dataframe` for its name or the name of a metric."""
     if name in _COLUMNS:
         return name
     keys = [column.key for column in _metric_columns(records)]
+    # Each run has the metric, else the figure of the steps.
     if f"metric.{name}" in keys and f"step.{name}" in keys:
         return name
     for key in (name, f"metric.{name}", f"metric.{name.removeprefix('eval_')}", f"step.{name}"):

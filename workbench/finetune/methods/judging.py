@@ -117,11 +117,9 @@ def _awaited(outcomes: Sequence[Any]) -> list[Any]:
 
 @cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of async functions.
-
-    All calls share a loop, as in TRL: a client that a function keeps belongs to its loop. The loop
-    has a thread, because a notebook's own loop is running.
-    """
+    """Return the event loop of async functions."""
+    # All calls share a loop, as in TRL: a client that a function keeps belongs to its loop. The
+    # loop has a thread, because a notebook's own loop is running.
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="reward functions", daemon=True).start()
     return loop

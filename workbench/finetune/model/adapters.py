@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from importlib import import_module
@@ -14,13 +13,13 @@ from typing import Any
 
 import torch
 from transformers import BitsAndBytesConfig
-from transformers.utils import logging as transformers_logging
 
 from workbench.agent.rank import collectives as ranks
 from workbench.base.errors import ConfigError
 from workbench.base.files.gate import library
 from workbench.base.words import counted
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.model.files.opened import quiet
 from workbench.finetune.model.files.saving import whole
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.model.load import Loaded, trained_dtype
@@ -214,7 +213,8 @@ def merged(folder: str | Path, base: Loaded) -> Loaded:
     """Merge saved adapters into the weights of their base model."""
     owners = tied_weights(base.model)
     if getattr(base.model, "is_loaded_in_4bit", False):
-        with _quiet():
+        # Without the warning that the weights are already as wide as requested.
+        with quiet():
             # The other weights have the format of the arithmetic.
             base = replace(base, model=base.model.dequantize(dtype=torch.float32).float())
     model = load_with_adapter(folder, base).model
@@ -228,14 +228,3 @@ def _say_nothing_of_old_names() -> None:
     warnings.filterwarnings(
         "ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning
     )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    # Without the warning that the weights are already as wide as requested.
-    level = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)

@@ -75,7 +75,7 @@ def read_weights(
     apart: Sequence[Pair] = ()
     # transformers compares nothing while DeepSpeed shards the weights that are read.
     if deepspeed.is_deepspeed_zero3_enabled() and not _is_quantized(outline, options):
-        with without_sharding(), _quiet(), _refusals(name):
+        with without_sharding(), quiet(), _refusals(name):
             report = _rehearsed(outline, name, source)
         _check(report, outline, name, scores=scores)
         apart = report.apart
@@ -109,8 +109,8 @@ def without_sharding() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out the report of a rehearsal: the reading writes its own."""
+def quiet() -> Iterator[None]:
+    """Leave out the warnings and reports of transformers."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
