@@ -233,6 +233,9 @@ def test_words_of_the_environment_change_no_record(cluster: Cluster, tmp_path: P
     spec = RunSpec.load(run.paths.spec, of_run=True)
     assert spec.cluster.backend["kind"] == "local" and set(spec.job.env) == set(env)
     assert cluster.phase == "ready"
+    script.write_text(f"{STEPS}\nraise SystemExit('step 1000')")
+    after = cluster.submit(Script(path=str(script)), pods=1).wait(120, progress=False)
+    assert after.error is not None and "step 1000" in after.error.message, after.message
 
 
 def test_fewer_pods_and_wrong_counts(cluster: Cluster) -> None:

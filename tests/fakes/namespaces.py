@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-# One of its own for each process of pytest-xdist:
-# two that shared it took the route from one another.
-NET = f"10.213.{7 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0').removeprefix('gw'))}"
+_WORKERS = 16  # processes of pytest-xdist
 _TAGS = itertools.count()  # a namespace goes a little after its last process
 
 
@@ -24,10 +22,11 @@ def ip(*words: str) -> None:
     _run("ip", *words)
 
 
-def _run(*words: str) -> None:
+def _run(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,11 @@ class Namespace:
     address: str
     port: str
     """Its end at the bridge."""
+
+    @property
+    def bridge(self) -> str:
+        """This machine's address in its network."""
+        return self.address.rpartition(".")[0] + ".1"
 
     @property
     def prefix(self) -> tuple[str, ...]:
@@ -63,17 +67,30 @@ class Namespace:
                 os.kill(pid, signal.SIGKILL)
 
 
-@contextmanager
-def joined(count: int, net: str = NET) -> Iterator[list[Namespace]]:
-    """Make namespaces, each with an address that the bridge, and so this machine, reaches.
+def _free_net() -> str:
+    """Return the first three numbers of addresses that nobody has.
 
-    `net` is the first three numbers of their addresses. No other namespaces may have the same.
+    Two bridges with the same ones take the route from one another. A session of tests that was
+    killed leaves its bridges behind. Processes of pytest-xdist look at different numbers.
     """
+    taken = _run("ip", "-oneline", "-4", "address")
+    own = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    nets = (f"10.213.{number}" for number in range(own, 256, _WORKERS))
+    free = next((net for net in nets if f" {net}." not in taken), None)
+    if free is None:
+        raise OSError("every network 10.213.N is taken; `ip link` lists their bridges")
+    return free
+
+
+@contextmanager
+def joined(count: int) -> Iterator[list[Namespace]]:
+    """Make namespaces, each with an address that the bridge, and so this machine, reaches."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2")
     tag = f"wb{os.getpid() % 100_000}{next(_TAGS)}"
     with ExitStack() as undo:
         try:
+            net = _free_net()
             ip("link", "add", tag, "type", "bridge")
             undo.callback(ip, "link", "del", tag)
             ip("addr", "add", f"{net}.1/24", "dev", tag)

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import pytest
 
-from tests.fakes.namespaces import NET, Namespace, joined
+from tests.fakes.namespaces import Namespace, joined
 from tests.poll import until
 from workbench.pods.guest.machine import free_port
 from workbench.pods.notes import note_of
@@ -28,8 +28,6 @@ from workbench.pods.pod import LaunchContext
 from workbench.pods.slurm.pods import JOBS, SlurmPods
 
 _NODES = 3
-# Beside the network of other tests of the same process, which may exist at the same time.
-_NET = NET.replace("10.213.", "10.214.")
 _SIZE = "CPUs=4 RealMemory=8000 Gres=gpu:a100:2"
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 _CONFIG = """\
@@ -101,12 +99,12 @@ class Slurm:
 
     def start(self) -> None:
         """Start all daemons and wait until the nodes are idle."""
-        hosts = self._networks.enter_context(joined(_NODES, _NET))
+        hosts = self._networks.enter_context(joined(_NODES))
         lines = [
             f"NodeName={node} NodeAddr={host.address} Port=6818 {_SIZE}"
             for node, host in zip(self.nodes, hosts, strict=True)
         ]
-        controller = f"{_NET}.1"
+        controller = hosts[0].bridge
         limits = ["ProctrackType=proctrack/pgid", "TaskPlugin=task/none"]
         if self.limits_memory:
             limits = ["ProctrackType=proctrack/cgroup", "TaskPlugin=task/cgroup"]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from tests.fakes.namespaces import NET, Namespace, ip, joined
+from tests.fakes.namespaces import Namespace, ip, joined
 from tests.fakes.sshhosts import SSHHost
 from workbench import Cluster, PodSpec, Script, SSHPods
 from workbench.pods.pod import Pod
@@ -107,9 +107,10 @@ def test_three_hosts_with_networks_of_their_own_exchange(
         with Cluster(backend, PodSpec(), count=3, path=tmp_path / "cluster", warm=False) as cluster:
             run = cluster.submit(Script(path=str(RING)))
             result = run.wait(120, progress=False).raise_for_status()
-            assert [pod.address for pod in cluster.pods] == [f"{NET}.{n}" for n in (2, 3, 4)]
+            assert [pod.address for pod in cluster.pods] == [each.address for each in namespaces]
         assert result.world_size == 3
         for rank in range(3):
             assert "step 4 sum 3" in run.logs(rank, "stdout")
         assert list((tmp_path / "root").glob("*")) == []
-        assert f"Accepted publickey for {tmp_path.owner()} from {NET}.1 " in hosts[0].log
+        here = namespaces[0].bridge
+        assert f"Accepted publickey for {tmp_path.owner()} from {here} " in hosts[0].log

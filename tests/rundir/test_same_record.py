@@ -116,6 +116,16 @@ def recorded(folder: Path, redact: Redactor) -> tuple[list[Event], dict[str, obj
     return events, {**state, "time_s": 0}, len(log)
 
 
+def test_a_run_knows_no_secrets_of_the_run_before_it() -> None:
+    cluster = Redactor({"PGPASS": "pods-a1b2c3"})
+    first = cluster.of_run({"KEY": "step"}, {"KEY": "store-d4e5f6"})
+    second = cluster.of_run({"KEY": "loss"})
+    text = "step loss pods-a1b2c3 store-d4e5f6"
+    assert first(text) == "**** loss *********** ************"
+    assert second(text) == "step **** *********** store-d4e5f6"
+    assert cluster(text) == "**** **** *********** ************"
+
+
 @given(
     data=st.recursive(
         st.none() | st.booleans() | st.floats() | st.integers() | st.text(),

@@ -220,6 +220,7 @@ class Redactor:
     """Masks secret values of environments, and any text in the form of a secret."""
 
     def __init__(self, *environments: Mapping[str, str]) -> None:
+        self._own: frozenset[str] = frozenset()  # without those of runs
         self._values: tuple[str, ...] = ()
         # Without secrets that are words, for values that the program reads back.
         self._strange: tuple[str, ...] = ()
@@ -230,6 +231,22 @@ class Redactor:
         """Mask the secrets among these values from now on."""
         secrets = [value for name, value in environment.items() if is_secret(name, value)]
         forms = {form for value in secrets for form in _forms(value)}
+        self._own |= forms
+        self._mask_also(forms)
+
+    def of_run(self, *environments: Mapping[str, str]) -> Redactor:
+        """Return a redactor for the record of a run, and mask the run's secrets here too.
+
+        The returned one knows no secrets of other runs: a word that is a password there changes
+        nothing here.
+        """
+        run = Redactor(*environments)
+        self._mask_also(run._values)
+        run._own |= self._own
+        run._mask_also(self._own)
+        return run
+
+    def _mask_also(self, forms: Collection[str]) -> None:
         self._values = tuple(sorted({*self._values, *forms}, key=len, reverse=True))
         self._strange = tuple(value for value in self._values if not _is_word(value))
 

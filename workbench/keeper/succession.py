@@ -45,8 +45,6 @@ def run_context(
     store_environment: Mapping[str, str] | None = None,
 ) -> RunContext:
     """Create the context of a run and write its hostfile."""
-    redact.learn(job.env)
-    redact.learn(secrets_of(store_environment or {}))
     context = RunContext(
         run_id=run.id,
         paths=RunPaths(run.path),
@@ -54,7 +52,7 @@ def run_context(
         identity=fleet.identity,
         refresh=fleet.refresh,
         restore=fleet.restore,
-        redact=redact,
+        redact=redact.of_run(job.env, secrets_of(store_environment or {})),
         log=log,
         spare=fleet.paths.results / f"{run.id}.json",
         inherited=inherited,
