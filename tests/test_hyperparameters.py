@@ -15,7 +15,6 @@ PAGE = Path(__file__).parents[1] / "docs" / "hyperparameters.md"
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_the_page_s_search_reports_evaluations_and_prunes_a_run(cluster: Cluster) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     code = PAGE.read_text(encoding="utf-8").partition("```python\n")[2].partition("```")[0]

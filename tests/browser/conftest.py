@@ -14,7 +14,7 @@ from typing import Any
 import nbformat
 import pytest
 from playwright import sync_api
-from poll import until
+from poll import LEAST_S, until
 
 from tests.fakes.jupyterserver import Server, start_server
 from workbench.base.errors import RunError
@@ -68,14 +68,14 @@ class Book:
         self.page, self.lab, self.name = page, lab, name
         # A workspace of its own: JupyterLab would open again what an earlier test had open.
         page.goto(f"{lab.url}lab/workspaces/{secrets.token_hex(4)}/tree/{name}?token={lab.token}")
-        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+        page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=180_000)
         try:
             self.wait_idle(30)
         except (
             sync_api.TimeoutError
         ):  # seen once: JupyterLab, just started, never said what the kernel does
             page.reload()
-            page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+            page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=180_000)
             self.wait_idle(60)
         page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
 
@@ -141,7 +141,7 @@ class Book:
                     && !waiting;
             }""",
             arg=self.name,
-            timeout=timeout_s * 1000,
+            timeout=max(timeout_s, LEAST_S) * 1000,
             polling=300,  # ms; without it, at every picture of the browser
         )
 
@@ -215,7 +215,7 @@ def browser() -> Iterator[Any]:
         context = browser.new_context(
             viewport={"width": 1280, "height": 800}, reduced_motion="reduce"
         )
-        context.set_default_timeout(120_000)  # ms; a busy machine took 30 s to load a report
+        context.set_default_timeout(180_000)  # ms; a busy machine took 30 s to load a report
         yield context
         browser.close()
 

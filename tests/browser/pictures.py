@@ -8,12 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from tests.browser.readings import PICTURES, write_records
 from tests.browser.shots import LONG, take_pictures
-
-pytestmark = pytest.mark.timeout(1200)
 
 
 def test_take_the_pictures(lab: Any, open_book: Callable[[str], Any]) -> None:

@@ -15,7 +15,7 @@ from tests.browser.conftest import notebook
 from workbench.benchmark.result import rows_below, write_report
 from workbench.client.result import RunResult
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 
 TESTS = Path(__file__).resolve().parents[1]
 WRITE = f"""
@@ -115,21 +115,21 @@ def test_no_view_in_a_notebook_violates_a_rule(lab: Any, open_book: Callable[[st
     book.wait_idle(120)
     for place, name in enumerate(SHOWN, 1):
         until(lambda place=place: bool(book.said(place)), 60, why=lambda name=name: name)
-    book.output(len(SHOWN)).get_by_label("Technique").wait_for(timeout=60_000)
+    book.output(len(SHOWN)).get_by_label("Technique").wait_for()
     assert book.page.locator(".wb").count() > len(SHOWN)
     chat = book.output(1 + [*SHOWN].index("chat"))
     chat.locator("input").fill("How many?")
     chat.locator("input").press("Enter")
-    chat.get_by_text("an answer").first.wait_for(timeout=60_000)
+    chat.get_by_text("an answer").first.wait_for()
     book.page.evaluate("() => window.jupyterapp.shell.activateById('deepspeed-workbench-runs')")
-    book.page.locator(".dw-run").first.wait_for(timeout=60_000)
+    book.page.locator(".dw-run").first.wait_for()
     found = {}
     for theme in ("light", "dark"):
         book._theme(theme)
         found[theme] = audit(book.page)
     book.page.locator(".dw-open").first.click()
     tab = book.page.locator(".dw-tab:visible")
-    tab.frame_locator("iframe").get_by_text("Run ").first.wait_for(timeout=60_000)
+    tab.frame_locator("iframe").get_by_text("Run ").first.wait_for()
     drawn = book.page.context.new_page()
     drawn.set_content(tab.locator("iframe").get_attribute("srcdoc"))
     for scheme in ("light", "dark"):

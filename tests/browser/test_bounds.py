@@ -14,7 +14,7 @@ import pytest
 
 from tests.browser.conftest import notebook
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 
 LINES = 1_000_000
 PER_S = 1000

@@ -13,7 +13,7 @@ from poll import until
 
 from tests.browser.conftest import notebook
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 BEAT = Path(__file__).resolve().parents[1] / "scripts" / "beat.py"
 START = """

@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser.conftest import notebook
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.long]
 
 CHAT = """
 import time
@@ -40,7 +40,7 @@ def test_a_message_is_typed_and_answers_are_written_beside_each_other(
     book = open_book(lab.add(notebook(CHAT), "chat.ipynb"))
     book.run(0)
     field = book.output(0).locator("input[type=text]")
-    field.wait_for(timeout=60_000)
+    field.wait_for()
     book.shoot(0, "chat-empty")
     field.fill("Which names are there where a is below <b>5</b>?")
     field.press("Enter")

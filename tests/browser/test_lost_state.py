@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser.conftest import notebook
 
-pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 # The kernel holds the button and has sent none: as where its message came before the page listened.
 LOST = """
@@ -31,6 +31,6 @@ def test_buttons_come_though_their_first_state_was_lost(
     book = open_book(lab.add(notebook(LOST), "lost.ipynb"))
     book.run(0)
     button = book.output(0).get_by_role("button", name="Stop the test")
-    button.wait_for(timeout=60_000)
+    button.wait_for()
     button.click()
     book.see(0, "stopped", 60)

@@ -13,7 +13,7 @@ from poll import until
 
 from tests.browser.conftest import notebook
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 
 WRITE = f"""
 import sys, tempfile

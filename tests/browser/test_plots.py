@@ -15,7 +15,7 @@ from poll import until
 from tests.browser.conftest import notebook
 from workbench.benchmark.result import rows_below, write_report
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 
 CONTRAST = """() => {
   const parts = text => (text.match(/[\\d.]+/g) || []).map(Number);
@@ -79,7 +79,7 @@ def test_a_report_answers_without_a_network(report: Path, browser: Any) -> None:
     page.goto(report.as_uri())
     plot = page.locator(".js-plotly-plot").filter(has_text="training loss").first
     plot.scroll_into_view_if_needed()
-    plot.locator(".updatemenu-button", has_text="raw").wait_for(timeout=120_000)
+    plot.locator(".updatemenu-button", has_text="raw").wait_for()
     lines = plot.locator(".scatterlayer .trace .js-line")
     assert lines.count() >= 2
 
@@ -165,7 +165,7 @@ def test_a_plot_in_a_notebook_follows_its_run_and_stays(
     book = open_book(lab.add(notebook(*cells), "plots.ipynb"))
     book.run(0)
     plot = book.output(0).locator(".wb-live-plot")
-    plot.locator(".updatemenu-button", has_text="raw").wait_for(timeout=120_000)
+    plot.locator(".updatemenu-button", has_text="raw").wait_for()
     assert book.output(0).locator("svg.wb-plot").is_hidden(), (
         "the picture stands aside while the figure lives"
     )
@@ -192,10 +192,10 @@ def test_a_plot_in_a_notebook_follows_its_run_and_stays(
     final = book.output(0).locator(
         ".jp-RenderedPlotly .js-plotly-plot, .jp-RenderedPlotly.js-plotly-plot"
     )
-    final.first.wait_for(timeout=120_000)
+    final.first.wait_for()
     until(lambda: book.output(0).locator(".wb-live-plot").count() == 0, 120)
     side = book.output(3).locator(".jp-RenderedPlotly")
-    side.first.wait_for(timeout=120_000)
+    side.first.wait_for()
     book.see(3, "No option differs", 120)
     book.shoot(3, "plot-compare")
     book.save()

@@ -22,7 +22,7 @@ from workbench.rundir.figures.curves import ScalarWriter
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 BEAT = Path(__file__).parents[1] / "scripts" / "beat.py"
 DEFAULT_NAME = "cluster-20261124-191654-1373"  # as of a cluster without a path
 WAIT_MS = 120_000

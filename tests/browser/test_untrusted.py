@@ -42,7 +42,7 @@ CELLS = {
 }
 PANEL_BYTES = 95_000
 PNG, JPEG = b"\x89PNG", b"\xff\xd8"
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 
 
 @pytest.fixture(scope="module")

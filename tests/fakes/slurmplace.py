@@ -212,10 +212,13 @@ def _on_host(host: Namespace, name: str) -> Iterator[str]:
 
 
 _RUNNING: list[Slurm] = []
+_FAILED: list[str] = []
 
 
 def slurm() -> Slurm:
     """Return the session's Slurm; skip the test where there can be none."""
+    if _FAILED:  # each test would wait for its end
+        raise RuntimeError(f"Slurm did not start in this session: {_FAILED[0]}")
     if not _RUNNING:
         missing = [program for program in _PROGRAMS if shutil.which(program) is None]
         if missing:
@@ -228,6 +231,9 @@ def slurm() -> Slurm:
             made.start()
         except pytest.skip.Exception:  # this machine has no network namespaces
             end_slurm()
+            raise
+        except Exception as error:
+            _FAILED.append(str(error)[:2000])
             raise
     return _RUNNING[0]
 

@@ -86,15 +86,15 @@ def test_a_script_is_ended_where_its_rank_sleeps_and_not_while_it_computes(
 ) -> None:
     script = tmp_path / "asleep.py"
     script.write_text(ASLEEP)
-    run = world.cluster.submit(Script(path=str(script), stall_timeout_s=6), pods=2)
-    error = world.ended(run, 120).error
+    run = world.cluster.submit(Script(path=str(script), stall_timeout_s=45), pods=2)
+    error = world.ended(run).error
     assert error is not None
     assert (error.kind, error.rank, error.pod) == ("stall", 1, "pod-1"), error
     assert (
         "no output and no CPU for" in error.message
         and "rank 1 on pod-1 is at asleep.py:11 in dawdle" in error.message
     )
-    assert "stall_timeout_s=6" in error.message and "in dawdle" in error.traceback
+    assert "stall_timeout_s=45" in error.message and "in dawdle" in error.traceback
     stacks = run.paths.stacks.read_text()
     assert (
         all(f"rank {rank} on pod-{rank}\n" in stacks for rank in range(2)) and "barrier" in stacks
@@ -106,12 +106,13 @@ def test_a_fine_tuning_whose_rank_is_stopped_is_ended_with_its_last_step(
     world: World, cluster: Cluster
 ) -> None:
     rows = {"kind": "wikisql-mini", "train_rows": 60, "eval_rows": 2}
-    job = FineTune(dataset=rows, technique="ddp", max_steps=5000, predict_rows=0, stall_timeout_s=6)
+    options = {"max_steps": 5000, "predict_rows": 0, "stall_timeout_s": 45}
+    job = FineTune(dataset=rows, technique="ddp", **options)
     run = cluster.submit(job)
     until(lambda: any(e.kind == "step" for e in read_events(run.paths.events)), 120)
     (pid,) = pids_of(rank_folder(cluster.pods[1], run, 1))
     os.kill(pid, signal.SIGSTOP)
-    error = world.ended(run, 120).error
+    error = world.ended(run).error
     assert error is not None
     assert (error.kind, error.rank, error.pod) == ("stall", 1, "pod-1"), error
     assert (
@@ -132,10 +133,10 @@ def test_a_stall_before_the_first_step_is_ended_too(world: World, tmp_path: Path
     job = Script(
         path=str(Path(__file__).parent.parent / "scripts" / "ring.py"),
         env={"PYTHONPATH": str(tmp_path)},
-        stall_timeout_s=8,
+        stall_timeout_s=45,
     )
     run = world.cluster.submit(job, pods=2)
-    error = world.ended(run, 120).error
+    error = world.ended(run).error
     assert error is not None
     assert (error.kind, error.rank) == ("stall", 1), error
     assert "rank 1 on pod-1 is at sitecustomize.py:3 in <module>" in error.message, error
@@ -160,7 +161,7 @@ def test_a_stopped_launcher_is_told_before_any_rank_starts(world: World) -> None
 
     until(started, 60, every_s=0.002, why=lambda: hint(run))  # at once, or it has started its pdsh
     os.kill(runner[0], signal.SIGSTOP)
-    error = world.ended(run, 120).error
+    error = world.ended(run).error
     assert error is not None
     assert (error.kind, error.rank) == ("stall", None), error
     assert says(error.message, "keeper.stalls._launcher_stall.rank-started-launcher", "pdsh")

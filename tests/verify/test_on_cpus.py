@@ -9,7 +9,7 @@ import pytest
 
 from workbench.cli import main
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 TRIED = ("all-reduce", "ddp", "warm-start", "tf32")
 

@@ -22,7 +22,6 @@ ROWS, SIZE = 5, 2
 BY_ROW = ("dpo", "reward")
 """Methods whose figures do not depend on the size of a micro-batch."""
 REWARD = "def length(completions, answer):\n    return [len(text) for text in answer]\n"
-pytestmark = pytest.mark.timeout(600)
 
 
 def add(plan: Plan, name: str, method: str, ranks: int, size: int) -> None:

@@ -12,7 +12,7 @@ from methodruns import rows_of, write_prepared
 
 from workbench.finetune.methods.registry import METHODS, method_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 NAMES = [method.name for method in METHODS if method.uses_trl]
 STEPS, SAVED = 5, 3
 REWARD = """\

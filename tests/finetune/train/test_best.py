@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from workbench.finetune.checkpoint.tensor_tree import read_tree
 from workbench.rundir.totals import RunTotals
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long]
 BEST, LAST = 2, 4
 # By the number of its call, so of evaluations before the first step and after steps 1 to 4.
 PEAKED = """

@@ -32,7 +32,7 @@ HOW = {
     **LENGTH,
 }
 ONE, TWO = {"per_device_train_batch_size": 8}, {"per_device_train_batch_size": 4}
-long = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(960)]
+long = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

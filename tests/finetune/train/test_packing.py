@@ -101,7 +101,6 @@ def test_a_model_whose_packed_texts_see_each_other_is_refused_before_the_first_s
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_ranks_train_on_packed_rows_as_one_process_does_and_count_the_rows_in_them(
     tmp_path: Path,
 ) -> None:

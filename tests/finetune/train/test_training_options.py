@@ -64,7 +64,6 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(960)
 @pytest.mark.parametrize("name", [*TECHNIQUES, "pipeline", "compiled", "compiled-zero3"])
 def test_every_technique_follows_one_process_with_other_options_than_the_defaults(
     ran: dict[str, Ran], name: str
@@ -80,7 +79,6 @@ def test_every_technique_follows_one_process_with_other_options_than_the_default
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(960)
 def test_a_compiled_model_is_saved_under_its_own_names(ran: dict[str, Ran]) -> None:
     from safetensors import safe_open
 
@@ -98,7 +96,6 @@ def test_a_compiled_model_is_saved_under_its_own_names(ran: dict[str, Ran]) -> N
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(960)
 def test_layers_on_two_devices_train_as_on_one_and_the_run_says_where_they_are(
     ran: dict[str, Ran],
 ) -> None:
