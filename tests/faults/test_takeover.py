@@ -455,6 +455,7 @@ def test_a_machine_that_was_started_again_is_said_and_what_is_on_disk_stays(
     world: World, own: Cluster, way: str
 ) -> None:
     cluster = own
+    began_s = time.time()
     run = counting(cluster, "--until", str(cluster.path / "never"))
     waiting = counting(cluster, "--lines", "3")
     world.until(lambda: both_printed(run, 99), 120)
@@ -469,4 +470,6 @@ def test_a_machine_that_was_started_again_is_said_and_what_is_on_disk_stays(
     world.ended(waiting, 120).raise_for_status()
     exact(waiting, 3)
     world.until(lambda: cluster.phase == "ready", 120)
-    assert abs((run.result.duration_s or 0) - 60) < 300, "clocks of two starts are not mixed"
+    lasted_s = run.result.duration_s
+    assert lasted_s is not None
+    assert 0 <= lasted_s <= time.time() - began_s, "clocks of two starts are not mixed"

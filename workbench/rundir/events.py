@@ -249,12 +249,7 @@ def keep_names(names: Collection[str]) -> None:
 
 
 def _name_beside(name: str, kept: Set[str]) -> str:
-    """Return the name under which `log` reports a figure.
-
-    Example:
-        >>> _name_beside("eval_loss", {"eval_loss"}), _name_beside("f1", {"eval_loss"})
-        ('eval_log.loss', 'f1')
-    """
+    """Return the name under which `log` reports a figure, such as `eval_log.loss`."""
     short = name.removeprefix("eval_")
     if kept.isdisjoint((name, short, f"eval_{short}")):
         return name

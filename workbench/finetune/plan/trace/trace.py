@@ -125,14 +125,7 @@ def trace(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _depths(stacks: Sequence[Sequence[Any]]) -> tuple[int, ...]:
-    """Return the depths of two shallow copies that have layers of all kinds of the model.
-
-    Example:
-        >>> _depths([["first", "other", "other", "other"]])
-        (2, 3)
-        >>> _depths([["dense", "dense", "dense", "experts", "experts", "experts"]])
-        (5, 6)
-    """
+    """Return the depths of two shallow copies that have layers of all kinds of the model."""
     before = 0
     for stack in stacks:
         # Layers before those that are all like the last
