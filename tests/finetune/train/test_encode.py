@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,25 @@ def test_what_only_the_model_s_files_say_is_refused_when_they_are_known(t5: mode
         job = FineTune(model="somebody/some-model", **options)  # which tells no family by its name
         with pytest.raises(ConfigError, match=f"{options.get('precision') or next(iter(options))}"):
             Encoder(t5, job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["source", "target"])
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_row_with_a_token_that_has_no_embedding_is_refused(
+    name: str, part: str, request: pytest.FixtureRequest
+) -> None:
+    known = request.getfixturevalue(name)
+    loaded = replace(known, tokenizer=copy.deepcopy(known.tokenizer))
+    free = loaded.model.config.vocab_size - len(loaded.tokenizer)
+    loaded.tokenizer.add_tokens([f"<new{n}>" for n in range(free + 1)])
+    its = encoder(loaded)
+    row = Example(source="Name a town", target="Lund")
+    if free:
+        assert its.rows([replace(row, **{part: "a <new0> town"})])
+    words = sentence("finetune.encode._embedded.row-token-id")
+    with pytest.raises(ConfigError, match=words):
+        its.rows([replace(row, **{part: f"a <new{free}> town"})])
 
 
 @pytest.mark.slow

@@ -10,14 +10,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, shortened
 from workbench.base.package import file_digest
 from workbench.finetune.data.forms.messages import Message, answer_of, asked
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.job.limits import embeddings_of
 from workbench.finetune.job.positions import positions_of
 from workbench.finetune.job.refusals import check_family, no_template, unlearned_turns
+from workbench.finetune.job.tokenizer_files import RESIZE
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.chat import Chat, Learned
 from workbench.finetune.model.text.languages import Sources, set_languages
@@ -82,6 +84,7 @@ class Encoder:
         if self.causal and self._chat is None and loaded.tokenizer.eos_token_id is None:
             raise _no_end(job)
         self._positions = _positions(loaded.model.config)
+        self._embeddings = _embeddings(loaded.model)
         self._limits = Limits(
             source=job.max_source_length,
             target=job.max_target_length,
@@ -129,6 +132,9 @@ class Encoder:
 
         `first` is the number of the first row in errors.
         """
+        return self._embedded(self._rows(examples, first))
+
+    def _rows(self, examples: Sequence[Example], first: int) -> list[Row]:
         if not self.causal:
             return self._pairs(examples, first)
         if self._chat is not None:
@@ -150,6 +156,9 @@ class Encoder:
 
     def questions(self, examples: Sequence[Example]) -> list[Row]:
         """Make a question row for every example, without the last answers."""
+        return self._embedded(self._questions(examples))
+
+    def _questions(self, examples: Sequence[Example]) -> list[Row]:
         if not self.causal:
             return self._pairs(examples)
         openings = self._ids([example.opening for example in examples])
@@ -435,6 +444,19 @@ class Encoder:
             # Some tokenizers decode to a different text; every round must shorten it.
             text = kept if len(kept) < len(text) else text[:-1]
 
+    def _embedded(self, rows: list[Row]) -> list[Row]:
+        """Return the rows. Raise ConfigError if a token of theirs has no embedding."""
+        for row in rows:
+            largest = max((*row["input_ids"], *row.get("labels", ())), default=0)
+            if largest >= self._embeddings > 0:
+                token = self.tokenizer.convert_ids_to_tokens(largest)
+                raise ConfigError(
+                    f"a row has the token {shortened(str(token))} with id {largest}, and "
+                    f"{self.job.model!r} has {self._embeddings} embeddings. Take the token out of "
+                    f"the rows, or: {RESIZE}"
+                )
+        return rows
+
     def _text(self, instruction: str, given: str) -> str:
         return fill(self.job.prompt or "plain", instruction, given, system=self.job.system)
 
@@ -477,6 +499,12 @@ def _positions(config: Any) -> int | None:
             limits.append(limit)
     limits += [table.count for table in positions_of(config.to_dict()) if table is not None]
     return min(limits, default=None)
+
+
+def _embeddings(model: Any) -> int:
+    """Return the largest number of embeddings that a table of a model can have; 0: unknown."""
+    table = getattr(model.get_input_embeddings(), "num_embeddings", 0)
+    return max(table, embeddings_of(model.config.to_dict()) or 0)
 
 
 def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
