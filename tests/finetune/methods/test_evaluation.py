@@ -29,9 +29,11 @@ def add(plan: Plan, name: str, method: str, ranks: int, size: int) -> None:
     # The first step makes the model different from its reference. The steps of `orpo` depend on
     # the micro-batches, and those of `grpo` on the ranks' answers.
     rate = 1e-9 if method in ("orpo", "grpo") else 1.0
-    given: dict[str, Any] = {}
+    # The first evaluation must have the figure, else the run ends.
+    figure = "rewards/length/mean" if method == "grpo" else method_of(method).metrics[-1]
+    given: dict[str, Any] = {"early_stopping_patience": 9, "metric_for_best_model": figure}
     if method == "grpo":
-        given = {"rewards": ["r.py:length"], "method_options": {"num_generations": 2}}
+        given |= {"rewards": ["r.py:length"], "method_options": {"num_generations": 2}}
     plan.add(
         name,
         ranks,

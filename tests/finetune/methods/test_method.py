@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import FineTune, plan
 from workbench.base.errors import ConfigError
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.export.recipe import repeats
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.registry import METHOD_NAMES, METHODS, method_of
+from workbench.finetune.options.evaluation import best_metric
 from workbench.rundir.metrics import known
 
 REWARDS = {"rewards": ["reward.py:shared"]}
@@ -48,6 +50,18 @@ def test_runs_of_two_methods_are_not_compared_as_equal_work() -> None:
     words = [str(type(each.views).table_columns(each.to_dict())["sequence"]) for each in made]
     assert len(set(words)) == 4 and "method dpo, beta 0.5" in words[1]
     assert "method" not in words[3]
+
+
+@pytest.mark.parametrize("method", [each.name for each in METHODS if each.uses_trl])
+def test_models_are_compared_by_figures_of_the_method(method: str) -> None:
+    stops = {"eval_steps": 1, "early_stopping_patience": 2}
+    names = [*method_of(method).metrics, "loss"]
+    for name in ("rewards/mine/mean", "reward") if method == "grpo" else names:
+        made = job(method, **stops, metric_for_best_model=f"eval_{name}")
+        assert best_metric(made) == ("eval_loss" if name == "loss" else name)
+    if method != "grpo":
+        with pytest.raises(ConfigError, match=sentence("base.errors.one_of.known-allowed")):
+            job(method, **stops, metric_for_best_model="perplexity")
 
 
 @pytest.mark.parametrize("method", METHOD_NAMES)

@@ -18,6 +18,7 @@ from workbench.base.json_values import whole
 from workbench.base.record import Record
 from workbench.finetune.data.reading import RowReader
 from workbench.finetune.options.choices import LossOn, Peft
+from workbench.finetune.options.evaluation import check_best_metric
 from workbench.finetune.options.models import Family, family_by_name, language_of
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
@@ -131,6 +132,7 @@ class Method(ABC):
         if not self.uses_trl:
             return
         self._refuse_answer_loss(job)
+        self._refuse_figures(job)
         technique = technique_of(job.technique)
         if technique.apart:
             raise ConfigError(
@@ -207,6 +209,10 @@ class Method(ABC):
                 f"loss_on is {job.loss_on!r}, and method '{self.name}' learns from answers alone; "
                 "drop loss_on"
             )
+
+    def _refuse_figures(self, job: FineTuneOptions) -> None:
+        if not self.uses_rewards:  # rewards of own functions have the functions' names
+            check_best_metric(job, self.metrics)
         if job.metrics and not self.rows.has_answers:
             raise ConfigError(
                 f"metrics compare answers with the rows' answers, and method '{self.name}' has "

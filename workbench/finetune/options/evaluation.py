@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from workbench.base.errors import ConfigError, one_of
 from workbench.finetune.options.choices import EvalStrategy
 from workbench.finetune.options.metrics import METRICS, own_metrics
@@ -130,7 +132,16 @@ def _check_best(job: FineTuneOptions) -> None:
             "save_total_limit limits checkpoints, and no checkpoint is saved; set save_steps, or "
             "drop save_total_limit"
         )
-    measured = measured_names(job)
+    if job.method == "sft":  # other methods have figures of their own
+        check_best_metric(job)
+
+
+def check_best_metric(job: FineTuneOptions, also: Sequence[str] = ()) -> None:
+    """Raise ConfigError if no evaluation has the figure that compares models.
+
+    `also`: figures of the job's method. The names of own functions' figures are unknown.
+    """
+    measured = [*measured_names(job), *also]
     if not own_metrics(job.metrics) and best_metric(job) not in measured:
         raise one_of("metric_for_best_model", best_metric(job), measured)
 

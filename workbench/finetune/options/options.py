@@ -326,8 +326,9 @@ class FineTuneOptions(Record):
     metric_for_best_model: Text | None = None
     """Metric that decides the best step.
 
-    Allowed: `eval_loss`, `perplexity`, a metric's name such as `rougeL`, or a name returned by a
-    function of `metrics`. Default None: `eval_loss`.
+    Allowed: `eval_loss`, `perplexity`, a metric's name such as `rougeL`, a figure of the method
+    such as `rewards/margins`, or a name returned by a function of `metrics`. Default None:
+    `eval_loss`.
     """
     greater_is_better: bool | None = None
     """Whether a greater value is better.

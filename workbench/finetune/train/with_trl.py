@@ -18,7 +18,7 @@ from workbench.finetune.methods.on_pods.evaluation import MethodEvaluator
 from workbench.finetune.methods.rows import EQUAL
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.evaluation import evaluates
+from workbench.finetune.options.evaluation import compares_models, evaluates
 from workbench.finetune.train.evaluation import Evaluator, Function, imported, note
 from workbench.finetune.train.settings import Assignment
 from workbench.finetune.train.trainer import TrainerParts, WorkbenchTrainerMixin
@@ -53,7 +53,7 @@ def trl_trainer(
     elif method.has_reference:
         options["keeps_adapters"] = bool(job.lora.get("resume_from"))
     answer_figures = None
-    if job.metrics and evaluates(job):
+    if evaluates(job) and (job.metrics or compares_models(job)):
         answer_figures = Evaluator(job, encoder, rows.eval, work.metric_inputs).answer_figures
     parts.evaluator = MethodEvaluator(answer_figures)
     # The rows stay readable after the folder is gone: their files are mapped into memory.
