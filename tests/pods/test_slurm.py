@@ -34,6 +34,7 @@ from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.spec import ClusterSpec
 
+REBOOT = "it will reboot when it is idle"
 DOWN = "it is down, and does not answer (Not responding)"
 TOLD = Path(__file__).parent.parent / "scripts" / "told.py"
 
@@ -286,6 +287,23 @@ ROW = {
         ({"StateLong": "idle~"}, {}, "", 6, ""),
         ({"StateLong": "down*", "Reason": "Not responding"}, {}, "", 6, DOWN),
         ({"StateLong": "allocated"}, {}, "", 6, "it is allocated"),
+        ({"StateLong": "allocated+"}, {}, "", 6, "it is allocated"),
+        ({"StateLong": "draining@", "Reason": "fan"}, {}, "", 6, "it is draining (fan)"),
+        ({"StateLong": "planned"}, {}, "", 6, "it is planned"),
+        ({"StateLong": "mixed#"}, {}, "", 6, ""),
+        ({"StateLong": "mixed-"}, {}, "", 6, "it is planned for a job with a higher priority"),
+        ({"StateLong": "idle*"}, {}, "", 6, "it does not answer"),
+        ({"StateLong": "idle!"}, {}, "", 6, "it will be powered down"),
+        ({"StateLong": "idle%"}, {}, "", 6, "it is being powered down"),
+        ({"StateLong": "mixed@", "Reason": "new kernel"}, {}, "", 6, f"{REBOOT} (new kernel)"),
+        ({"StateLong": "idle^"}, {}, "", 6, "it is rebooting"),
+        ({"StateLong": "idle$"}, {}, "", 6, "it is reserved for maintenance"),
+        ({"CPUsState": "N/A"}, {}, "", 6, "sinfo shows no number of free cores"),
+        ({"CPUsState": "N/A/N/A/N/A/N/A"}, {}, "", 6, "sinfo shows no number of free cores"),
+        ({"CPUsState": "1/N/A"}, {}, "", 6, "sinfo shows no number of free cores"),
+        ({"AllocMem": "N/A"}, {"memory_gib": 512}, "", 6, ""),
+        ({"Memory": "N/A"}, {}, "", 6, ""),
+        ({"Memory": "N/A"}, {"memory_gib": 1}, "", 6, "sinfo shows no amount of memory"),
         ({"Gres": "(null)", "GresUsed": "(null)"}, {}, "", 0, ""),
     ],
 )
