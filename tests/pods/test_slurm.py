@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -507,6 +508,12 @@ def test_an_option_without_effect_is_refused(
             {"options": ["--arr=1-4"]},
             sentence("pods.options.check_options.slurmpods-options-workbench"),
         ),
+        ({"setup": "module load cuda"}, "setup is 'module load cuda'"),
+        ({"setup": [" "]}, sentence("pods.options.check_setup.slurmpods-setup-write", "' '")),
+        (
+            {"setup": ["module load a\nmodule load b"]},
+            sentence("pods.options.check_setup.slurmpods-setup-write"),
+        ),
         ({"root": "tmp"}, sentence("pods.options.check_root.slurmpods-root-must", "tmp")),
         ({"time": 60}, "time is 60"),
     ],
@@ -517,8 +524,8 @@ def test_refusals(options: dict[str, Any], words: str) -> None:
 
 
 def test_it_comes_back_from_json() -> None:
-    backend = SlurmPods(partition="gpu", time="8:00:00", account="ml", options=["--qos=high"])
-    written = "SlurmPods(partition='gpu', time='8:00:00', account='ml', options=['--qos=high'])"
+    backend = SlurmPods(partition="gpu", options=["--qos=high"], setup=["module load cuda"])
+    written = "SlurmPods(partition='gpu', options=['--qos=high'], setup=['module load cuda'])"
     assert repr(backend) == written
     assert repr(backend_from_dict(backend.to_dict())) == written
 
@@ -556,6 +563,68 @@ def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
     ended = [f"*** pod-{number} has ended with exit code 0 ***" for number in (0, 1)]
     assert (sorted(done.stdout.splitlines()), done.stderr) == (ended, "")
     assert (folder / "pod-1.log").read_text() == f"step {folder}/pod-1-ab12.json\n"
+
+
+SETUP = """#!/bin/sh
+exec {python} -c '
+import os, sys
+from pathlib import Path
+from workbench.pods.slurm.worker import set_by_setup
+print(sys.argv[1:4], Path(sys.argv[4]).name)
+print(sorted(set_by_setup(Path(f"/dev/fd/{{sys.argv[5]}}").read_bytes(), os.environ).items()))
+' "$@"
+"""
+PROFILE = """
+echo "Welcome to the lab"
+export OF_PROFILE=1
+module() { test "$2" != none && export CUDA_HOME="/opt/$2" LD_LIBRARY_PATH=/opt/lib; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "log"),
+    [
+        (
+            ["module load cuda", "export LAB='a b'; set -- x", "export PYTHONPATH=/opt/site"],
+            0,
+            "[('CUDA_HOME', '/opt/cuda'), ('LAB', 'a b')]",
+        ),
+        (["true", "module load none"], 1, "the setup line module load none ended with exit code 1"),
+        (["echo 'open", "true"], 2, "the setup line echo 'open ended with exit code"),
+        (["nosuch"], 127, "nosuch: command not found"),
+        (["exit 3"], 3, ""),
+    ],
+)
+def test_setup_lines_run_on_a_node_before_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], code: int, log: str
+) -> None:
+    folder = tmp_path / "it's"
+    folder.mkdir()
+    fakes = {
+        "srun": '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n',
+        "python": SETUP.format(python=sys.executable),
+    }
+    for name, text in fakes.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / ".bash_profile").write_text(PROFILE)
+    monkeypatch.setattr("workbench.pods.slurm.job.sys.executable", str(tmp_path / "python"))
+    done = subprocess.run(
+        ["sh"],
+        input=script("workbench-test-ab12", ["pod-0"], folder, 1, lines),
+        capture_output=True,
+        text=True,
+        env={
+            "PATH": f"{tmp_path}:/bin:/usr/bin",
+            "SLURM_JOB_ID": "7",
+            "HOME": str(tmp_path),
+        },
+        timeout=120,
+    )
+    assert done.stdout == f"*** pod-0 has ended with exit code {code} ***\n"
+    written = (folder / "pod-0.log").read_text()
+    assert log in written
+    assert ("pod-0-ab12.json" in written) == (code == 0)
 
 
 @pytest.mark.parametrize(
