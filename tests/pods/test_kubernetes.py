@@ -94,7 +94,16 @@ def refused(
 
 @pytest.mark.parametrize(
     ("verb", "resource"),
-    [("list", "pods"), ("create", "secrets"), ("watch", "pods"), ("get", "pods/log")],
+    [
+        ("list", "pods"),
+        ("create", "secrets"),
+        ("watch", "pods"),
+        ("get", "pods/log"),
+        # These would be missed only by SSH, and when the cluster closes.
+        ("get", "pods/portforward"),
+        ("create", "pods/portforward"),
+        ("delete", "pods"),
+    ],
 )
 def test_what_the_role_forbids_is_named(
     place: KubernetesPlace, context: LaunchContext, verb: str, resource: str
@@ -607,6 +616,24 @@ def test_a_server_that_does_not_answer_is_named_and_the_pods_keep_their_phase(
     assert [pod.phase for pod in launched.backend.refresh()] == [Phase.RUNNING] * 2
     place.server.away = False
     until(lambda: [pod.message for pod in launched.backend.refresh()] == ["", ""], 60)
+
+
+@pytest.mark.parametrize("may_see", [True, False])
+def test_a_namespace_that_is_deleted_is_the_cause(
+    launched: Launched, place: KubernetesPlace, may_see: bool
+) -> None:
+    place.server.allowed = set()  # the Role is deleted too
+    if may_see:
+        place.server.allowed_everywhere = {("get", "namespaces")}
+    for name in ("pod-1", "pod-0"):
+        place.do(place.kubelet.delete(name))
+    lost = "this was allowed before: the namespace lab, the Role or its RoleBinding was removed"
+    words = "the namespace lab was deleted" if may_see else lost
+    until(lambda: all(words in pod.message for pod in launched.backend.refresh()))
+    for pod in launched.backend.refresh():
+        assert pod.message.startswith("it was deleted at ")
+        assert not any(other in pod.message for other in ("rbac.yaml", "log in"))
+    place.server.allowed = role()
 
 
 @pytest.mark.long

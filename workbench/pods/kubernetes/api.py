@@ -62,6 +62,8 @@ class KubeApi:
         self._configuration, self.namespace, self.in_cluster = access
         self.giving_up = threading.Event()
         """Once set, nothing more is tried again for the sake of making something."""
+        self._did: set[tuple[str, str]] = set()
+        """Verb and kind of every call that the server has allowed."""
         self._client = client
         connect_s = float(options.connect_timeout_s)
         self._timeout_s = (connect_s, _ANSWER * connect_s)
@@ -165,6 +167,37 @@ class KubeApi:
 
     def read_pod(self, name: str) -> Manifest:
         return self._call("get", "pod", self._core.read_namespaced_pod, name, self.namespace)
+
+    def namespace_end(self) -> str:
+        """Return words on the end of the namespace; empty while it exists, or if unknown."""
+        name = self.namespace
+        limits_s = self._timeout_s
+        try:
+            response = self._once(
+                ("get", "namespace"), self._core.read_namespace, name, _request_timeout=limits_s
+            )
+            metadata = part(self.read(response.data), "metadata")
+            return (
+                f"the namespace {name} is being deleted" if "deletionTimestamp" in metadata else ""
+            )
+        except ApiRefusal as error:
+            if error.status == 404:
+                return f"the namespace {name} was deleted"
+            if error.status == 401:  # the account may be one of the namespace
+                return str(error)
+        # Few accounts may read the namespace. Its RoleBindings go with the namespace.
+        try:
+            self._once(
+                ("list", "pod"),
+                self._core.list_namespaced_pod,
+                name,
+                limit=1,
+                _request_timeout=limits_s,
+            )
+        except ApiRefusal as error:
+            if error.status in (401, 403):
+                return str(error)
+        return ""
 
     def own_pod(self) -> Owner | None:
         """Return the pod of this process; None outside a cluster or in another namespace."""
@@ -280,6 +313,7 @@ class KubeApi:
             headers = getattr(response, "headers", {})  # a WebSocket has none
             if str(headers.get("Content-Type")).startswith("text/html"):
                 raise self._foreign(bytes(response.data).decode(errors="replace"))
+            self._did.add(what)
             return response
         except self._client.ApiException as error:
             raise self._refusal(*what, error) from error
@@ -317,6 +351,11 @@ class KubeApi:
         advice = ""
         if status == 401:
             advice = "; the credentials are not valid (any more): log in to the cluster again"
+            if self._did:
+                advice = (
+                    "; the credentials are not valid any more: they have expired, or the account"
+                    f" was deleted, perhaps with the namespace {self.namespace}"
+                )
         elif _ANONYMOUS in words:
             advice = (
                 "; the server knows no account for this request: log in to the cluster, or check"
@@ -334,6 +373,11 @@ class KubeApi:
             )
         elif status == 403 and " cannot " in words:
             advice = f"; {_ROLE}"
+            if (verb, kind) in self._did:
+                advice = (
+                    f"; this was allowed before: the namespace {self.namespace}, the Role or its"
+                    " RoleBinding was removed since"
+                )
         headers = error.headers or {}
         seconds = str(headers.get("Retry-After", ""))
         retry_after_s = float(seconds) if seconds.isdigit() else None
