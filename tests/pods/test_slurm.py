@@ -130,7 +130,13 @@ def test_a_job_in_the_queue_says_why_it_waits(
 def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
     place: SlurmPlace, context: LaunchContext, identity: Identity
 ) -> None:
-    backend = place.backend(gpu_type="a100", partition="main", time="10", connect_timeout_s=9)
+    backend = place.backend(
+        gpu_type="a100",
+        partition="main",
+        time="10",
+        connect_timeout_s=9,
+        setup=["export CUDA_HOME=/opt/cuda PATH=/opt/cuda/bin:$PATH"],
+    )
     spec = PodSpec(cpus=2, memory_gib=0.5, gpus=2)
     (pod,) = backend.launch(spec, 1, context)
     try:
@@ -138,11 +144,14 @@ def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
         job = place.slurm.do("squeue", "--noheader", "--format=%P|%l|%C|%m|%b|%k")
         with SSHConnection(pod, identity) as connection:
             gpus = connection.run(["printenv", "CUDA_VISIBLE_DEVICES"]).stdout.strip()
+            cuda = connection.run(["sh", "-c", "echo $CUDA_HOME $PATH"]).stdout
             groups = connection.run(["cat", "/proc/self/cgroup"]).stdout
     finally:
         backend.stop()
     assert job.startswith("main|10:00|2|512M|gres:gpu:a100:2|DeepSpeed Workbench, cluster test")
     assert (pod.slots, pod.connect_timeout_s, gpus) == (2, 9, "0,1")
+    assert cuda.startswith("/opt/cuda ")
+    assert ":/opt/cuda/bin:" in cuda
     if place.slurm.limits_memory:
         assert "memory:/slurm_" in groups
 

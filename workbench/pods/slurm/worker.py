@@ -9,7 +9,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.errors import PodError
@@ -40,6 +40,10 @@ def main(path: Path, before: bytes = b"") -> int:
         more |= set_by_setup(before, os.environ)
 
     return worker.run(path, node_address, environment=more, leaving=lambda: notice_in(notice))
+
+
+def _before_setup(descriptors: Sequence[str]) -> bytes:
+    return b"".join(Path(f"/dev/fd/{number}").read_bytes() for number in descriptors)
 
 
 def set_by_setup(before: bytes, own: Mapping[str, str]) -> dict[str, str]:
@@ -112,5 +116,4 @@ def _is_loopback(address: str) -> bool:
 
 if __name__ == "__main__":
     config, *setup = sys.argv[1:]
-    variables = b"".join(Path(f"/dev/fd/{number}").read_bytes() for number in setup)
-    sys.exit(main(Path(config), variables))
+    sys.exit(main(Path(config), _before_setup(setup)))
