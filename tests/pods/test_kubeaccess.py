@@ -236,6 +236,24 @@ def test_a_request_without_an_account_is_no_matter_of_a_role(
         assert "Role" not in str(caught.value)
 
 
+def test_credentials_that_were_valid_before_may_have_gone_with_their_namespace(
+    tmp_path: Path, server: Server
+) -> None:
+    api = KubeApi(kubeconfig(tmp_path / "config", server.url, {"token": "t"}))
+    refused = '{"kind": "Status", "message": "Unauthorized"}'
+    allowed = server.body
+    server.status, server.body = 401, refused
+    with pytest.raises(ApiRefusal, match="Unauthorized; the credentials are not valid"):
+        api.list("pod")
+    server.status, server.body = 200, allowed
+    api.list("pod")
+    server.status, server.body = 401, refused
+    with pytest.raises(ApiRefusal) as caught:
+        api.list("pod")
+    assert says(str(caught.value), "pods.api._refusal.credentials-valid-any-2", "lab")
+    assert api.namespace_end() == str(caught.value).replace("list the pod", "get the namespace")
+
+
 CALLS: dict[str, Callable[[KubeApi], object]] = {
     "list": lambda api: api.list("pod"),
     "nodes": lambda api: api.list_everywhere("node"),

@@ -353,8 +353,8 @@ class KubeApi:
             advice = "; the credentials are not valid (any more): log in to the cluster again"
             if self._did:
                 advice = (
-                    "; the credentials are not valid any more: they have expired, or the account"
-                    f" was deleted, perhaps with the namespace {self.namespace}"
+                    "; the credentials were valid before: log in again if they have expired. An"
+                    f" account of the namespace {self.namespace} is deleted with the namespace"
                 )
         elif _ANONYMOUS in words:
             advice = (
