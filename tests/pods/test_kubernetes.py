@@ -29,8 +29,8 @@ from workbench.base.process import find
 from workbench.client.cluster import Cluster
 from workbench.jobs.script import Script
 from workbench.pods.backends import remove_left
+from workbench.pods.kubernetes import access, session, status
 from workbench.pods.kubernetes import api as kubeapi
-from workbench.pods.kubernetes import session, status
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.pods import RECORD, KubernetesPods
 from workbench.pods.notes import note_of, read_note, write_note
@@ -94,7 +94,16 @@ def refused(
 
 @pytest.mark.parametrize(
     ("verb", "resource"),
-    [("list", "pods"), ("create", "secrets"), ("watch", "pods"), ("get", "pods/log")],
+    [
+        ("list", "pods"),
+        ("create", "secrets"),
+        ("watch", "pods"),
+        ("get", "pods/log"),
+        # These would be missed only by SSH, and when the cluster closes.
+        ("get", "pods/portforward"),
+        ("create", "pods/portforward"),
+        ("delete", "pods"),
+    ],
 )
 def test_what_the_role_forbids_is_named(
     place: KubernetesPlace, context: LaunchContext, verb: str, resource: str
@@ -609,6 +618,24 @@ def test_a_server_that_does_not_answer_is_named_and_the_pods_keep_their_phase(
     until(lambda: [pod.message for pod in launched.backend.refresh()] == ["", ""], 60)
 
 
+@pytest.mark.parametrize("may_see", [True, False])
+def test_a_namespace_that_is_deleted_is_the_cause(
+    launched: Launched, place: KubernetesPlace, may_see: bool
+) -> None:
+    place.server.allowed = set()  # the Role is deleted too
+    if may_see:
+        place.server.allowed_everywhere = {("get", "namespaces")}
+    for name in ("pod-1", "pod-0"):
+        place.do(place.kubelet.delete(name))
+    lost = "this was allowed before: the namespace lab, the Role or its RoleBinding was removed"
+    words = "the namespace lab was deleted" if may_see else lost
+    until(lambda: all(words in pod.message for pod in launched.backend.refresh()))
+    for pod in launched.backend.refresh():
+        assert pod.message.startswith("it was deleted at ")
+        assert not any(other in pod.message for other in ("rbac.yaml", "log in"))
+    place.server.allowed = role()
+
+
 @pytest.mark.long
 def test_eviction_is_seen_though_the_watch_was_cut(
     running: Callable[[str], Pod], place: KubernetesPlace
@@ -740,7 +767,7 @@ def test_the_notebooks_own_pod_owns_the_first(
     place.kubelet.behave[""] = "creating"
     api = KubeApi(place.backend())
     assert api.own_pod() is None, "outside a cluster there is none"
-    monkeypatch.setattr(kubeapi, "_NAMESPACE", tmp_path / "namespace")
+    monkeypatch.setattr(access, "_NAMESPACE", tmp_path / "namespace")
     (tmp_path / "namespace").write_text("lab\n")
     api.in_cluster = True
     assert api.own_pod() is None, "a pod on its node's network has another name"
@@ -863,5 +890,6 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(
     path = tmp_path / "kubeconfig"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigError, match=sentence("pods.api.find_access.kubeconfig-used", path)):
+    with pytest.raises(ConfigError) as caught:
         KubernetesPods(image="x", kubeconfig=str(path)).launch(PodSpec(), 1, context)
+    assert str(caught.value).startswith(f"the kubeconfig {path} cannot be used: ")

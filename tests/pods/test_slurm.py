@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,7 @@ from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.spec import ClusterSpec
 
+REBOOT = "it will reboot when it is idle"
 DOWN = "it is down, and does not answer (Not responding)"
 TOLD = Path(__file__).parent.parent / "scripts" / "told.py"
 
@@ -128,7 +130,13 @@ def test_a_job_in_the_queue_says_why_it_waits(
 def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
     place: SlurmPlace, context: LaunchContext, identity: Identity
 ) -> None:
-    backend = place.backend(gpu_type="a100", partition="main", time="10", connect_timeout_s=9)
+    backend = place.backend(
+        gpu_type="a100",
+        partition="main",
+        time="10",
+        connect_timeout_s=9,
+        setup=["export CUDA_HOME=/opt/cuda PATH=/opt/cuda/bin:$PATH"],
+    )
     spec = PodSpec(cpus=2, memory_gib=0.5, gpus=2)
     (pod,) = backend.launch(spec, 1, context)
     try:
@@ -136,11 +144,14 @@ def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
         job = place.slurm.do("squeue", "--noheader", "--format=%P|%l|%C|%m|%b|%k")
         with SSHConnection(pod, identity) as connection:
             gpus = connection.run(["printenv", "CUDA_VISIBLE_DEVICES"]).stdout.strip()
+            cuda = connection.run(["sh", "-c", "echo $CUDA_HOME $PATH"]).stdout
             groups = connection.run(["cat", "/proc/self/cgroup"]).stdout
     finally:
         backend.stop()
     assert job.startswith("main|10:00|2|512M|gres:gpu:a100:2|DeepSpeed Workbench, cluster test")
     assert (pod.slots, pod.connect_timeout_s, gpus) == (2, 9, "0,1")
+    assert cuda.startswith("/opt/cuda ")
+    assert ":/opt/cuda/bin:" in cuda
     if place.slurm.limits_memory:
         assert "memory:/slurm_" in groups
 
@@ -286,6 +297,23 @@ ROW = {
         ({"StateLong": "idle~"}, {}, "", 6, ""),
         ({"StateLong": "down*", "Reason": "Not responding"}, {}, "", 6, DOWN),
         ({"StateLong": "allocated"}, {}, "", 6, "it is allocated"),
+        ({"StateLong": "allocated+"}, {}, "", 6, "it is allocated"),
+        ({"StateLong": "draining@", "Reason": "fan"}, {}, "", 6, "it is draining (fan)"),
+        ({"StateLong": "planned"}, {}, "", 6, "it is planned"),
+        ({"StateLong": "mixed#"}, {}, "", 6, ""),
+        ({"StateLong": "mixed-"}, {}, "", 6, "it is planned for a job with a higher priority"),
+        ({"StateLong": "idle*"}, {}, "", 6, "it does not answer"),
+        ({"StateLong": "idle!"}, {}, "", 6, "it will be powered down"),
+        ({"StateLong": "idle%"}, {}, "", 6, "it is being powered down"),
+        ({"StateLong": "mixed@", "Reason": "new kernel"}, {}, "", 6, f"{REBOOT} (new kernel)"),
+        ({"StateLong": "idle^"}, {}, "", 6, "it is rebooting"),
+        ({"StateLong": "idle$"}, {}, "", 6, "it is reserved for maintenance"),
+        ({"CPUsState": "N/A"}, {}, "", 6, "sinfo shows no number of free cores"),
+        ({"CPUsState": "N/A/N/A/N/A/N/A"}, {}, "", 6, "sinfo shows no number of free cores"),
+        ({"CPUsState": "1/N/A"}, {}, "", 6, "sinfo shows no number of free cores"),
+        ({"AllocMem": "N/A"}, {"memory_gib": 512}, "", 6, ""),
+        ({"Memory": "N/A"}, {}, "", 6, ""),
+        ({"Memory": "N/A"}, {"memory_gib": 1}, "", 6, "sinfo shows no amount of memory"),
         ({"Gres": "(null)", "GresUsed": "(null)"}, {}, "", 0, ""),
     ],
 )
@@ -489,6 +517,12 @@ def test_an_option_without_effect_is_refused(
             {"options": ["--arr=1-4"]},
             sentence("pods.options.check_options.slurmpods-options-workbench"),
         ),
+        ({"setup": "module load cuda"}, "setup is 'module load cuda'"),
+        ({"setup": [" "]}, sentence("pods.options.check_setup.slurmpods-setup-write", "' '")),
+        (
+            {"setup": ["module load a\nmodule load b"]},
+            sentence("pods.options.check_setup.slurmpods-setup-write"),
+        ),
         ({"root": "tmp"}, sentence("pods.options.check_root.slurmpods-root-must", "tmp")),
         ({"time": 60}, "time is 60"),
     ],
@@ -499,8 +533,8 @@ def test_refusals(options: dict[str, Any], words: str) -> None:
 
 
 def test_it_comes_back_from_json() -> None:
-    backend = SlurmPods(partition="gpu", time="8:00:00", account="ml", options=["--qos=high"])
-    written = "SlurmPods(partition='gpu', time='8:00:00', account='ml', options=['--qos=high'])"
+    backend = SlurmPods(partition="gpu", options=["--qos=high"], setup=["module load cuda"])
+    written = "SlurmPods(partition='gpu', options=['--qos=high'], setup=['module load cuda'])"
     assert repr(backend) == written
     assert repr(backend_from_dict(backend.to_dict())) == written
 
@@ -538,6 +572,68 @@ def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
     ended = [f"*** pod-{number} has ended with exit code 0 ***" for number in (0, 1)]
     assert (sorted(done.stdout.splitlines()), done.stderr) == (ended, "")
     assert (folder / "pod-1.log").read_text() == f"step {folder}/pod-1-ab12.json\n"
+
+
+SETUP = """#!/bin/sh
+exec {python} -c '
+import os, sys
+from pathlib import Path
+from workbench.pods.slurm.worker import set_by_setup
+print(sys.argv[1:4], Path(sys.argv[4]).name)
+print(sorted(set_by_setup(Path(f"/dev/fd/{{sys.argv[5]}}").read_bytes(), os.environ).items()))
+' "$@"
+"""
+PROFILE = """
+echo "Welcome to the lab"
+export OF_PROFILE=1
+module() { test "$2" != none && export CUDA_HOME="/opt/$2" LD_LIBRARY_PATH=/opt/lib; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "log"),
+    [
+        (
+            ["module load cuda", "export LAB='a b'; set -- x", "export PYTHONPATH=/opt/site"],
+            0,
+            "[('CUDA_HOME', '/opt/cuda'), ('LAB', 'a b')]",
+        ),
+        (["true", "module load none"], 1, "the setup line module load none ended with exit code 1"),
+        (["echo 'open", "true"], 2, "the setup line echo 'open ended with exit code"),
+        (["nosuch"], 127, "nosuch: command not found"),
+        (["exit 3"], 3, ""),
+    ],
+)
+def test_setup_lines_run_on_a_node_before_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], code: int, log: str
+) -> None:
+    folder = tmp_path / "it's"
+    folder.mkdir()
+    fakes = {
+        "srun": '#!/bin/sh\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n',
+        "python": SETUP.format(python=sys.executable),
+    }
+    for name, text in fakes.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / ".bash_profile").write_text(PROFILE)
+    monkeypatch.setattr("workbench.pods.slurm.job.sys.executable", str(tmp_path / "python"))
+    done = subprocess.run(
+        ["sh"],
+        input=script("workbench-test-ab12", ["pod-0"], folder, 1, lines),
+        capture_output=True,
+        text=True,
+        env={
+            "PATH": f"{tmp_path}:/bin:/usr/bin",
+            "SLURM_JOB_ID": "7",
+            "HOME": str(tmp_path),
+        },
+        timeout=120,
+    )
+    assert done.stdout == f"*** pod-0 has ended with exit code {code} ***\n"
+    written = (folder / "pod-0.log").read_text()
+    assert log in written
+    assert ("pod-0-ab12.json" in written) == (code == 0)
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,30 @@
 """Calls to a Kubernetes API server, with retries where useful. Errors carry the server's own words.
 
-The options, the account of this pod or a kubeconfig name the server. Finding the server sends
-nothing, apart from a login helper of the kubeconfig.
+`access.py` finds the server.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from functools import partial
 from typing import Any, Literal
 
 from workbench.base.errors import BackendError, ConfigError
 from workbench.base.json_values import part, text
+from workbench.base.words import plain
+from workbench.pods.kubernetes.login import LoginFailed, LoginWait
 from workbench.pods.kubernetes.manifests.objects import Manifest, Owner
 from workbench.pods.kubernetes.options import KubernetesOptions
 
 Kind = Literal["pod", "event", "secret", "service", "persistent_volume_claim"]
 
-_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _USUAL_CONNECT_S = 5.0
 _ANSWER = 4  # times the limit of a connection
 _GRACE_S = 2
@@ -33,6 +32,12 @@ _AT_ONCE = 16
 _PATIENCE_S = 15.0
 _AGAIN = (429, 500, 502, 503, 504)
 _WATCH_S = 240
+_FOREIGN = 200  # the status of an answer that is not Kubernetes's: no wait and no Role helps
+_PAGE = re.compile(r"\s*<(!doctype|html|head|body|\?xml)\b", re.IGNORECASE)
+_TITLE = re.compile(r"<title[^<>]*>([^<>]+)<", re.IGNORECASE)
+_TAG = re.compile(r"<[^<>]*>")
+_ANONYMOUS = "system:anonymous"
+"""The user of a request without credentials."""
 _ROLE = "docker/kubernetes/rbac.yaml has the Role that is needed"
 
 
@@ -47,12 +52,18 @@ class ApiRefusal(BackendError):
 class KubeApi:
     """An API server and a namespace. Several threads may share an instance."""
 
-    def __init__(self, options: KubernetesOptions):
+    def __init__(self, options: KubernetesOptions, wait: LoginWait | None = None):
+        """Find the server; a login helper of the kubeconfig may take the time of `wait`."""
         from kubernetes import client
 
-        self._configuration, self.namespace, self.in_cluster = find_access(options)
+        from workbench.pods.kubernetes.access import find_access
+
+        access = find_access(options, wait or LoginWait())
+        self._configuration, self.namespace, self.in_cluster = access
         self.giving_up = threading.Event()
         """Once set, nothing more is tried again for the sake of making something."""
+        self._did: set[tuple[str, str]] = set()
+        """Verb and kind of every call that the server has allowed."""
         self._client = client
         connect_s = float(options.connect_timeout_s)
         self._timeout_s = (connect_s, _ANSWER * connect_s)
@@ -118,20 +129,26 @@ class KubeApi:
             self._core.list_node if kind == "node" else self._core.list_pod_for_all_namespaces
         )
         try:
-            listed: Any = self._call("list", kind, function, **selector)
+            listed = self._listed(kind, function, **selector)
         except ApiRefusal as error:
             if error.status != 403:
                 raise
             return None
-        return list(listed["items"])
+        return list(listed["items"] or ())
 
     def list(self, kind: Kind, **selector: str) -> tuple[list[Manifest], str]:
         """Return the objects and the version of the list, from which a watch continues."""
         function = self._function("list", kind)
-        listed: Any = self._call("list", kind, function, self.namespace, **selector)
+        listed = self._listed(kind, function, self.namespace, **selector)
         metadata = listed.get("metadata", {})
         version = str(metadata.get("resourceVersion", ""))
-        return list(listed["items"]), version
+        return list(listed["items"] or ()), version
+
+    def _listed(self, kind: str, function: Callable[..., Any], *args: Any, **selector: str) -> Any:
+        listed: Any = self._call("list", kind, function, *args, **selector)
+        if "items" not in listed:
+            raise self._foreign(json.dumps(listed))
+        return listed
 
     def watch(self, kind: Kind, version: str, **selector: str) -> Any:
         """Return the response to a watch, whose lines are events."""
@@ -151,8 +168,41 @@ class KubeApi:
     def read_pod(self, name: str) -> Manifest:
         return self._call("get", "pod", self._core.read_namespaced_pod, name, self.namespace)
 
+    def namespace_end(self) -> str:
+        """Return words on the end of the namespace; empty while it exists, or if unknown."""
+        name = self.namespace
+        limits_s = self._timeout_s
+        try:
+            response = self._once(
+                ("get", "namespace"), self._core.read_namespace, name, _request_timeout=limits_s
+            )
+            metadata = part(self.read(response.data), "metadata")
+            return (
+                f"the namespace {name} is being deleted" if "deletionTimestamp" in metadata else ""
+            )
+        except ApiRefusal as error:
+            if error.status == 404:
+                return f"the namespace {name} was deleted"
+            if error.status == 401:  # the account may be one of the namespace
+                return str(error)
+        # Few accounts may read the namespace. Its RoleBindings go with the namespace.
+        try:
+            self._once(
+                ("list", "pod"),
+                self._core.list_namespaced_pod,
+                name,
+                limit=1,
+                _request_timeout=limits_s,
+            )
+        except ApiRefusal as error:
+            if error.status in (401, 403):
+                return str(error)
+        return ""
+
     def own_pod(self) -> Owner | None:
         """Return the pod of this process; None outside a cluster or in another namespace."""
+        from workbench.pods.kubernetes.access import account_namespace
+
         if not self.in_cluster or account_namespace() != self.namespace:
             return None
         name = socket.gethostname()
@@ -187,17 +237,14 @@ class KubeApi:
         # `stream` changes the client that it is given while it opens the socket. So this call
         # has a client of its own.
         own = self._client.CoreV1Api(self._client.ApiClient(self._configuration))
-        try:
-            opened = stream(
-                own.connect_get_namespaced_pod_portforward,
-                name,
-                self.namespace,
-                ports=str(port),
-                binary=True,
-                _preload_content=False,
-            )
-        except self._client.ApiException as error:
-            raise self._refusal("forward a port of", "pod", error) from error
+        opened = self._once(
+            ("forward a port of", "pod"),
+            partial(stream, own.connect_get_namespaced_pod_portforward),
+            name,
+            self.namespace,
+            ports=str(port),
+            binary=True,
+        )
         return opened.sock
 
     def _function(self, verb: str, kind: Kind) -> Callable[..., Any]:
@@ -208,8 +255,24 @@ class KubeApi:
         self, verb: str, kind: str, function: Callable[..., Any], *args: Any, **kwargs: Any
     ) -> Manifest:
         response = self._again((verb, kind), function, *args, **kwargs)
-        answer: Manifest = json.loads(response.data)
+        return self.read(response.data)
+
+    def read(self, data: bytes) -> Manifest:
+        """Read an object in an answer. Another server, or a gateway, may have sent the answer."""
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._foreign(data.decode(errors="replace"))
         return answer
+
+    def _foreign(self, body: str) -> ApiRefusal:
+        return ApiRefusal(
+            f"{self.host} does not answer as a Kubernetes API server: {_excerpt(body)}. Check"
+            " server: in the kubeconfig; if this is a login page, log in to the cluster first",
+            _FOREIGN,
+        )
 
     def _again(
         self, what: tuple[str, str], function: Callable[..., Any], *args: Any, **kwargs: Any
@@ -246,9 +309,18 @@ class KubeApi:
         from urllib3.exceptions import TimeoutError as TooSlow
 
         try:
-            return function(*args, _preload_content=False, **kwargs)
+            response = function(*args, _preload_content=False, **kwargs)
+            headers = getattr(response, "headers", {})  # a WebSocket has none
+            if str(headers.get("Content-Type")).startswith("text/html"):
+                raise self._foreign(bytes(response.data).decode(errors="replace"))
+            self._did.add(what)
+            return response
         except self._client.ApiException as error:
             raise self._refusal(*what, error) from error
+        except LoginFailed as error:  # the token has expired, and the client asked for another
+            raise ApiRefusal(
+                f"the login to the Kubernetes API server {self.host} has expired: {error}", 401
+            ) from error
         except (HTTPError, OSError) as error:
             cause = error.reason if isinstance(error, MaxRetryError) else error
             advice = ""
@@ -266,11 +338,30 @@ class KubeApi:
             ) from error
 
     def _refusal(self, verb: str, kind: str, error: Any) -> ApiRefusal:
+        refused = error.__context__
+        if not error.status and hasattr(refused, "status_code"):  # of a WebSocket
+            error.status = refused.status_code
+            error.body = refused.resp_body
         status = int(error.status or 0)
+        body = error.body or ""
+        page = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
+        if 200 <= status < 400 or (status < 500 and _PAGE.match(page)):
+            return self._foreign(page or f"{status} {error.reason}")
         words = _message(error)
         advice = ""
         if status == 401:
             advice = "; the credentials are not valid (any more): log in to the cluster again"
+            if self._did:
+                advice = (
+                    "; the credentials were valid before: log in again if they have expired. An"
+                    f" account of the namespace {self.namespace} is deleted with the namespace"
+                )
+        elif _ANONYMOUS in words:
+            advice = (
+                "; the server knows no account for this request: log in to the cluster, or check"
+                " the user in the kubeconfig"
+            )
+            status = 401
         elif status == 403 and "exceeded quota" in words:
             advice = "; ask for fewer or smaller pods, or for a larger quota"
         elif status == 403 and "must specify" in words and ".memory" in words:
@@ -282,12 +373,17 @@ class KubeApi:
             )
         elif status == 403 and " cannot " in words:
             advice = f"; {_ROLE}"
+            if (verb, kind) in self._did:
+                advice = (
+                    f"; this was allowed before: the namespace {self.namespace}, the Role or its"
+                    " RoleBinding was removed since"
+                )
         headers = error.headers or {}
         seconds = str(headers.get("Retry-After", ""))
         retry_after_s = float(seconds) if seconds.isdigit() else None
         what = f"{verb} the {kind.replace('_', ' ')} in namespace {self.namespace}"
         return ApiRefusal(
-            f"Kubernetes did not {what} ({status}): {words}{advice}",
+            f"Kubernetes did not {what} ({error.status or 0}): {words}{advice}",
             status,
             retry_after_s,
         )
@@ -313,8 +409,26 @@ def _message(error: Any) -> str:
         answer = json.loads(error.body)
         return str(answer["message"])
     except (TypeError, ValueError, KeyError):
-        words = str(error.body or error.reason or "no answer")
-        return words[:500]
+        body = error.body.decode(errors="replace") if isinstance(error.body, bytes) else error.body
+        words = str(body or error.reason or "no answer")
+        return _excerpt(words) if _PAGE.match(words) else words[:500]
+
+
+def _excerpt(body: str) -> str:
+    """Return the first words of an answer that is not Kubernetes's.
+
+    Example:
+        >>> _excerpt("<html><title>Sign in</title><p>Your password"), _excerpt(" ")
+        ('an HTML page "Sign in"', 'an empty answer')
+    """
+    if not body.strip():
+        return "an empty answer"
+    kind = "an answer"
+    if _PAGE.match(body):
+        kind = "an HTML page"
+        titled = _TITLE.search(body)
+        body = titled[1] if titled else _TAG.sub(" ", body[:20_000])
+    return f'{kind} "{plain(body)[:200]}"'
 
 
 def _mistakes(error: ValueError) -> str:
@@ -327,54 +441,3 @@ def _mistakes(error: ValueError) -> str:
     if not parts:
         return str(error)[:500]
     return "; ".join(parts)
-
-
-def find_access(options: KubernetesOptions) -> tuple[Any, str, bool]:
-    """Find the API server: from the options, this pod's service account, or the kubeconfig.
-
-    Returns the client's `Configuration`, the namespace, and whether this process runs in the
-    cluster. The configuration holds credentials: never print it.
-    """
-    import yaml
-    from kubernetes import client, config
-
-    configuration = client.Configuration()
-    configuration.retries = False  # our own know which calls may be made twice
-    if not (options.kubeconfig or options.context):
-        # Neither error matters: this process is outside a cluster, or has no account.
-        with contextlib.suppress(config.ConfigException, OSError):
-            config.load_incluster_config(client_configuration=configuration)
-            namespace = options.namespace or account_namespace() or "default"
-            return configuration, namespace, True
-    path = options.kubeconfig or None
-    try:
-        config.load_kube_config(
-            path,
-            context=options.context or None,
-            client_configuration=configuration,
-        )
-        contexts, chosen = config.list_kube_config_contexts(path)
-        for entry in contexts:
-            if entry["name"] == options.context:
-                chosen = entry
-                break
-        context = chosen["context"]
-        namespace = options.namespace or str(context.get("namespace") or "default")
-    except (
-        config.ConfigException,
-        yaml.YAMLError,
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ) as error:
-        where = options.kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-        raise ConfigError(f"the kubeconfig {where} cannot be used: {error}") from error
-    return configuration, namespace, False
-
-
-def account_namespace() -> str:
-    """Return the namespace of this process; empty outside a cluster."""
-    with contextlib.suppress(OSError):
-        return _NAMESPACE.read_text().strip()
-    return ""

@@ -18,6 +18,7 @@ from pydantic import PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.files import gate
+from workbench.pods.kubernetes.login import LoginWait
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.notes import note_of, read_note, write_note
 from workbench.pods.place import Place
@@ -192,7 +193,13 @@ class KubernetesPods(KubernetesOptions, Place):
         from workbench.pods.kubernetes.session import Session
 
         base = base or base_name(context.cluster_id, secrets.token_hex(3))
-        api = KubeApi(self)
+        # A start that is given up ends a login helper that waits for a person.
+        wait = LoginWait(
+            limit_s=context.timeout_s,
+            report=context.report,
+            is_given_up=lambda: self._stopped,
+        )
+        api = KubeApi(self, wait)
         objects = ClusterObjects(
             base=base,
             namespace=api.namespace,

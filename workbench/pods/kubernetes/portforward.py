@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
+from workbench.pods.kubernetes.api import ApiRefusal
 
 _LOG = logging.getLogger(__name__)
 _CHUNK = 128 * 1024
@@ -36,7 +37,21 @@ class PortForward:
         self._live: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._closed = self._is_broken = False
+        self._refusal: ApiRefusal | None = None
         threading.Thread(target=self._accept, name=f"port-forward {self.port}", daemon=True).start()
+
+    def check(self, limit_s: float) -> None:
+        """Open a connection to the pod; raise if the API server does not allow port-forwards.
+
+        All other trouble may pass, and SSH tries again.
+        """
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.port), limit_s) as tried,
+        ):
+            tried.recv(1)
+        if self._refusal is not None:
+            raise self._refusal
 
     def close(self) -> None:
         with self._lock:
@@ -73,6 +88,8 @@ class PortForward:
                 with contextlib.suppress(Exception):
                     channel.close(timeout=1)
         except WorkbenchError as error:
+            if isinstance(error, ApiRefusal) and error.status in (401, 403):
+                self._refusal = error
             self._note(str(error))
         # Thread boundary: websocket-client has a tree of errors of its own.
         except Exception as error:

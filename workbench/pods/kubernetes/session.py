@@ -76,6 +76,8 @@ class Session:
         self._reported = ""
         self._logs: dict[str, str] = {}
         self._removed = False
+        self._gone: list[str] = []
+        self._namespace_end = ""
         self._waits = status.Waits()
         self._watched = WatchedObjects(api, "pod", self._changed, label_selector=objects.selector)
         self._events: WatchedObjects | None = None
@@ -143,6 +145,14 @@ class Session:
         with self._changed:
             looks = list(self._looks())
             away = self._watched.trouble(_AWAY_S)
+        gone = [look.gone for look in looks]
+        if any(gone) and gone != self._gone:
+            self._gone = gone
+            end = self._api.namespace_end()
+            self._namespace_end = f"; {end}" if end else ""
+        looks = [
+            replace(look, gone=look.gone and look.gone + self._namespace_end) for look in looks
+        ]
         return [_with_look(pod, looks[index], away) for index, pod in sorted(self._pods.items())]
 
     def log(self, name: str, tail: int) -> str:
@@ -188,6 +198,8 @@ class Session:
     def _make_all(self) -> None:
         """Make the first pod. All later objects belong to the first pod and are removed with it."""
         objects = self._objects
+        # An account that may not delete would be told only when the cluster closes.
+        self._api.delete("pod", objects.names[0])
         notebook = self._api.own_pod()
         first = self._make("pod", objects.pod(0, notebook))
         metadata: Any = first["metadata"]
@@ -329,6 +341,8 @@ class Session:
             pod = self._forwarded(index, pod)
         versions = {**pod.versions, "workbench": VERSION}
         limit_s = float(self._objects.options.connect_timeout_s)
+        if self._forward and not self._pods:
+            self._forwards[-1].check(limit_s)
         self._pods[index] = replace(pod, versions=versions, connect_timeout_s=limit_s)
 
     def _exit_message(self, index: int, words: str) -> str:
@@ -346,8 +360,11 @@ class Session:
             f"{len(self._pods)} of {count} pods came up in "
             f"{limit_s:.0f} s; missing: {status.listed(waits)}"
         )
-        error = self._watched.error
-        return f"{text}; {error}" if error is not None else text
+        events = self._events.error if self._events is not None else None
+        for error in (self._watched.error, events):
+            if error is not None:
+                text += f"; {error}"
+        return text
 
     def _check_open(self) -> None:
         if self._closed.is_set():

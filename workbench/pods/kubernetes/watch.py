@@ -6,7 +6,6 @@ A watch that broke or is too old (410) starts again with a list, so no deletion 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import socket
 import threading
@@ -139,7 +138,7 @@ class WatchedObjects:
         try:
             for line in response:
                 if line.strip():
-                    event = json.loads(line)
+                    event = self._api.read(line)
                     version = self._apply(event, version)
             return version
         finally:

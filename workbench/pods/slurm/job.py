@@ -28,7 +28,7 @@ export PYTHONPATH={home} PYTHONSAFEPATH=1
 pod() {{
     srun --nodes=1 --ntasks=1 --relative="$2" --job-name="$1" --cpus-per-task={cpus} \\
         --mpi=none --input=none --export=ALL \\
-        {python} -P -m {worker} {folder}/"$1"{suffix} >>{folder}/"$1".log 2>&1
+        {worker} {folder}/"$1"{suffix} >>{folder}/"$1".log 2>&1
     echo "*** $1 has ended with exit code $? ***"
 }}
 # Slurm sends USR1 before the time limit. The pods read the file.
@@ -48,6 +48,19 @@ done
 until wait; do :; done
 """
 
+_SETUP = """\
+fail() {{
+    echo "the setup line $1 ended with exit code $2" >&2
+    exit "$2"
+}}
+workbench_pod=$1
+exec {fd}< <(env -0)
+{lines}
+exec env PYTHONPATH={home} {python} "$workbench_pod" {fd}
+"""
+"""Program of a step with setup lines. The worker reads the variables before the lines from `fd`."""
+_BEFORE_FD = 3
+
 
 def config_of(folder: Path, pod: str, name: str) -> Path:
     """Return the file of a pod's configuration.
@@ -61,7 +74,9 @@ def _suffix(name: str) -> str:
     return f"-{name.rpartition('-')[2]}.json"
 
 
-def script(name: str, pods: Sequence[str], folder: Path, cpus: float) -> str:
+def script(
+    name: str, pods: Sequence[str], folder: Path, cpus: float, setup: Sequence[str] = ()
+) -> str:
     """Return the batch script with a pod for every node.
 
     Args:
@@ -69,12 +84,23 @@ def script(name: str, pods: Sequence[str], folder: Path, cpus: float) -> str:
         pods: Names of the pods.
         folder: Folder with the pods' configurations.
         cpus: Processor cores of a pod.
+        setup: Shell commands for every node before the pod.
     """
+    worker = f"{shlex.quote(sys.executable)} -P -m {entries.SLURM_WORKER}"
+    if setup:
+        # A login shell of bash has `module`. A command with an open quote ends only itself.
+        quoted = [shlex.quote(line) for line in setup]
+        program = _SETUP.format(
+            lines="\n".join(f'eval {line} || fail {line} "$?"' for line in quoted),
+            home=shlex.quote(HOME),
+            python=worker,
+            fd=_BEFORE_FD,
+        )
+        worker = f"bash -l -c {shlex.quote(program)} bash"
     return _SCRIPT.format(
         home=shlex.quote(HOME),
         cpus=math.ceil(cpus),
-        python=shlex.quote(sys.executable),
-        worker=entries.SLURM_WORKER,
+        worker=worker,
         folder=shlex.quote(str(folder)),
         leaving=LEAVING.format('"$SLURM_JOB_ID"'),
         notice=_NOTICE,

@@ -15,8 +15,19 @@ _FIELDS = (
 _FORM = ",".join(f"{field}:500|" for field in _FIELDS)  # sinfo cuts what is longer
 _GPUS = re.compile(r"\bgpu:(?:(?P<type>[^:(),]+):)?(?P<count>\d+)")
 _OPEN = ("idle", "mixed")
-_FLAGS = "*~#!%$@^-+"
-"""Letters that `sinfo` adds to a state, for example of a node that does not answer."""
+_SILENT = "*"
+_FLAGS = f"{_SILENT}~#!%$@^-+"
+"""Letters that `sinfo` adds to a state. A node with ~ or # is powered up for a job."""
+_MARKED = {
+    _SILENT: "it does not answer",
+    "!": "it will be powered down",
+    "%": "it is being powered down",
+    "$": "it is reserved for maintenance",
+    "@": "it will reboot when it is idle",
+    "^": "it is rebooting",
+    "-": "it is planned for a job with a higher priority",
+}
+"""Reasons for no room on a node whose state alone has room."""
 
 
 def nodes(place: SlurmPods, asked: PodSpec, count: int) -> NodeTable:
@@ -43,28 +54,36 @@ def nodes(place: SlurmPods, asked: PodSpec, count: int) -> NodeTable:
 
 def node_of(row: dict[str, str], asked: PodSpec, gpu_type: str) -> Node:
     """Read a line of `sinfo`; GPUs of another type than `gpu_type` do not count."""
-    _, idle, _, cores = (int(number) for number in row["CPUsState"].split("/"))
-    memory_gib = int(row["Memory"]) / 1024
-    free_gib = memory_gib - int(row["AllocMem"]) / 1024
+    numbers = [_number(text) for text in row["CPUsState"].split("/")]
+    _, idle, _, cores = numbers if len(numbers) == 4 else [None] * 4
+    memory = _number(row["Memory"])
+    memory_gib = (memory or 0) / 1024
+    # Without the allocated memory, all memory counts as free.
+    free_gib = max(0.0, memory_gib - (_number(row["AllocMem"]) or 0) / 1024)
     product, gpus = _gpus(row["Gres"], gpu_type)
     _, taken = _gpus(row["GresUsed"], gpu_type)
     lacks = [
         f"{name}: {wanted:g} {unit}asked, {free:g} free of {whole:g}"
         for name, wanted, free, whole, unit in (
-            ("cores", asked.cpus, idle, cores, ""),
+            ("cores", asked.cpus, idle or 0, cores or 0, ""),
             ("memory", asked.memory_gib or 0, round(free_gib, 1), round(memory_gib, 1), "GiB "),
             ("GPUs", asked.gpus, gpus - taken, gpus, ""),
         )
         if wanted > free
     ]
-    why = _refusal(row) or ", ".join(lacks)
+    unknown = ""
+    if idle is None:
+        unknown = "sinfo shows no number of free cores"
+    elif memory is None and asked.memory_gib:
+        unknown = "sinfo shows no amount of memory"
+    why = _refusal(row) or unknown or ", ".join(lacks)
     return Node(
         name=row["NodeList"],
         product=product,
         gpus=gpus,
         taken=taken,
         gpu_memory_gib=None,
-        free_cpus=idle,
+        free_cpus=idle or 0,
         free_memory_gib=free_gib,
         fits=0 if why else 1,
         why=why,
@@ -74,12 +93,19 @@ def node_of(row: dict[str, str], asked: PodSpec, gpu_type: str) -> Node:
 def _refusal(row: dict[str, str]) -> str:
     state = row["StateLong"]
     reason = row["Reason"]
-    # A node that Slurm has powered down is started for a job.
-    if state.rstrip("~#") in _OPEN:
-        return ""
+    word = state.rstrip(_FLAGS)
+    marks = state.removeprefix(word)
     because = f" ({reason})" if reason not in ("", "none") else ""
-    silent = ", and does not answer" if state.endswith("*") else ""
-    return f"it is {state.rstrip(_FLAGS)}{silent}{because}"
+    if word in _OPEN:
+        marked = [_MARKED[mark] for mark in marks if mark in _MARKED]
+        return f"{marked[0]}{because}" if marked else ""
+    silent = ", and does not answer" if _SILENT in marks else ""
+    return f"it is {word}{silent}{because}"
+
+
+def _number(text: str) -> int | None:
+    """Return a number of `sinfo`; None for `N/A`."""
+    return int(text) if text.isdecimal() else None
 
 
 def _gpus(text: str, gpu_type: str) -> tuple[str, int]:

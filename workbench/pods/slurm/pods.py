@@ -42,7 +42,7 @@ from workbench.pods.route import own_address_to
 from workbench.pods.slurm import commands, job
 from workbench.pods.slurm.commands import Job
 from workbench.pods.slurm.notice import leaving_file
-from workbench.pods.slurm.options import check_options, check_root
+from workbench.pods.slurm.options import check_options, check_root, check_setup
 from workbench.pods.ssh.identity import check_key_line
 
 logger = logging.getLogger(__name__)
@@ -87,6 +87,9 @@ class SlurmPods(Place):
         default=(), alias="options"
     )
     """More options of `sbatch` in the long form: `--qos=high`, `--constraint=ib` and others."""
+    setup: Annotated[Sequence[Text], AfterValidator(check_setup)] = ()
+    """Shell commands that run on every node before the pod starts: `module load cuda` and others.
+    The ranks have the variables that the commands set, except `PYTHONPATH`."""
     port: Port = 2222
     """Port of the nodes' SSH daemons. If the port is taken, a free one is used. Default 2222."""
     root: Annotated[str, AfterValidator(check_root)] = "/tmp"
@@ -218,7 +221,7 @@ class SlurmPods(Place):
             self._ids[name] = ""
             self._job_of.update(dict.fromkeys(names, name))
             self._note(context.directory)
-            script = job.script(name, names, self._folder, spec.cpus)
+            script = job.script(name, names, self._folder, spec.cpus, self.setup)
             self._ids[name] = commands.submit(options, script)
             self._note(context.directory)
             return self._ids[name]

@@ -9,25 +9,61 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.errors import PodError
 from workbench.pods.guest import worker
 from workbench.pods.guest.guardian import WorkerConfig
+from workbench.pods.guest.pod_main import can_be_set
+from workbench.pods.guest.process import session_variables
 from workbench.pods.route import own_address_to
 from workbench.pods.slurm.notice import leaving_file, notice_in
 
 _GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 """Variables by which Slurm names the GPUs of a step."""
+_NOT_PASSED_ON = ("_", "LC_CTYPE", "OLDPWD", "PWD", "PYTHONPATH", "SHLVL")
+"""Variables of bash and Python themselves. A module's `PYTHONPATH` would replace the packages of
+the environment."""
 
 
-def main(path: Path) -> int:
-    """Be the pod at the node's address until the pod ends; return the exit code."""
+def main(path: Path, before: bytes = b"") -> int:
+    """Be the pod at the node's address until the pod ends; return the exit code.
+
+    Args:
+        path: File of the pod's configuration.
+        before: Variables before the job's setup lines, as of `env -0`; empty without setup lines.
+    """
     notice = leaving_file(path.parent, os.environ["SLURM_JOB_ID"])
-    gpus = {name: os.environ[name] for name in _GPUS if name in os.environ}
+    more = {name: os.environ[name] for name in _GPUS if name in os.environ}
+    if before:
+        more |= set_by_setup(before, os.environ)
 
-    return worker.run(path, node_address, environment=gpus, leaving=lambda: notice_in(notice))
+    return worker.run(path, node_address, environment=more, leaving=lambda: notice_in(notice))
+
+
+def _before_setup(descriptors: Sequence[str]) -> bytes:
+    return b"".join(Path(f"/dev/fd/{number}").read_bytes() for number in descriptors)
+
+
+def set_by_setup(before: bytes, own: Mapping[str, str]) -> dict[str, str]:
+    r"""Return the variables that setup lines set, beside the variables that every session has.
+
+    Example:
+        >>> set_by_setup(b"A=1\0B=2\0", {"A": "1", "B": "3", "CUDA_HOME": "/cuda", "PATH": "/x"})
+        {'B': '3', 'CUDA_HOME': '/cuda'}
+    """
+    pairs = (os.fsdecode(each).partition("=") for each in before.split(b"\0"))
+    earlier = {name: value for name, _, value in pairs}
+    usual = {*session_variables(), *_NOT_PASSED_ON}
+    return {
+        name: value
+        for name, value in own.items()
+        if name.isidentifier()
+        and name not in usual
+        and earlier.get(name) != value
+        and can_be_set(value)
+    }
 
 
 def node_address(config: WorkerConfig, own: Mapping[str, str] = os.environ) -> str:
@@ -79,4 +115,5 @@ def _is_loopback(address: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    config, *setup = sys.argv[1:]
+    sys.exit(main(Path(config), _before_setup(setup)))

@@ -1,0 +1,342 @@
+"""The way to a Kubernetes API server: kubeconfigs, login helpers, and answers of other servers."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from poll import until
+
+import workbench
+from tests.support.sentences import says
+from workbench.base.errors import BackendError, ConfigError, WorkbenchError
+from workbench.base.process import find
+from workbench.pods.kubernetes import login
+from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
+from workbench.pods.kubernetes.login import LoginWait
+from workbench.pods.kubernetes.pods import KubernetesPods
+from workbench.pods.pod import LaunchContext
+from workbench.pods.pod_spec import PodSpec
+
+VERSION = "client.authentication.k8s.io/v1"
+PAGE = "<!DOCTYPE html><html><head><title>Sign in to Lab</title></head><body>…</body></html>"
+
+
+class Server:
+    """A server in place of the API, with one answer for everything."""
+
+    def __init__(self) -> None:
+        self.body = '{"items": [], "metadata": {}}'
+        self.status = 200
+        self.type = "application/json"
+        self.tokens: list[str | None] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                server.tokens.append(self.headers.get("Authorization"))
+                body = server.body.encode()
+                self.send_response(server.status)
+                self.send_header("Content-Type", server.type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_POST = do_DELETE = answer  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    thread = threading.Thread(target=made.http.serve_forever, args=(0.01,))
+    thread.start()
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+    thread.join()
+
+
+def kubeconfig(path: Path, server: str, user: dict[str, Any]) -> KubernetesPods:
+    """Write a kubeconfig of one user, and return its place."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "lab"}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+    return KubernetesPods(image="example.org/worker:1", kubeconfig=str(path))
+
+
+def helper(path: Path, script: str) -> dict[str, Any]:
+    """Write a login helper, and return the user of a kubeconfig beside the helper."""
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return {"exec": {"apiVersion": VERSION, "command": f"./{path.name}", "args": ["get", "--x=y"]}}
+
+
+def credential(**status: str) -> str:
+    return json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "status": status})
+
+
+OLD = credential(token="t").replace("/v1", "/v1beta1")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (
+            "echo 'Reauthentication required. Please run: cloud auth login' >&2; exit 3",
+            "expired get ended with exit code 3: Reauthentication required. Please run: cloud auth",
+        ),
+        ("exit 1", "ended with exit code 1: it gave no reason"),
+        ("kill -9 $$", "ended with exit code -9"),
+        ("echo hint >&2", "printed no credentials: its output is empty. It says: hint"),
+        ("echo secret-1", "its output is no JSON"),
+        ("echo '[\"secret-1\"]'", "its output is no ExecCredential"),
+        ("echo '{}'", "its output is no ExecCredential"),
+        (f"echo '{OLD}'", f"its output is of another version than {VERSION}"),
+        (f"echo '{credential()}'", "its output has neither a token nor a certificate"),
+        (
+            f"echo '{credential(clientCertificateData='secret-1')}'",
+            "its output has neither a token nor a certificate",
+        ),
+    ],
+)
+def test_a_login_helper_that_fails_is_quoted_and_nothing_is_asked_without_credentials(
+    tmp_path: Path, server: Server, context: LaunchContext, script: str, words: str
+) -> None:
+    place = kubeconfig(tmp_path / "config", server.url, helper(tmp_path / "expired", script))
+    for ask in (
+        lambda: place.launch(PodSpec(), 1, context),
+        lambda: workbench.nodes(place),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            ask()
+        said = str(caught.value)
+        assert says(said, "pods.access.find_access.kubeconfig-used", tmp_path / "config")
+        assert words in said
+        assert "Log in in a terminal" in said
+        assert not any(word in said for word in ("Role", "secret-1", "--x=y"))
+    assert server.tokens == []
+
+
+def test_a_login_helper_that_is_missing_is_named_with_the_hint_of_the_kubeconfig(
+    tmp_path: Path, server: Server
+) -> None:
+    given = {"apiVersion": VERSION, "command": "no-such-helper", "installHint": "Get it from lab."}
+    with pytest.raises(
+        ConfigError, match=r"no-such-helper is not on this machine\. Get it from lab"
+    ):
+        KubeApi(kubeconfig(tmp_path / "config", server.url, {"exec": given}))
+    (tmp_path / "broken").write_text("no program")
+    given = {"apiVersion": VERSION, "command": "./broken"}
+    with pytest.raises(ConfigError, match="broken cannot be started: Permission denied"):
+        KubeApi(kubeconfig(tmp_path / "config", server.url, {"exec": given}))
+    with pytest.raises(ConfigError, match="Expected key apiVersion"):
+        KubeApi(kubeconfig(tmp_path / "config", server.url, {"exec": {"command": "true"}}))
+
+
+BROWSER = 'echo $$ >"$0.pid"; echo "Open https://login.lab/device?code=AB12" >&2; sleep 600; true'
+
+
+def pid_of(path: Path) -> int:
+    until(lambda: path.exists() and path.read_text().strip() != "")
+    return int(path.read_text())
+
+
+def test_a_login_helper_that_waits_for_a_browser_shows_its_url_and_has_a_limit(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(login, "_QUIET_S", 0.0)
+    place = kubeconfig(tmp_path / "config", server.url, helper(tmp_path / "browser", BROWSER))
+    told: list[str] = []
+    with pytest.raises(ConfigError) as caught:
+        KubeApi(place, LoginWait(limit_s=1.0, report=told.append))
+    assert (
+        "browser get has not ended after 1 s. It says: Open https://login.lab/device?code"
+        in str(caught.value)
+    )
+    assert told[-1].endswith("waits: Open https://login.lab/device?code=AB12")
+    until(lambda: find(pid_of(tmp_path / "browser.pid")) is None)
+
+
+def test_a_start_that_is_given_up_ends_the_login_helper(
+    tmp_path: Path, server: Server, context: LaunchContext
+) -> None:
+    place = kubeconfig(tmp_path / "config", server.url, helper(tmp_path / "browser", BROWSER))
+    failed: list[WorkbenchError] = []
+
+    def launch() -> None:
+        try:
+            place.launch(PodSpec(), 1, context)
+        except WorkbenchError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    pid = pid_of(tmp_path / "browser.pid")
+    place.stop()
+    thread.join(60)
+    assert says(str(failed[0]), "pods.login._await.login-helper-stopped")
+    until(lambda: find(pid) is None)
+    assert server.tokens == []
+
+
+def test_a_login_helper_gives_a_token_and_another_when_it_has_expired(
+    tmp_path: Path, server: Server
+) -> None:
+    answer = tmp_path / "answer"
+    script = f'test "$KUBERNETES_EXEC_INFO" && test "$LAB" = 1 && cat {answer}'
+    user = helper(tmp_path / "works", script)
+    user["exec"]["env"] = [{"name": "LAB", "value": "1"}]
+    answer.write_text(credential(token="one", expirationTimestamp="2020-01-01T00:00:00Z"))
+    api = KubeApi(kubeconfig(tmp_path / "config", server.url, user))
+    answer.write_text(credential(token="two", expirationTimestamp="2020-01-01T00:00:00Z"))
+    api.list("pod")
+    assert server.tokens == ["Bearer two"]
+    (tmp_path / "works").write_text("#!/bin/sh\necho session over >&2; exit 1\n")
+    with pytest.raises(ApiRefusal) as caught:
+        api.list("pod")
+    assert says(str(caught.value), "pods.api._once.login-kubernetes-api")
+    assert "session over" in str(caught.value)
+    assert caught.value.status == 401
+    assert len(server.tokens) == 1, "a request went without a login"
+
+
+def test_a_request_without_an_account_is_no_matter_of_a_role(
+    tmp_path: Path, server: Server, context: LaunchContext
+) -> None:
+    words = 'pods is forbidden: User "system:anonymous" cannot list resource "pods"'
+    server.status = 403
+    server.body = json.dumps({"kind": "Status", "message": words})
+    place = kubeconfig(tmp_path / "config", server.url, {})
+    for ask in (
+        lambda: place.launch(PodSpec(), 1, context),
+        lambda: workbench.nodes(place),
+    ):
+        with pytest.raises(BackendError) as caught:
+            ask()
+        assert f"(403): {words}; " in str(caught.value)
+        assert "log in to the cluster" in str(caught.value)
+        assert "Role" not in str(caught.value)
+
+
+def test_credentials_that_were_valid_before_may_have_gone_with_their_namespace(
+    tmp_path: Path, server: Server
+) -> None:
+    api = KubeApi(kubeconfig(tmp_path / "config", server.url, {"token": "t"}))
+    refused = '{"kind": "Status", "message": "Unauthorized"}'
+    allowed = server.body
+    server.status, server.body = 401, refused
+    with pytest.raises(ApiRefusal, match="Unauthorized; the credentials are not valid"):
+        api.list("pod")
+    server.status, server.body = 200, allowed
+    api.list("pod")
+    server.status, server.body = 401, refused
+    with pytest.raises(ApiRefusal) as caught:
+        api.list("pod")
+    assert says(str(caught.value), "pods.api._refusal.credentials-valid-any-2", "lab")
+    assert api.namespace_end() == str(caught.value).replace("list the pod", "get the namespace")
+
+
+CALLS: dict[str, Callable[[KubeApi], object]] = {
+    "list": lambda api: api.list("pod"),
+    "nodes": lambda api: api.list_everywhere("node"),
+    "create": lambda api: api.create("pod", {"metadata": {"name": "x"}}),
+    "read": lambda api: api.read_pod("x"),
+    "delete": lambda api: api.delete("pod", "x"),
+    "log": lambda api: api.log("x", 1),
+    "watch": lambda api: [api.read(line) for line in api.watch("pod", "1")],
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "words"),
+    [
+        (200, "text/html", PAGE, 'an HTML page "Sign in to Lab"'),
+        (401, "text/html; charset=utf-8", PAGE, 'an HTML page "Sign in to Lab"'),
+        (403, "text/html", PAGE, 'an HTML page "Sign in to Lab"'),
+        (404, "text/html", "<html><h1>Not Found</h1></html>", 'an HTML page "Not Found"'),
+        (302, "text/plain", "", 'an answer "302 Found"'),
+    ],
+)
+def test_a_page_in_place_of_the_api_is_named(
+    tmp_path: Path, server: Server, call: str, status: int, kind: str, body: str, words: str
+) -> None:
+    server.status, server.type, server.body = status, kind, body
+    api = KubeApi(kubeconfig(tmp_path / "config", server.url, {"token": "t"}))
+    with pytest.raises(ApiRefusal) as caught:
+        CALLS[call](api)
+    assert says(str(caught.value), "pods.api._foreign.does-answer-kubernetes", server.url, words)
+    assert len(server.tokens) == 1, "another try helps nothing"
+
+
+@pytest.mark.parametrize("body", ["", " ", "[]", "null", '{"items": [', "welcome", '{"error": 1}'])
+def test_an_answer_that_is_not_kubernetes_is_named(
+    tmp_path: Path, server: Server, context: LaunchContext, body: str
+) -> None:
+    server.body = body
+    place = kubeconfig(tmp_path / "config", server.url, {"token": "t"})
+    for ask in (
+        lambda: place.launch(PodSpec(), 1, context),
+        lambda: workbench.nodes(place),
+    ):
+        with pytest.raises(BackendError) as caught:
+            ask()
+        assert says(str(caught.value), "pods.api._foreign.does-answer-kubernetes", server.url)
+
+
+def test_a_gateway_before_the_api_server_is_quoted_without_tags(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.pods.kubernetes.api._PATIENCE_S", 0.0)
+    server.status, server.body = 502, "<html><head><title>502 Bad Gateway</title></head></html>"
+    with pytest.raises(ApiRefusal, match=r"\(502\): an HTML page \"502 Bad Gateway\"$"):
+        KubeApi(kubeconfig(tmp_path / "config", server.url, {"token": "t"})).list("pod")
+
+
+def test_a_kubeconfig_that_a_later_cell_names_counts(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    place = KubernetesPods(image="example.org/worker:1")
+    with pytest.raises(ConfigError) as caught:
+        workbench.nodes(place)
+    assert says(str(caught.value), "pods.access._check_exists.kubeconfig-missing-kubeconfig")
+    kubeconfig(tmp_path / "good", server.url, {"token": "good"})
+    missing = tmp_path / "missing"
+    monkeypatch.setenv("KUBECONFIG", str(missing))
+    with pytest.raises(ConfigError, match=f"kubeconfig {missing} cannot be used: there is no such"):
+        workbench.nodes(place)
+    monkeypatch.setenv("KUBECONFIG", f"{missing}:{tmp_path / 'good'}")
+    workbench.nodes(place)
+    monkeypatch.delenv("KUBECONFIG")
+    kubeconfig(tmp_path / "home" / ".kube" / "config", server.url, {"token": "home"})
+    workbench.nodes(place)
+    assert list(dict.fromkeys(server.tokens)) == ["Bearer good", "Bearer home"]
+
+
+def test_a_context_needs_no_current_one_beside_it(tmp_path: Path, server: Server) -> None:
+    kubeconfig(tmp_path / "config", server.url, {"token": "t"})
+    content = json.loads((tmp_path / "config").read_text())
+    del content["current-context"]
+    (tmp_path / "config").write_text(json.dumps(content))
+    place = KubernetesPods(image="x", kubeconfig=str(tmp_path / "config"), context="c")
+    assert KubeApi(place).namespace == "lab"

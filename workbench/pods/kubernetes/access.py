@@ -1,0 +1,134 @@
+"""The way to a Kubernetes API server: by the options, this pod's account or a kubeconfig.
+
+Only a login helper of the kubeconfig may send anything. Every environment variable is read anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import yaml
+from kubernetes import client, config
+from kubernetes.config.dateutil import parse_rfc3339
+from kubernetes.config.kube_config import FileOrData, KubeConfigLoader, KubeConfigMerger
+
+from workbench.base.errors import ConfigError
+from workbench.pods.kubernetes.login import LoginFailed, LoginWait, credentials
+from workbench.pods.kubernetes.options import KubernetesOptions
+
+_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+_USUAL = "~/.kube/config"
+
+
+def find_access(options: KubernetesOptions, wait: LoginWait) -> tuple[Any, str, bool]:
+    """Find the API server: from the options, this pod's service account, or the kubeconfig.
+
+    Returns the client's `Configuration`, the namespace, and whether this process runs in the
+    cluster. The configuration holds credentials: never print it.
+
+    Raises:
+        ConfigError: There is no kubeconfig, or it cannot be used, or its login helper failed.
+    """
+    configuration = client.Configuration()
+    configuration.retries = False  # our own know which calls may be made twice
+    if not (options.kubeconfig or options.context):
+        # Neither error matters: this process is outside a cluster, or has no account.
+        with contextlib.suppress(config.ConfigException, OSError):
+            config.load_incluster_config(client_configuration=configuration)
+            namespace = options.namespace or account_namespace() or "default"
+            return configuration, namespace, True
+    # The client itself reads KUBECONFIG only once, when it is imported.
+    named = options.kubeconfig or os.environ.get("KUBECONFIG")
+    where = named or _USUAL
+    _check_exists(where, bool(named))
+    try:
+        merged = KubeConfigMerger(where)
+        loader = _Loader(
+            wait,
+            config_dict=merged.config,
+            active_context=options.context or None,
+            config_base_path=None,  # paths are relative to the file that names them
+            config_persister=merged.save_changes,
+        )
+        loader.load_and_set(configuration)
+        context = loader.current_context["context"]
+        namespace = options.namespace or str(context.get("namespace") or "default")
+    except (
+        config.ConfigException,
+        yaml.YAMLError,
+        LoginFailed,
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise ConfigError(f"the kubeconfig {where} cannot be used: {error}") from error
+    return configuration, namespace, False
+
+
+def account_namespace() -> str:
+    """Return the namespace of this process; empty outside a cluster."""
+    with contextlib.suppress(OSError):
+        return _NAMESPACE.read_text().strip()
+    return ""
+
+
+class _Loader(KubeConfigLoader):  # type: ignore[misc]
+    """The client's reader of a kubeconfig, with our way to run a login helper.
+
+    The client calls the helper at the start, and again when a token has expired.
+    """
+
+    def __init__(self, wait: LoginWait, **given: Any):
+        self._wait = wait
+        super().__init__(**given)
+
+    def _load_from_exec_plugin(self) -> bool | None:
+        if "exec" not in self._user:
+            return None
+        helper = self._user["exec"]
+        for key in ("command", "apiVersion"):
+            helper[key]  # the client's own words, with the place, where it is missing
+        folder = self._get_base_path(self._cluster.path)
+        cluster = None
+        if helper.safe_get("provideClusterInfo"):
+            cluster = dict(self._cluster.value)
+            for extension in cluster.get("extensions") or ():
+                if extension["name"] == "client.authentication.k8s.io/exec":
+                    cluster["config"] = extension["extension"]
+        status = credentials(helper.value, cluster, folder, self._wait)
+        if "token" in status:
+            self.token = f"Bearer {status['token']}"
+        else:
+            self.cert_file = self._file_of(status, "clientCertificateData", folder)
+            self.key_file = self._file_of(status, "clientKeyData", folder)
+        if "expirationTimestamp" in status:
+            self.expiry = parse_rfc3339(status["expirationTimestamp"])
+        return True
+
+    def _file_of(self, status: Any, key: str, folder: str) -> str:
+        data = FileOrData(
+            status,
+            None,
+            data_key_name=key,
+            file_base_path=folder,
+            base64_file_content=False,
+            temp_file_path=self._temp_file_path,
+        )
+        return str(data.as_file())
+
+
+def _check_exists(where: str, is_named: bool) -> None:
+    if any(Path(each).expanduser().exists() for each in where.split(os.pathsep) if each):
+        return
+    if is_named:
+        raise ConfigError(f"the kubeconfig {where} cannot be used: there is no such file")
+    raise ConfigError(
+        f"there is no kubeconfig: {where} is missing and KUBECONFIG is not set. Get the file from"
+        " the cluster's login command or its administrator, then give"
+        " KubernetesPods(kubeconfig=PATH) or set KUBECONFIG"
+    )
