@@ -150,6 +150,11 @@ def create_pod_folder(
         raise ConfigError(
             f"{where}: no folder for the pod below {root}: {answer['error']}; give another root="
         )
+    if answer.get("deaf"):
+        raise ConfigError(
+            f"{where}: the start-up files of the login read its standard input, so no file can be"
+            " sent there. Let them read nothing without a terminal: COMMAND </dev/null"
+        )
     if "old" in answer:
         raise ConfigError(
             f"{where}: {answer['python']} is {answer['old']}; 3.11 or newer is needed, see python="
@@ -227,10 +232,13 @@ class _NoAnswer(Exception):
 def _ask(
     connection: SSHConnection, python: str, request: Mapping[str, object], timeout_s: float
 ) -> dict[str, object]:
-    # The shell gives `~/` its meaning: quoted words of a command over SSH have none.
-    start = 'p=$1; shift; case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
-    argv = ["sh", "-c", start, "sh", python, "-", json.dumps(request)]
-    done = connection.run(argv, stdin=far_end_script().encode(), timeout_s=timeout_s)
+    # The shell gives `~/` its meaning: quoted words of a command over SSH have none. Pods get
+    # another PYTHONPATH, so what the login's own has is no part of them.
+    start = 'unset PYTHONPATH; p=$1; shift; '
+    start += 'case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
+    # A start-up file may start another shell, which would run the lines of a program on stdin.
+    argv = ["sh", "-c", start, "sh", python, "-c", far_end_script(), json.dumps(request)]
+    done = connection.run(argv, stdin=f"{far_end.LISTENS}\n".encode(), timeout_s=timeout_s)
     for line in done.stdout.splitlines():
         if line.startswith(far_end.ANSWER):
             answer: dict[str, object] = json.loads(line.removeprefix(far_end.ANSWER))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shlex
 import threading
 import time
@@ -28,6 +27,7 @@ from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.bulk.transfer import far_end_answer, far_end_argv
 from workbench.pods.ssh.channel import Completed, RemoteStream, complete
 from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.login import marked, to_bytes
 from workbench.pods.ssh.transport import Destination, reach
 
 _REQUEST_BYTES = 32_768  # what OpenSSH's sftp-server answers at most
@@ -114,15 +114,16 @@ class SSHConnection:
         command = shlex.join(argv)
         if "\0" in command:
             raise ConfigError(f"a NUL byte cannot stand in a command: {command[:80]!r}")
+        words, marker = marked(argv)
         try:
             channel = self._live_transport().open_session(timeout=self.timeout_s)
             channel.settimeout(self.timeout_s)
-            channel.exec_command(_to_bytes(command))
+            channel.exec_command(to_bytes(shlex.join(words)))
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise RemoteError(
                 f"{self.pod.name} ({self._where}) takes no command: {error}", host=self.pod.address
             ) from error
-        return RemoteStream(channel, self.pod.address, command)
+        return RemoteStream(channel, self.pod.address, command, marker)
 
     def size(self, remote: str | PurePosixPath) -> int:
         with self._client("look at", remote) as client:
@@ -240,11 +241,3 @@ class SSHConnection:
                 host=self.pod.address,
             )
         return self._transport
-
-
-def _to_bytes(command: str) -> bytes:
-    """Return a command as bytes: file names keep their bytes, under any locale."""
-    try:
-        return os.fsencode(command)
-    except UnicodeEncodeError:  # of a locale such as ISO-8859-1, which lacks it
-        return command.encode("utf-8", "surrogateescape")
