@@ -136,8 +136,6 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
     output = bytearray()
     errors = bytearray()
     exited_s: float | None = None
-    began_s = time.monotonic()
-    login_s = 0.0
     if not pending:
         channel.shutdown_write()
     while True:
@@ -148,8 +146,6 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
             errors += channel.recv_stderr(_READ_BYTES)
         while channel.recv_ready():
             output += stream.opening.strip(channel.recv(_READ_BYTES))
-            if stream.opening.is_over:
-                login_s = login_s or time.monotonic() - began_s
         if pending and channel.send_ready() and not channel.closed:
             pending = pending[_send(channel, bytes(pending[:_READ_BYTES])) :]
             if not pending:
@@ -174,7 +170,7 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
         exit_code=exit_code,
         stdout=output.decode(errors="backslashreplace"),
         stderr=errors.decode(errors="backslashreplace"),
-        login_s=login_s,
+        login_s=stream.opening.took_s,
     )
 
 

@@ -10,6 +10,7 @@ import base64
 import os
 import secrets
 import shlex
+import time
 from collections.abc import Sequence
 
 from workbench.base.errors import RemoteError
@@ -33,6 +34,9 @@ class Opening:
     def __init__(self, marker: bytes = b"") -> None:
         """`marker`: as in `marked`. Empty: all output is the command's."""
         self.is_over = not marker
+        self.took_s = 0.0
+        """Seconds until the marker came."""
+        self._began_s = time.monotonic()
         self._marker = marker
         self._words = bytearray()
         self._tail = b""
@@ -47,6 +51,7 @@ class Opening:
         self._words += fresh[: 2 * _SHOWN - len(self._words)]
         self._count += len(data)
         self.is_over = bool(found)
+        self.took_s = time.monotonic() - self._began_s
         self._tail = b"" if found else before[1 - len(self._marker) :]
         if not found and self._count > _MOST_BYTES:
             raise ConnectionError(f"the login prints without end: {self.words!r}")
