@@ -302,7 +302,7 @@ def test_a_host_that_speaks_weak_algorithms_alone_is_refused(
 ) -> None:
     port = free_port(["127.0.0.8"])
     host = SSHHost(
-        tmp_path / "weak", "127.0.0.8", port, there.user.public_key, algorithms=weak
+        tmp_path / "weak", "127.0.0.8", port, there.user.public_key, settings=weak
     ).start()
     try:
         with pytest.raises(
