@@ -111,6 +111,10 @@ def try_files(pod: Pod, identity: Identity, folder: Path) -> None:
         done = connection.run(["printf", "%s|", NASTY, ""], stdin=b"not read")
         assert done.stdout == NASTY.replace("\udcff", "\\xff") + "||"
         assert connection.run(["cat"], stdin=b"in").stdout == "in"
+        stream = connection.stream(["cat"])
+        stream.write(b"asked\n")
+        assert stream.read(60) == b"asked\n"
+        stream.close()
         connection.put_bytes(data, there)
         assert connection.size(there) == len(data)
         connection.get(there, folder / "back")
