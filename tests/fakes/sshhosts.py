@@ -69,10 +69,14 @@ def apart(python: Path, hidden: Sequence[Path]) -> tuple[tuple[str, ...], str]:
 
 _ACCOUNTS = """
 mount --make-rprivate /
-mount --bind "$1" /etc/passwd
+mount -t tmpfs none "$1/etc"
+cp -a /etc/. "$1/etc"
+cat "$1/passwd" >> "$1/etc/passwd"
+mount --bind "$1/etc" /etc
 shift
 exec "$@"
 """
+"""Shows a copy of /etc with more accounts. A mount on the file would end with its next change."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ def with_accounts(folder: Path, logins: Mapping[str, Login]) -> tuple[str, ...]:
 
     Takes root, whose other names they are.
     """
-    lines = [Path("/etc/passwd").read_text()]
+    lines = []
     for name, login in logins.items():
         home = folder / name
         home.mkdir(parents=True)
@@ -97,8 +101,9 @@ def with_accounts(folder: Path, logins: Mapping[str, Login]) -> tuple[str, ...]:
             (home / file).parent.mkdir(parents=True, exist_ok=True)
             (home / file).write_text(text)
         lines.append(f"{name}:x:0:0::{home}:{login.shell}\n")
+    (folder / "etc").mkdir()
     (folder / "passwd").write_text("".join(lines))
-    return ("unshare", "--mount", "sh", "-ec", _ACCOUNTS, "sh", str(folder / "passwd"))
+    return ("unshare", "--mount", "sh", "-ec", _ACCOUNTS, "sh", str(folder))
 
 
 @dataclass

@@ -6,13 +6,14 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.sshhosts import Login, SSHHost, with_accounts
 from workbench.base.errors import ConfigError, PodError, RemoteError
+from workbench.pods.doctor.examination import examine_pods
 from workbench.pods.guest.machine import free_port
 from workbench.pods.hosts import entry
 from workbench.pods.hosts.pods import SSHPods
@@ -172,6 +173,21 @@ def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
         there.pods(login).launch(PodSpec(), 1, context)
     assert "python=" not in str(caught.value)
     assert list(there.root.glob("*")) == []
+
+
+def test_the_doctor_names_a_login_that_runs_nothing(
+    there: Strangers, context: LaunchContext, tmp_path: Path
+) -> None:
+    backend = there.pods("bash")
+    (pod,) = backend.launch(PodSpec(), 1, context)
+    backend.stop()
+    identity = Identity.create(tmp_path / "own")
+    changed = replace(pod, user="exits")
+    identity.pin([changed])
+    (host,) = examine_pods([changed], identity, "/none", PodSpec())
+    ssh = host.findings[0]
+    assert "runs no commands: it ended with exit code 0" in ssh.detail
+    assert "start-up files" in ssh.fix
 
 
 @pytest.mark.parametrize("login", ["bash", "no-end"])

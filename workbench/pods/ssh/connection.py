@@ -54,6 +54,7 @@ class SSHConnection:
         self._lock = threading.RLock()
         self._sftp: paramiko.SFTPClient | None = None
         self._lacks_sftp = False
+        self._login_s = 0.0  # of the last command: start-up files may be slow
         self._transport: paramiko.Transport | None = None
         self._hop: paramiko.Transport | None = None
 
@@ -103,10 +104,15 @@ class SSHConnection:
         self._hop = None
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
-        """Run a command to its end. Background processes that hold its output are not awaited."""
+        """Run a command to its end. Background processes that hold its output are not awaited.
+
+        The time of a slow login, once known, is added to the limit.
+        """
         stream = self.stream(argv)
         try:
-            return complete(stream, stdin, time.monotonic() + timeout_s)
+            done = complete(stream, stdin, time.monotonic() + timeout_s + self._login_s)
+            self._login_s = done.login_s
+            return done
         except TimeoutError:
             raise stream.error(f"did not end within {timeout_s:g} s and was left running") from None
         except (OSError, paramiko.SSHException) as error:
