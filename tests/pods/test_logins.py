@@ -37,6 +37,12 @@ PRINTS = {
     "binary": Login(files={".bashrc": "printf 'a\\377\\001\\200b'; echo to stderr >&2\n"}),
     "zsh-prints": Login("zsh", {".zshenv": "echo Welcome; printf 'last login: '\n"}),
     "fish-prints": Login("fish", {".config/fish/config.fish": "echo Welcome; printf 'last: '\n"}),
+    "python-path": Login(
+        files={
+            ".bashrc": "export PYTHONPATH=$HOME\n",
+            "json.py": "raise SystemExit('another json')\n",
+        }
+    ),
     "tcsh-prints": Login("tcsh", {".cshrc": "echo Welcome; printf 'last login: '\n"}),
 }
 SHELLS = {shell: Login(shell) for shell in ("bash", "dash", "ksh", "zsh", "fish", "tcsh")}
@@ -92,14 +98,6 @@ def strangers(folder: Path, address: str, **options: str) -> Strangers:
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strangers]:
     made = strangers(tmp_path_factory.mktemp("strangers"), "127.0.0.31", settings=SETTINGS)
-    yield made
-    made.host.stop()
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strangers]:
-    """A machine without the subsystem for SFTP."""
-    made = strangers(tmp_path_factory.mktemp("bare"), "127.0.0.32", subsystem="")
     yield made
     made.host.stop()
 
@@ -190,16 +188,22 @@ def test_the_doctor_names_a_login_that_runs_nothing(
     assert "start-up files" in ssh.fix
 
 
-@pytest.mark.parametrize("login", ["bash", "no-end"])
+@pytest.mark.parametrize(
+    ("subsystem", "login"), [("", "bash"), ("Subsystem sftp /missing", "no-end")]
+)
 def test_files_come_from_a_host_without_sftp(
-    bare: Strangers, context: LaunchContext, tmp_path: Path, login: str
+    context: LaunchContext, tmp_path: Path, subsystem: str, login: str
 ) -> None:
+    bare = strangers(tmp_path / "bare", "127.0.0.32", subsystem=subsystem)
     backend = bare.pods(login)
-    (pod,) = backend.launch(PodSpec(), 1, context)
-    identity = Identity.create(tmp_path / "own")
-    identity.pin([pod])
-    try_files(pod, identity, tmp_path)
-    backend.stop()
+    try:
+        (pod,) = backend.launch(PodSpec(), 1, context)
+        identity = Identity.create(tmp_path / "own")
+        identity.pin([pod])
+        try_files(pod, identity, tmp_path)
+        backend.stop()
+    finally:
+        bare.host.stop()
 
 
 def test_a_slow_login_is_named_with_its_seconds(
