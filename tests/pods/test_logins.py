@@ -173,6 +173,25 @@ def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
     assert list(there.root.glob("*")) == []
 
 
+def test_a_stream_through_a_login_that_runs_nothing_says_so(
+    there: Strangers, context: LaunchContext, tmp_path: Path
+) -> None:
+    backend = there.pods("bash")
+    (pod,) = backend.launch(PodSpec(), 1, context)
+    backend.stop()
+    identity = Identity.create(tmp_path / "own")
+    identity.pin([pod])
+    with SSHConnection(replace(pod, user="nologin"), identity) as connection:
+        with pytest.raises(RemoteError, match=r"runs no commands.*nologin"):
+            connection.run(["true"])
+        with pytest.raises(ConnectionError, match=r"runs no commands.*nologin"):
+            connection.stream(["cat"]).read(60)
+    identity.pin([replace(pod, user="exits")])
+    route = route_to(replace(pod, user="exits"), identity, 60.0)
+    with pytest.raises(RemoteError, match=r"runs no commands.*exit code 0"):
+        fetch_file(route, "/etc/hostname", tmp_path / "here")
+
+
 def test_the_doctor_names_a_login_that_runs_nothing(
     there: Strangers, context: LaunchContext, tmp_path: Path
 ) -> None:

@@ -56,11 +56,12 @@ class RemoteStream:
                 own = self.opening.strip(data)
                 if own:
                     return own
-                if not data and self.opening.is_over:
-                    return b""
-                if not data:
+                if data:
+                    continue
+                # Without an exit code the connection was lost.
+                if not self.opening.is_over and self.wait(_AFTER_EXIT_S) not in (None, -1):
                     raise ConnectionError(str(self.no_command()))
-                continue
+                return b""
             left_s = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
             if left_s < 0:
                 raise TimeoutError(f"{_short(self.command)} on {self.host} wrote nothing in time")

@@ -229,6 +229,8 @@ class SSHConnection:
             raise stream.error(f"broke off: {error}") from error
         finally:
             stream.close()
+        if not come:
+            raise stream.error("ended without an answer")
         header, _, rest = come.partition(b"\n")
         facts = far_end_answer(bytes(header), self.pod.name, self.pod.address)
         size = whole(facts.get("size")) or 0
