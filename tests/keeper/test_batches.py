@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ from workbench.base.errors import RemoteError
 from workbench.keeper.run import batches
 from workbench.keeper.run.batches import OutputFile, fetch_files
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file
+from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_argv, fetch_file
+from workbench.pods.ssh.login import marked
 
 COUNT, SIZE = 500, 20_001
 
@@ -235,6 +237,12 @@ def test_a_stream_holds_as_many_files_as_its_bytes_and_its_command_allow(
     assert len(copy.fetch()) == 6
     assert copy.link.streams == [list(names) for names in streams]
     assert copy.link.alone == [] and copy.is_whole()
+
+
+def test_the_longest_command_of_a_stream_is_one_that_a_login_shell_takes() -> None:
+    names = ["'" * 199] * (batches._MOST_LETTERS // 200)
+    argv, _ = marked(far_end_argv("/" + "p" * 1000, "send", "/" + "d" * 2000, "0", *names))
+    assert len(shlex.join(argv)) < 128 << 10, "Linux's limit of an argument"
 
 
 def test_few_files_and_large_files_come_singly(

@@ -26,7 +26,7 @@ from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.guest.machine import free_port
 from workbench.pods.hosts.entry import far_end_script
-from workbench.pods.hosts.far_end import ANSWER, enter, leave
+from workbench.pods.hosts.far_end import ANSWER, LISTENS, enter, leave
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -302,7 +302,7 @@ def test_a_host_that_speaks_weak_algorithms_alone_is_refused(
 ) -> None:
     port = free_port(["127.0.0.8"])
     host = SSHHost(
-        tmp_path / "weak", "127.0.0.8", port, there.user.public_key, algorithms=weak
+        tmp_path / "weak", "127.0.0.8", port, there.user.public_key, settings=weak
     ).start()
     try:
         with pytest.raises(
@@ -385,9 +385,9 @@ def test_what_runs_on_a_host_imports_nothing_from_where_a_login_begins(tmp_path:
     request = json.dumps(
         {"enter": {"root": str(tmp_path), "folder": f"c-{'0' * 16}", "pod": "pod-0"}}
     )
-    argv = [sys.executable, "-", request]
+    argv = [sys.executable, "-c", far_end_script(), request]
     done = subprocess.run(
-        argv, input=far_end_script(), cwd=tmp_path, capture_output=True, text=True, timeout=60
+        argv, input=LISTENS, cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.startswith(ANSWER), done.stderr
     assert json.loads(done.stdout.removeprefix(ANSWER))["root"] == str(

@@ -251,22 +251,16 @@ def test_a_disk_that_takes_no_more_is_said_at_once(tmp_path: Path, file: Path) -
         line.carry("send", file, tmp_path / "there", patience_s=20)
 
 
-@dataclass
-class ImpatientLine(Line):
-    """A line whose far end waits for another writer for a moment only."""
-
-    def command(self, argv: Sequence[str]) -> list[str]:
-        wait = "_WRITER_S = 10.0"
-        assert any(wait in word for word in argv)
-        return super().command([word.replace(wait, "_WRITER_S = 0.2") for word in argv])
-
-
 @pytest.mark.parametrize("ends", [True, False], ids=["writer ends", "writer stays"])
 def test_a_writer_that_keeps_the_part_locked_costs_no_byte(
-    tmp_path: Path, file: Path, content: bytes, ends: bool
+    tmp_path: Path, file: Path, content: bytes, ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The far end of a broken line holds the lock for as long as its connection stays open."""
-    line, target = ImpatientLine(tmp_path), tmp_path / "there"
+    script, wait = transfer._far_end_script(), "_WRITER_S = 10.0"
+    assert wait in script
+    impatient = script.replace(wait, "_WRITER_S = 0.2")
+    monkeypatch.setattr(transfer, "_far_end_script", lambda: impatient)
+    line, target = Line(tmp_path), tmp_path / "there"
     part = line.part("send", target)
     part.write_bytes(content[: 7 * MIB + 1])
     with part.open("rb") as stalled:

@@ -23,9 +23,9 @@ _TRIES = 3
 _FEWEST = 24
 # Size limit of a batch. A batch is briefly on the local disk twice.
 _MOST_BYTES = 64 << 20
-# Length limit of the names in a command. The system allows 128 KiB, and a quote becomes five
-# letters.
-_MOST_LETTERS = 20 << 10
+# Length limit of the names in a command. The system allows 128 KiB, a quote becomes five letters,
+# and three letters travel as four.
+_MOST_LETTERS = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,12 +199,15 @@ def _ssh_fix(seen: CommandResult, pod: Pod) -> str:
 
 _SSH_FIXES = {
     NO_CLIENT: "install the OpenSSH client here: sudo apt-get install openssh-client",
+    "runs no commands": "log in to {address} by hand: look at the account's shell and its start-up"
+    " files",
     "refused": "nothing listens on {address}:{port}: {pod} or its "
     "sshd has ended; close the cluster and start it again",
     "timed out": "no way to {address}:{port}: is {pod} up, and does "
     "a firewall or network policy let the port through?",
     "No route": "no way to {address}: is {pod} up and in a network that this machine reaches?",
-    "no answer": "{pod} accepts the connection and says nothing: it hangs or is overloaded",
+    "no answer": "{pod} accepts the connection and says nothing: it hangs or is overloaded, or"
+    " the start-up files of the login are slow",
     "Permission denied": "{pod} does not know the cluster's key: "
     "close the cluster and start it again",
     "Could not resolve": "the name {address} is not known here: "

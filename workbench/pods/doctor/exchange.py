@@ -160,16 +160,17 @@ def measure_exchange(
             pod.name: opened.enter_context(TemporaryFile("w+", errors="replace")) for pod in pods
         }
         try:
-            processes = [
+            started = [
                 start_ssh(pod, identity, commands[pod.name], stderr=errors[pod.name])
                 for pod in pods
             ]
+            processes = [process for process, _ in started]
         except FileNotFoundError:
             return Exchange(pods=len(pods), problem=NO_CLIENT)
         alarm = threading.Timer(_LIMIT_S, _kill, [processes])
         alarm.start()
         try:
-            lines = _converse(pods, processes, interfaces, env)
+            lines = _converse(pods, processes, started[0][1], interfaces, env)
         except (OSError, ValueError, KeyError) as error:
             lines = [{"problem": f"{type(error).__name__}: {error}"}]
         finally:
@@ -191,6 +192,7 @@ def measure_exchange(
 def _converse(
     pods: Sequence[Pod],
     processes: Sequence[Popen[str]],
+    marker: str,
     interfaces: Mapping[str, str],
     env: Mapping[str, str],
 ) -> list[Mapping[str, Any]]:
@@ -209,6 +211,9 @@ def _converse(
         _tell(process, request)
     first = processes[0].stdout
     assert first is not None
+    for line in first:  # what the login prints by itself
+        if line.endswith(marker):
+            break
     opened = from_line(first.readline() or "{}")
     if "port" not in opened:
         return [{"problem": f"{pods[0].name} did not open a store"}]

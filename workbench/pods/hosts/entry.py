@@ -38,6 +38,7 @@ _STEP = 0.9  # share of the limit for one step of a first connection
 _ALL_NAMED = 0.96  # share of the limit for all other hosts once one host has failed
 _CREATE_S = 60.0  # a Python on a cold network file system takes its time
 _REMOVE_S = 4.0
+_SLOW_LOGIN_S = 3.0  # then the time of a run's many commands is the login's
 _PARSING = threading.Lock()
 _AT_ONCE = 32
 _AT_ONCE_THROUGH = (
@@ -132,13 +133,19 @@ def on_all_hosts(action: Callable[[T], R], items: Sequence[T], pods: Sequence[Po
 
 
 def create_pod_folder(
-    connection: SSHConnection, *, root: str, folder: str, python: str
+    connection: SSHConnection,
+    *,
+    root: str,
+    folder: str,
+    python: str,
+    report: Callable[[str], None] = lambda _line: None,
 ) -> HostFacts:
     pod = connection.pod
     where = f"{pod.address} ({pod.name})"
     request = {"root": root, "folder": folder, "pod": pod.name}
     try:
-        answer = _ask(connection.open(), python, {"enter": request}, _CREATE_S)
+        connection.open().check_sessions()
+        answer, login_s = _ask(connection, python, {"enter": request}, _CREATE_S)
     except _NoAnswer as error:
         raise ConfigError(
             f"{where}: {python} does not work there. Give python=PATH of the Python with torch and"
@@ -149,6 +156,16 @@ def create_pod_folder(
     if "error" in answer:
         raise ConfigError(
             f"{where}: no folder for the pod below {root}: {answer['error']}; give another root="
+        )
+    if login_s > _SLOW_LOGIN_S:
+        report(
+            f"{where}: the start-up files of the login take {login_s:.0f} s, at each command: look"
+            " for a slow line in them"
+        )
+    if answer.get("deaf"):
+        raise ConfigError(
+            f"{where}: the start-up files of the login read its standard input, so no file can be"
+            " sent there. Let them read nothing without a terminal: COMMAND </dev/null"
         )
     if "old" in answer:
         raise ConfigError(
@@ -170,7 +187,7 @@ def remove_pod_folder(
     pod = connection.pod
     request = {"root": root, "folder": folder, "pod": pod.name}
     try:
-        answer = _ask(connection.open(), python, {"leave": request}, _REMOVE_S)
+        answer, _ = _ask(connection.open(), python, {"leave": request}, _REMOVE_S)
     except _NoAnswer as error:
         raise PodError(f"{pod.name}: {python} on {pod.address} said: {error}") from error
     if answer.get("left") or answer.get("there") or "error" in answer:
@@ -226,15 +243,19 @@ class _NoAnswer(Exception):
 
 def _ask(
     connection: SSHConnection, python: str, request: Mapping[str, object], timeout_s: float
-) -> dict[str, object]:
-    # The shell gives `~/` its meaning: quoted words of a command over SSH have none.
-    start = 'p=$1; shift; case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
-    argv = ["sh", "-c", start, "sh", python, "-", json.dumps(request)]
-    done = connection.run(argv, stdin=far_end_script().encode(), timeout_s=timeout_s)
+) -> tuple[dict[str, object], float]:
+    """Return the answer, and the seconds that the login took before the program started."""
+    # The shell gives `~/` its meaning: quoted words of a command over SSH have none. Pods get
+    # another PYTHONPATH, so what the login's own has is no part of them.
+    start = "unset PYTHONPATH; p=$1; shift; "
+    start += 'case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
+    # A start-up file may start another shell, which would run the lines of a program on stdin.
+    argv = ["sh", "-c", start, "sh", python, "-c", far_end_script(), json.dumps(request)]
+    done = connection.run(argv, stdin=f"{far_end.LISTENS}\n".encode(), timeout_s=timeout_s)
     for line in done.stdout.splitlines():
         if line.startswith(far_end.ANSWER):
             answer: dict[str, object] = json.loads(line.removeprefix(far_end.ANSWER))
-            return answer
+            return answer, done.login_s
     words = (done.stderr or done.stdout).strip()[-500:]
     raise _NoAnswer(
         words or f"nothing, and ended with exit code {done.exit_code} ({shlex.quote(python)})"

@@ -1,7 +1,7 @@
 """The program on existing hosts that makes and removes a pod.
 
-Uses the standard library and parts of `base/`. Run as `python - JSON`. Ends only processes with the
-pod's own mark and their descendants. Removes only the folder that `enter` made.
+Uses the standard library and parts of `base/`. Run as `python -c TEXT JSON`. Ends only processes
+with the pod's own mark and their descendants. Removes only the folder that `enter` made.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from workbench.base.process import (
 from workbench.base.versions import gpu_names, installed_versions
 
 ANSWER = "@workbench-host "
-"""Prefix of the answer's line; a login may print other lines before the answer."""
+"""Prefix of the answer's line; `python` may be a script that prints other lines before it."""
+LISTENS = "# workbench"
+"""Line on standard input; a comment in each shell, if one reads it in place of this program."""
 
 _FOLDER = re.compile(r"[A-Za-z0-9._-]{1,60}-[0-9a-f]{16}")  # as `SSHPods` names a cluster's folder
 _POD = re.compile(r"pod-[0-9]{1,5}")
@@ -43,6 +45,8 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     os.umask(0o077)
     try:
         if "enter" in request:
+            if LISTENS not in sys.stdin.readline():
+                return {"deaf": True}
             return enter(**request["enter"])
         return leave(**request["leave"])
     except OSError as error:

@@ -344,6 +344,7 @@ class SSHPods(Place):
                 root=self.root,
                 folder=self._folder,
                 python=self.python,
+                report=context.report,
             )
             pod = entry.with_facts(connection.pod, host)
             connection.pod = pod

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import paramiko
 
 from workbench.base.errors import RemoteError
+from workbench.pods.ssh.login import NoCommand, Opening, why_no_command
 
 _AFTER_EXIT_S = 0.5
 _STDERR_KEPT_BYTES = 65_536
@@ -23,15 +24,20 @@ class Completed:
     stdout: str
     """Bytes that are not UTF-8 as backslash escapes."""
     stderr: str
+    login_s: float = 0.0
+    """Seconds until the login had started the command."""
 
 
 class RemoteStream:
     """A command on a pod with open stdin and stdout. A thread may read while another writes."""
 
-    def __init__(self, channel: paramiko.Channel, host: str, command: str) -> None:
+    def __init__(
+        self, channel: paramiko.Channel, host: str, command: str, marker: bytes = b""
+    ) -> None:
         self.host = host
         self.command = command
         self.channel = channel
+        self.opening = Opening(marker)
         self._stderr = bytearray()
 
     def write(self, data: bytes) -> None:
@@ -47,7 +53,15 @@ class RemoteStream:
             self._drain_stderr()
             if self.channel.recv_ready() or self.channel.eof_received or self.channel.closed:
                 data: bytes = self.channel.recv(_READ_BYTES)
-                return data
+                own = self.opening.strip(data)
+                if own:
+                    return own
+                if data:
+                    continue
+                # Without an exit code the connection was lost.
+                if not self.opening.is_over and self.wait(_AFTER_EXIT_S) not in (None, -1):
+                    raise ConnectionError(str(self.no_command()))
+                return b""
             left_s = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
             if left_s < 0:
                 raise TimeoutError(f"{_short(self.command)} on {self.host} wrote nothing in time")
@@ -90,8 +104,21 @@ class RemoteStream:
         text = f"{_short(self.command)} on {self.host} {what}" + (
             f"; it wrote: {words[-500:]}" if words else ""
         )
+        if not self.opening.is_over:
+            text += f"; the login had not started it, and printed {self.opening.words!r}"
         return RemoteError(
             text, host=self.host, command=self.command, exit_code=self.exit_code, stderr=words
+        )
+
+    def no_command(self) -> NoCommand:
+        """Make the error for a login that ended before it started the command."""
+        code = self.exit_code
+        return NoCommand(
+            why_no_command(self.host, code, self.stderr.strip() or self.opening.words),
+            host=self.host,
+            command=self.command,
+            exit_code=code,
+            stderr=self.stderr,
         )
 
 
@@ -119,7 +146,7 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
         while channel.recv_stderr_ready():
             errors += channel.recv_stderr(_READ_BYTES)
         while channel.recv_ready():
-            output += channel.recv(_READ_BYTES)
+            output += stream.opening.strip(channel.recv(_READ_BYTES))
         if pending and channel.send_ready() and not channel.closed:
             pending = pending[_send(channel, bytes(pending[:_READ_BYTES])) :]
             if not pending:
@@ -137,10 +164,14 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
     exit_code = channel.recv_exit_status()
     if exit_code == -1 and not channel.get_transport().is_active():
         raise ConnectionError("the connection was lost")
+    if not stream.opening.is_over and exit_code != -1:
+        stream._keep(bytes(errors))
+        raise stream.no_command()
     return Completed(
         exit_code=exit_code,
         stdout=output.decode(errors="backslashreplace"),
         stderr=errors.decode(errors="backslashreplace"),
+        login_s=stream.opening.took_s,
     )
 
 

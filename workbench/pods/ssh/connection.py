@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
+import logging
 import shlex
 import threading
 import time
@@ -23,13 +23,15 @@ import paramiko
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import gate, write_bytes
 from workbench.base.files.disk import full_disk_named
-from workbench.base.json_values import text
+from workbench.base.json_values import text, whole
 from workbench.pods.pod import Jump, Pod
-from workbench.pods.ssh.bulk.transfer import far_end_answer, far_end_argv
+from workbench.pods.ssh.bulk.transfer import LARGE, far_end_answer, far_end_argv
 from workbench.pods.ssh.channel import Completed, RemoteStream, complete
 from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.login import marked, to_bytes
 from workbench.pods.ssh.transport import Destination, reach
 
+logger = logging.getLogger(__name__)
 _REQUEST_BYTES = 32_768  # what OpenSSH's sftp-server answers at most
 _WINDOW = 128  # requests under way at a time; paramiko's own limit of them sleeps 10 ms for each
 _KEEPALIVE_S = 5
@@ -37,7 +39,8 @@ _STEP_S = 30.0
 _FILE_S = 60.0  # how long a small file may take, beside the time for its bytes
 _SLOWEST_PER_S = 20_000  # bytes
 _KILLED_AT_MOST = 3
-_DONE = {"take": "written", "holds": "read"}
+_DONE = {"take": "written", "holds": "read", "size": "read"}
+_SESSIONS = 3  # of a connection at a time: the agent's, SFTP's and a command's
 
 
 class SSHConnection:
@@ -50,6 +53,8 @@ class SSHConnection:
         self.timeout_s = max(_STEP_S, pod.connect_timeout_s) if timeout_s is None else timeout_s
         self._lock = threading.RLock()
         self._sftp: paramiko.SFTPClient | None = None
+        self._lacks_sftp = False
+        self._login_s = 0.0  # of the last command: start-up files may be slow
         self._transport: paramiko.Transport | None = None
         self._hop: paramiko.Transport | None = None
 
@@ -72,6 +77,7 @@ class SSHConnection:
         if self.is_open:
             return self
         self.close()
+        self._lacks_sftp = False
         if self.pod.jump is not None:
             hop = self._jump(self.pod.jump)
             self._hop = reach(hop, self.timeout_s)
@@ -98,10 +104,15 @@ class SSHConnection:
         self._hop = None
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
-        """Run a command to its end. Background processes that hold its output are not awaited."""
+        """Run a command to its end. Background processes that hold its output are not awaited.
+
+        The time of a slow login, once known, is added to the limit.
+        """
         stream = self.stream(argv)
         try:
-            return complete(stream, stdin, time.monotonic() + timeout_s)
+            done = complete(stream, stdin, time.monotonic() + timeout_s + self._login_s)
+            self._login_s = done.login_s
+            return done
         except TimeoutError:
             raise stream.error(f"did not end within {timeout_s:g} s and was left running") from None
         except (OSError, paramiko.SSHException) as error:
@@ -114,19 +125,50 @@ class SSHConnection:
         command = shlex.join(argv)
         if "\0" in command:
             raise ConfigError(f"a NUL byte cannot stand in a command: {command[:80]!r}")
+        words, marker = marked(argv)
         try:
-            channel = self._live_transport().open_session(timeout=self.timeout_s)
-            channel.settimeout(self.timeout_s)
-            channel.exec_command(_to_bytes(command))
+            channel = self._session()
+            channel.exec_command(to_bytes(shlex.join(words)))
         except (OSError, EOFError, paramiko.SSHException) as error:
             raise RemoteError(
                 f"{self.pod.name} ({self._where}) takes no command: {error}", host=self.pod.address
             ) from error
-        return RemoteStream(channel, self.pod.address, command)
+        return RemoteStream(channel, self.pod.address, command, marker)
+
+    def check_sessions(self) -> None:
+        """Refuse a host whose daemon allows fewer sessions at a time than a run needs."""
+        opened: list[paramiko.Channel] = []
+        try:
+            for _ in range(_SESSIONS):
+                opened.append(self._session())
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise RemoteError(
+                f"the connection breaks at session {len(opened) + 1} of {_SESSIONS}: {error}",
+                host=self.pod.address,
+            ) from error
+        finally:
+            for channel in opened:
+                channel.close()
+
+    def _session(self) -> paramiko.Channel:
+        try:
+            channel = self._live_transport().open_session(timeout=self.timeout_s)
+        except paramiko.ChannelException as error:
+            raise RemoteError(
+                f"the sshd of {self.pod.name} ({self._where}) opens no further session in the"
+                f" connection: {error.text}. A run needs {_SESSIONS}: set MaxSessions 10 in its"
+                " sshd_config",
+                host=self.pod.address,
+            ) from error
+        channel.settimeout(self.timeout_s)
+        return channel
 
     def size(self, remote: str | PurePosixPath) -> int:
         with self._client("look at", remote) as client:
-            return client.stat(str(remote)).st_size or 0
+            if client is not None:
+                return client.stat(str(remote)).st_size or 0
+        answer = self._ask_far_end(["size", str(remote)])
+        return whole(answer.get("size")) or 0
 
     def put_bytes(self, data: bytes, remote: str | PurePosixPath) -> None:
         """Send a small file (0600), replacing what is there; missing folders are made (0700)."""
@@ -156,7 +198,13 @@ class SSHConnection:
         write_bytes(local, data)
 
     def _read(self, remote: str | PurePosixPath) -> bytes:
-        with self._client("read", remote) as client, client.open(str(remote), "rb") as source:
+        with self._client("read", remote) as client:
+            if client is not None:
+                return self._read_over_sftp(client, remote)
+        return self._read_by_far_end(remote)
+
+    def _read_over_sftp(self, client: paramiko.SFTPClient, remote: str | PurePosixPath) -> bytes:
+        with client.open(str(remote), "rb") as source:
             size = source.stat().st_size or 0
             pieces = [(at, min(_REQUEST_BYTES, size - at)) for at in range(0, size, _REQUEST_BYTES)]
             # Only the requests of a window are under way at a time.
@@ -169,13 +217,41 @@ class SSHConnection:
                 raise OSError(f"{len(data)} of {size} bytes came")
         return data
 
+    def _read_by_far_end(self, remote: str | PurePosixPath) -> bytes:
+        stream = self.stream(far_end_argv(self.pod.python or "python3", "send", str(remote), "0"))
+        come = bytearray()
+        try:
+            while piece := stream.read(_FILE_S):
+                come += piece
+                if len(come) > 2 * LARGE:
+                    raise ValueError(f"more than {2 * LARGE} bytes came")
+        except (OSError, ValueError) as error:
+            raise stream.error(f"broke off: {error}") from error
+        finally:
+            stream.close()
+        if not come:
+            raise stream.error("ended without an answer")
+        header, _, rest = come.partition(b"\n")
+        facts = far_end_answer(bytes(header), self.pod.name, self.pod.address)
+        size = whole(facts.get("size")) or 0
+        end = far_end_answer(bytes(rest[size:]), self.pod.name, self.pod.address)
+        data = bytes(rest[:size])
+        if end.get("sha256") != hashlib.sha256(data).hexdigest():
+            raise RemoteError(
+                f"cannot read {remote} on {self.pod.address}: the file arrived cut or damaged",
+                host=self.pod.address,
+            )
+        return data
+
     @contextlib.contextmanager
-    def _client(self, verb: str, remote: str | PurePosixPath) -> Iterator[paramiko.SFTPClient]:
+    def _client(
+        self, verb: str, remote: str | PurePosixPath
+    ) -> Iterator[paramiko.SFTPClient | None]:
+        """Give the SFTP client, or None for a host without SFTP."""
         with self._lock:
             try:
                 if self._sftp is None or self._sftp.sock.closed:
-                    self._sftp = paramiko.SFTPClient.from_transport(self._live_transport())
-                    self._sftp.get_channel().settimeout(self.timeout_s)
+                    self._sftp = self._open_sftp()
                 yield self._sftp
             except RemoteError:
                 raise
@@ -184,6 +260,22 @@ class SSHConnection:
                 why = error or type(error).__name__
                 words = f"cannot {verb} {remote} on {self.pod.address}: {why}"
                 raise RemoteError(words, host=self.pod.address) from error
+
+    def _open_sftp(self) -> paramiko.SFTPClient | None:
+        """Start SFTP. A hardened host has none, and a start-up file that prints damages SFTP."""
+        if self._lacks_sftp:
+            return None
+        channel = self._session()
+        try:
+            channel.invoke_subsystem("sftp")
+            return paramiko.SFTPClient(channel)
+        except (OSError, EOFError, paramiko.SSHException, paramiko.SFTPError) as error:
+            channel.close()
+            if not self.is_open:
+                raise
+            logger.info("%s has no SFTP: %s", self.pod.name, error)
+            self._lacks_sftp = True
+            return None
 
     def _ask_far_end(self, words: Sequence[str], data: bytes = b"") -> dict[str, Any]:
         argv = far_end_argv(self.pod.python or "python3", *words)
@@ -240,11 +332,3 @@ class SSHConnection:
                 host=self.pod.address,
             )
         return self._transport
-
-
-def _to_bytes(command: str) -> bytes:
-    """Return a command as bytes: file names keep their bytes, under any locale."""
-    try:
-        return os.fsencode(command)
-    except UnicodeEncodeError:  # of a locale such as ISO-8859-1, which lacks it
-        return command.encode("utf-8", "surrogateescape")

@@ -18,6 +18,7 @@ from workbench.base.files import write_text
 from workbench.pods.hostfile import check_address
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.login import marked, why_no_command
 
 
 def ssh_argv(pod: Pod, identity: Identity, command: Sequence[str] = ()) -> list[str]:
@@ -88,11 +89,15 @@ def start_ssh(
     *,
     connect_s: float | None = None,
     stderr: int | IO[str] = subprocess.PIPE,
-) -> subprocess.Popen[str]:
-    """Start a command on a pod, with pipes on its streams."""
-    argv = ssh_argv(pod, identity, command)
+) -> tuple[subprocess.Popen[str], str]:
+    """Start a command on a pod, with pipes on its streams. Return it with its marker.
+
+    The marker is the line of standard output before the command's own.
+    """
+    words, marker = marked(command)
+    argv = ssh_argv(pod, identity, words)
     quick = [] if connect_s is None else ["-o", f"ConnectTimeout={max(1, round(connect_s))}"]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [argv[0], *quick, *argv[1:]],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -101,6 +106,7 @@ def start_ssh(
         errors="replace",
         start_new_session=True,  # an interrupt meant for the notebook
     )
+    return process, marker.decode()
 
 
 def run_over_openssh(
@@ -115,7 +121,7 @@ def run_over_openssh(
     began_s = time.time()
     waits_from_s = time.monotonic()
     try:
-        process = start_ssh(pod, identity, command, connect_s=timeout_s - 1)
+        process, marker = start_ssh(pod, identity, command, connect_s=timeout_s - 1)
     except FileNotFoundError:
         return CommandResult(
             reached=False, exit_code=None, out="", words=NO_CLIENT, began_s=began_s, ended_s=began_s
@@ -140,6 +146,9 @@ def run_over_openssh(
             ended_s=time.time(),
         )
     code = process.returncode
+    before, has_started, out = out.partition(marker)
+    if not has_started and code != _SSH_FAILED:
+        words = why_no_command(pod.address, code, words.strip() or before)
     return CommandResult(
         reached=code != _SSH_FAILED,
         exit_code=code,

@@ -4,6 +4,7 @@
 of the whole file. With names after it, `send` does the same for files of the folder PATH, joined.
 `receive PATH PART` reports the size of a part, takes the rest, and renames the file if the SHA-256
 agrees. `take PATH SIZE SHA256` receives a small file. `holds PATH SHA256 STAMP` checks a file.
+`size PATH` reports the size of a file.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def main(argv: list[str]) -> int:
         "receive": _receive,
         "take": _take,
         "holds": _holds,
+        "size": _size,
     }
     try:
         return verbs[verb](path, *rest)
@@ -251,6 +253,11 @@ def _holds(path: str, wanted: str, stamp: str) -> int:
         if not is_wanted:
             mine = ""
     _say(stamp=mine)
+    return 0
+
+
+def _size(path: str) -> int:
+    _say(size=os.stat(path).st_size)  # noqa: PTH116
     return 0
 
 

@@ -14,13 +14,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from workbench.pods.ssh.login import NoCommand, Opening, why_no_command
+
 _PIPE_BYTES = 1 << 20  # what a process may ask for on Linux without privileges
 _SILENCE_S = (
     60.0  # ssh itself gives a silent network up after 12 s; this is for a far side that hangs
 )
 _HASHED_S = 600.0  # until the first word: the far side may read what it has of a large file
 _LONGEST_LINE = 1 << 20
+_END_S = 1.0
 _WORDS = 400
+_SIGNALS = 128  # exit codes above are of ssh itself, or of a command that a signal ended
 
 
 class Broken(Exception):  # none of the tree's: it never leaves this room
@@ -30,7 +34,10 @@ class Broken(Exception):  # none of the tree's: it never leaves this room
 class Pipe:
     """A running command; it is killed when the context is left."""
 
-    def __init__(self, argv: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str], marker: bytes = b"", host: str = "") -> None:
+        """`marker`: as in `marked`, for a command through a login on `host`."""
+        self._opening = Opening(marker)
+        self._host = host
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed on the way out
         self._process = subprocess.Popen(
             list(argv),
@@ -71,7 +78,10 @@ class Pipe:
             ready, _, _ = select.select([self._out], [], [], left_s)
             if not ready:
                 raise Broken(f"no whole line came for {_HASHED_S:.0f} s")
-            self._spare += self._receive(_SILENCE_S)
+            try:
+                self._spare += self._opening.strip(self._receive(_SILENCE_S))
+            except ConnectionError as error:
+                raise Broken(str(error)) from error
         line, _, self._spare = self._spare.partition(b"\n")
         return line
 
@@ -105,9 +115,14 @@ class Pipe:
         return data
 
     def _ended(self) -> Broken:
+        with contextlib.suppress(subprocess.TimeoutExpired):  # its streams close before it ends
+            self._process.wait(_END_S)
         self._process.kill()
         code = self._process.wait()
         self._errors.seek(0)
         errors = self._errors.read().decode(errors="replace").strip()
+        if not self._opening.is_over and 0 <= code <= _SIGNALS:
+            words = why_no_command(self._host, code, errors or self._opening.words)
+            raise NoCommand(words, host=self._host, exit_code=code, stderr=errors)
         why = errors[-_WORDS:] or f"it ended with {code}"
         return Broken(f"the line broke: {why}")

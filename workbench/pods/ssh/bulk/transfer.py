@@ -27,6 +27,7 @@ from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import far_end
 from workbench.pods.ssh.bulk.pipe import Broken, Pipe
 from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.login import marked
 from workbench.pods.ssh.openssh import ssh_argv
 
 logger = logging.getLogger(__name__)
@@ -142,7 +143,7 @@ def fetch_file(
 
     def once() -> str | None:
         with (
-            Pipe(_far_end(route, "send", remote, str(_size(part)), *names)) as pipe,
+            _far_end(route, "send", remote, str(_size(part)), *names) as pipe,
             open_to_append(part, part.parent) as file,
         ):
             header = _read_message(pipe, route)
@@ -193,7 +194,7 @@ def send_file(
 
     def once() -> str | None:
         with (
-            Pipe(_far_end(route, "receive", remote, part)) as pipe,
+            _far_end(route, "receive", remote, part) as pipe,
             gate.open_record(local) as file,
         ):
             header = _read_message(pipe, route)
@@ -287,8 +288,9 @@ class _Tries:
         )
 
 
-def _far_end(route: SshRoute, *words: str) -> list[str]:
-    return route.command(far_end_argv(route.python, *words))
+def _far_end(route: SshRoute, *words: str) -> Pipe:
+    argv, marker = marked(far_end_argv(route.python, *words))
+    return Pipe(route.command(argv), marker, route.host)
 
 
 @cache

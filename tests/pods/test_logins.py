@@ -1,0 +1,258 @@
+"""Logins of strangers: any shell, start-up files that print, and logins that run nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.sshhosts import Login, SSHHost, with_accounts
+from workbench.base.errors import ConfigError, PodError, RemoteError
+from workbench.pods.doctor.examination import examine_pods
+from workbench.pods.guest.machine import free_port
+from workbench.pods.hosts import entry
+from workbench.pods.hosts.pods import SSHPods
+from workbench.pods.pod import LaunchContext, Pod
+from workbench.pods.pod_spec import PodSpec
+from workbench.pods.ssh.bulk.transfer import fetch_file, route_to, send_file
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.login import Opening, marked
+from workbench.pods.ssh.openssh import run_over_openssh, start_ssh
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0, reason="needs root, to show a daemon other accounts"
+)
+NASTY = "a'b\"c!d\\e\n\nf  g * $HOME `x` é \t#~ \udcff"
+LINES = "for n in 1 2 3 4; do seq 50; done\n"
+PRINTS = {
+    "one-line": Login(files={".bashrc": 'echo "Welcome to the lab"\n'}),
+    "many-lines": Login(files={".bashrc": LINES}),
+    "no-end": Login(files={".bashrc": "printf 'last login: today'\n"}),
+    "binary": Login(files={".bashrc": "printf 'a\\377\\001\\200b'; echo to stderr >&2\n"}),
+    "zsh-prints": Login("zsh", {".zshenv": "echo Welcome; printf 'last login: '\n"}),
+    "fish-prints": Login("fish", {".config/fish/config.fish": "echo Welcome; printf 'last: '\n"}),
+    "python-path": Login(
+        files={
+            ".bashrc": "export PYTHONPATH=$HOME\n",
+            "json.py": "raise SystemExit('another json')\n",
+        }
+    ),
+    "tcsh-prints": Login("tcsh", {".cshrc": "echo Welcome; printf 'last login: '\n"}),
+}
+SHELLS = {shell: Login(shell) for shell in ("bash", "dash", "ksh", "zsh", "fish", "tcsh")}
+REFUSED = {
+    "nologin": Login("nologin"),
+    "false": Login("false"),
+    "exits": Login(files={".bashrc": '[ -z "$PS1" ] && exit 0\n'}),
+    "execs": Login(files={".bashrc": "exec sh\n"}),
+    "reads": Login(files={".bashrc": "cat >/dev/null\n"}),
+    "reads-line": Login(files={".bashrc": "read -r line\n"}),
+    "no-path": Login(files={".bashrc": "export PATH=/nowhere\n"}),
+}
+EVERY = {**PRINTS, **SHELLS, **REFUSED, "file-only": Login(), "few": Login()}
+SETTINGS = """\
+Match User file-only
+    ForceCommand internal-sftp
+Match User few
+    MaxSessions 2
+"""
+
+
+@dataclass
+class Strangers:
+    """A machine with these accounts, the user's key to it, and the folder for pods."""
+
+    host: SSHHost
+    user: Identity
+    root: Path
+
+    def pods(self, login: str, **options: object) -> SSHPods:
+        return SSHPods(
+            [f"{login}@{self.host.address}"],
+            port=self.host.port,
+            key=str(self.user.key),
+            trust={self.host.address: self.host.fingerprint},
+            root=str(self.root),
+            **{"python": sys.executable, **options},  # type: ignore[arg-type]
+        )
+
+
+def strangers(folder: Path, address: str, **options: str) -> Strangers:
+    user = Identity.create(folder / "user")
+    accounts = {
+        name: Login(shutil.which(login.shell) or login.shell, login.files)
+        for name, login in EVERY.items()
+    }
+    prefix = with_accounts(folder / "homes", accounts)
+    port = free_port([address])
+    host = SSHHost(folder / "host", address, port, user.public_key, prefix=prefix, **options)
+    return Strangers(host.start(), user, folder / "pods")
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strangers]:
+    made = strangers(tmp_path_factory.mktemp("strangers"), "127.0.0.31", settings=SETTINGS)
+    yield made
+    made.host.stop()
+
+
+def try_files(pod: Pod, identity: Identity, folder: Path) -> None:
+    """Try commands and files of both clients."""
+    data = os.urandom(70_000)
+    there = f"{pod.root}/deep/it's.bin"
+    with SSHConnection(pod, identity) as connection:
+        done = connection.run(["printf", "%s|", NASTY, ""], stdin=b"not read")
+        assert done.stdout == NASTY.replace("\udcff", "\\xff") + "||"
+        assert connection.run(["cat"], stdin=b"in").stdout == "in"
+        stream = connection.stream(["cat"])
+        stream.write(b"asked\n")
+        assert stream.read(60) == b"asked\n"
+        stream.close()
+        connection.put_bytes(data, there)
+        assert connection.size(there) == len(data)
+        connection.get(there, folder / "back")
+        assert (folder / "back").read_bytes() == data
+        with pytest.raises(RemoteError, match="none"):
+            connection.get(f"{pod.root}/none", folder / "none")
+    route = route_to(pod, identity, 20.0)
+    send_file(route, folder / "back", f"{there}2", f"{there}.part")
+    fetch_file(route, f"{there}2", folder / "again")
+    assert (folder / "again").read_bytes() == data
+
+
+@pytest.mark.parametrize("login", [*PRINTS, *SHELLS])
+def test_commands_and_files_pass_any_login(
+    there: Strangers, context: LaunchContext, tmp_path: Path, login: str
+) -> None:
+    if shutil.which(EVERY[login].shell) is None:
+        pytest.skip(f"{EVERY[login].shell} is not installed")
+    backend = there.pods(login)
+    (pod,) = backend.launch(PodSpec(), 1, context)
+    try:
+        identity = Identity.create(tmp_path / "own")
+        identity.pin([pod])
+        try_files(pod, identity, tmp_path)
+        if login in ("no-end", "tcsh-prints"):
+            seen = run_over_openssh(pod, identity, ["echo", "own"], timeout_s=60)
+            assert (seen.exit_code, seen.out) == (0, "own\n")
+            process, marker = start_ssh(pod, identity, ["echo", "own"])
+            out, _ = process.communicate(timeout=60)
+            assert out.endswith(f"{marker}own\n")
+    finally:
+        backend.stop()
+    assert list(there.root.glob("*")) == []
+    assert "tidied" not in backend.logs("pod-0")
+
+
+@pytest.mark.parametrize(
+    ("login", "words"),
+    [
+        ("nologin", r"runs no commands.*exit code 1.*not available.*nologin"),
+        ("false", r"runs no commands.*exit code 1 and printed nothing.*nologin or false"),
+        ("exits", r"runs no commands.*exit code 0.*start-up files"),
+        ("execs", r"runs no commands.*exit code 0.*start another shell"),
+        ("reads", r"start-up files of the login read its standard input"),
+        ("reads-line", r"start-up files of the login read its standard input"),
+        ("no-path", r"runs no commands.*exit code 127.*PATH"),
+        ("file-only", r"runs no commands.*one command only"),
+        ("few", r"pod-0 .*opens no further session.*MaxSessions 10"),
+    ],
+)
+def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
+    there: Strangers, context: LaunchContext, login: str, words: str
+) -> None:
+    with pytest.raises((ConfigError, PodError), match=words) as caught:
+        there.pods(login).launch(PodSpec(), 1, context)
+    assert "python=" not in str(caught.value)
+    assert list(there.root.glob("*")) == []
+
+
+def test_a_stream_through_a_login_that_runs_nothing_says_so(
+    there: Strangers, context: LaunchContext, tmp_path: Path
+) -> None:
+    backend = there.pods("bash")
+    (pod,) = backend.launch(PodSpec(), 1, context)
+    backend.stop()
+    identity = Identity.create(tmp_path / "own")
+    identity.pin([pod])
+    with SSHConnection(replace(pod, user="nologin"), identity) as connection:
+        with pytest.raises(RemoteError, match=r"runs no commands.*nologin"):
+            connection.run(["true"])
+        with pytest.raises(ConnectionError, match=r"runs no commands.*nologin"):
+            connection.stream(["cat"]).read(60)
+    identity.pin([replace(pod, user="exits")])
+    route = route_to(replace(pod, user="exits"), identity, 60.0)
+    with pytest.raises(RemoteError, match=r"runs no commands.*exit code 0"):
+        fetch_file(route, "/etc/hostname", tmp_path / "here")
+
+
+def test_the_doctor_names_a_login_that_runs_nothing(
+    there: Strangers, context: LaunchContext, tmp_path: Path
+) -> None:
+    backend = there.pods("bash")
+    (pod,) = backend.launch(PodSpec(), 1, context)
+    backend.stop()
+    identity = Identity.create(tmp_path / "own")
+    changed = replace(pod, user="exits")
+    identity.pin([changed])
+    (host,) = examine_pods([changed], identity, "/none", PodSpec())
+    ssh = host.findings[0]
+    assert "runs no commands: it ended with exit code 0" in ssh.detail
+    assert "start-up files" in ssh.fix
+
+
+@pytest.mark.parametrize(
+    ("subsystem", "login"), [("", "bash"), ("Subsystem sftp /missing", "no-end")]
+)
+def test_files_come_from_a_host_without_sftp(
+    context: LaunchContext, tmp_path: Path, subsystem: str, login: str
+) -> None:
+    bare = strangers(tmp_path / "bare", "127.0.0.32", subsystem=subsystem)
+    backend = bare.pods(login)
+    try:
+        (pod,) = backend.launch(PodSpec(), 1, context)
+        identity = Identity.create(tmp_path / "own")
+        identity.pin([pod])
+        try_files(pod, identity, tmp_path)
+        backend.stop()
+    finally:
+        bare.host.stop()
+
+
+def test_a_slow_login_is_named_with_its_seconds(
+    there: Strangers, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "_SLOW_LOGIN_S", 0.0)
+    reports: list[str] = []
+    report = LaunchContext(
+        cluster_id=context.cluster_id,
+        directory=context.directory,
+        public_key=context.public_key,
+        report=reports.append,
+    )
+    backend = there.pods("bash")
+    backend.launch(PodSpec(), 1, report)
+    backend.stop()
+    assert any("start-up files of the login take" in line for line in reports)
+
+
+@pytest.mark.parametrize("before", [b"", b"Welcome\n" * 200, b"last login: ", bytes(range(256))])
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+def test_output_before_the_marker_is_dropped_and_quotable(before: bytes, step: int) -> None:
+    _, marker = marked(["true"])
+    opening, own = Opening(marker), b"own\n" + marker
+    data = before + marker + own
+    come = b"".join(opening.strip(data[at : at + step]) for at in range(0, len(data), step))
+    assert come == own
+    assert opening.is_over
+    unstarted = Opening(marker)
+    assert unstarted.strip(before) == b""
+    assert len(unstarted.words) <= 300
+    assert bool(unstarted.words) == bool(before)
+    assert "\n" not in unstarted.words
