@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import pwd
 import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from tests.support.sentences import sentence
@@ -188,14 +190,15 @@ def test_other_key_lines_are_refused(line: str) -> None:
         check_key_line(line)
 
 
-def test_a_missing_ssh_keygen_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_and_without_programs_has_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        ConfigError,
-        match=sentence("pods.identity.generate_key.ssh-keygen-installed")
-        + sentence("pods.identity.sudo-apt-get"),
-    ):
-        Identity.create(tmp_path / "identity")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    identity = Identity.create(tmp_path / "identity")
+    check_key_file(identity.key)
+    assert paramiko.PKey.from_path(identity.key).get_base64() in identity.public_key
+    assert identity.public_key.endswith(" workbench")
 
 
 def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.pods.conftest import Launched
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
@@ -120,3 +121,25 @@ def test_a_hostile_address_never_becomes_an_argument(launched: Launched) -> None
     for address in ("-oProxyCommand=touch canary", "a b", "^file"):
         with pytest.raises(ConfigError):
             ssh_argv(replace(launched.pods[0], address=address), launched.identity, ["true"])
+
+
+def test_a_user_without_a_name_has_a_client_of_the_same_streams_and_codes(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = launched.pods[0]
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    data = os.urandom(3 << 20)
+    shell = ["sh", "-c", "cat; echo words >&2; exit 7"]
+    argv = ssh_argv(pod, launched.identity, shell, ["-o", "ConnectTimeout=5"])
+    done = subprocess.run(argv, input=data, capture_output=True, timeout=120)
+    assert (done.stdout == data, done.stderr, done.returncode) == (True, b"words\n", 7)
+    strange = replace(pod, host_key=launched.pods[1].host_key)
+    launched.identity.pin([strange])
+    done = subprocess.run(ssh_argv(strange, launched.identity, ["true"]), capture_output=True)
+    assert done.returncode == 255
+    assert says(done.stderr.decode(), "pods.transport.check_host_key.host-key-changed")
+    line = f"workbench:x:{os.geteuid()}:{os.getegid()}:"
+    with pytest.raises(ConfigError, match=line):
+        pdsh_environment(launched.identity)
+    with pytest.raises(ConfigError, match=line):
+        ssh_wrapper(launched.identity, launched.pods)

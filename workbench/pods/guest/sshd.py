@@ -14,7 +14,7 @@ from workbench.base.files import write_text
 from workbench.pods.guest import pod_main
 from workbench.pods.guest.pod_main import SSHD_OPTIONS, can_be_set
 from workbench.pods.hostfile import check_address, check_port, check_user
-from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key
+from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key, nameless
 
 _SHADOW = Path("/etc/shadow")
 
@@ -80,9 +80,7 @@ def login_user() -> str:
     try:
         account = pwd.getpwuid(os.geteuid())
     except KeyError as error:
-        raise ConfigError(
-            f"user id {os.geteuid()} has no name in /etc/passwd, and sshd needs a name"
-        ) from error
+        raise ConfigError(nameless("sshd")) from error
     name = check_user(account.pw_name)
     if Path(account.pw_shell).name in ("nologin", "false"):
         raise ConfigError(

@@ -10,10 +10,11 @@ import contextlib
 import hashlib
 import ipaddress
 import math
+import os
+import pwd
 import re
 import shlex
 import stat
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,26 +173,45 @@ def fingerprint(line: str) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
+def new_key() -> tuple[str, str]:
+    """Return a new ed25519 key: its private part in OpenSSH's form, and `type base64`."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return private.decode(), check_key_line(public.decode())
+
+
 def generate_key(path: Path, comment: str) -> None:
-    """Make an ed25519 key pair with ssh-keygen; the private part has mode 0600 under any umask."""
-    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    """Make an ed25519 key pair; both files have mode 0600 under any umask.
+
+    ssh-keygen refuses a user id without a name.
+    """
+    private, public = new_key()
+    write_text(path, private)
+    write_text(path.with_name(path.name + ".pub"), f"{public} {comment}\n")
+
+
+def nameless(program: str) -> str:
+    """Return what a program of OpenSSH lacks that needs the calling user's name; "": nothing."""
+    user = os.geteuid()
     try:
-        subprocess.run(
-            command,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=30,
+        pwd.getpwuid(user)
+    except KeyError:
+        line = f"workbench:x:{user}:{os.getegid()}::{os.environ.get('HOME') or '/tmp'}:/bin/sh"
+        return (
+            f"user id {user} has no name in /etc/passwd, and {program} needs a name. Let an"
+            f" administrator, or the image, add this line to /etc/passwd: {line}"
         )
-    except FileNotFoundError as error:
-        raise ConfigError(f"ssh-keygen is not installed; run: {APT_LINE}") from error
-    except subprocess.CalledProcessError as error:
-        raise ConfigError(
-            f"ssh-keygen could not make {path}: {(error.stderr + error.stdout).strip()}"
-        ) from error
-    path.chmod(0o600)
-    path.with_name(path.name + ".pub").chmod(0o600)
+    return ""
 
 
 def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump]) -> str:
