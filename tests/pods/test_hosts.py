@@ -528,8 +528,8 @@ def test_a_connection_that_broke_is_made_anew(
             sentence("pods.names.read_host.used", "a:70000", "host port is 70000", "a port")
             + sentence("base.record._worded.must"),
         ),
-        ({"hosts": ["$(id)@a"]}, sentence("pods.hostfile.check_user.user-name-letters")),
-        ({"hosts": ["@a"]}, sentence("pods.hostfile.check_user.user-name-letters")),
+        ({"hosts": ["$(id)@a"]}, sentence("pods.hostfile.check_user.user-name-ssh")),
+        ({"hosts": ["@a"]}, sentence("pods.hostfile.check_user.user-name-ssh")),
         ({"hosts": ["a b"]}, sentence("pods.hostfile.check_address.ip-address-host")),
         ({"hosts": [7]}, sentence("pods.names.read_host.host-write-name", 7)),
         ({"hosts": [{"adress": "a"}]}, sentence("base.errors.one_of.did-you-mean", "address")),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fnmatch
 import os
 import pwd
 import stat
@@ -10,8 +11,12 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from tests.pods.test_hostfile import DIRECTORY_ACCOUNTS
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
+from workbench.pods.guest.pod_main import user_pattern
+from workbench.pods.guest.sshd import find_sshd
+from workbench.pods.hosts.names import read_host
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.identity import Identity, check_key_file, check_key_line, fingerprint
 
@@ -253,3 +258,22 @@ def test_hostile_ways_to_a_pod_are_not_pinned(tmp_path: Path, change: dict[str, 
     with pytest.raises(ConfigError):
         identity.pin([replace(pod(identity), **change)])  # type: ignore[arg-type]
     assert identity.known_hosts.read_text() == ""
+
+
+@pytest.mark.parametrize("user", DIRECTORY_ACCOUNTS)
+def test_openssh_and_its_daemon_read_an_account_as_it_is(tmp_path: Path, user: str) -> None:
+    identity = Identity.create(tmp_path / "identity")
+    identity.pin([replace(pod(identity), user=user)])
+    argv = ["ssh", "-G", "-F", str(identity.ssh_config), "--", "127.0.0.2"]
+    shown = subprocess.run(argv, capture_output=True, check=True, timeout=120).stdout
+    assert f"user {user}" in shown.decode().splitlines()
+    assert read_host(f"{user}@[fd00::2]:2222").user == user
+    config = f"HostKey {identity.key}\nAllowUsers {user_pattern(user)}\n"
+    shown = subprocess.run(
+        [find_sshd(), "-T", "-f", "/dev/stdin"], input=config.encode(), capture_output=True
+    ).stdout
+    pattern = next(
+        line.split()[1] for line in shown.decode().splitlines() if line.startswith("allowusers ")
+    )
+    assert fnmatch.fnmatchcase(user.encode(), pattern.encode())
+    assert not set(pattern) & set("@!*\\")

@@ -19,7 +19,7 @@ from workbench.pods.hostfile import Hostfile, check_address, check_user
 from workbench.pods.place import LocalPath, Port
 from workbench.pods.ssh.identity import nameless
 
-_FORM = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<address>\[[^]]*\]|[^:]*)(?::(?P<port>[0-9]{1,5}))?")
+_FORM = re.compile(r"(?:(?P<user>.*)@)?(?P<address>\[[^]]*\]|[^:@]*)(?::(?P<port>[0-9]{1,5}))?")
 _CONFIG_S = 10.0
 _ITSELF = ("localhost", "127.0.0.1", "::1")
 

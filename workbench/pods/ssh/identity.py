@@ -219,7 +219,7 @@ def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump
     patience_s: dict[Jump, float] = {}
     for pod in pods:
         lines = [
-            f"User {check_user(pod.user)}",
+            f'User "{check_user(pod.user)}"',
             f"IdentityFile {_config_path(identity.key_for(pod))}",
         ]
         lines += _patience(pod.connect_timeout_s)
@@ -235,7 +235,7 @@ def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump
             lines.append(_ON_LOOPBACK)
         blocks.append(_block(check_address(pod.address), check_port(pod.ssh_port), lines))
     for number, jump in enumerate(jumps):
-        lines = [f"HostName {check_address(jump.address)}", f"User {check_user(jump.user)}"]
+        lines = [f"HostName {check_address(jump.address)}", f'User "{check_user(jump.user)}"']
         lines.append(f"IdentityFile {_config_path(Path(jump.key))}")
         lines += _patience(patience_s[jump])
         blocks.append(_block(_JUMP.format(number), check_port(jump.port), lines))
