@@ -562,7 +562,14 @@ def test_a_connection_that_broke_is_made_anew(
             {"hosts": ["a"], "python": "-c"},
             sentence("pods.pods.check.sshpods-must-path", "python", "-c"),
         ),
-        ({"hosts": ["a"], "root": ""}, sentence("pods.pods.check.sshpods-must-path", "root")),
+        *(
+            ({"hosts": ["a"], "root": path}, sentence("pods.pods.check.sshpods-must-path", "root"))
+            for path in ("", "$SCRATCH/x", "${HOME}/x", "/scratch/$USER", "scratch/x", "%h/x", "-x")
+        ),
+        *(
+            ({"hosts": ["a"], "python": path}, sentence("pods.pods.check.sshpods-must-path"))
+            for path in ("$HOME/venv/bin/python", "venv/bin/python", "~ada/python", "-c", "~x")
+        ),
     ],
 )
 def test_refusals(options: dict[str, object], words: str) -> None:

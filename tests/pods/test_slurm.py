@@ -490,6 +490,7 @@ def test_an_option_without_effect_is_refused(
             sentence("pods.options.check_options.slurmpods-options-workbench"),
         ),
         ({"root": "tmp"}, sentence("pods.options.check_root.slurmpods-root-must", "tmp")),
+        ({"root": "/s/$USER"}, sentence("pods.options.check_root.slurmpods-root-must", "USER")),
         ({"time": 60}, "time is 60"),
     ],
 )
