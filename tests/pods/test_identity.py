@@ -277,3 +277,32 @@ def test_openssh_and_its_daemon_read_an_account_as_it_is(tmp_path: Path, user: s
     )
     assert fnmatch.fnmatchcase(user.encode(), pattern.encode())
     assert not set(pattern) & set("@!*\\")
+
+
+def test_a_folder_or_a_public_key_keeps_its_mode(tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "identity")
+    public = identity.key.with_suffix(".pub")
+    public.chmod(0o644)
+    with pytest.raises(
+        ConfigError, match=sentence("pods.identity.check_key_file.key-public-key")
+    ) as error:
+        check_key_file(public)
+    assert "chmod" not in str(error.value)
+    # The remedy.
+    check_key_file(public.with_suffix(""))
+    identity.folder.chmod(0o755)
+    with pytest.raises(
+        ConfigError, match=sentence("pods.identity.check_key_file.key-folder-name")
+    ) as error:
+        check_key_file(identity.folder)
+    assert "chmod" not in str(error.value)
+
+
+def test_a_mode_is_mended_by_the_command_in_the_message(tmp_path: Path) -> None:
+    key = Identity.create(tmp_path / "it's mine").key
+    key.chmod(0o644)
+    with pytest.raises(ConfigError) as error:
+        check_key_file(key)
+    command = str(error.value).rpartition("run: ")[2]
+    subprocess.run(["sh", "-ec", command], check=True, timeout=120)
+    check_key_file(key)

@@ -31,6 +31,11 @@ _KEY_LINE = re.compile(
     r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) ([A-Za-z0-9+/]+={0,2})(?: [!-~]+)?"
 )
 
+_KEY_BEGIN = 100
+_PUBLIC = re.compile(
+    rb"\s*(?:(?:ssh|ecdsa|sk)-[\w@.-]+ |---- BEGIN SSH2 PUBLIC|-----BEGIN [A-Z ]*PUBLIC)"
+)
+
 _CLIENT_OPTIONS = """\
 BatchMode yes
 StrictHostKeyChecking yes
@@ -133,15 +138,24 @@ class Identity:
 
 
 def check_key_file(path: Path) -> None:
-    """Refuse a private key that is missing or readable by others, as OpenSSH does."""
+    """Refuse what is no private key, and a key that others may read, as OpenSSH does."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
+        if path.is_dir():
+            raise ConfigError(f"the key {path} is a folder; name the file of the private key in it")
+        with path.open("rb") as file:
+            begin = file.read(_KEY_BEGIN)
     except OSError as error:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from error
+    if _PUBLIC.match(begin):
+        raise ConfigError(
+            f"the key {path} is a public key; name the private key, which usually lies beside it,"
+            " without .pub"
+        )
     if mode & 0o077:
         raise ConfigError(
             f"key file {path} has mode {mode:04o}, so other users may read the key; run: chmod"
-            f" 600 {path}"
+            f" 600 {shlex.quote(str(path))}"
         )
 
 
@@ -275,7 +289,7 @@ def _config_path(path: Path) -> str:
     text = str(path)
     if any(c in text for c in '"\\$') or not text.isprintable():
         raise ConfigError(
-            f"OpenSSH cannot use the path {text!r}; choose a folder without quotes, $ and"
-            " backslashes"
+            f"OpenSSH cannot use the path {text!r}, with quotes, $ or backslashes. Move your own"
+            " key, or for the cluster's own files set XDG_STATE_HOME to another folder"
         )
     return '"' + text.replace("%", "%%") + '"'

@@ -46,8 +46,8 @@ def pdsh_environment(identity: Identity) -> dict[str, str]:
     path = str(identity.ssh_config)
     if any(c in path for c in "%'") or len(path.split()) != 1:
         raise ConfigError(
-            f"pdsh cannot use the path {path!r}; choose a "
-            "cluster folder without blanks, quotes and %"
+            f"pdsh cannot use the path {path!r}: set XDG_STATE_HOME to a folder without blanks,"
+            ' quotes and % and start another cluster, or use launcher "ssh"'
         )
     return {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": f"-F {path}"}
 
@@ -61,8 +61,8 @@ def ssh_wrapper(identity: Identity, pods: Sequence[Pod]) -> str:
     path = identity.folder / f"ssh-{pods[0].name}"  # a pod is in one run at a time
     if any(c in str(path) for c in ":,;'\"") or len(str(path).split()) != 1:
         raise ConfigError(
-            f"mpirun cannot use the path {str(path)!r}; "
-            "choose a cluster folder without blanks and : , ;"
+            f"mpirun cannot use the path {str(path)!r}: set XDG_STATE_HOME to a folder without"
+            ' blanks, quotes and : , ; and start another cluster, or use launcher "ssh"'
         )
     # Two orteds of one machine that share a folder race to make the same subfolder. One orted may
     # end without a word, and mpirun then waits for that orted for ever. In /tmp another user may
