@@ -33,7 +33,7 @@ _KEY_LINE = re.compile(
 
 _KEY_BEGIN = 100
 _PUBLIC = re.compile(
-    rb"\s*(?:(?:ssh|ecdsa|sk)-[\w@.-]+ |---- BEGIN SSH2 PUBLIC|-----BEGIN [A-Z ]*PUBLIC)"
+    rb"(?:(?:ssh|ecdsa|sk)-[\w@.-]+ |---- BEGIN SSH2 PUBLIC|-----BEGIN [A-Z ]*PUBLIC)"
 )
 
 _CLIENT_OPTIONS = """\
@@ -143,8 +143,7 @@ def check_key_file(path: Path) -> None:
         mode = stat.S_IMODE(path.stat().st_mode)
         if path.is_dir():
             raise ConfigError(f"the key {path} is a folder; name the file of the private key in it")
-        with path.open("rb") as file:
-            begin = file.read(_KEY_BEGIN)
+        begin = begin_of(path)
     except OSError as error:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from error
     if _PUBLIC.match(begin):
@@ -157,6 +156,12 @@ def check_key_file(path: Path) -> None:
             f"key file {path} has mode {mode:04o}, so other users may read the key; run: chmod"
             f" 600 {shlex.quote(str(path))}"
         )
+
+
+def begin_of(key: Path) -> bytes:
+    """Return the first bytes of a key file, which tell its kind."""
+    with key.open("rb") as file:
+        return file.read(_KEY_BEGIN).lstrip()
 
 
 def known_hosts_name(address: str, port: int) -> str:

@@ -18,11 +18,10 @@ import paramiko
 from paramiko import Transport as Transport
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
-from workbench.pods.ssh.identity import check_key_file, fingerprint
+from workbench.pods.ssh.identity import begin_of, check_key_file, fingerprint
 
 _TRANSPORT_LOG = "workbench.pods.ssh.transport"
 _BANNER_S = 10.0
-_KEY_BEGIN = 100
 # paramiko would offer these last. OpenSSH's own client and daemon have offered none of the
 # ciphers since 2017.
 _WEAK = {
@@ -218,8 +217,7 @@ def _load_key(path: Path) -> paramiko.PKey:
 def _remedy(path: Path) -> str:
     """Return what a key of another program is, and the command that converts it."""
     try:
-        with path.open("rb") as file:
-            begin = file.read(_KEY_BEGIN).lstrip()
+        begin = begin_of(path)
     except OSError:
         return ""
     name = shlex.quote(str(path))
