@@ -416,6 +416,20 @@ def test_a_tree_of_any_depth_on_a_host_is_removed(tmp_path: Path) -> None:
     assert not place.parent.exists()
 
 
+def test_an_open_folder_on_a_host_is_not_mended_by_a_variable_of_the_notebook(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    names = {"root": str(tmp_path / "open" / "wb"), "folder": f"c-{'0' * 16}", "pod": "pod-0"}
+    with pytest.raises(
+        ValueError, match=sentence("pods.far_end.enter.choose-another-folder")
+    ) as error:
+        enter(**names)
+    assert "WORKBENCH_TRUSTED_FOLDERS" not in str(error.value)
+    enter(**{**names, "root": str(tmp_path / "wb")})
+
+
 def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:
     twice = there.add("127.0.0.1", there.hosts[0].port)
     trust = {"localhost": twice.fingerprint, "127.0.0.1": twice.fingerprint}
