@@ -133,7 +133,20 @@ def __getattr__(name: str) -> object:
     import importlib
 
     module, _, attribute = _HOME[name].partition(":")
-    value = getattr(importlib.import_module(module), attribute or name)
+    try:
+        value = getattr(importlib.import_module(module), attribute or name)
+    except Exception as error:
+        from workbench.base.hidden import hiding_file
+
+        if file := hiding_file(error):
+            raise ImportError(
+                f"{file} hides a module of Python or of a package that has the same name; rename"
+                f" the file and restart the kernel ({error})"
+            ) from error
+        # Python would hide the cause behind "cannot import name".
+        if isinstance(error, AttributeError):
+            raise ImportError(f"workbench.{name} cannot be imported: {error}") from error
+        raise
     globals()[name] = value
     return value
 

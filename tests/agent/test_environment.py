@@ -13,6 +13,7 @@ from tests.support.wheels import wheel
 from workbench.agent.folders import remove_environments
 from workbench.agent.packages import environment
 from workbench.agent.packages.installs import Installs, is_made
+from workbench.agent.packages.target import install
 from workbench.agent.ranks.request import RunRequest, rank_environment
 from workbench.agent.tasks import Tasks
 from workbench.base.errors import DiskFull
@@ -148,3 +149,32 @@ def test_ranks_find_the_commands_of_their_environment() -> None:
     assert env["PATH"] == "/store/environment-1/bin:/mine"
     assert env["VIRTUAL_ENV"] == "/store/environment-1"
     assert "PYTHONHOME" not in env
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["file", "variables"])
+def test_places_in_a_hosts_settings_of_pip_do_no_harm(tmp_path: Path, how: str) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    settings = {
+        **dict.fromkeys(["user", "require-virtualenv", "dry-run", "force-reinstall"], "true"),
+        **dict.fromkeys(["target", "prefix", "root", "report"], str(elsewhere)),
+        "quiet": "3",
+    }
+    (tmp_path / "wheels").mkdir()
+    wheel(tmp_path / "wheels", "wb_thing", "1.0")
+    env = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels")}
+    if how == "file":
+        lines = [f"{name} = {value}\n" for name, value in settings.items()]
+        (tmp_path / "pip.conf").write_text("".join(["[install]\n", *lines]))
+        env["PIP_CONFIG_FILE"] = str(tmp_path / "pip.conf")
+    else:
+        env |= {f"PIP_{name.upper().replace('-', '_')}": settings[name] for name in settings}
+        env["PIP_CONFIG_FILE"] = os.devnull
+    packages = tmp_path / "packages"
+    install(packages, ["wb_thing", "pytest"], env)
+    assert (packages / "wb_thing.py").exists()
+    made = tmp_path / "environment"
+    answer = environment.make(made, tmp_path / "log", {"lines": ["wb_thing"], "env": env})
+    assert answer == {"state": "made", "line": "installed"}
+    assert list(made.glob("lib/*/site-packages/wb_thing.py"))
+    assert not elsewhere.exists()

@@ -345,6 +345,47 @@ def test_the_interface_of_an_address_is_that_of_the_narrowest_network(
     assert machine.interface_of(address) == interface
 
 
+LOGIN = "192.0.2.9 50000 10.0.1.7 22"
+"""SSH_CONNECTION: the notebook's end, and the host's."""
+
+
+@pytest.mark.parametrize(
+    ("resolved", "login", "address", "interface"),
+    [
+        (["10.9.9.9"], LOGIN, "gpu-1", "eth1"),  # as the host resolves it
+        (["127.0.1.1"], LOGIN, "10.0.1.7", "ib0"),  # as Debian's installer writes /etc/hosts
+        (["127.0.1.1", "10.9.9.9"], LOGIN, "10.9.9.9", "eth1"),
+        (["127.0.0.1"], "::1 1 ::ffff:10.0.1.7 22", "10.0.1.7", "ib0"),
+        ([], LOGIN, "10.0.1.7", "ib0"),  # a host that does not know its own name
+        (["127.0.1.1"], "127.0.0.1 1 127.0.0.1 22", "gpu-1", "lo"),  # all on one machine
+        (["127.0.1.1"], "fe80::1%eth0 1 fe80::2%eth0 22", "gpu-1", "lo"),
+        (["127.0.1.1"], "", "gpu-1", "lo"),
+        ([], "", "gpu-1", ""),
+    ],
+)
+def test_a_name_that_is_loopback_at_home_is_replaced_by_the_address_of_the_login(
+    proc: Proc,
+    monkeypatch: pytest.MonkeyPatch,
+    resolved: list[str],
+    login: str,
+    address: str,
+    interface: str,
+) -> None:
+    proc.write("/proc/net/route", ROUTES)
+
+    def resolve(_name: str, _port: None) -> list[Any]:
+        if not resolved:
+            raise OSError("unknown")
+        return [(0, 0, 0, "", (each, 0)) for each in resolved]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setenv("SSH_CONNECTION", login)
+    assert machine.address_for_others("gpu-1") == address
+    assert machine.interface_of("gpu-1") == interface
+    # An address is what was asked for, also a loopback address: local pods have such.
+    assert machine.address_for_others("127.0.0.2") == "127.0.0.2"
+
+
 def test_names_are_resolved_first(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
     proc.write("/proc/net/route", ROUTES)
 
@@ -354,6 +395,7 @@ def test_names_are_resolved_first(proc: Proc, monkeypatch: pytest.MonkeyPatch) -
         return [(0, 0, 0, "", ("10.0.1.7", 0)), (0, 0, 0, "", ("192.0.2.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
     assert machine.interface_of("pod-1") == "ib0"
     assert machine.interface_of("pod-2") == ""
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -180,3 +181,12 @@ def test_a_cluster_and_a_run_in_a_folder_that_others_may_change_are_refused(
     with pytest.raises(ConfigError, match=sentence("base.folders.make_private.owned-make-folder")):
         prepare_run(RunSpec(job=Script(path=__file__)), root=theirs)
     assert list(theirs.iterdir()) == []
+
+
+def test_the_advice_for_a_folder_is_carried_out(tmp_path: Path) -> None:
+    team = weak(tmp_path / "the team's")
+    words = weakness(team / "mine", elsewhere="choose another root")
+    assert words.endswith(", choose another root")
+    command = words.partition("run ")[2].removesuffix(", choose another root")
+    subprocess.run(["sh", "-ec", command], check=True, timeout=120)
+    assert weakness(team / "mine") == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.support.sentences import says, sentence
 from workbench import Cluster, LocalPods
 from workbench.base.errors import ConfigError
+from workbench.client import lifecycle
 from workbench.rundir.paths import ClusterPaths
 
 NO_FLOCK = "#include <errno.h>\nint flock(int handle, int how) { errno = ENOLCK; return -1; }\n"
@@ -76,3 +78,10 @@ def test_a_folder_of_something_else_is_refused_and_stays_as_it_was(tmp_path: Pat
     with pytest.raises(ConfigError, match=sentence("client.lifecycle._foreign.empty-choose-new")):
         Cluster(LocalPods(), path=tmp_path).start()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_user_without_a_name_is_shown_as_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert lifecycle._user() == f"user id {os.geteuid()}"

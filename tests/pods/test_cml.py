@@ -296,6 +296,7 @@ def test_a_directory_that_workers_do_not_share_is_refused(
             + sentence("base.record._worded.must"),
         ),
         ({"root": "tmp"}, sentence("pods.pods._check_root.cmlpods-root-must", "tmp")),
+        ({"root": "/s/$USER"}, sentence("pods.pods._check_root.cmlpods-root-must", "USER")),
         (
             {"options": {"code": "x"}},
             sentence("pods.pods._check_arguments.cmlpods-options-may", "code"),

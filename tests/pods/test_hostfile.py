@@ -160,7 +160,30 @@ def test_ports(port: object) -> None:
         check_port(port)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("user", ["", "-l", "a b", "a;b", "a@b", "a\n", "$x", "x" * 70, "1a"])
+DIRECTORY_ACCOUNTS = [
+    "47470001",
+    "1a",
+    "ada.b",
+    "Ada",
+    "ada@corp.example",
+    "CORP\\ada",
+    "gpu-1$",
+    "_x",
+    "a+b#1",
+    "adélaïde",
+]
+"""Accounts as LDAP, AD and realms have them."""
+INJECTIONS = ["", "-l", "a b", "a;b", "a\n", "a\tb", "$x", "${HOME}", "$(id)", "a'b", 'a"b']
+INJECTIONS += ["a`b`", "a|b", "a&b", "a>b", "%h", "a\\", "a\\\\b", 'a\\"']
+INJECTIONS += ["\x1b[1m", "\u2028", "\0", "x" * 300]
+
+
+@pytest.mark.parametrize("user", DIRECTORY_ACCOUNTS)
+def test_accounts_of_directories_are_users(user: str) -> None:
+    assert check_user(user) == user
+
+
+@pytest.mark.parametrize("user", INJECTIONS)
 def test_users(user: str) -> None:
     with pytest.raises(ConfigError):
         check_user(user)

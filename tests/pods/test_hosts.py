@@ -416,6 +416,20 @@ def test_a_tree_of_any_depth_on_a_host_is_removed(tmp_path: Path) -> None:
     assert not place.parent.exists()
 
 
+def test_an_open_folder_on_a_host_is_not_mended_by_a_variable_of_the_notebook(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    names = {"root": str(tmp_path / "open" / "wb"), "folder": f"c-{'0' * 16}", "pod": "pod-0"}
+    with pytest.raises(
+        ValueError, match=sentence("pods.far_end.enter.choose-another-folder")
+    ) as error:
+        enter(**names)
+    assert "WORKBENCH_TRUSTED_FOLDERS" not in str(error.value)
+    enter(**{**names, "root": str(tmp_path / "wb")})
+
+
 def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:
     twice = there.add("127.0.0.1", there.hosts[0].port)
     trust = {"localhost": twice.fingerprint, "127.0.0.1": twice.fingerprint}
@@ -528,8 +542,8 @@ def test_a_connection_that_broke_is_made_anew(
             sentence("pods.names.read_host.used", "a:70000", "host port is 70000", "a port")
             + sentence("base.record._worded.must"),
         ),
-        ({"hosts": ["$(id)@a"]}, sentence("pods.hostfile.check_user.user-name-letters")),
-        ({"hosts": ["@a"]}, sentence("pods.hostfile.check_user.user-name-letters")),
+        ({"hosts": ["$(id)@a"]}, sentence("pods.hostfile.check_user.user-name-ssh")),
+        ({"hosts": ["@a"]}, sentence("pods.hostfile.check_user.user-name-ssh")),
         ({"hosts": ["a b"]}, sentence("pods.hostfile.check_address.ip-address-host")),
         ({"hosts": [7]}, sentence("pods.names.read_host.host-write-name", 7)),
         ({"hosts": [{"adress": "a"}]}, sentence("base.errors.one_of.did-you-mean", "address")),
@@ -562,7 +576,14 @@ def test_a_connection_that_broke_is_made_anew(
             {"hosts": ["a"], "python": "-c"},
             sentence("pods.pods.check.sshpods-must-path", "python", "-c"),
         ),
-        ({"hosts": ["a"], "root": ""}, sentence("pods.pods.check.sshpods-must-path", "root")),
+        *(
+            ({"hosts": ["a"], "root": path}, sentence("pods.pods.check.sshpods-must-path", "root"))
+            for path in ("", "$SCRATCH/x", "${HOME}/x", "/scratch/$USER", "scratch/x", "%h/x", "-x")
+        ),
+        *(
+            ({"hosts": ["a"], "python": path}, sentence("pods.pods.check.sshpods-must-path"))
+            for path in ("$HOME/venv/bin/python", "venv/bin/python", "~ada/python", "-c", "~x")
+        ),
     ],
 )
 def test_refusals(options: dict[str, object], words: str) -> None:

@@ -1,15 +1,22 @@
 from __future__ import annotations
 
+import fnmatch
 import os
+import pwd
 import stat
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
 
+from tests.pods.test_hostfile import DIRECTORY_ACCOUNTS
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
+from workbench.pods.guest.pod_main import user_pattern
+from workbench.pods.guest.sshd import find_sshd
+from workbench.pods.hosts.names import read_host
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.identity import Identity, check_key_file, check_key_line, fingerprint
 
@@ -188,14 +195,15 @@ def test_other_key_lines_are_refused(line: str) -> None:
         check_key_line(line)
 
 
-def test_a_missing_ssh_keygen_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_name_and_without_programs_has_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        ConfigError,
-        match=sentence("pods.identity.generate_key.ssh-keygen-installed")
-        + sentence("pods.identity.sudo-apt-get"),
-    ):
-        Identity.create(tmp_path / "identity")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    identity = Identity.create(tmp_path / "identity")
+    check_key_file(identity.key)
+    assert paramiko.PKey.from_path(identity.key).get_base64() in identity.public_key
+    assert identity.public_key.endswith(" workbench")
 
 
 def test_a_pods_own_key_address_and_jump_host_reach_openssh(tmp_path: Path) -> None:
@@ -250,3 +258,51 @@ def test_hostile_ways_to_a_pod_are_not_pinned(tmp_path: Path, change: dict[str, 
     with pytest.raises(ConfigError):
         identity.pin([replace(pod(identity), **change)])  # type: ignore[arg-type]
     assert identity.known_hosts.read_text() == ""
+
+
+@pytest.mark.parametrize("user", DIRECTORY_ACCOUNTS)
+def test_openssh_and_its_daemon_read_an_account_as_it_is(tmp_path: Path, user: str) -> None:
+    identity = Identity.create(tmp_path / "identity")
+    identity.pin([replace(pod(identity), user=user)])
+    argv = ["ssh", "-G", "-F", str(identity.ssh_config), "--", "127.0.0.2"]
+    shown = subprocess.run(argv, capture_output=True, check=True, timeout=120).stdout
+    assert f"user {user}" in shown.decode().splitlines()
+    assert read_host(f"{user}@[fd00::2]:2222").user == user
+    config = f"HostKey {identity.key}\nAllowUsers {user_pattern(user)}\n"
+    shown = subprocess.run(
+        [find_sshd(), "-T", "-f", "/dev/stdin"], input=config.encode(), capture_output=True
+    ).stdout
+    pattern = next(
+        line.split()[1] for line in shown.decode().splitlines() if line.startswith("allowusers ")
+    )
+    assert fnmatch.fnmatchcase(user.encode(), pattern.encode())
+    assert not set(pattern) & set("@!*\\")
+
+
+def test_a_folder_or_a_public_key_keeps_its_mode(tmp_path: Path) -> None:
+    identity = Identity.create(tmp_path / "identity")
+    public = identity.key.with_suffix(".pub")
+    public.chmod(0o644)
+    with pytest.raises(
+        ConfigError, match=sentence("pods.identity.check_key_file.key-public-key")
+    ) as error:
+        check_key_file(public)
+    assert "chmod" not in str(error.value)
+    # The remedy.
+    check_key_file(public.with_suffix(""))
+    identity.folder.chmod(0o755)
+    with pytest.raises(
+        ConfigError, match=sentence("pods.identity.check_key_file.key-folder-name")
+    ) as error:
+        check_key_file(identity.folder)
+    assert "chmod" not in str(error.value)
+
+
+def test_a_mode_is_mended_by_the_command_in_the_message(tmp_path: Path) -> None:
+    key = Identity.create(tmp_path / "it's mine").key
+    key.chmod(0o644)
+    with pytest.raises(ConfigError) as error:
+        check_key_file(key)
+    command = str(error.value).rpartition("run: ")[2]
+    subprocess.run(["sh", "-ec", command], check=True, timeout=120)
+    check_key_file(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import subprocess
 import sys
 import threading
 import time
@@ -114,3 +115,48 @@ def test_three_hosts_with_networks_of_their_own_exchange(
         assert list((tmp_path / "root").glob("*")) == []
         here = namespaces[0].bridge
         assert f"Accepted publickey for {tmp_path.owner()} from {here} " in hosts[0].log
+
+
+HIDDEN = 'mount --make-rprivate /; mount --bind "$1" /etc/hosts; shift; exec "$@"'
+"""Shows a program another /etc/hosts."""
+NOTEBOOK = """
+import sys
+from workbench import Cluster, PodSpec, Script, SSHPods
+names, key, root, folder, script, *marks = sys.argv[1:]
+names = names.split(",")
+place = SSHPods(names, key=key, trust=dict(zip(names, marks)), python=sys.executable, root=root)
+with Cluster(place, PodSpec(), count=2, path=folder, warm=False) as cluster:
+    run = cluster.submit(Script(script))
+    run.wait(120, progress=False).raise_for_status()
+    print(run.logs(0), run.logs(1))
+"""
+SHOW = "import os\nprint(*(os.environ[n] for n in ('MASTER_ADDR', 'GLOO_SOCKET_IFNAME')))\n"
+
+
+def test_hosts_whose_own_names_are_loopback_addresses_meet(
+    namespaces: list[Namespace], tmp_path: Path
+) -> None:
+    """As Debian's installer writes /etc/hosts: `127.0.1.1 gpu-1` on gpu-1 itself."""
+    user = Identity.create(tmp_path / "user")
+    names = {"gpu-1": namespaces[0], "gpu-2": namespaces[1]}
+
+    def with_hosts(file: str, own: str = "") -> tuple[str, ...]:
+        addresses = {name: "127.0.1.1" if name == own else names[name].address for name in names}
+        lines = [f"{address} {name}\n" for name, address in addresses.items()]
+        (tmp_path / file).write_text("127.0.0.1 localhost\n" + "".join(lines))
+        return ("unshare", "--mount", "sh", "-ec", HIDDEN, "sh", str(tmp_path / file))
+
+    with ExitStack() as undo:
+        hosts = []
+        for name, each in names.items():
+            prefix = (*each.prefix, *with_hosts(f"hosts-{name}", name))
+            host = SSHHost(tmp_path / name, each.address, 22, user.public_key, prefix=prefix)
+            hosts.append(host.start())
+            undo.callback(host.stop)
+        (tmp_path / "notebook.py").write_text(NOTEBOOK)
+        (tmp_path / "show.py").write_text(SHOW)
+        words = [",".join(names), user.key, *(tmp_path / name for name in ("root", "cluster"))]
+        argv = [*with_hosts("hosts"), sys.executable, tmp_path / "notebook.py", *words]
+        argv += [tmp_path / "show.py", *(host.fingerprint for host in hosts)]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.stdout.count(f"{namespaces[0].address} eth0") == 2, done.stdout + done.stderr

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 from dataclasses import replace
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.pods.conftest import Launched
-from tests.support.sentences import sentence
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
+from workbench.pods.ssh import transport
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 
@@ -120,3 +122,55 @@ def test_a_hostile_address_never_becomes_an_argument(launched: Launched) -> None
     for address in ("-oProxyCommand=touch canary", "a b", "^file"):
         with pytest.raises(ConfigError):
             ssh_argv(replace(launched.pods[0], address=address), launched.identity, ["true"])
+
+
+@pytest.mark.parametrize(
+    ("content", "words", "command"),
+    [
+        ("pkcs8", "form PKCS#8", "ssh-keygen -p -N '' -f "),
+        ("PuTTY-User-Key-File-3: ssh-ed25519\n", "puttygen", ""),
+        ("b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAEbm9uZQ==\n", "first line", ""),
+        ("-----BEGIN OPENSSH PRIVATE KEY----- b3BlbnNzaC1rZXktdjEAAAAABG5v", "line ends", ""),
+    ],
+)
+def test_a_key_of_another_program_is_named_with_the_command_that_converts_it(
+    tmp_path: Path, content: str, words: str, command: str
+) -> None:
+    key = tmp_path / "my key"
+    if content == "pkcs8":
+        make = ["openssl", "genpkey", "-algorithm", "RSA", "-out", str(key)]
+        subprocess.run(make, check=True, capture_output=True, timeout=120)
+    else:
+        key.write_text(content)
+    key.chmod(0o600)
+    with pytest.raises(
+        ConfigError, match=sentence("pods.transport._load_key.private-key-used")
+    ) as error:
+        transport._load_key(key)
+    assert words in str(error.value)
+    if command:
+        line = command + str(error.value).partition(command)[2]
+        subprocess.run(["sh", "-ec", line], check=True, capture_output=True, timeout=120)
+        assert transport._load_key(key).get_name() == "ssh-rsa"
+
+
+def test_a_user_without_a_name_has_a_client_of_the_same_streams_and_codes(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = launched.pods[0]
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    data = os.urandom(3 << 20)
+    shell = ["sh", "-c", "cat; echo words >&2; exit 7"]
+    argv = ssh_argv(pod, launched.identity, shell, ["-o", "ConnectTimeout=5"])
+    done = subprocess.run(argv, input=data, capture_output=True, timeout=120)
+    assert (done.stdout == data, done.stderr, done.returncode) == (True, b"words\n", 7)
+    strange = replace(pod, host_key=launched.pods[1].host_key)
+    launched.identity.pin([strange])
+    done = subprocess.run(ssh_argv(strange, launched.identity, ["true"]), capture_output=True)
+    assert done.returncode == 255
+    assert says(done.stderr.decode(), "pods.transport.check_host_key.host-key-changed")
+    line = f"workbench:x:{os.geteuid()}:{os.getegid()}:"
+    with pytest.raises(ConfigError, match=line):
+        pdsh_environment(launched.identity)
+    with pytest.raises(ConfigError, match=line):
+        ssh_wrapper(launched.identity, launched.pods)

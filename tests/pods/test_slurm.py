@@ -524,6 +524,7 @@ def test_an_option_without_effect_is_refused(
             sentence("pods.options.check_setup.slurmpods-setup-write"),
         ),
         ({"root": "tmp"}, sentence("pods.options.check_root.slurmpods-root-must", "tmp")),
+        ({"root": "/s/$USER"}, sentence("pods.options.check_root.slurmpods-root-must", "USER")),
         ({"time": 60}, "time is 60"),
     ],
 )

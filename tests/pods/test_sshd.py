@@ -87,3 +87,12 @@ def test_a_locked_user_is_told_how_to_unlock(
         return
     with pytest.raises(ConfigError, match=words.replace("root", user)):
         login_user()
+
+
+def test_a_user_without_a_name_is_told_the_line_that_gives_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    line = f"workbench:x:{os.geteuid()}:{os.getegid()}::{os.environ['HOME']}:/bin/sh"
+    with pytest.raises(ConfigError, match=f"sshd needs a name.*: {line}$"):
+        login_user()

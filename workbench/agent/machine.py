@@ -284,10 +284,41 @@ def _visible(count: int) -> Sequence[int]:
     return numbers
 
 
+def address_for_others(address: str) -> str:
+    """Return the address by which other machines reach this machine, given its address or name.
+
+    On Debian and Ubuntu a machine's own name is a loopback address there, and a name may be unknown
+    on its own machine. The address of the login, which the keeper reached, then takes its place.
+    """
+    try:
+        found = _resolve(address)
+    except (OSError, ValueError):
+        found = []
+    if found and (str(found[0]) == address or not found[0].is_loopback):
+        return address
+    for ip in (*found, *_login_address()):
+        if not ip.is_loopback and not ip.is_link_local:
+            return str(ip)
+    return address
+
+
+def _login_address() -> list[_Address]:
+    """Return this machine's end of the SSH connection of this process, if there is one."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    try:
+        ip = ipaddress.ip_address(words[2])
+    except (IndexError, ValueError):
+        return []
+    match ip:
+        case ipaddress.IPv6Address(ipv4_mapped=ipaddress.IPv4Address() as mapped):
+            return [mapped]
+    return [ip]
+
+
 def interface_of(address: str) -> str:
     """Return the interface whose network contains an address; "lo" for loopback, "" for unknown."""
     try:
-        ip = _resolve(address)
+        ip = _resolve(address_for_others(address))[0]
     except (OSError, ValueError):
         return ""
     if ip.is_loopback:
@@ -303,13 +334,12 @@ def free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-def _resolve(address: str) -> _Address:
+def _resolve(address: str) -> list[_Address]:
     try:
-        return ipaddress.ip_address(address)
+        return [ipaddress.ip_address(address)]
     except ValueError:
         found = socket.getaddrinfo(address, None)
-        socket_address = found[0][4]
-        return ipaddress.ip_address(str(socket_address[0]))
+        return [ipaddress.ip_address(str(each[4][0])) for each in found]
 
 
 def _by_route(ip: _Address) -> str:

@@ -206,13 +206,15 @@ class Agent:
             _log.info("this machine slept for %.0f s", late_s)
 
     def _hello(self, message: Message) -> Reply:
-        address = message.get("address")
+        address = str(message.get("address") or "")
         interface = ""
         if address:
-            interface = machine.interface_of(str(address))
+            address = machine.address_for_others(address)
+            interface = machine.interface_of(address)
         return {
             "pid": os.getpid(),
             "time_s": now_s(),
+            "address": address,
             "interface": interface,
             "lease_s": self.lease_s,
             "replaced": self.replaced,

@@ -33,6 +33,7 @@ MANIFEST = "workbench.rundir.checkpoints"
 STORE = "workbench.rundir.stores.work"
 BOARD = "workbench.client.tensorboard.server"
 
+SSH = "workbench.pods.ssh.client"
 GUARDIAN = "workbench.pods.guest.guardian"
 CML_WORKER = "workbench.pods.cml.worker"
 SLURM_WORKER = "workbench.pods.slurm.worker"

@@ -92,7 +92,7 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
         holder = {
             "pid": os.getpid(),
             "start_time": process_start_time(os.getpid()),
-            "user": getpass.getuser(),
+            "user": _user(),
         }
         when = time.strftime("%Y-%m-%d %H:%M:%S")
         # Jupyter names the notebook of a kernel in this variable.
@@ -102,6 +102,14 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
         register(paths, _stored(spec))
         prune()
         return spawn_keeper(paths, spec, leash)
+
+
+def _user() -> str:
+    """Return a name for people: in a container, a user id may have none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError since Python 3.13
+        return f"user id {os.geteuid()}"
 
 
 def _foreign(root: Path) -> str:

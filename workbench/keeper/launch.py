@@ -65,6 +65,8 @@ class LaunchPlan:
     places: Sequence[RankPlace]
     master_port: int
     """TCP port of torch's rendezvous on the first pod."""
+    master_addr: str = ""
+    """Address of the first pod for the other pods. Empty: the pod's own."""
     interface: str
     """Network interface of the pods' addresses, for MPI."""
     network: str
@@ -165,7 +167,7 @@ def _ssh(plan: LaunchPlan) -> LaunchCommand:
             "--rank": place.rank,
             "--local-rank": place.local_rank,
             "--world-size": len(plan.places),
-            "--master-addr": plan.pods[0].address,
+            "--master-addr": _master(plan),
             "--master-port": plan.master_port,
         }
         remote = [
@@ -190,7 +192,7 @@ def _deepspeed(plan: LaunchPlan, client: Sequence[str]) -> LaunchCommand:
         if program.exists()
         else [sys.executable, "-P", "-m", "deepspeed.launcher.runner"]
     )
-    argv += ["--hostfile", str(plan.hostfile), "--master_addr", plan.pods[0].address]
+    argv += ["--hostfile", str(plan.hostfile), "--master_addr", _master(plan)]
     argv += ["--master_port", str(plan.master_port), "--launcher", plan.launcher.value]
     # Without --force_multi, a hostfile with one host trains on this machine. DeepSpeed's ssh check
     # calls plain ssh.
@@ -210,6 +212,10 @@ def _deepspeed(plan: LaunchPlan, client: Sequence[str]) -> LaunchCommand:
     return LaunchCommand(argv=[*argv, *client], env=env)
 
 
+def _master(plan: LaunchPlan) -> str:
+    return plan.master_addr or plan.pods[0].address
+
+
 def _launcher_site(plan: LaunchPlan) -> str:
     """Return the launcher's import path, which DeepSpeed also sends to the pods."""
     return f"{HOME}/{entries.LAUNCHER_SITE}:{plan.package}/{entries.LAUNCHER_SITE}"
@@ -227,7 +233,7 @@ def _mpi_args(plan: LaunchPlan) -> list[str]:
     if plan.network:
         settings["oob_tcp_if_include"] = plan.network
     args = [x for name, value in settings.items() for x in ("--mca", name, value)]
-    exports = [f"MASTER_ADDR={plan.pods[0].address}", f"MASTER_PORT={plan.master_port}"]
+    exports = [f"MASTER_ADDR={_master(plan)}", f"MASTER_PORT={plan.master_port}"]
     return [*args, "--allow-run-as-root", *(x for export in exports for x in ("-x", export))]
 
 

@@ -22,7 +22,8 @@ MAX_SLOTS = 4096
 
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _NUMERIC_LABEL = re.compile(r"[0-9]+|0[xX][0-9A-Fa-f]*")
-_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+# Directories have accounts such as 47470001, ada@corp.example, CORP\ada and gpu-1$.
+_USER = re.compile(r"(?!-)(?:[^\s'\"`;&|<>(){}%$\\]|\\(?=[^\\])){1,255}\$?")
 _COMMENT = re.compile(r"(?:^|\s)#.*")
 _OPTION = re.compile(r"(slots|max[_-]slots)=([0-9]{1,9}|-[0-9]{1,9})")
 
@@ -60,9 +61,13 @@ def _is_whole(value: object, most: int) -> bool:
 
 
 def check_user(user: str) -> str:
-    """Return the user name unchanged; refuse a name that needs quoting anywhere."""
-    if not _USER.fullmatch(user):
-        raise ConfigError(f"{user[:60]!r} is not a user name; use letters, digits and _ . -")
+    """Return the user name unchanged; refuse a name that a shell or OpenSSH could misread."""
+    if not user.isprintable() or not _USER.fullmatch(user):
+        raise ConfigError(
+            f"{user[:60]!r} is not a user name that SSH can carry: a name does not begin with -,"
+            " and has no blanks, quotes, control characters or ; & | < > ( ) { } %, and $ or \\"
+            " only as in gpu-1$ or CORP\\ada"
+        )
     return user
 
 

@@ -21,6 +21,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from workbench.agent.packages.installs import is_made, mark_made
+from workbench.agent.packages.settings import NO_PLACES, without_places
 from workbench.base.files import write_text
 from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.files.folders import remove_folder
@@ -144,7 +145,19 @@ def _installer(folder: Path, env: Mapping[str, str], *, isolated: bool) -> tuple
     if uv and isolated and not _has_pip_settings(env):
         return "uv", [uv, "pip", "install", "--no-progress", "--color=never", "--python", python]
     quiet = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-color"]
-    return "pip", [sys.executable, "-P", "-m", "pip", "--python", python, "install", *quiet]
+    # An empty prefix would be the folder "/".
+    places = [*NO_PLACES, "--prefix", str(folder)]
+    return "pip", [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        *quiet,
+        *places,
+    ]
 
 
 def _has_pip_settings(env: Mapping[str, str]) -> bool:
@@ -173,7 +186,7 @@ def _run(
     parent = os.getpid()
     process = subprocess.Popen(
         command,
-        env=dict(env),
+        env=without_places(env),
         cwd="/",
         stdin=subprocess.DEVNULL,
         stdout=out,

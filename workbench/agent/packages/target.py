@@ -15,6 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from workbench.agent.packages.settings import NO_PLACES, without_places
+
 _TAIL_LINES = 12
 
 
@@ -85,11 +87,13 @@ def _pip(args: Sequence[str], env: Mapping[str, str]) -> None:
         "--no-input",
         "--disable-pip-version-check",
         "--quiet",
+        *NO_PLACES,
+        "--prefix=",
     ]
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [*command, *args],
-        env={**own, **env},
+        env=without_places({**own, **env}),
         cwd="/",
         capture_output=True,
         text=True,

@@ -16,6 +16,8 @@ from datetime import timedelta
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
+from workbench.agent.machine import address_for_others
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store  # type: ignore[attr-defined]
@@ -172,7 +174,7 @@ def _wait_for_gpu() -> None:
 def _store(request: Mapping[str, object]) -> Store:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    address = str(request["address"])
+    address = address_for_others(str(request["address"]))
     world = int(str(request["world_size"]))
     if request["rank"] == 0:
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
@@ -188,11 +190,16 @@ def _store(request: Mapping[str, object]) -> Store:
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-        _say(request, {"port": port})
+        _say(request, {"port": port, "address": address})
         return store
-    port = int(json.loads(sys.stdin.readline())["port"])
+    opened = json.loads(sys.stdin.readline())
     return TCPStore(
-        address, port, world, is_master=False, timeout=_PATIENCE, wait_for_workers=False
+        opened["address"],
+        opened["port"],
+        world,
+        is_master=False,
+        timeout=_PATIENCE,
+        wait_for_workers=False,
     )
 
 

@@ -10,6 +10,7 @@ import grp
 import os
 import pwd
 import secrets
+import shlex
 import stat
 from pathlib import Path
 
@@ -34,14 +35,17 @@ def make_private(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def weakness(folder: Path) -> str:
-    """Return who else could change a folder's content, and the remedy; empty if only root could."""
+def weakness(folder: Path, *, elsewhere: str = "") -> str:
+    """Return who else could change a folder's content, and the remedy; empty if only root could.
+
+    `elsewhere` replaces the remedies of this machine's environment, which has no effect on a host.
+    """
     looked: set[Path] = set()
     for way in (folder.absolute(), folder.resolve()):
         for part in (way, *way.parents):
             if part not in looked and os.path.lexists(part):
                 looked.add(part)
-                if why := _weakness_of(part):
+                if why := _weakness_of(part, elsewhere):
                     return f"{part} {why}"
     return ""
 
@@ -93,9 +97,10 @@ def _remove_files(folder: int, root: int) -> list[str]:
     return moved
 
 
-def _weakness_of(part: Path) -> str:
+def _weakness_of(part: Path, elsewhere: str) -> str:
     harm = "who could put other files in the place of yours"
-    other = f"choose another folder, or where nobody else can log in set {_TRUSTED}={part}"
+    trusted = f"choose another folder, or where nobody else can log in set {_TRUSTED}={part}"
+    other = elsewhere or trusted
     at = part.lstat()
     if str(part) in os.environ.get(_TRUSTED, "").split(os.pathsep):
         return ""
@@ -115,7 +120,7 @@ def _weakness_of(part: Path) -> str:
         return ""
     # Only the owner can change the mode: others get no advice that they cannot follow.
     may_change = os.geteuid() in (0, at.st_uid)
-    advice = f"run chmod {change} {part}, {other}" if may_change else other
+    advice = f"run chmod {change} {shlex.quote(str(part))}, {other}" if may_change else other
     return f"may be written by {writers}, {harm}; {advice}"
 
 

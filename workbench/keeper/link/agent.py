@@ -6,6 +6,7 @@ A broken connection is opened again. Agent and ranks are not affected.
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import json
 import logging
 import os
@@ -71,6 +72,8 @@ class PodGone(RemoteError):
 class AgentLink(PodFiles):
     """Call the agent of a pod. Thread-safe."""
 
+    _own_address = ""
+
     def __init__(
         self,
         pod: Pod,
@@ -88,6 +91,7 @@ class AgentLink(PodFiles):
         self.agent_replaced = ""
         """Reason why the agent replaced an earlier one that was alive. Empty: none was."""
         self.interface = ""
+        """Network interface of the pod's address. Empty: unknown."""
         self.clock_offset_s = 0.0
         """Offset of the pod's clock from this machine's clock, in seconds."""
         self._warm = "--warm" if warm else "--no-warm"
@@ -142,9 +146,17 @@ class AgentLink(PodFiles):
             raise self._error(f"the agent of {self.pod.name} names no process id", "hello")
         self.agent_pid = pid
         self.agent_replaced = mask_secrets(told(text(hello.get("replaced"))))
-        self.interface = text(hello.get("interface")) or "lo"
-        if not _INTERFACE.fullmatch(self.interface):
+        self._own_address = ""
+        with suppress(ValueError):  # the pod's own name
+            self._own_address = str(ipaddress.ip_address(text(hello.get("address"))))
+        self.interface = text(hello.get("interface"))
+        if self.interface and not _INTERFACE.fullmatch(self.interface):
             raise self._error(f"the agent of {self.pod.name} names no network interface", "hello")
+
+    @property
+    def address(self) -> str:
+        """Address of the pod for the other pods and for the pod itself."""
+        return self._own_address or self.pod.address
 
     def _look_at_its_clock(self) -> tuple[float, float]:
         before = now_s()

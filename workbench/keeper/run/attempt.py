@@ -250,7 +250,7 @@ class Attempt:
         c = self._context
         c.everywhere(partial(self._retry_until_lease, AgentLink.ensure))
         first = c.links[0]
-        address = first.pod.address
+        address = first.address
 
         def free_port(link: AgentLink) -> int:
             answer = link.call("free_port", address=address)

@@ -54,10 +54,11 @@ def rank_request(
     extra = {}
     if spec.pip and not (needs is not None and needs.isolated):
         extra["WORKBENCH_PACKAGES"] = link.packages_folder(spec.pip)
-    network = {
-        "GLOO_SOCKET_IFNAME": link.interface,
-        "NCCL_SOCKET_IFNAME": link.interface,
-    }
+    # Without a name the libraries choose themselves; loopback leads to no other pod.
+    interface = link.interface or ("lo" if len(context.links) == 1 else "")
+    network = {}
+    if interface:
+        network = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return {
         "run": context.run_id,
         "success": job.traits.success,
@@ -125,8 +126,9 @@ def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -
         launcher=launcher,
         pods=pods,
         places=context.places,
+        master_addr=links[0].address,
         master_port=master_port,
-        interface=links[0].interface,
+        interface=links[0].interface or "lo",
         network=network,
         package=links[0].package,
         hostfile=context.paths.hostfile,

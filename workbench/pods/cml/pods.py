@@ -49,8 +49,11 @@ _SET_BY_US = frozenset(("n", "cpu", "memory", "nvidia_gpu", "code", "script", "e
 
 def _check_root(root: str) -> str:
     path = PurePosixPath(root)
-    if not path.is_absolute() or ".." in path.parts:
-        raise ConfigError(f"CMLPods root is {root!r}; it must be an absolute path on the workers")
+    if not path.is_absolute() or ".." in path.parts or "$" in root:
+        raise ConfigError(
+            f"CMLPods root is {root!r}; it must be an absolute path on the workers, without .. and"
+            " without variables"
+        )
     return root
 
 

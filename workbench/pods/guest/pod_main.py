@@ -222,7 +222,7 @@ def _config(options: argparse.Namespace, folder: Path, user: str) -> str:
         f"Port {options.port}",
         f'HostKey "{folder / "host_key"}"',
         f'AuthorizedKeysFile "{folder / "authorized_keys"}"',
-        f"AllowUsers {user}",
+        f"AllowUsers {user_pattern(user)}",
         "ClientAliveInterval 15",
         f"ClientAliveCountMax {max(1, int(options.lease_s // 15))}",
         f"SetEnv {_session()}",
@@ -241,6 +241,11 @@ def _session() -> str:
         else:
             _say(f"variable {name} is left out: sshd takes no quotes, backslashes or line breaks")
     return " ".join(words)
+
+
+def user_pattern(user: str) -> str:
+    """Return a pattern of sshd_config for a user, where `@` and `!` have meanings of their own."""
+    return re.sub(rb"[^A-Za-z0-9_.-]", b"?", user.encode()).decode()
 
 
 def can_be_set(value: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +13,9 @@ from pathlib import Path
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_text
 from workbench.pods.guest import pod_main
-from workbench.pods.guest.pod_main import SSHD_OPTIONS, can_be_set
+from workbench.pods.guest.pod_main import SSHD_OPTIONS, can_be_set, user_pattern
 from workbench.pods.hostfile import check_address, check_port, check_user
-from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key
+from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key, nameless
 
 _SHADOW = Path("/etc/shadow")
 
@@ -59,7 +60,7 @@ class Daemon:
             listen=f"{check_address(self.address)}:{check_port(self.port)}",
             host_key=_quoted(str(self.folder / "host_key")),
             authorized_keys=_quoted(str(self.folder / "authorized_keys").replace("%", "%%")),
-            user=self.user,
+            user=user_pattern(self.user),
             session=f"SetEnv {session}",
         )
         return own + SSHD_OPTIONS
@@ -80,20 +81,19 @@ def login_user() -> str:
     try:
         account = pwd.getpwuid(os.geteuid())
     except KeyError as error:
-        raise ConfigError(
-            f"user id {os.geteuid()} has no name in /etc/passwd, and sshd needs a name"
-        ) from error
+        raise ConfigError(nameless("sshd")) from error
     name = check_user(account.pw_name)
     if Path(account.pw_shell).name in ("nologin", "false"):
         raise ConfigError(
             f"user {name} has the shell {account.pw_shell}; over SSH nothing can run: chsh -s"
-            f" /bin/sh {name}"
+            f" /bin/sh {shlex.quote(name)}"
         )
     # Only root can read the file, and only a daemon of root looks there.
     with contextlib.suppress(OSError):
         if f"\n{name}:!" in "\n" + _SHADOW.read_text():
             raise ConfigError(
-                f"user {name} is locked and sshd lets no locked user in; run: usermod -p '*' {name}"
+                f"user {name} is locked and sshd lets no locked user in; run: usermod -p '*'"
+                f" {shlex.quote(name)}"
             )
     return name
 

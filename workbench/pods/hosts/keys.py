@@ -13,6 +13,7 @@ from workbench.pods.ssh.identity import (
     check_key_line,
     fingerprint,
     known_hosts_name,
+    nameless,
 )
 from workbench.pods.ssh.transport import (
     Destination,
@@ -54,6 +55,8 @@ def known_keys(host: Host) -> list[str]:
     for file in host.known_hosts:
         if not Path(file).is_file():
             continue
+        if why := nameless("ssh-keygen"):
+            raise ConfigError(f"{why}. Or give SSHPods(…, trust={{HOST: FINGERPRINT}})")
         argv = ["ssh-keygen", "-F", name, "-f", file]
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL

@@ -17,8 +17,9 @@ from workbench.base.errors import ConfigError
 from workbench.base.record import Record, Size
 from workbench.pods.hostfile import Hostfile, check_address, check_user
 from workbench.pods.place import LocalPath, Port
+from workbench.pods.ssh.identity import nameless
 
-_FORM = re.compile(r"(?:(?P<user>[^@]*)@)?(?P<address>\[[^]]*\]|[^:]*)(?::(?P<port>[0-9]{1,5}))?")
+_FORM = re.compile(r"(?:(?P<user>.*)@)?(?P<address>\[[^]]*\]|[^:@]*)(?::(?P<port>[0-9]{1,5}))?")
 _CONFIG_S = 10.0
 _ITSELF = ("localhost", "127.0.0.1", "::1")
 
@@ -178,6 +179,8 @@ def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -
         )
     login = host.user or user
     if not login:
+        if why := nameless(f"the login to {host.address}"):
+            raise ConfigError(f"{why}. Or name the account of the host: SSHPods(…, user=NAME)")
         account = pwd.getpwuid(os.geteuid())
         login = check_user(account.pw_name)
     key_path = Path(host.key or key).expanduser()
@@ -257,7 +260,8 @@ def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
             " configuration that hangs"
         ) from error
     if done.returncode != 0:
-        raise ConfigError(f"ssh cannot read its configuration for {name}: {done.stderr.strip()}")
+        why = nameless("ssh") or done.stderr.strip()
+        raise ConfigError(f"ssh cannot read its configuration for {name}: {why}")
     options: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")

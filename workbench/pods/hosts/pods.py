@@ -55,8 +55,14 @@ def _kept(given: object) -> object:
 
 def _on_hosts(option: str) -> AfterValidator:
     def check(path: str) -> str:
-        if not path or path.startswith("-") or not path.isprintable():
-            raise ConfigError(f"SSHPods {option} is {path!r}; it must be a path on the hosts")
+        is_plain = path.isprintable() and "$" not in path
+        # A name without a folder is a program, found on the hosts' PATH.
+        is_program = option == "python" and "/" not in path and path[:1] not in ("", "-", "~")
+        if not is_plain or not (is_program or path == "~" or path.startswith(("/", "~/"))):
+            raise ConfigError(
+                f"SSHPods {option} is {path!r}; it must be a path on the hosts that begins with /"
+                " or ~/. Write the path itself: the hosts' variables are not known here"
+            )
         return path
 
     return AfterValidator(check)

@@ -89,6 +89,9 @@ def check_setup(setup: Sequence[str]) -> tuple[str, ...]:
 def check_root(root: str) -> str:
     """Return the folder unchanged if the path is absolute."""
     path = PurePosixPath(root)
-    if not path.is_absolute() or ".." in path.parts:
-        raise ConfigError(f"SlurmPods root is {root!r}; it must be an absolute path on the nodes")
+    if not path.is_absolute() or ".." in path.parts or "$" in root:
+        raise ConfigError(
+            f"SlurmPods root is {root!r}; it must be an absolute path on the nodes, without .. and"
+            " without variables"
+        )
     return root

@@ -10,10 +10,11 @@ import contextlib
 import hashlib
 import ipaddress
 import math
+import os
+import pwd
 import re
 import shlex
 import stat
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,11 @@ APT_LINE = "sudo apt-get install openssh-server openssh-client"
 _JUMP = "workbench-jump-{}"  # not the address: that may be a pod's too, with another port
 _KEY_LINE = re.compile(
     r"(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp(?:256|384|521)) ([A-Za-z0-9+/]+={0,2})(?: [!-~]+)?"
+)
+
+_KEY_BEGIN = 100
+_PUBLIC = re.compile(
+    rb"(?:(?:ssh|ecdsa|sk)-[\w@.-]+ |---- BEGIN SSH2 PUBLIC|-----BEGIN [A-Z ]*PUBLIC)"
 )
 
 _CLIENT_OPTIONS = """\
@@ -132,16 +138,30 @@ class Identity:
 
 
 def check_key_file(path: Path) -> None:
-    """Refuse a private key that is missing or readable by others, as OpenSSH does."""
+    """Refuse what is no private key, and a key that others may read, as OpenSSH does."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
+        if path.is_dir():
+            raise ConfigError(f"the key {path} is a folder; name the file of the private key in it")
+        begin = begin_of(path)
     except OSError as error:
         raise ConfigError(f"the key {path} cannot be read: {error.strerror}") from error
+    if _PUBLIC.match(begin):
+        raise ConfigError(
+            f"the key {path} is a public key; name the private key, which usually lies beside it,"
+            " without .pub"
+        )
     if mode & 0o077:
         raise ConfigError(
             f"key file {path} has mode {mode:04o}, so other users may read the key; run: chmod"
-            f" 600 {path}"
+            f" 600 {shlex.quote(str(path))}"
         )
+
+
+def begin_of(key: Path) -> bytes:
+    """Return the first bytes of a key file, which tell its kind."""
+    with key.open("rb") as file:
+        return file.read(_KEY_BEGIN).lstrip()
 
 
 def known_hosts_name(address: str, port: int) -> str:
@@ -172,26 +192,45 @@ def fingerprint(line: str) -> str:
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
+def new_key() -> tuple[str, str]:
+    """Return a new ed25519 key: its private part in OpenSSH's form, and `type base64`."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    key = Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return private.decode(), check_key_line(public.decode())
+
+
 def generate_key(path: Path, comment: str) -> None:
-    """Make an ed25519 key pair with ssh-keygen; the private part has mode 0600 under any umask."""
-    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)]
+    """Make an ed25519 key pair; both files have mode 0600 under any umask.
+
+    ssh-keygen refuses a user id without a name.
+    """
+    private, public = new_key()
+    write_text(path, private)
+    write_text(path.with_name(path.name + ".pub"), f"{public} {comment}\n")
+
+
+def nameless(program: str) -> str:
+    """Return what a program of OpenSSH lacks that needs the calling user's name; "": nothing."""
+    user = os.geteuid()
     try:
-        subprocess.run(
-            command,
-            check=True,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=30,
+        pwd.getpwuid(user)
+    except KeyError:
+        line = f"workbench:x:{user}:{os.getegid()}::{os.environ.get('HOME') or '/tmp'}:/bin/sh"
+        return (
+            f"user id {user} has no name in /etc/passwd, and {program} needs a name. Let an"
+            f" administrator, or the image, add this line to /etc/passwd: {line}"
         )
-    except FileNotFoundError as error:
-        raise ConfigError(f"ssh-keygen is not installed; run: {APT_LINE}") from error
-    except subprocess.CalledProcessError as error:
-        raise ConfigError(
-            f"ssh-keygen could not make {path}: {(error.stderr + error.stdout).strip()}"
-        ) from error
-    path.chmod(0o600)
-    path.with_name(path.name + ".pub").chmod(0o600)
+    return ""
 
 
 def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump]) -> str:
@@ -199,7 +238,7 @@ def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump
     patience_s: dict[Jump, float] = {}
     for pod in pods:
         lines = [
-            f"User {check_user(pod.user)}",
+            f'User "{check_user(pod.user)}"',
             f"IdentityFile {_config_path(identity.key_for(pod))}",
         ]
         lines += _patience(pod.connect_timeout_s)
@@ -215,7 +254,7 @@ def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump
             lines.append(_ON_LOOPBACK)
         blocks.append(_block(check_address(pod.address), check_port(pod.ssh_port), lines))
     for number, jump in enumerate(jumps):
-        lines = [f"HostName {check_address(jump.address)}", f"User {check_user(jump.user)}"]
+        lines = [f"HostName {check_address(jump.address)}", f'User "{check_user(jump.user)}"']
         lines.append(f"IdentityFile {_config_path(Path(jump.key))}")
         lines += _patience(patience_s[jump])
         blocks.append(_block(_JUMP.format(number), check_port(jump.port), lines))
@@ -255,7 +294,7 @@ def _config_path(path: Path) -> str:
     text = str(path)
     if any(c in text for c in '"\\$') or not text.isprintable():
         raise ConfigError(
-            f"OpenSSH cannot use the path {text!r}; choose a folder without quotes, $ and"
-            " backslashes"
+            f"OpenSSH cannot use the path {text!r}, with quotes, $ or backslashes. Move your own"
+            " key, or for the cluster's own files set XDG_STATE_HOME to another folder"
         )
     return '"' + text.replace("%", "%%") + '"'

@@ -6,34 +6,49 @@ the refusals of the launchers, and works where the keeper's connections do not.
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from workbench.base import entries
+from workbench.base.child import child_environment
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_text
 from workbench.pods.hostfile import check_address
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.identity import Identity, nameless
 from workbench.pods.ssh.login import marked, why_no_command
 
 
-def ssh_argv(pod: Pod, identity: Identity, command: Sequence[str] = ()) -> list[str]:
-    """Return the argument list of an `ssh` that logs in to the pod, or runs a command there."""
+def ssh_argv(
+    pod: Pod, identity: Identity, command: Sequence[str] = (), options: Sequence[str] = ()
+) -> list[str]:
+    """Return the argument list of an `ssh` that logs in to the pod, or runs a command there.
+
+    A user without a name runs a command by a client of our own, which takes no options.
+    """
+    if command and nameless("ssh"):
+        path = child_environment()["PYTHONPATH"]
+        client = ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", entries.SSH]
+        return [*client, str(identity.folder), json.dumps(pod.to_dict()), *command]
     remote = [shlex.join(command)] if command else []
-    return ["ssh", "-F", str(identity.ssh_config), "--", check_address(pod.address), *remote]
+    config = str(identity.ssh_config)
+    return ["ssh", *options, "-F", config, "--", check_address(pod.address), *remote]
 
 
 def pdsh_environment(identity: Identity) -> dict[str, str]:
     """Return the variables for pdsh to connect through OpenSSH with this identity."""
+    _check_named("pdsh")
     path = str(identity.ssh_config)
     if any(c in path for c in "%'") or len(path.split()) != 1:
         raise ConfigError(
-            f"pdsh cannot use the path {path!r}; choose a "
-            "cluster folder without blanks, quotes and %"
+            f"pdsh cannot use the path {path!r}: set XDG_STATE_HOME to a folder without blanks,"
+            ' quotes and % and start another cluster, or use launcher "ssh"'
         )
     return {"PDSH_RCMD_TYPE": "ssh", "PDSH_SSH_ARGS_APPEND": f"-F {path}"}
 
@@ -43,11 +58,12 @@ def ssh_wrapper(identity: Identity, pods: Sequence[Pod]) -> str:
 
     The path is the value of OpenMPI's `plm_rsh_agent`.
     """
+    _check_named("mpirun")
     path = identity.folder / f"ssh-{pods[0].name}"  # a pod is in one run at a time
     if any(c in str(path) for c in ":,;'\"") or len(str(path).split()) != 1:
         raise ConfigError(
-            f"mpirun cannot use the path {str(path)!r}; "
-            "choose a cluster folder without blanks and : , ;"
+            f"mpirun cannot use the path {str(path)!r}: set XDG_STATE_HOME to a folder without"
+            ' blanks, quotes and : , ; and start another cluster, or use launcher "ssh"'
         )
     # Two orteds of one machine that share a folder race to make the same subfolder. One orted may
     # end without a word, and mpirun then waits for that orted for ever. In /tmp another user may
@@ -63,6 +79,12 @@ def ssh_wrapper(identity: Identity, pods: Sequence[Pod]) -> str:
         mode=0o700,
     )
     return str(path)
+
+
+def _check_named(launcher: str) -> None:
+    """Refuse a launcher that starts OpenSSH's client for a user without a name."""
+    if why := nameless(f"the ssh that {launcher} starts"):
+        raise ConfigError(f'{why}. The launcher "ssh" needs no name')
 
 
 NO_CLIENT = "no ssh program here"
@@ -95,10 +117,9 @@ def start_ssh(
     The marker is the line of standard output before the command's own.
     """
     words, marker = marked(command)
-    argv = ssh_argv(pod, identity, words)
     quick = [] if connect_s is None else ["-o", f"ConnectTimeout={max(1, round(connect_s))}"]
     process = subprocess.Popen(
-        [argv[0], *quick, *argv[1:]],
+        ssh_argv(pod, identity, words, quick),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,

@@ -16,7 +16,7 @@ from workbench.pods.kubernetes.manifests import podspec
 from workbench.pods.kubernetes.manifests.volumes import Volume, made_claims
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
-from workbench.pods.ssh.identity import check_key_line
+from workbench.pods.ssh.identity import check_key_line, new_key
 
 Manifest = dict[str, object]
 
@@ -51,19 +51,8 @@ class HostKey:
 
     @classmethod
     def generate(cls) -> HostKey:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        key = Ed25519PrivateKey.generate()
-        private = key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        )
-        public = key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        return cls(private=private.decode(), public=check_key_line(public.decode()))
+        private, public = new_key()
+        return cls(private=private, public=public)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,8 +78,7 @@ def route_to(
         options += ["-o", f"Ciphers={','.join(_CIPHERS)}"]
 
     def command(argv: Sequence[str]) -> list[str]:
-        ssh, *rest = ssh_argv(pod, identity, argv)
-        return [ssh, *options, *rest]
+        return ssh_argv(pod, identity, argv, options)
 
     def by_hand(path: str) -> str:
         source = f"{pod.address}:{path}"
