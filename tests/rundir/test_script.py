@@ -368,6 +368,9 @@ def test_references_in_arguments_are_filled_in_within_the_rank(tmp_path: Path) -
     job = Script(path=str(tmp_path / "train.py"), args=["--token=${TOKEN}", "${OTHER}"])
     env = {**os.environ, "TOKEN": "a $b\n", "OTHER": "not given"}
     assert job.command({})[0] == "train.py"
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        assert job.replace(args=["--x=${%s}" % name]).command({})[0] == "-c"  # noqa: UP031
+    assert job.replace(args=["${HOME}", "$RANK", "RANK"]).command({})[0] == "train.py"
     argv = [sys.executable, "-u", *job.command({"TOKEN": ""})]
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     expected = (

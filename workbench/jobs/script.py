@@ -59,6 +59,14 @@ _PACKAGES = "inputs/requirements.json"
 _LEFT_OUT = 100  # names of files that were left out
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
+_OF_RANKS = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+    )
+)
+"""Variables of every rank that arguments may name besides the variables of `env`."""
 # The rank's own process fills in the values, so `ps` shows only the references.
 _FILL_IN = """\
 import os, re, runpy, sys
@@ -139,8 +147,9 @@ class Script(Job):
     args: Annotated[Sequence[str], Allowed("a list of strings, one an argument")] = ()
     """Arguments of the script, passed unchanged.
 
-    `${NAME}` of a variable in `env` is filled in within the rank, where `ps` does not show the
-    value. An argument that looks like a secret is refused.
+    `${NAME}` of a variable in `env`, or of a rank's own variable such as `${RANK}`, is filled in
+    within the rank, where `ps` does not show the value. An argument that looks like a secret is
+    refused.
     """
     launcher: Annotated[str, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
@@ -274,7 +283,8 @@ class Script(Job):
     def command(self, environment: Mapping[str, str]) -> list[str]:
         """Return the arguments of `python -u` in the script's folder."""
         name = self.path.rpartition("/")[2]
-        if any(variable in environment for variable in references(self.args)):
+        known = {*environment, *_OF_RANKS}
+        if not known.isdisjoint(references(self.args)):
             return ["-c", _FILL_IN, name, *self.args]
         return [name, *self.args]
 

@@ -30,7 +30,7 @@ _TURN = re.compile(rb"^(stdout|stderr) (\d{1,19})$", re.MULTILINE)
 def last_lines(path: Path, root: Path, most: int | None) -> list[str]:
     """Return the last `most` lines of a run's log, without event lines and blank lines.
 
-    None: all lines.
+    None: all lines. A log that is not there yet has no lines.
     """
     return [line for _, line in _lines_with_ends(path, root, most)]
 
@@ -74,7 +74,12 @@ def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
 
 def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int, str]]:
     furthest = None if most is None else _MOST_BYTES
-    with open_record(path, within=root) as file:
+    lines: list[tuple[int, str]] = []
+    try:
+        file = open_record(path, within=root)
+    except FileNotFoundError:  # a log is made with its first line
+        return lines
+    with file:
         for start, data in _ends(file, furthest):
             lines = []
             end = start
