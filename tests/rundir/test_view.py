@@ -210,6 +210,24 @@ def test_logs_are_empty_before_the_first_line(write: Callable[..., WrittenRun]) 
         run.logs(0, "stdou")
 
 
+def test_the_lines_of_a_log_are_followed_to_the_end_of_the_run(
+    write: Callable[..., WrittenRun],
+) -> None:
+    written = write({"kind": "script", "path": "train.py"})
+    written.state("running")
+    lines = Run(written.paths.root).follow()
+    written.log(0, 'one\n\n@workbench {"kind": "step"}\ntwo\nha')
+    assert [next(lines), next(lines)] == ["one", "two"]
+    written.log(0, "lf\n")
+    written.log(0, "late\n", "stderr")
+    assert sorted([next(lines), next(lines)]) == ["half", "late"]
+    written.log(0, "no newline")
+    written.log(1, "another rank\n")
+    written.state("succeeded")
+    assert list(lines) == ["no newline"]
+    assert list(Run(written.paths.root).follow(1, "stderr")) == []
+
+
 def test_a_run_whose_keeper_died_is_lost(written: WrittenRun) -> None:
     written.state("running", "training")
     written.keeper(alive=False)

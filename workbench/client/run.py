@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from workbench.client.takeover import reattach, settle_handover
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.catalog.store import read_label, write_label
 from workbench.rundir.events import Events
-from workbench.rundir.output.tail import last_lines, last_of_both
+from workbench.rundir.output.tail import LogLines, last_lines, last_of_both
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -263,6 +263,36 @@ class Run(ShownLive):
                 f"({error.strerror}); {self.paths.logs} holds what there is"
             ) from error
         return mask_secrets("\n".join(lines))
+
+    def follow(self, rank: int = 0, stream: str = "both") -> Iterator[str]:
+        """Yield the lines of a rank's output as they arrive, until the run has ended.
+
+        Earlier lines come first. Lines of both streams that arrive at about the same time may come
+        in another order than in `logs`.
+
+        Args:
+            rank: Number of the rank.
+            stream: stdout, stderr, or both.
+
+        Raises:
+            ConfigError: There is no such stream.
+            RunError: The run has no such rank, or a log cannot be read.
+        """
+        self._check_log(rank, stream)
+        names = ("stdout", "stderr") if stream == "both" else (stream,)
+        logs = [LogLines(self.paths.rank_log(rank, name), self.path) for name in names]
+        while True:
+            ended = self.state.is_terminal
+            for log in logs:
+                try:
+                    lines = log.take(last=ended)
+                except OSError as error:
+                    raise RunError(f"{log.path} cannot be read: {error.strerror}") from error
+                for line in lines:
+                    yield mask_secrets(line)
+            if ended:
+                return
+            time.sleep(_LOOK_S)
 
     def _check_log(self, rank: int, stream: str) -> None:
         """Refuse a stream or a rank that the run does not have."""

@@ -361,6 +361,8 @@ class Function:
     """Same as the option of `Script`."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed or written down."""
+    requirements: str | Sequence[str] | None = None
+    """Same as the option of `Script`. The environment has the pods' Python."""
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -114,6 +114,42 @@ def _ends(file: BinaryIO, furthest: int | None) -> Iterator[tuple[int, bytes]]:
         if furthest is None or start == 0 or back >= furthest:
             return
         back *= 4
+
+
+class LogLines:
+    """Read the lines of a log once each, without event lines and blank lines."""
+
+    def __init__(self, path: Path, root: Path):
+        self.path = path
+        self._root = root
+        self._offset = 0
+        self._pending = b""
+
+    def take(self, *, last: bool) -> Iterator[str]:
+        """Yield the new whole lines. `last`: no more comes, so half a line is whole.
+
+        Raise OSError for a log that cannot be read.
+        """
+        try:
+            file = open_record(self.path, within=self._root)
+        except FileNotFoundError:  # a log is made with its first line
+            return
+        with file:
+            file.seek(self._offset)
+            while data := file.read(_WINDOW_BYTES):
+                self._offset += len(data)
+                *lines, self._pending = (self._pending + data).split(b"\n")
+                yield from _printed(lines)
+        if last:
+            yield from _printed([self._pending])
+            self._pending = b""
+
+
+def _printed(lines: Iterable[bytes]) -> Iterator[str]:
+    for line in lines:
+        text = line.decode("utf-8", "replace")
+        if text and not text.startswith(MARK):
+            yield text
 
 
 class LogTail:
