@@ -186,9 +186,21 @@ def test_cancel_ends_ranks_that_do_not_listen(cluster: Cluster) -> None:
 
 def test_a_script_that_we_did_not_write_runs_unchanged(cluster: Cluster) -> None:
     script = Path(accelerate.__file__).parent / "test_utils" / "scripts" / "test_sync.py"
-    run = cluster.submit(Script(path=str(script), env={"ACCELERATE_USE_CPU": "true"}))
-    run.wait(180, progress=False).raise_for_status()
+    run = cluster.submit(Script(path=str(script)))
+    result = run.wait(180, progress=False).raise_for_status()
     assert "Test Distributed `no_sync`" in _log(run)  # its ranks found each other
+    assert "alone" not in result.message
+
+
+def test_ranks_that_open_no_group_are_named(cluster: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "apart.py"
+    script.write_text("import os, torch\nprint(os.environ.get('ACCELERATE_USE_CPU'))\n")
+    run = cluster.submit(Script(script, env={"ACCELERATE_USE_CPU": "false"}))
+    result = run.wait(120, progress=False).raise_for_status()
+    assert _log(run).split() == ["false"]
+    said = "no rank opened a process group of torch, so each of the 2 ranks worked alone"
+    assert said in result.message
+    assert said in run.message
 
 
 STEPS = """

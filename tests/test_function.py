@@ -30,6 +30,22 @@ def fail_on_the_second(wanted: int) -> int:
     return wanted
 
 
+def labelled(item: int) -> tuple[int, str]:
+    print(item, "done")
+    return item, os.environ["RANK"]
+
+
+class Refused(Exception):
+    def __init__(self, *, item: int) -> None:
+        super().__init__(f"not {item}")
+
+
+def refuse_three(item: int) -> int:
+    if item == 3:
+        raise Refused(item=item)
+    return item
+
+
 def wait_long() -> None:
     time.sleep(600)
 
@@ -63,11 +79,29 @@ def test_a_raise_fails_the_run_with_the_functions_own_line(cluster: Cluster) -> 
     assert 'raise ValueError(f"{wanted} is too much")' in error.traceback
     assert "call.py" not in error.traceback
     assert "7 is too much" in str(failed.value)
+    cause = failed.value.__cause__
+    assert (type(cause), str(cause)) == (ValueError, "7 is too much")
     assert 'raise ValueError(f"{wanted} is too much")' in run._repr_mimebundle_()[
         "text/html"
     ].replace("&#34;", '"')
     with pytest.raises(RunError, match=sentence("client.returned._of_rank.rank-returned-nothing")):
         _ = run.returned
+
+
+def test_items_are_shared_out_over_the_ranks_and_come_back_in_their_order(
+    cluster: Cluster,
+) -> None:
+    values = cluster.map(labelled, iter(range(5)), progress=False)
+    assert values == [(item, str(item % 2)) for item in range(5)]
+    run = cluster.runs[-1]
+    assert "labelledcall" in run.id
+    assert sorted([*run.follow()]) == ["0 done", "2 done", "4 done"]
+    with pytest.raises(RunFailed) as failed:
+        cluster.map(refuse_three, range(5), progress=False)
+    assert isinstance(failed.value.__cause__, Refused)
+    before = len(cluster.runs)
+    assert cluster.map(labelled, []) == []
+    assert len(cluster.runs) == before
 
 
 def test_what_cannot_travel_starts_nothing_and_a_late_run_is_cancelled(

@@ -24,14 +24,16 @@ NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_deepspeed_zero1.ipyn
 def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(kind: str, tmp_path: Path) -> None:
     book = nbformat.read(NOTEBOOK, as_version=4)
     first = next(cell for cell in book.cells if cell.cell_type == "code")
-    assert "backend, pod, count = LocalPods(), PodSpec(cpus=1), 3" in first.source
+    head, tail = first.source.partition("train_rows")[::2]
+    assert "backend = LocalPods()\npod = PodSpec(cpus=1)\ncount = 3\n" in head
     with PLACES[kind](tmp_path / "place") as place:
         backend = place.backend()
         name = type(backend).__name__
         options = {key: value for key, value in backend.to_dict().items() if key != "kind"}
         first.source = (
             f"from workbench import Cluster, FineTune, PodSpec, {name}\n\n"
-            f"backend, pod, count = {name}(**{options!r}), PodSpec(cpus=1), {PODS}"
+            f"backend = {name}(**{options!r})\npod = PodSpec(cpus=1)\ncount = {PODS}\n"
+            f"train_rows{tail}"
         )
         done = NotebookClient(
             book, timeout=560, resources={"metadata": {"path": str(tmp_path)}}

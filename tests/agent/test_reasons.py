@@ -187,6 +187,44 @@ def test_a_rank_without_a_traceback_has_its_exit_code_and_its_last_line() -> Non
     assert len(failure_from("x" * 9000, 1).message) == len("exit code 1: ") + 4000
 
 
+@pytest.mark.parametrize(
+    "noise",
+    [
+        "USDT:2026-11-28 10:11:12 4711:4711 profiler_stop",
+        "[rank0]:[W1128 10:11:12.5 ProcessGroupNCCL.cpp:1496] Warning: was not called",
+        "I1128 10:11:12.500000 4711 torch/x.py:3] stopped",
+        "2026-11-28 10:11:12,500 - trainer - saved",
+        "[2026-11-28 10:11:12,500] [INFO] [launch.py:3:main] Process 4711 exits",
+        "10:11:12 bye",
+        "INFO:root:bye",
+        "wandb: WARN offline",
+        "  warnings.warn(",
+        "/lib/a.py:3: UserWarning: leaked semaphores",
+        "100%|##########| 5/5 [00:01<00:00,  4.10it/s]",
+        " 20%|##   | 1/5\r 40%|####  | 2/5",
+    ],
+)
+def test_noise_of_stderr_is_not_the_cause(noise: str) -> None:
+    told = failure_from(f"FAILED (failures=8)\n{noise}\n\n", 1)
+    assert told.message == "exit code 1: FAILED (failures=8)"
+    assert failure_from(f"{noise}\n", 1).message == "exit code 1"
+    assert failure_from(f"{noise}\n", 1).traceback  # the card still shows the last lines
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "train.py: error: the following arguments are required: --data",
+        "2026-11-28 10:11:12 ERROR no rows in train.jsonl",
+        "[2026-11-28 10:11:12] [WARNING] cannot open shard 3",
+        "give --data",
+        "5% of the rows are left",
+    ],
+)
+def test_a_last_line_that_may_be_the_cause_is_told(cause: str) -> None:
+    assert failure_from(f"one\n{cause}\n", 2).message == f"exit code 2: {cause}"
+
+
 def test_the_last_20_lines_are_kept() -> None:
     lines = [f"line {number}" for number in range(30)]
     for text in ("\n".join(lines) + "\n", "\n".join(lines[:-1]) + "\n"):

@@ -142,11 +142,29 @@ def test_a_header_with_windows_line_ends_is_read() -> None:
     ],
 )
 def test_a_broken_header_is_refused(block: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=words):
-        read(tmp_path, None, f"# /// script\n{block}\n# ///\n")
+    way_out = r"; requirements=\[\] ignores the header and uses the pods' own packages"
+    broken = f"# /// script\n{block}\n# ///\n"
+    with pytest.raises(ConfigError, match=f"{words}.*{way_out}"):
+        read(tmp_path, None, broken)
     twice = "# /// script\n# dependencies = []\n# ///\n\n" * 2
-    with pytest.raises(ConfigError, match="2 blocks"):
+    with pytest.raises(ConfigError, match=f"2 blocks.*{way_out}"):
         read(tmp_path, None, twice)
+    for content in (broken, twice):
+        found = read(tmp_path, [], content)  # the way out is one
+        assert found is not None
+        assert not found.installs
+
+
+@pytest.mark.parametrize("given", [None, ["trl==1.16.0"]])
+def test_only_an_error_of_a_header_names_the_way_out(
+    given: list[str] | None, tmp_path: Path
+) -> None:
+    found = read(tmp_path, given, HEADER)
+    assert found is not None
+    assert bool(found.way_out) is (given is None)
+    if given is None:
+        with pytest.raises(ConfigError, match=r"requirements=\[\] ignores the header"):
+            found.check_python("3.10.2", "pod-0")
 
 
 def test_a_requirements_file_is_read_as_pip_reads_it(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from workbench.keeper.run.verdict import lost_pod
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.pods.pod import Phase, Pod
+from workbench.rundir.events import Event
 from workbench.rundir.outcome import RankStatus
 from workbench.rundir.paths import RunPaths
 
@@ -39,6 +40,30 @@ def test_a_run_is_over_when_all_have_ended_are_swept_and_read() -> None:
     assert (seen.all_exited, seen.over, seen.live_processes) == (True, False, 1)
     seen.record(report(B, 1, "exited"))
     assert (seen.over, seen.all_done, seen.live_processes) == (True, True, 0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "alone", "stepped", "named"),
+    [
+        ("exited", (True, True), False, True),
+        ("exited", (True, False), False, False),
+        ("running", (True, True), False, False),  # a group may still be opened
+        ("running", (True, True), True, True),
+        ("running", (False, False), True, False),
+    ],
+)
+def test_ranks_without_a_group_are_named_once_they_train_or_have_ended(
+    phase: str, alone: tuple[bool, bool], stepped: bool, named: bool
+) -> None:
+    seen = ledger()
+    for number, pod in enumerate((A, B)):
+        said = report(pod, number, phase)
+        seen.record(replace(said, ranks=[replace(said.ranks[0], alone=alone[number])]))
+    if stepped:
+        seen.totals.take(Event(time_s=time.time(), rank=0, kind="step", data={"step": 1}))
+    words = "no rank opened a process group of torch, so each of the 2 ranks worked alone"
+    assert seen.warnings == [words] * named
+    assert seen.remark("", stopping="") == words * named
 
 
 def test_what_is_left_on_a_pod_that_was_never_heard_is_not_known() -> None:

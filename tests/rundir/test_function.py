@@ -20,13 +20,14 @@ from tests.support.sentences import says, sentence
 from workbench import FineTune, Function, Script
 from workbench.agent.call import leave
 from workbench.base.errors import ConfigError, RunError
-from workbench.client.returned import returned
+from workbench.client.returned import raised_by, returned
 from workbench.finetune.submit.metric_functions import with_metric_files
 from workbench.jobs.script_folder import zip_script
 from workbench.pods.pod import Pod
 from workbench.rundir.make import function
 from workbench.rundir.make.function import as_script, pickled_function
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import RunFault
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCK = threading.Lock()
@@ -211,6 +212,41 @@ def test_modules_of_the_user_travel_and_those_of_pods_do_not() -> None:
     assert function._is_own(sys.modules[__name__])
     for other in (None, sys.modules["__main__"], sys, json, numpy, pytest):
         assert not function._is_own(other), other
+
+
+@pytest.mark.parametrize("requirements", [None, [], ["rich==15"], "requirements.txt"])
+def test_a_function_has_the_requirements_of_a_script(
+    requirements: list[str] | str | None, tmp_path: Path
+) -> None:
+    job = Function(helper, (1,), requirements=requirements)
+    assert made(job, tmp_path).requirements == requirements
+
+
+class Named(Exception):
+    def __init__(self, *, column: str) -> None:
+        super().__init__(column)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "cause"),
+    [
+        ("ValueError", 1, ValueError("no such column")),
+        ("KeyError", 0, KeyError("no such column")),
+        ("Named", 0, Named(column="no such column")),
+        ("ExceptionGroup", 0, None),
+        ("OutOfMemoryError", 0, None),
+        ("helper", 0, None),
+        ("int", 0, None),
+        ("signal", 0, None),
+        ("ValueError", None, None),
+    ],
+)
+def test_the_cause_is_of_the_type_that_the_function_raised(
+    kind: str, rank: int | None, cause: Exception | None
+) -> None:
+    fault = RunFault(rank=rank, kind=kind, message="no such column")
+    assert repr(raised_by(helper, fault)) == repr(cause)
+    assert raised_by(helper, None) is None
 
 
 def test_what_is_no_plain_data_fails_on_the_rank_with_its_type(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from tests.support.sentences import sentence
 from workbench import PodSpec, Script
 from workbench.base.errors import ConfigError
+from workbench.jobs.job import PodView
 from workbench.jobs.script_folder import (
     IGNORE_FILE,
     check_script,
@@ -144,7 +145,7 @@ def test_a_cluster_s_directory_stays_wherever_it_lies(
     (folder / "lib" / "cluster.json").touch()  # one of the user's own
     assert travels(folder) == {*PLAIN, "lib/cluster.json"}
     monkeypatch.setattr(
-        "workbench.jobs.script_folder._with", lambda script: [script, folder / "vanished"]
+        "workbench.jobs.script_folder._with", lambda script, at: [script, at / "vanished"]
     )
     with pytest.raises(
         ConfigError, match=sentence("jobs.script_folder.zip_script.scripts-folder-gone", "vanished")
@@ -368,6 +369,9 @@ def test_references_in_arguments_are_filled_in_within_the_rank(tmp_path: Path) -
     job = Script(path=str(tmp_path / "train.py"), args=["--token=${TOKEN}", "${OTHER}"])
     env = {**os.environ, "TOKEN": "a $b\n", "OTHER": "not given"}
     assert job.command({})[0] == "train.py"
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        assert job.replace(args=["--x=${%s}" % name]).command({})[0] == "-c"  # noqa: UP031
+    assert job.replace(args=["${HOME}", "$RANK", "RANK"]).command({})[0] == "train.py"
     argv = [sys.executable, "-u", *job.command({"TOKEN": ""})]
     done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     expected = (
@@ -390,3 +394,91 @@ def test_a_file_whose_name_is_not_utf_8_is_refused_by_name(tmp_path: Path) -> No
         check_script(script)
     (script.parent / IGNORE_FILE).write_text("m*.txt\n")
     check_script(script)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with a `src` layout, and a script that looks for the package above itself."""
+    root = tmp_path / "repository"
+    (root / "src" / "pkg").mkdir(parents=True)
+    (root / "scripts").mkdir()
+    (root / "src" / "pkg" / "__init__.py").touch()
+    (root / "src" / "pkg" / "util.py").write_text("X = 7\n")
+    (root / "src" / "pkg" / "train.py").write_text(
+        "import os, sys\nfrom .util import X\nprint(X, __name__, sys.argv[1:], os.getcwd())\n"
+    )
+    (root / "scripts" / "train.py").write_text(
+        "import sys\nfrom pathlib import Path\n"
+        "sys.path.insert(0, str(Path(__file__).parent.parent / 'src'))\n"
+        "from pkg.util import X\nprint(X, sys.argv[1:], Path.cwd())\n"
+    )
+    return root
+
+
+def started(job: Script, folder: Path, environment: dict[str, str]) -> str:
+    """What a job prints whose archive was unpacked into a folder, as a pod's agent starts it."""
+    prepared = prepare_run(
+        RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job), root=folder / "run"
+    )
+    with zipfile.ZipFile(prepared.paths.script) as archive:
+        archive.extractall(folder / "script")
+    stored = Script.from_dict(prepared.spec.job.to_dict())
+    program = stored.program_on(PodView(package="", folder=str(folder / "script")))
+    argv = [sys.executable, "-u", *program.argv]
+    return subprocess.run(
+        argv,
+        cwd=program.cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.rstrip()
+
+
+@pytest.mark.parametrize("arg", ["a b", "${RANK}"])
+def test_a_module_and_a_folder_above_the_script_travel(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arg: str
+) -> None:
+    env = {"RANK": "3"}
+    shown = [arg.replace("${RANK}", "3")]
+    there = tmp_path / "module"
+    job = Script(module="pkg.train", folder=str(repository / "src"), args=[arg])
+    assert started(job, there, env) == f"7 __main__ {shown} {there / 'script'}"
+    there = tmp_path / "script"
+    monkeypatch.chdir(repository / "scripts")
+    job = Script("train.py", folder="..", args=[arg])
+    assert started(job, there, env) == f"7 {shown} {there / 'script'}"
+    assert (there / "script" / "src" / "pkg" / "util.py").is_file()
+    monkeypatch.chdir(repository / "src")
+    there = tmp_path / "here"
+    assert started(Script(module="pkg.train"), there, env).startswith("7 __main__ []")
+
+
+def test_a_module_keeps_its_folder_and_its_users_files(repository: Path) -> None:
+    folder = str(repository / "src")
+    job = Script(module="pkg.train", folder=folder)
+    assert (job.path, job.inside) == (f"{folder}/pkg/train.py", "pkg/train.py")
+    assert Script.from_dict(job.to_dict()).to_dict() == job.to_dict()
+    there = 'File "/pod/runs/r1/script/pkg/util.py", line 1'
+    assert job.in_users_files(there, "r1") == f'File "{folder}/pkg/util.py", line 1'
+    moved = job.moved(lambda path: str(path).replace(folder, "/else"))
+    assert (moved.path, moved.folder) == ("/else/pkg/train.py", "/else")
+    assert "pkg/util.py" in {name for name, _ in job.views.local_files()}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"module": "pkg/train.py"}, "not the name of a module"),
+        ({"module": "pkg.train", "path": "other.py"}, "Give one of the two"),
+        ({"module": "pkg.missing", "folder": "src"}, "src/pkg/missing.py does not exist"),
+        ({"path": "scripts/train.py", "folder": "src"}, "is not in the folder"),
+        ({"path": "scripts/train.py", "folder": "none"}, "is not in the folder"),
+    ],
+)
+def test_a_module_that_is_not_there_is_refused(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], words: str
+) -> None:
+    monkeypatch.chdir(repository)
+    with pytest.raises(ConfigError, match=words):
+        Script(**options).views.check_early(gpus=0)

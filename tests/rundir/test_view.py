@@ -11,7 +11,7 @@ from writtenrun import T0, WrittenRun
 
 from tests.support.counted import calls_of
 from tests.support.sentences import says, sentence
-from workbench.base.errors import RunError
+from workbench.base.errors import ConfigError, RunError
 from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.display.kit.line import progress_text
@@ -193,6 +193,39 @@ def test_a_script_has_logs_and_no_batch(write: Callable[..., WrittenRun]) -> Non
     assert view.log(1) == ["hello", "Traceback"]
     written.log(1, "more\n")
     assert view.log(1) == ["hello", "more", "Traceback"]
+
+
+def test_logs_are_empty_before_the_first_line(write: Callable[..., WrittenRun]) -> None:
+    written = write({"kind": "script", "path": "train.py"})
+    run = Run(written.paths.root)
+    assert {run.logs(rank, stream) for rank in (0, 2) for stream in ("both", "stderr")} == {""}
+    written.log(0, "hello\n")
+    assert (run.logs(0), run.logs(0, "stdout"), run.logs(0, "stderr")) == ("hello", "hello", "")
+    written.paths.hostfile.write_text("127.0.0.2 slots=2\n127.0.0.3 slots=1\n")
+    assert run.logs(2) == ""
+    for rank in (3, -1):
+        with pytest.raises(RunError, match=f"no rank {rank}. Its ranks are 0 to 2"):
+            run.logs(rank)
+    with pytest.raises(ConfigError, match="did you mean 'stdout'"):
+        run.logs(0, "stdou")
+
+
+def test_the_lines_of_a_log_are_followed_to_the_end_of_the_run(
+    write: Callable[..., WrittenRun],
+) -> None:
+    written = write({"kind": "script", "path": "train.py"})
+    written.state("running")
+    lines = Run(written.paths.root).follow()
+    written.log(0, 'one\n\n@workbench {"kind": "step"}\ntwo\nha')
+    assert [next(lines), next(lines)] == ["one", "two"]
+    written.log(0, "lf\n")
+    written.log(0, "late\n", "stderr")
+    assert sorted([next(lines), next(lines)]) == ["half", "late"]
+    written.log(0, "no newline")
+    written.log(1, "another rank\n")
+    written.state("succeeded")
+    assert list(lines) == ["no newline"]
+    assert list(Run(written.paths.root).follow(1, "stderr")) == []
 
 
 def test_a_run_whose_keeper_died_is_lost(written: WrittenRun) -> None:

@@ -66,7 +66,7 @@ def main() -> int:
             # Without the terminal's plugin pytest knows no -r, which the project's settings have.
             words = ["-s", "-o", "addopts=", "--import-mode=importlib", "--no-processes"]
             words += [f"--basetemp={folder}/pytest"]
-            for plugin in ("terminal", "cacheprovider", "kmock", "xdist", "nbmake"):
+            for plugin in ("terminal", "cacheprovider", "kmock", "asyncio", "xdist", "nbmake"):
                 words += ["-p", f"no:{plugin}"]
             code = pytest.main([*words, *tests], plugins=[trial])
         failed |= trial.failed or code != pytest.ExitCode.OK

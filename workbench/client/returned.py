@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import builtins
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from workbench.base.files import gate, is_there, read_bytes
 from workbench.base.json_values import parse_json
 from workbench.rundir.make.function import RETURNED
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.result import RunFault
 
 _LARGEST = 4 << 30  # bytes of a rank's arrays, all read into this process's memory
 
@@ -18,6 +21,24 @@ _LARGEST = 4 << 30  # bytes of a rank's arrays, all read into this process's mem
 def returned(paths: RunPaths, ranks: int) -> list[object]:
     """Return the values of the ranks in their order; arrays and tensors as numpy arrays."""
     return [_of_rank(paths, rank) for rank in range(ranks)]
+
+
+def raised_by(function: Callable[..., object], fault: RunFault | None) -> BaseException | None:
+    """Return an exception of the type and message that a function raised on a rank.
+
+    None: the rank did not end with an exception, or its type is not known here.
+    """
+    if fault is None or fault.rank is None:
+        return None
+    known = {**vars(builtins), **getattr(inspect.unwrap(function), "__globals__", {})}
+    kind = known.get(fault.kind)
+    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
+        return None
+    try:
+        # Without __init__, whose arguments are not known.
+        return kind.__new__(kind, fault.message)
+    except TypeError:  # a type such as ExceptionGroup takes more
+        return None
 
 
 def _of_rank(paths: RunPaths, rank: int) -> object:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from workbench.base.errors import RunError, Unreadable, WorkbenchError
-from workbench.base.files import is_missing
+from workbench.base.errors import ConfigError, RunError, Unreadable, WorkbenchError, one_of
+from workbench.base.files import is_missing, read_text
 from workbench.base.messages.wire import ask
 from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
@@ -21,9 +21,10 @@ from workbench.client.plot import RunPlot
 from workbench.client.result import RunResult
 from workbench.client.stacks import Stacks
 from workbench.client.takeover import reattach, settle_handover
+from workbench.pods.hostfile import Hostfile
 from workbench.rundir.catalog.store import read_label, write_label
 from workbench.rundir.events import Events
-from workbench.rundir.output.tail import last_lines, last_of_both
+from workbench.rundir.output.tail import LogLines, last_lines, last_of_both
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from workbench.handover.kubeflow.manifest import Manifest
     from workbench.jobs.job import Job
 
+_STREAMS = ("both", "stdout", "stderr")
 _LOOK_S = 0.2
 _ASK_S = 2.0
 _READ_S = 30.0  # limit for reading a result whose state was readable
@@ -238,7 +240,7 @@ class Run(ShownLive):
         return Events(self.paths.events)
 
     def logs(self, rank: int = 0, stream: str = "both", tail: int | None = 200) -> str:
-        """Return a rank's output, without its event lines.
+        """Return a rank's output, without its event lines. Empty before the first line.
 
         Args:
             rank: Number of the rank.
@@ -246,8 +248,10 @@ class Run(ShownLive):
             tail: Number of last lines; None for all.
 
         Raises:
-            RunError: There is no such log.
+            ConfigError: There is no such stream.
+            RunError: The run has no such rank, or the log cannot be read.
         """
+        self._check_log(rank, stream)
         try:
             if stream == "both":
                 lines = last_of_both(self.paths, rank, tail)
@@ -259,6 +263,49 @@ class Run(ShownLive):
                 f"({error.strerror}); {self.paths.logs} holds what there is"
             ) from error
         return mask_secrets("\n".join(lines))
+
+    def follow(self, rank: int = 0, stream: str = "both") -> Iterator[str]:
+        """Yield the lines of a rank's output as they arrive, until the run has ended.
+
+        Earlier lines come first. Lines of both streams that arrive at about the same time may come
+        in another order than in `logs`.
+
+        Args:
+            rank: Number of the rank.
+            stream: stdout, stderr, or both.
+
+        Raises:
+            ConfigError: There is no such stream.
+            RunError: The run has no such rank, or a log cannot be read.
+        """
+        self._check_log(rank, stream)
+        names = ("stdout", "stderr") if stream == "both" else (stream,)
+        logs = [LogLines(self.paths.rank_log(rank, name), self.path) for name in names]
+        while True:
+            ended = self.state.is_terminal
+            for log in logs:
+                try:
+                    lines = log.take(last=ended)
+                except OSError as error:
+                    raise RunError(f"{log.path} cannot be read: {error.strerror}") from error
+                for line in lines:
+                    yield mask_secrets(line)
+            if ended:
+                return
+            time.sleep(_LOOK_S)
+
+    def _check_log(self, rank: int, stream: str) -> None:
+        """Refuse a stream or a rank that the run does not have."""
+        if stream not in _STREAMS:
+            raise one_of("stream", stream, _STREAMS)
+        if self.paths.rank_log(rank, "stdout").exists():
+            return
+        if self._is_gone:
+            raise RunError(self.message)
+        with suppress(OSError, ConfigError):  # without the hostfile, any rank may come
+            ranks = Hostfile.parse(read_text(self.paths.hostfile)).world_size
+            if rank not in range(ranks):
+                raise RunError(f"the run has no rank {rank}. Its ranks are 0 to {ranks - 1}")
 
     def manifest(self, kind: str, **options: object) -> Manifest:
         """Return this job as a manifest for Kubeflow; `str()` is the YAML. Nothing is sent.

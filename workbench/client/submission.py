@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
-from workbench.base.errors import DiskFull, RunError, suggests
+from workbench.base.errors import DiskFull, RunError, RunFailed, suggests
 from workbench.base.files import check_working_directory, gate, write_json
 from workbench.base.messages.wire import Unanswered, ask
 from workbench.client.kinds import class_for
+from workbench.client.returned import raised_by
 from workbench.client.run import Run
 from workbench.client.takeover import checkpoint_on_pods
 from workbench.jobs.job import Job
@@ -98,7 +101,8 @@ class Submission:
             ConfigError: An object, named in the message, cannot be pickled, or the pods have
                 another Python. Nothing has started.
             RunFailed: The function raised, or a rank failed. The message has the traceback; a
-                notebook shows the card.
+                notebook shows the card. `__cause__` is an exception of the raised type, if the type
+                is known here.
             TimeoutError: The time is over.
             Detached: An interrupt came; the run continues.
         """
@@ -112,8 +116,57 @@ class Submission:
             ) from None
         if progress and result.error is not None:
             run.show()
-        result.raise_for_status()
+        try:
+            result.raise_for_status()
+        except RunFailed as failed:
+            raise failed from raised_by(function, result.error)
         return run.returned
+
+    def map(
+        self,
+        function: Callable[[Any], object],
+        items: Iterable[object],
+        *,
+        pods: int | None = None,
+        timeout_s: float | None = None,
+        progress: bool = True,
+    ) -> list[object]:
+        """Call a function of the notebook for every item, shared out over all ranks of a run.
+
+        Args:
+            function: A function of one argument, as for `run`.
+            items: The items. Rank 0 of 4 ranks takes the first, the fifth, and so on.
+            pods: Number of pods; the first free pods are used. Default: all.
+            timeout_s: Seconds until the run is cancelled; None: no limit.
+            progress: Whether to show the line.
+
+        Returns:
+            The returned values in the order of the items.
+
+        Raises:
+            ConfigError: As for `run`.
+            RunFailed: The function raised for an item, or a rank failed. No value is returned.
+            TimeoutError: The time is over.
+            Detached: An interrupt came; the run continues.
+        """
+        whole = list(items)
+
+        # The user's module and name: a function of an own module takes the module along.
+        @functools.wraps(function)
+        def share() -> list[object]:
+            import os
+
+            rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            return [function(item) for item in whole[rank::ranks]]
+
+        if not whole:
+            return []
+        shares = self.run(share, pods=pods, timeout_s=timeout_s, progress=progress)
+        values = []
+        for number in range(len(whole)):
+            turn, rank = divmod(number, len(shares))
+            values.append(cast("list[object]", shares[rank])[turn])
+        return values
 
     def submit_prepared(
         self, prepared: PreparedRun, note: Mapping[str, object] | None = None

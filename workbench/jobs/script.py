@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,6 +60,14 @@ _PACKAGES = "inputs/requirements.json"
 _LEFT_OUT = 100  # names of files that were left out
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
+_OF_RANKS = frozenset(
+    (
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+    )
+)
+"""Variables of every rank that arguments may name besides the variables of `env`."""
 # The rank's own process fills in the values, so `ps` shows only the references.
 _FILL_IN = """\
 import os, re, runpy, sys
@@ -66,9 +75,13 @@ def fill(found):
     return os.environ.get(found[1], found[0])
 
 sys.argv[:] = [re.sub(r"\\$\\{(\\w+)\\}", fill, arg) for arg in sys.argv[1:]]
-sys.path[0] = os.getcwd()
+sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+_FILL_IN_MODULE = _FILL_IN.replace(
+    'run_path(sys.argv[0], run_name="__main__")',
+    'run_module(sys.argv[0], run_name="__main__", alter_sys=True)',
+)
 
 
 def references(texts: Iterable[str]) -> list[str]:
@@ -108,12 +121,12 @@ class ScriptViews(JobViews["Script"]):
         return f"script {self.job.path}"
 
     def local_files(self) -> Iterable[tuple[str, Path]]:
-        folder = Path(self.job.path).expanduser().parent
+        folder = self.job.root
         for path in script_files(folder):
             yield path.relative_to(folder).as_posix(), path
 
     def check_early(self, *, gpus: int) -> None:  # noqa: ARG002
-        check_script(Path(self.job.path).expanduser().absolute())
+        check_script(self.job.file, self.job.root)
         self.job.read_packages(self.job.env)
 
 
@@ -135,12 +148,20 @@ class Script(Job):
     )
 
     path: Annotated[PathText, Field(min_length=1), Allowed("the path of a Python file")]
-    """Path of the script, a Python file."""
+    """Path of the script, a Python file. With `module`, the path follows from the module."""
+    module: Annotated[str, Allowed("the name of a module, such as 'pkg.train'")] = ""
+    """Module to run in place of a file, as `python -m` does. Its name begins in `folder`."""
+    folder: Annotated[PathText | None, Allowed("the path of a folder above the script")] = None
+    """Folder that is sent to the pods, and in which the script starts.
+
+    Default: the folder of the script; for a module, the current folder.
+    """
     args: Annotated[Sequence[str], Allowed("a list of strings, one an argument")] = ()
     """Arguments of the script, passed unchanged.
 
-    `${NAME}` of a variable in `env` is filled in within the rank, where `ps` does not show the
-    value. An argument that looks like a secret is refused.
+    `${NAME}` of a variable in `env`, or of a rank's own variable such as `${RANK}`, is filled in
+    within the rank, where `ps` does not show the value. An argument that looks like a secret is
+    refused.
     """
     launcher: Annotated[str, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
@@ -203,7 +224,29 @@ class Script(Job):
 
     def __init__(self, path: object = None, /, **options: object) -> None:
         given = {} if path is None else {"path": path}
-        super().__init__(**given, **options)
+        given.update(options)
+        module = given.get("module")
+        if module and isinstance(module, str):
+            given.setdefault("folder", ".")
+            given["path"] = _path_of(module, str(given["folder"] or "."), given.get("path"))
+        super().__init__(**given)
+
+    @property
+    def root(self) -> Path:
+        """Folder that is sent to the pods, absolute."""
+        return _normal(self.folder) if self.folder else self.file.parent
+
+    @property
+    def file(self) -> Path:
+        """The script, absolute."""
+        return _normal(self.path) if self.folder else user_path(self.path).absolute()
+
+    @property
+    def inside(self) -> str:
+        """Path of the script relative to the sent folder."""
+        if not self.folder:
+            return self.path.rpartition("/")[2]
+        return os.path.relpath(self.path, self.folder)
 
     @property
     def rules(self) -> Rules:
@@ -213,7 +256,8 @@ class Script(Job):
         )
 
     def moved(self, move: Callable[[object], object]) -> Self:
-        moved = self.replace(path=move(self.path))
+        folder = move(self.folder) if self.folder else None
+        moved = self.replace(path=move(self.path), folder=folder)
         if isinstance(self.requirements, str):
             moved = moved.replace(requirements=move(self.requirements))
         return moved
@@ -221,20 +265,21 @@ class Script(Job):
     def prepare(self, run: NewRun) -> Prepared:
         check_args(self.args, run.environment)
         check_outputs(self.outputs)
-        path = user_path(self.path).absolute()
+        path = self.file
+        root = self.root
         packages = self.read_packages(run.environment)
         if packages is not None:
             for pod, version in run.pythons.items():
                 packages.check_python(version, pod)
-        write_bytes(run.root / ARCHIVE, zip_script(path))
-        job = self.replace(path=str(path))
+        write_bytes(run.root / ARCHIVE, zip_script(path, root))
+        job = self.replace(path=str(path), folder=str(root) if self.folder else None)
         if isinstance(self.requirements, str):
             job = job.replace(requirements=str(user_path(self.requirements).absolute()))
         if packages is not None:
             write_json(run.root / _PACKAGES, packages.facts())
         origin = {
-            "script": fingerprint(digests_of(path.parent)),
-            "left_out": left_out(path.parent)[:_LEFT_OUT],
+            "script": fingerprint(digests_of(root)),
+            "left_out": left_out(root)[:_LEFT_OUT],
         }
         return Prepared(job=job, origin=origin)
 
@@ -267,22 +312,30 @@ class Script(Job):
             forced["TORCHELASTIC_RESTART_COUNT"] = str(pod.restart)
         return Program(
             argv=self.command(pod.environment),
-            cwd=pod.folder or str(Path(self.path).parent),
+            cwd=pod.folder or str(self.root),
             forced=forced,
         )
 
     def command(self, environment: Mapping[str, str]) -> list[str]:
         """Return the arguments of `python -u` in the script's folder."""
-        name = self.path.rpartition("/")[2]
-        if any(variable in environment for variable in references(self.args)):
-            return ["-c", _FILL_IN, name, *self.args]
-        return [name, *self.args]
+        known = {*environment, *_OF_RANKS}
+        filled = not known.isdisjoint(references(self.args))
+        if self.module:
+            start = ["-c", _FILL_IN_MODULE] if filled else ["-m"]
+            return [*start, self.module, *self.args]
+        start = ["-c", _FILL_IN] if filled else []
+        return [*start, self.inside, *self.args]
 
     def handed_over(self, request: HandoverRequest) -> Handover:
-        name = Path(request.script or self.path).name
+        name = self.inside
+        if request.script and not self.folder:
+            name = Path(request.script).name
         put = "its folder as 'script'"
         if request.folder:
-            asked = {**self.to_dict(), "path": f"{request.folder}script/{name}"}
+            there = f"{request.folder}script"
+            asked = {**self.to_dict(), "path": f"{there}/{name}"}
+            if self.folder:
+                asked["folder"] = there
             return Handover(job=asked, put=put)
         packages = self.packages_in(request.root)
         if packages is not None and packages.installs:
@@ -292,8 +345,9 @@ class Script(Job):
             )
         archive = self.archive_in(request.root)
         if request.script:
-            script = Path(request.script).expanduser()
-            packed = zip_script(script.absolute())
+            script = Path(request.script).expanduser().absolute()
+            above = Path(name).parts
+            packed = zip_script(script, script.parents[len(above) - 1])
         elif archive.is_file():
             packed = carried(archive, request.root)
         else:
@@ -302,7 +356,7 @@ class Script(Job):
                 f"made the directory. Give the script: run.manifest(…, script='FOLDER/{name}')"
             )
         return Handover(
-            job={**self.to_dict(), "path": name},
+            job={**self.to_dict(), "path": name, "folder": "." if self.folder else None},
             archive=packed,
             large="the script's folder",
             put=put,
@@ -316,10 +370,31 @@ class Script(Job):
             >>> Script("/home/me/train.py").in_users_files(text, "r1")
             'File "/home/me/lib/data.py", line 3'
         """
-        script = Path(self.path)
+        root = self.folder or Path(self.path).parent
         # A script with `${NAME}` in its arguments is started by its bare name.
-        copy = rf'(?<=File ")([^"]*/{re.escape(run_id)}/script/|(?={re.escape(script.name)}"))'
-        return re.sub(copy, lambda _: f"{script.parent}/", traceback)
+        copy = rf'(?<=File ")([^"]*/{re.escape(run_id)}/script/|(?={re.escape(self.inside)}"))'
+        return re.sub(copy, lambda _: f"{root}/", traceback)
+
+
+def _normal(path: str) -> Path:
+    """Return a path as absolute, and without `..`, so that a file is seen to be below a folder."""
+    return Path(os.path.normpath(user_path(path).absolute()))
+
+
+def _path_of(module: str, folder: str, given: object) -> str:
+    """Return the path of a module's file below a folder. Refuse a path of another file."""
+    if not all(part.isidentifier() for part in module.split(".")):
+        raise ConfigError(
+            f"Script.module is {module!r}, not the name of a module. Write a name such as "
+            "'pkg.train'; the folder of pkg is the option folder"
+        )
+    beside = module.replace(".", "/")
+    path = os.path.join(folder, f"{beside}.py")  # noqa: PTH118  # a text, as the user wrote it
+    if given is not None and not str(given).endswith(f"{beside}.py"):
+        raise ConfigError(
+            f"Script.path is {str(given)!r} and Script.module is {module!r}. Give one of the two"
+        )
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +426,8 @@ class Function:
     """Same as the option of `Script`."""
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Environment variables of every rank. Values are never printed or written down."""
+    requirements: str | Sequence[str] | None = None
+    """Same as the option of `Script`. The environment has the pods' Python."""
 
     @property
     def name(self) -> str:

@@ -130,17 +130,22 @@ def check_outputs(patterns: Sequence[str]) -> None:
 _SHOWN = 300  # letters of a path
 
 
-def check_script(script: Path) -> None:
-    """Check a script and its folder before the run starts."""
+def check_script(script: Path, root: Path | None = None) -> None:
+    """Check a script and its folder before the run starts. `root`: the folder, if not beside."""
     if not is_there(script) or not script.is_file():
         raise ConfigError(f"the script {str(script)[:_SHOWN]} does not exist")
-    folder = script.parent
-    if _spec(folder / IGNORE_FILE).match_file(script.name):
+    folder = root or script.parent
+    if not script.is_relative_to(folder):
         raise ConfigError(
-            f"{folder / IGNORE_FILE} leaves out {script.name}, "
-            f"the script itself; add a line !{script.name}"
+            f"the script {str(script)[:_SHOWN]} is not in the folder {str(folder)[:_SHOWN]}. "
+            "Give a folder above the script"
         )
-    files = _with(script)
+    name = script.relative_to(folder).as_posix()
+    if _spec(folder / IGNORE_FILE).match_file(name):
+        raise ConfigError(
+            f"{folder / IGNORE_FILE} leaves out {name}, the script itself; add a line !{name}"
+        )
+    files = _with(script, folder)
     for path in files:
         _check_name(str(path.relative_to(folder)), folder)
     sizes = {path: path.stat().st_size for path in files}
@@ -199,15 +204,16 @@ def files_of(folder: Path) -> list[Path]:
     )
 
 
-def zip_script(script: Path) -> bytes:
+def zip_script(script: Path, root: Path | None = None) -> bytes:
     """Zip the folder of a script. The same files produce the same bytes."""
+    folder = root or script.parent
     try:
-        check_script(script)
-        return zip_files(script.parent, _with(script))
+        check_script(script, folder)
+        return zip_files(folder, _with(script, folder))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{error.filename} vanished from the script's folder while the folder was read. Submit "
-            f"again, or name the file in {script.parent / IGNORE_FILE}"
+            f"again, or name the file in {folder / IGNORE_FILE}"
         ) from error
 
 
@@ -218,9 +224,9 @@ def travelling(archive: bytes) -> str:
     return f"the script's folder ({counted(len(sizes), 'file')}, {size(sum(sizes))})"
 
 
-def _with(script: Path) -> list[Path]:
+def _with(script: Path, folder: Path) -> list[Path]:
     # The user named the script, so the script is sent even if it is ignored or a link.
-    return sorted({*script_files(script.parent), script})
+    return sorted({*script_files(folder), script})
 
 
 def _rules(folder: Path) -> _Rules:

@@ -65,6 +65,8 @@ class RankStatus(TolerantRecord):
     """CPU time of the rank and its children, seconds."""
     halted: bool = False
     """Whether a signal (SIGSTOP) has suspended the rank."""
+    alone: bool = False
+    """Whether a script's rank imported torch and has opened no process group."""
 
     @property
     def failed(self) -> bool:

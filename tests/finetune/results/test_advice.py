@@ -59,6 +59,11 @@ CASES = [
     ),
     ("ModuleNotFoundError", "No module named 'flash_attn'", "A package is missing on the pods"),
     (
+        "ImportError",
+        "attempted relative import with no known parent package",
+        "A module was started as a file",
+    ),
+    (
         "OSError",
         "t6-small is not a local folder and is not a valid "
         "model identifier listed on 'https://huggingface.co'",
@@ -101,6 +106,13 @@ def test_the_cause_is_named_and_has_a_few_fixes(
     assert advice.title == title
     assert 1 <= len(advice.fixes) <= 3
     assert all(fix == fix.strip() and "\n" not in fix for fix in advice.fixes)
+
+
+def test_a_script_that_misses_its_own_modules_is_told_of_the_options() -> None:
+    fault = RunFault(rank=0, kind="ModuleNotFoundError", message="No module named 'pkg'")
+    fixes = " ".join(advise(fault, Script(path="train.py")).fixes)
+    assert "Script('scripts/train.py', folder='.')" in fixes
+    assert "Script(module='pkg.train', folder='src')" in fixes
 
 
 def test_memory_is_told_in_the_words_of_the_error() -> None:

@@ -372,6 +372,13 @@ def test_the_rows_and_rewards_of_a_method_travel_and_are_read_again(tmp_path: Pa
     )
     assert sorted(inputs(manifest)) == ["helper.py", "train.py"]
 
+    module = Script(module="own.train", folder=str(tmp_path))
+    (tmp_path / ".workbenchignore").write_text("/script/\n/module/\n")
+    job = handed_spec(run_of(tmp_path / "module", module).manifest("pytorchjob", image=IMAGE))[
+        "job"
+    ]
+    assert (job["module"], job["folder"], job["path"]) == ("own.train", ".", "own/train.py")
+
     assert "It carries the script's folder (2 files, 14 bytes)." in manifest.notes
     (own / "train.py").write_text("another one by now\n")
     assert inputs(run.manifest("pytorchjob", image=IMAGE))["train.py"] == b"import helper\n"

@@ -227,6 +227,22 @@ def test_a_script_is_carried_as_it_was_submitted_with_its_folder_and_arguments(
     assert any(says(line, "finetune.recipe._script.run-directory-put") for line in recipe.differs)
 
 
+def test_a_module_is_started_as_one(tmp_path: Path) -> None:
+    script = tmp_path / "own" / "pkg" / "train.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("pass\n")
+    job = Script(module="pkg.train", folder=str(tmp_path / "own"), args=["--lr", "1"])
+    result = make_run(tmp_path / "run", job)
+    RunPaths(result.path).script.write_bytes(zip_script(script, tmp_path / "own"))
+    recipe = script_recipe_of(result)
+    assert recipe.files["pkg/train.py"] == b"pass\n"
+    assert ".venv/bin/torchrun --nproc-per-node 2 -m pkg.train --lr 1" in recipe.commands
+    assert "--no_local_rank --module pkg.train --lr 1" in recipe.commands
+    assert not any(
+        says(line, "finetune.recipe._script.run-directory-put") for line in recipe.differs
+    )
+
+
 def test_the_packages_of_a_script_are_installed_after_those_of_its_pods(tmp_path: Path) -> None:
     result = make_run(tmp_path / "run", Script(path="ring.py", requirements=["trl==1.16.0"]))
     needs = Requirements(source="requirements", lines=["trl==1.16.0"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from workbench.agent.machine import family_memory, memory
+from workbench.agent.rank.groups import worked_alone
 from workbench.agent.ranks.output import OutputOrder, OutputStream
 from workbench.agent.ranks.records import (
     LEAVE_ASKED,
@@ -214,6 +215,7 @@ class Rank:
             "stopped": self.stopped,
             "asked": self.asked,
             "forced": self.forced,
+            "alone": worked_alone(self.folder),
         }
 
 

@@ -40,6 +40,18 @@ _CHAIN = (
 # A traceback after one of these lines did not end the process.
 _HARMLESS = ("Exception ignored", "Exception in thread", "--- Logging error ---")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*)|:)?$")
+# Lines of a log, of a bar and of a warning, unless a word of theirs names an error.
+_NOISE = re.compile(
+    r"^\W{0,3}(\w{1,20}:)? ?\d{4}-\d\d-\d\d|^\W{0,3}\d\d:\d\d:\d\d"  # a time
+    r"|^\W{0,3}[DIW]\d{4}[ :]"  # glog: W1128 10:11:12
+    r"|\b(DEBUG|INFO|WARN|WARNING)\b|Warning: |warnings\.warn\("
+    r"|\d%\|"  # tqdm
+)
+_OF_A_CAUSE = re.compile(
+    r"errors?\b|\b(fatal|fail(ed|ure)?|exceptions?|cannot|can't|not found|no such|denied|refused"
+    r"|invalid|abort(ed)?|critical|killed|panic)\b",
+    re.IGNORECASE,
+)
 _SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
 # Messages of gloo, NCCL, torch's store and MPI about another rank. Gloo names its peer `[address]`.
 _OF_A_RANK = re.compile(
@@ -89,10 +101,10 @@ def failure_from(stderr: str, exit_code: int, *, oom_hint: str = "") -> Failure:
         return Failure(kind="exit", message="ended early with 0", traceback=_last_lines(stderr))
     if last is not None:
         return last
-    lines = [line for line in stderr.splitlines() if line.strip()]
     message = f"exit code {exit_code}"
-    if lines:
-        message += f": {_clean(lines[-1])[:_MESSAGE_CHARS]}"
+    words = _last_words(stderr)
+    if words:
+        message += f": {words}"
     return Failure(kind="exit", message=message, traceback=_last_lines(stderr))
 
 
@@ -217,6 +229,15 @@ def _clean(line: str) -> str:
     # A half-drawn bar precedes the text and ends in \r.
     _, _, text = line.rpartition("\r")
     return _PREFIX.sub("", text).rstrip()
+
+
+def _last_words(stderr: str) -> str:
+    """Return the last line that may name a cause. Empty: a log, bars or warnings alone."""
+    for line in reversed(stderr.splitlines()):
+        cleaned = _clean(line)[:_MESSAGE_CHARS]
+        if cleaned.strip() and (_OF_A_CAUSE.search(cleaned) or not _NOISE.search(cleaned)):
+            return cleaned
+    return ""
 
 
 def _last_lines(text: str) -> str:

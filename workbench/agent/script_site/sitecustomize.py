@@ -32,6 +32,9 @@ if _store:
     _events = PathFinder.find_spec("trainer_events", [f"{_agent}/rank"])
     if _events:
         _executed(_events).install(_imports.when_imported)
+    _groups = PathFinder.find_spec("groups", [f"{_agent}/rank"])
+    if _groups:
+        _executed(_groups).install(_imports.when_imported)
 _stacks = PathFinder.find_spec("stacks", [f"{_agent}/ranks"])
 if _stacks:
     with suppress(OSError, KeyError):

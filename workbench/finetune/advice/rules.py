@@ -302,11 +302,22 @@ _RULES: tuple[_Rule, ...] = (
         _NETWORK,
     ),
     _Rule(
+        r"attempted relative import",
+        "A module was started as a file",
+        ("start the module by its name: Script(module='pkg.train', folder='src')",),
+    ),
+    _Rule(
         r"no module named|modulenotfounderror|importerror",
         "A package is missing on the pods",
         (
             "install the package into the Python of every pod, or into the pods' image",
             "put your own module beside the script: only the script's folder is copied to the pods",
+        ),
+        script=(
+            "install the package into the Python of every pod, or name it in "
+            'Script(requirements=["…"]) or PodSpec(pip=["…"])',
+            "send the folder above your own module: Script('scripts/train.py', folder='.'), or "
+            "Script(module='pkg.train', folder='src')",
         ),
     ),
     _Rule(

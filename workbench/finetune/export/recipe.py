@@ -240,7 +240,11 @@ def _with_workbench(
 
 def _script(result: ResultRecord, paths: RunPaths) -> Recipe:
     job = part(read_json(paths.spec), "job")
-    name = text(job.get("path")).rpartition("/")[2]
+    path = text(job.get("path"))
+    folder = text(job.get("folder"))
+    name = path.removeprefix(f"{folder}/") if folder else path.rpartition("/")[2]
+    module = text(job.get("module"))
+    program = ["-m", module] if module else [name]
     given = job.get("args")
     args = [str(arg) for arg in given] if isinstance(given, list) else []
     files = {**_script_files(paths, name), **_common(result, paths)}
@@ -260,7 +264,7 @@ def _script(result: ResultRecord, paths: RunPaths) -> Recipe:
             "the run's script saw none of the pods' packages; here the "
             "packages of requirements.txt are in the same environment"
         )
-    lines = [*install, *_environment(paths), *_start(result, [name, *args], {})]
+    lines = [*install, *_environment(paths), *_start(result, [*program, *args], {})]
     return Recipe(
         files=files,
         commands="\n".join(lines),
@@ -435,13 +439,14 @@ def _start(
     result: ResultRecord, program: Sequence[str], options: Mapping[str, object]
 ) -> Sequence[str]:
     quoted = shlex.join(program)
+    launched = f"--module {shlex.join(program[1:])}" if program[0] == "-m" else quoted
     ranks = max(1, result.world_size)
     if runs_alone(options.get("technique")) or ranks == 1:
         return ["# the one rank", f".venv/bin/python {quoted}"]
     return [
         "# all ranks, from the first host (needs pdsh, and "
         "ssh without a password to every host of the hostfile)",
-        f".venv/bin/deepspeed --hostfile hostfile --force_multi --no_local_rank {quoted}",
+        f".venv/bin/deepspeed --hostfile hostfile --force_multi --no_local_rank {launched}",
         "",
         "# or all ranks on one machine",
         f".venv/bin/torchrun --nproc-per-node {ranks} {quoted}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
@@ -13,6 +14,7 @@ from workbench.base.json_values import part
 from workbench.jobs.requirements.lock import locked_lines
 from workbench.jobs.requirements.requirements import (
     OPTIONS,
+    WITHOUT_HEADER,
     Requirements,
     check_pins,
     check_secrets,
@@ -45,16 +47,33 @@ def read_requirements(
 
     Raise ConfigError for requirements that cannot be read or fulfilled.
     """
-    header = read_header(script)
-    found: Requirements | None
+    content = _content_of(script)
+    has_header = bool(_blocks(content))
     if given is None:
-        found = header
-    elif isinstance(given, str):
+        try:
+            header = header_in(content, script.name)
+            return _checked(header, script, environment, isolated=isolated)
+        except ConfigError as error:
+            if not has_header:
+                raise
+            raise ConfigError(f"{error}{WITHOUT_HEADER}") from error
+    found: Requirements
+    if isinstance(given, str):
         found = _of_file(user_path(given).absolute())
     else:
         for number, line in enumerate(given):
             parsed(line, f"requirements[{number}]")
         found = Requirements(source="requirements", lines=[*given])
+    if has_header:
+        note = f"the header of {script.name} is not used, as requirements are given"
+        found = replace(found, notes=[*found.notes, note])
+    return _checked(found, script, environment, isolated=isolated)
+
+
+def _checked(
+    found: Requirements | None, script: Path, environment: Mapping[str, str], *, isolated: bool
+) -> Requirements | None:
+    """Check the lines before the start of pods. None: there are no requirements."""
     if found is None:
         if isolated:
             raise ConfigError(
@@ -63,28 +82,22 @@ def read_requirements(
                 f"{script.name}"
             )
         return None
-    notes = [*found.notes]
-    if header is not None and given is not None:
-        notes.append(f"the header of {script.name} is not used, as requirements are given")
     check_secrets([*found.lines, *found.constraints], found.source, environment)
     check_pins([*found.lines, *found.constraints], found.source)
-    return Requirements(
-        source=found.source,
-        lines=found.lines,
-        constraints=found.constraints,
-        requires_python=found.requires_python,
-        isolated=isolated,
-        notes=notes,
-    )
+    return replace(found, isolated=isolated)
 
 
-def read_header(script: Path) -> Requirements | None:
-    """Read the header of a script (PEP 723). None: no header, or no script."""
+def _content_of(script: Path) -> str:
+    """Return the text of a script. Empty: no readable script."""
     try:
-        content = read_given(script)
+        return read_given(script).replace("\r\n", "\n")
     except (OSError, ValueError):  # the check of the script's folder names the error
-        return None
-    return header_in(content, script.name)
+        return ""
+
+
+def _blocks(content: str) -> list[str]:
+    """Return the headers in the text of a script (PEP 723), with comment signs."""
+    return [found["content"] for found in _BLOCK.finditer(content) if found["type"] == "script"]
 
 
 def header_in(content: str, name: str) -> Requirements | None:
@@ -96,14 +109,13 @@ def header_in(content: str, name: str) -> Requirements | None:
         ['trl>=1']
     """
     where = f"the header of {name}"
-    normal = content.replace("\r\n", "\n")
-    blocks = [found for found in _BLOCK.finditer(normal) if found["type"] == "script"]
+    blocks = _blocks(content.replace("\r\n", "\n"))
     if not blocks:
         return None
     if len(blocks) > 1:
         raise ConfigError(f"{name} has {len(blocks)} blocks '# /// script'. Keep a single block")
     lines = []
-    for line in blocks[0]["content"].splitlines(keepends=True):
+    for line in blocks[0].splitlines(keepends=True):
         lines.append(line[2:] if line.startswith("# ") else line[1:])
     table = _toml("".join(lines), where)
     dependencies = _texts(table.get("dependencies", []), f"dependencies of {where}")

@@ -36,6 +36,9 @@ OPTIONS = (
     "--trusted-host",
 )
 """Options of a requirements.txt that pip gets unchanged."""
+WITHOUT_HEADER = "; requirements=[] ignores the header and uses the pods' own packages"
+"""Way out of an error of a script's header."""
+_HEADER = "the header of"
 _HASH = re.compile(r"\s--hash[=\s]\S+")
 _SETTINGS = ("PIP_", "UV_")
 
@@ -83,6 +86,11 @@ class Requirements:
         return [line for line in self.lines if not line.startswith("-")]
 
     @property
+    def way_out(self) -> str:
+        """Advice for a header that cannot be fulfilled. Empty: the lines are no header's."""
+        return WITHOUT_HEADER if self.source.startswith(_HEADER) else ""
+
+    @property
     def words(self) -> str:
         """Describe the packages.
 
@@ -118,7 +126,7 @@ class Requirements:
         if not SpecifierSet(self.requires_python).contains(version, prereleases=True):
             raise ConfigError(
                 f"{self.source} requires Python {self.requires_python}, and {where} has Python "
-                f"{version}. Choose pods with that Python, or change requires-python"
+                f"{version}. Choose pods with that Python, or change requires-python{self.way_out}"
             )
 
 

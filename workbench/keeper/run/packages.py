@@ -182,7 +182,7 @@ class Packages:
     ) -> PackagesError:
         asked = short_list(needs.packages)
         why = told(text(answer.get("why"))) or "the agent of the pod named no reason"
-        message = f"{asked} ({needs.source}) could not be installed: {why}"
+        message = f"{asked} ({needs.source}) could not be installed: {why}{needs.way_out}"
         return self._error(link, message, text(answer.get("tail")))
 
     def _error(self, link: AgentLink, message: str, tail: str = "") -> PackagesError:

@@ -85,7 +85,20 @@ class RunLedger:
             )
         for message in self.full.values():
             warnings.append(f"logs are incomplete: {message}")
+        if self._worked_alone:
+            warnings.append(
+                "no rank opened a process group of torch, so each of the "
+                f"{self.world_size} ranks worked alone"
+            )
         return warnings
+
+    @property
+    def _worked_alone(self) -> bool:
+        """Whether several ranks trained or finished, and no rank is connected to another."""
+        if self.world_size == 1 or len(self.ranks) < self.world_size:
+            return False
+        begun = self.all_done or self.totals.last_step is not None
+        return begun and all(rank.alone for rank in self.ranks.values())
 
     @property
     def over(self) -> bool:

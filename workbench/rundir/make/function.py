@@ -70,6 +70,7 @@ def as_script(job: Job | Function, parent: Path, pods: Iterable[Pod] = ()) -> Jo
         stall_timeout_s=job.stall_timeout_s,
         restarts=job.restarts,
         env=job.env,
+        requirements=job.requirements,
         outputs=[f"{RETURNED}/rank-*"],
     )
 

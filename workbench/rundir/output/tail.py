@@ -6,7 +6,7 @@ import os
 import re
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -30,7 +30,7 @@ _TURN = re.compile(rb"^(stdout|stderr) (\d{1,19})$", re.MULTILINE)
 def last_lines(path: Path, root: Path, most: int | None) -> list[str]:
     """Return the last `most` lines of a run's log, without event lines and blank lines.
 
-    None: all lines.
+    None: all lines. A log that is not there yet has no lines.
     """
     return [line for _, line in _lines_with_ends(path, root, most)]
 
@@ -74,7 +74,12 @@ def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
 
 def _lines_with_ends(path: Path, root: Path, most: int | None) -> list[tuple[int, str]]:
     furthest = None if most is None else _MOST_BYTES
-    with open_record(path, within=root) as file:
+    lines: list[tuple[int, str]] = []
+    try:
+        file = open_record(path, within=root)
+    except FileNotFoundError:  # a log is made with its first line
+        return lines
+    with file:
         for start, data in _ends(file, furthest):
             lines = []
             end = start
@@ -109,6 +114,42 @@ def _ends(file: BinaryIO, furthest: int | None) -> Iterator[tuple[int, bytes]]:
         if furthest is None or start == 0 or back >= furthest:
             return
         back *= 4
+
+
+class LogLines:
+    """Read the lines of a log once each, without event lines and blank lines."""
+
+    def __init__(self, path: Path, root: Path):
+        self.path = path
+        self._root = root
+        self._offset = 0
+        self._pending = b""
+
+    def take(self, *, last: bool) -> Iterator[str]:
+        """Yield the new whole lines. `last`: no more comes, so half a line is whole.
+
+        Raise OSError for a log that cannot be read.
+        """
+        try:
+            file = open_record(self.path, within=self._root)
+        except FileNotFoundError:  # a log is made with its first line
+            return
+        with file:
+            file.seek(self._offset)
+            while data := file.read(_WINDOW_BYTES):
+                self._offset += len(data)
+                *lines, self._pending = (self._pending + data).split(b"\n")
+                yield from _printed(lines)
+        if last:
+            yield from _printed([self._pending])
+            self._pending = b""
+
+
+def _printed(lines: Iterable[bytes]) -> Iterator[str]:
+    for line in lines:
+        text = line.decode("utf-8", "replace")
+        if text and not text.startswith(MARK):
+            yield text
 
 
 class LogTail:

@@ -1,0 +1,119 @@
+"""What a script's rank learns of its pod before Accelerate, and what it notes of its group."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from workbench.agent.rank.groups import has_gpu, install, worked_alone
+
+
+def started(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, **env: str
+) -> dict[str, Callable[[Any], None]]:
+    """The changes at imports that a rank with the variables waits for."""
+    for name in ("ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORKBENCH_RANK_DIR", str(folder))
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    changes: dict[str, Callable[[Any], None]] = {}
+    install(changes.__setitem__)
+    return changes
+
+
+@pytest.mark.parametrize(
+    ("env", "use_cpu"),
+    [
+        ({"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": ""}, "true"),
+        ({"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "-1"}, "true"),
+        ({"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "false"}, "false"),
+        ({"WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}, None),
+        ({"CUDA_VISIBLE_DEVICES": ""}, None),
+    ],
+)
+def test_accelerate_is_asked_to_connect_ranks_without_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, env: dict[str, str], use_cpu: str | None
+) -> None:
+    started(monkeypatch, tmp_path, **env)
+    assert os.environ.get("ACCELERATE_USE_CPU") == use_cpu
+
+
+@pytest.mark.parametrize("deepspeed", ["true", "false"])
+def test_the_variable_does_not_switch_deepspeed_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deepspeed: str
+) -> None:
+    """accelerate/state.py chooses DeepSpeed only without the variable."""
+    seen = []
+
+    class State:
+        def __init__(self, *args: object) -> None:
+            seen.append((args, os.environ.get("ACCELERATE_USE_CPU")))
+
+    changes = started(monkeypatch, tmp_path, WORLD_SIZE="2", CUDA_VISIBLE_DEVICES="")
+    changes["accelerate.state"](SimpleNamespace(AcceleratorState=State))
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", deepspeed)
+    State("no")
+    assert seen == [(("no",), None if deepspeed == "true" else "true")]
+
+
+@pytest.mark.parametrize(
+    ("device", "visible", "gpu"),
+    [
+        ("nvidia0", None, True),
+        ("nvidiactl", "0,1", True),
+        ("nvidia0", "", False),
+        ("dxg", None, True),
+        ("kfd", None, True),
+        ("null", None, False),
+        ("null", "0", False),
+    ],
+)
+def test_a_gpu_is_known_by_its_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, visible: str | None, gpu: bool
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    (tmp_path / device).touch()
+    assert has_gpu(str(tmp_path)) is gpu
+    assert has_gpu(str(tmp_path / "missing")) is (visible != "")  # unknown: nothing is changed
+
+
+def test_a_rank_is_alone_from_torch_s_import_to_its_first_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    change = started(monkeypatch, tmp_path, WORLD_SIZE="2")["torch.distributed.distributed_c10d"]
+    assert not worked_alone(tmp_path)
+    seen: list[object] = []
+    module = SimpleNamespace(init_process_group=lambda *args, **options: seen.append(args))
+    change(module)
+    assert worked_alone(tmp_path)
+    module.init_process_group("gloo", rank=0)
+    assert seen == [("gloo",)]
+    assert not worked_alone(tmp_path)
+    change(SimpleNamespace(init_process_group=print))  # a child of the rank imports torch later
+    assert not worked_alone(tmp_path)
+
+
+def test_a_group_that_cannot_be_opened_connects_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse() -> None:
+        raise ValueError("no address")
+
+    module = SimpleNamespace(init_process_group=refuse)
+    change = started(monkeypatch, tmp_path, WORLD_SIZE="2")["torch.distributed.distributed_c10d"]
+    change(module)
+    with pytest.raises(ValueError, match="no address"):
+        module.init_process_group()
+    assert worked_alone(tmp_path)
+
+
+def test_a_single_rank_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert started(monkeypatch, tmp_path, WORLD_SIZE="1") == {}

@@ -1,0 +1,76 @@
+"""Let Accelerate connect ranks without GPUs, and note whether a script's rank opens a group.
+
+Only the standard library is imported: ranks of scripts run this file before their own code.
+"""
+
+import functools
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+# Files in the rank's folder, for the agent. Children of the rank write them too.
+_IMPORTED = "torch-imported"
+_OPENED = "group-opened"
+_USE_CPU = "ACCELERATE_USE_CPU"
+_USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+_GPU_DEVICES = ("nvidia", "nvhost", "nvgpu", "dxg", "kfd", "accel", "davinci")
+
+
+def install(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None:
+    """Prepare a rank of several. Accelerate opens a group without GPUs only if a variable asks."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return
+    if _USE_CPU not in os.environ and not has_gpu():
+        os.environ[_USE_CPU] = "true"
+        when_imported("accelerate.state", _keep_deepspeed)
+    folder = os.environ.get("WORKBENCH_RANK_DIR")
+    if folder:
+        when_imported("torch.distributed.distributed_c10d", functools.partial(_note, Path(folder)))
+
+
+def has_gpu(devices: str = "/dev") -> bool:
+    """Whether this process may see a GPU, as far as is known without a library."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1"):
+        return False
+    try:
+        return any(name.startswith(_GPU_DEVICES) for name in os.listdir(devices))  # noqa: PTH208
+    except OSError:
+        return True
+
+
+def _keep_deepspeed(module: Any) -> None:
+    """Take our variable back where a script asks for DeepSpeed: Accelerate would then skip it."""
+    original = module.AcceleratorState.__init__
+
+    @functools.wraps(original)
+    def begin(self: Any, *args: Any, **options: Any) -> None:
+        if os.environ.get(_USE_DEEPSPEED, "").lower() == "true":
+            os.environ.pop(_USE_CPU, None)
+        original(self, *args, **options)
+
+    module.AcceleratorState.__init__ = begin
+
+
+def worked_alone(folder: Path) -> bool:
+    """Whether a rank imported torch and has opened no process group."""
+    return (folder / _IMPORTED).exists() and not (folder / _OPENED).exists()
+
+
+def _note(folder: Path, module: Any) -> None:
+    _touch(folder / _IMPORTED)
+    original = module.init_process_group
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **options: Any) -> None:
+        original(*args, **options)
+        _touch(folder / _OPENED)
+
+    module.init_process_group = init_process_group
+
+
+def _touch(path: Path) -> None:
+    with suppress(OSError):  # a full disk: the result then has no note
+        path.touch()
