@@ -90,9 +90,18 @@ def test_mpirun_runs_nothing_on_a_host_with_another_key(launched: Launched, tmp_
     assert not (tmp_path / "canary").exists()
 
 
-def test_the_wrapper_is_ssh(launched: Launched) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sh", "-c", "'echo $WORKBENCH_POD $TMPDIR'", "127.0.0.3"],
+        # mpirun's form for an account whose shell is sh or ksh
+        ["( test ! -r ./.profile || . ./.profile; PATH=$PATH ; echo $WORKBENCH_POD $TMPDIR )"],
+    ],
+    ids=["program", "brackets"],
+)
+def test_the_wrapper_is_ssh(launched: Launched, words: list[str]) -> None:
     wrapper = ssh_wrapper(launched.identity, launched.pods)
-    argv = [wrapper, "-x", "127.0.0.3", "sh", "-c", "'echo $WORKBENCH_POD $TMPDIR'", "127.0.0.3"]
+    argv = [wrapper, "-x", "127.0.0.3", *words]
     done = subprocess.run(
         argv, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
     )

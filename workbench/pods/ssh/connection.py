@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import logging
 import shlex
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -39,6 +40,7 @@ _STEP_S = 30.0
 _FILE_S = 60.0  # how long a small file may take, beside the time for its bytes
 _SLOWEST_PER_S = 20_000  # bytes
 _KILLED_AT_MOST = 3
+_KILLED = 128 + signal.SIGKILL  # the code of a login shell such as dash, which waits for a command
 _DONE = {"take": "written", "holds": "read", "size": "read"}
 _SESSIONS = 3  # of a connection at a time: the agent's, SFTP's and a command's
 
@@ -282,14 +284,15 @@ class SSHConnection:
         timeout_s = _FILE_S + len(data) / _SLOWEST_PER_S
         for _ in range(_KILLED_AT_MOST):  # killing it kills no run: the command can be repeated
             done = self.run(argv, data, timeout_s=timeout_s)
-            if done.exit_code >= 0:
+            killed = done.exit_code < 0 or done.exit_code == _KILLED
+            if not killed:
                 break
         if not done.stdout.strip():
             verb, remote, *_ = words
             what = f"{remote} on {self.pod.name} cannot be {_DONE[verb]}"
-            how = "was killed" if done.exit_code < 0 else f"ended with {done.exit_code}"
+            how = "was killed" if killed else f"ended with {done.exit_code}"
             stderr = done.stderr[-500:]
-            why = stderr.strip() or f"{argv[0]} {how} there"
+            why = ("" if killed else stderr.strip()) or f"{argv[0]} {how} there"
             raise RemoteError(
                 f"{what}: {why}",
                 host=self.pod.address,

@@ -68,11 +68,16 @@ def ssh_wrapper(identity: Identity, pods: Sequence[Pod]) -> str:
     # Two orteds of one machine that share a folder race to make the same subfolder. One orted may
     # end without a word, and mpirun then waits for that orted for ever. In /tmp another user may
     # have made the subfolder.
-    own = {pod.address: shlex.quote(shlex.quote(f"TMPDIR={pod.root}")) for pod in pods if pod.root}
-    cases = " ".join(
-        f'{shlex.quote(address)}) set -- "$@" env {folder} ;;' for address, folder in own.items()
-    )
-    words = f'for word do\n  shift\n  set -- "$@" "$word"\n  case $word in {cases} esac\ndone\n'
+    cases = []
+    for pod in pods:
+        if pod.root:
+            folder = shlex.quote(f"TMPDIR={pod.root}")
+            # For an account with sh or ksh, mpirun's command is a list in brackets.
+            export = f'"("*) set -- "$@" {shlex.quote(f"export {folder};")} ;;'
+            other = f'*) set -- "$@" env {shlex.quote(folder)} ;;'
+            cases.append(f"{shlex.quote(pod.address)}) case $1 in {export} {other} esac ;;")
+    chosen = f"case $word in {' '.join(cases)} esac"
+    words = f'for word do\n  shift\n  set -- "$@" "$word"\n  {chosen}\ndone\n'
     write_text(
         path,
         f'#!/bin/sh\n{words}exec ssh -F {shlex.quote(str(identity.ssh_config))} "$@"\n',
