@@ -86,7 +86,9 @@ def encoder(template: str) -> Encoder:
     )
     tokenizer.add_special_tokens({"extra_special_tokens": ["<|im_start|>"]})
     tokenizer.chat_template = (PUBLISHED / f"{template}.jinja").read_text(encoding="utf-8")
-    model = SimpleNamespace(generation_config=None, config=LlamaConfig())
+    model = SimpleNamespace(
+        generation_config=None, config=LlamaConfig(), get_input_embeddings=lambda: None
+    )
     job = FineTune(model="tiny-llama", max_source_length=4096)
     return Encoder(Loaded(model=model, tokenizer=tokenizer, family=Family.CAUSAL), job)
 
