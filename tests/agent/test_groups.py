@@ -18,7 +18,8 @@ def started(
 ) -> dict[str, Callable[[Any], None]]:
     """The changes at imports that a rank with the variables waits for."""
     for name in ("ACCELERATE_USE_CPU", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # `install` may set it: to be undone, it must have been here
+        monkeypatch.delenv(name)
     monkeypatch.setenv("WORKBENCH_RANK_DIR", str(folder))
     for name, value in env.items():
         monkeypatch.setenv(name, value)

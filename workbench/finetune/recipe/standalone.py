@@ -440,6 +440,8 @@ def _open_on_cpu(with_deepspeed: bool, limit: timedelta) -> None:
         PartialState(cpu=True, backend="gloo", timeout=limit)
         return
     without_shm_op()
+    # With this variable of the environment accelerate would leave DeepSpeed out.
+    os.environ.pop("ACCELERATE_USE_CPU", None)
     # By default accelerate counts one process on CPUs under DeepSpeed; with `use_cpu` it opens the
     # process group without DeepSpeed. So make its state beforehand, in the same way as accelerate
     # on GPUs.
