@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -471,8 +472,9 @@ def test_a_process_that_is_no_keeper_makes_no_directory_a_cluster(tmp_path: Path
     "names", [(".", "pod-0"), ("../x", "pod-0"), ("c-0123456789abcdef", ".."), ("c", "pod-0")]
 )
 def test_a_host_removes_no_folder_that_enter_cannot_have_made(
-    tmp_path: Path, names: tuple[str, str]
+    tmp_path: Path, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("sys.stdin", StringIO(far_end.LISTENS))
     home = tmp_path / "home"
     (home / "letters").mkdir(parents=True)
     folder, pod = names

@@ -187,7 +187,7 @@ def test_a_refusal_reaches_the_notebook_as_a_backend_error(
             'namespaces "lab" not found',
             'did not create the pod in namespace lab .404.: namespaces "lab" not found',
         ),
-        (401, "Unauthorized", "Unauthorized; the credentials are not valid"),
+        (401, "Unauthorized", "Unauthorized; the credentials were valid before"),
         (409, 'pods "wb-test" already exists', "already exists"),
         (422, "spec.affinity: Invalid value", "spec.affinity: Invalid value"),
     ],
