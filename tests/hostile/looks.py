@@ -50,6 +50,7 @@ VIEWS = (
 
 NOT_CALLED = {
     "run": "carries out the user's own function or benchmark on pods",
+    "map": "carries out the user's own function on pods",
     "start": "starts the user's own pods",
     "submit": "starts the user's own job",
     "submit_prepared": "starts the user's own job",

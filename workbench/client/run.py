@@ -285,11 +285,10 @@ class Run(ShownLive):
             ended = self.state.is_terminal
             for log in logs:
                 try:
-                    lines = log.take(last=ended)
+                    for line in log.take(last=ended):
+                        yield mask_secrets(line)
                 except OSError as error:
                     raise RunError(f"{log.path} cannot be read: {error.strerror}") from error
-                for line in lines:
-                    yield mask_secrets(line)
             if ended:
                 return
             time.sleep(_LOOK_S)

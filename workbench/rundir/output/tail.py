@@ -139,6 +139,9 @@ class LogLines:
             while data := file.read(_WINDOW_BYTES):
                 self._offset += len(data)
                 *lines, self._pending = (self._pending + data).split(b"\n")
+                if len(self._pending) > _WINDOW_BYTES:  # a line without end comes in pieces
+                    lines.append(self._pending)
+                    self._pending = b""
                 yield from _printed(lines)
         if last:
             yield from _printed([self._pending])
