@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy
 import pytest
 from forkedruns import Plan, Ran
 from safetensors.numpy import load_file
@@ -99,7 +100,7 @@ def sent(source: str) -> dict[str, object]:
     return {"metrics": [{"path": "/home/me/scores.py", "function": "score", "source": source}]}
 
 
-def weights(run: Ran) -> dict[str, object]:
+def weights(run: Ran) -> dict[str, numpy.ndarray]:
     return dict(load_file(run.folder / "out" / "model" / "model.safetensors"))
 
 
@@ -120,7 +121,7 @@ def test_the_model_of_the_best_evaluation_is_saved_and_its_figures_are_stated(
     saved, whole = weights(run), weights(ran["single"])
     assert saved.keys() == whole.keys()
     for key, value in saved.items():
-        assert value == pytest.approx(whole[key], rel=1e-3, abs=1e-4), key
+        numpy.testing.assert_allclose(value, whole[key], rtol=1e-3, atol=1e-4, err_msg=key)
 
 
 def test_those_weights_are_those_of_the_checkpoint_of_that_step(ran: dict[str, Ran]) -> None:
