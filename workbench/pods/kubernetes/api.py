@@ -415,12 +415,7 @@ def _message(error: Any) -> str:
 
 
 def _excerpt(body: str) -> str:
-    """Return the first words of an answer that is not Kubernetes's.
-
-    Example:
-        >>> _excerpt("<html><title>Sign in</title><p>Your password"), _excerpt(" ")
-        ('an HTML page "Sign in"', 'an empty answer')
-    """
+    """Return the first words of an answer that is not Kubernetes's."""
     if not body.strip():
         return "an empty answer"
     kind = "an answer"

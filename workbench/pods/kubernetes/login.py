@@ -144,12 +144,7 @@ def _kill(process: subprocess.Popen[bytes], *, alone: bool) -> None:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """Return the command without its options, which may hold a secret of the client.
-
-    Example:
-        >>> _name(["/usr/bin/kubectl", "oidc-login", "get-token", "--oidc-client-secret=x"])
-        'kubectl oidc-login get-token'
-    """
+    """Return the command without its options, which may hold a secret of the client."""
     command, *words = argv
     parts = [Path(command).name]
     for word in words:
