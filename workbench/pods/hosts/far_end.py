@@ -72,7 +72,7 @@ def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
     """Make the pod's folder `root/folder/pod` and return the host's facts."""
     check_names(folder, pod)
     own = Path(root).expanduser().resolve() / folder
-    why = weakness(own.parent, elsewhere="choose another folder on the host: SSHPods(…, root=PATH)")
+    why = weakness(own.parent, elsewhere="choose another folder on the host: SSHPods(root=PATH)")
     if why:
         raise ValueError(why)
     own.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
