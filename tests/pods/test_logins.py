@@ -173,13 +173,18 @@ def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
     assert list(there.root.glob("*")) == []
 
 
-def test_a_stream_through_a_login_that_runs_nothing_says_so(
-    there: Strangers, context: LaunchContext, tmp_path: Path
-) -> None:
+def left_host(there: Strangers, context: LaunchContext, tmp_path: Path) -> tuple[Pod, Identity]:
+    """Return a host that a cluster has left, and an identity for logins to it."""
     backend = there.pods("bash")
     (pod,) = backend.launch(PodSpec(), 1, context)
     backend.stop()
-    identity = Identity.create(tmp_path / "own")
+    return pod, Identity.create(tmp_path / "own")
+
+
+def test_a_stream_through_a_login_that_runs_nothing_says_so(
+    there: Strangers, context: LaunchContext, tmp_path: Path
+) -> None:
+    pod, identity = left_host(there, context, tmp_path)
     identity.pin([pod])
     with SSHConnection(replace(pod, user="nologin"), identity) as connection:
         with pytest.raises(RemoteError, match=r"runs no commands.*nologin"):
@@ -195,10 +200,7 @@ def test_a_stream_through_a_login_that_runs_nothing_says_so(
 def test_the_doctor_names_a_login_that_runs_nothing(
     there: Strangers, context: LaunchContext, tmp_path: Path
 ) -> None:
-    backend = there.pods("bash")
-    (pod,) = backend.launch(PodSpec(), 1, context)
-    backend.stop()
-    identity = Identity.create(tmp_path / "own")
+    pod, identity = left_host(there, context, tmp_path)
     changed = replace(pod, user="exits")
     identity.pin([changed])
     (host,) = examine_pods([changed], identity, "/none", PodSpec())
