@@ -179,8 +179,12 @@ def test_a_cluster_and_a_run_in_a_folder_that_others_may_change_are_refused(
     theirs = another_s(tmp_path / "theirs", monkeypatch)
     theirs.chmod(0o777)
     # Who only pretends to be another user has a parent folder of another user too.
-    owned = "_weakness_of.owned" if os.getuid() else "make_private.owned-make-folder"
-    with pytest.raises(ConfigError, match=sentence(f"base.folders.{owned}")):
+    owned = (
+        sentence("base.folders._weakness_of.owned")
+        if os.getuid()
+        else sentence("base.folders.make_private.owned-make-folder")
+    )
+    with pytest.raises(ConfigError, match=owned):
         prepare_run(RunSpec(job=Script(path=__file__)), root=theirs)
     assert list(theirs.iterdir()) == []
 
