@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from workbench.agent.machine import Resident
 from workbench.agent.ranks import job, rank
 from workbench.agent.ranks.job import PodRun, bind, shares
+from workbench.agent.ranks.memory import MemoryWatch
 from workbench.agent.ranks.output import OutputPump
 from workbench.agent.ranks.rank import Rank
 from workbench.agent.ranks.request import RunRequest
 from workbench.agent.ranks.stacks import AT_ONCE, SIGNAL
+from workbench.agent.tasks import Tasks
 from workbench.base.process import Process, RankPlace
 
 KILL, TERM, CONT, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGCONT, signal.SIGINT
@@ -44,14 +47,17 @@ class World:
         monkeypatch.setattr(Process, "send_to_main_thread", send)
         monkeypatch.setattr(rank, "look_up", self.table.get)
         monkeypatch.setattr(rank, "catches", lambda pid, _: pid in self.catching)
-        monkeypatch.setattr(rank, "memory", lambda pid: self.memory.get(pid, (0, 0)))
-        monkeypatch.setattr(rank, "family_memory", lambda sizes: sum(sizes.values()))
+        monkeypatch.setattr(rank, "resident", self.resident)
         for module in (rank, job):
             monkeypatch.setattr(module, "activity", lambda pid: (pid / 8, pid in self.halted))
         monkeypatch.setattr(job, "process_table", lambda: self.table)
         monkeypatch.setattr(job, "marks", lambda pid: self.marks.get(pid, {}))
         monkeypatch.setattr(job, "OomWatch", lambda: self)
         monkeypatch.setattr(job, "time", self)
+
+    def resident(self, pid: int) -> Resident:
+        now, peak = self.memory.get(pid, (0, 0))
+        return Resident(now, peak, 0)
 
     def start(self, pid: int, *, at: int = 10, parent: int = 1, **other: Any) -> int:
         self.table[pid] = Process(pid, at, parent, other.pop("session", pid), **other)
@@ -481,10 +487,11 @@ def test_a_process_with_the_ranks_pid_but_another_start_is_no_rank(
 
 
 def test_memory_and_time_of_a_rank_are_those_of_its_processes(run: PodRun, world: World) -> None:
+    watch = MemoryWatch(Tasks())
     first, second = begin(run, world)
     world.start(60, parent=50)
-    world.memory = {50: (100, 500), 60: (30, 900)}
-    run.sample(world.table)
+    world.memory = {50: (100, 500), 60: (130, 900)}
+    run.sample(world.table, watch)
     assert (first.rss_bytes, first.peak_rss_bytes) == (130, 500)
     assert first.cpu_s == (50 + 60) / 8 and not first.halted
     assert first.group == Path("50") and second.rss_bytes == 0
@@ -492,12 +499,12 @@ def test_memory_and_time_of_a_rank_are_those_of_its_processes(run: PodRun, world
     world.end(60)
     world.memory = {50: (20, 20)}
     world.halted = {50}
-    run.sample(world.table)
+    run.sample(world.table, watch)
     assert (first.rss_bytes, first.peak_rss_bytes, first.cpu_s) == (20, 500, 110 / 8)
     assert first.halted and not second.halted
     world.memory = {}
     world.halted = set()
-    run.sample(world.table)
+    run.sample(world.table, watch)
     assert first.group == Path("50") and not first.halted
     assert first.to_dict()["cpu_s"] == 13.75
     first.cpu_s = 1.23456
@@ -505,7 +512,7 @@ def test_memory_and_time_of_a_rank_are_those_of_its_processes(run: PodRun, world
     first.rss_bytes = 9
     run.ended(50, 0)
     assert first.to_dict()["rss_bytes"] == 0
-    run.sample(world.table)
+    run.sample(world.table, watch)
     assert first.cpu_s == 1.23456, "a rank that ended is not measured"
 
 

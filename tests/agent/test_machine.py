@@ -53,36 +53,19 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
     return Proc(tmp_path, monkeypatch)
 
 
-def test_a_process_has_its_memory_now_and_at_its_peak(
-    proc: Proc, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "_PAGE_BYTES", 4096)
-    proc.write("/proc/5/statm", "900 300 10 1 0 50 0\n")
-    proc.write("/proc/5/status", "VmHWM:\t 2000 kB\nVmRSS:\t 1200 kB\n")
-    assert machine.memory(5) == (300 * 4096, 2000 * 1024)
+def test_a_process_has_its_memory_now_and_at_its_peak(proc: Proc) -> None:
+    proc.write("/proc/5/status", "VmHWM:\t 2000 kB\nVmRSS:\t 1200 kB\nRssShmem:\t 300 kB\n")
+    assert machine.memory(5) == (1200 * 1024, 2000 * 1024)
+    assert machine.resident(5).own_bytes == 900 * 1024
     # The peak is never lower than the memory now.
-    proc.write("/proc/5/status", "Name:\tx\nVmHWM:\t 20 kB\n")
-    assert machine.memory(5) == (300 * 4096, 300 * 4096)
-    proc.write("/proc/5/status", "Name:\tx\n")
-    assert machine.memory(5) == (300 * 4096, 300 * 4096)
+    proc.write("/proc/5/status", "Name:\tx\nVmHWM:\t 20 kB\nVmRSS:\t 1200 kB\n")
+    assert machine.memory(5) == (1200 * 1024, 1200 * 1024)
 
 
 def test_a_process_that_ended_has_no_memory(proc: Proc) -> None:
     assert machine.memory(5) == (0, 0)
-    proc.write("/proc/5/statm", "0\n")
+    proc.write("/proc/5/status", "Name:\tx\n")
     assert machine.memory(5) == (0, 0)
-
-
-def test_pages_that_forks_share_count_once(proc: Proc) -> None:
-    for pid, kib in ((1, 100), (2, 200)):
-        proc.write(f"/proc/{pid}/smaps_rollup", f"Rss:  500 kB\nPss:  {kib} kB\nPss_Dirty: 1 kB\n")
-    assert machine.family_memory({}) == 0
-    assert machine.family_memory({1: 500 * 1024}) == 500 * 1024
-    assert machine.family_memory({1: 250 * 1024, 2: 200 * 1024}) == 300 * 1024
-    # Never less than the largest of them.
-    assert machine.family_memory({1: 500 * 1024, 2: 200 * 1024}) == 500 * 1024
-    # A process whose share cannot be read counts as a whole.
-    assert machine.family_memory({1: 1, 3: 400 * 1024}) == 500 * 1024
 
 
 def test_the_memory_group_of_a_process_is_found_in_both_versions(proc: Proc) -> None:

@@ -17,7 +17,9 @@ import psutil
 import pytest
 from poll import until
 
-from workbench.agent.machine import family_memory, memory
+from workbench.agent.machine import memory, resident
+from workbench.agent.ranks.memory import MemoryWatch
+from workbench.agent.tasks import Tasks
 from workbench.base import process
 from workbench.base.process import (
     FORK_SERVER_NAME,
@@ -201,17 +203,13 @@ def test_pages_that_a_fork_shares_with_its_parent_count_once(does: str, times: i
     ) as parent:
         assert parent.stdout is not None and parent.stdin is not None
         pids = [int(parent.stdout.readline()) for _ in range(2)]
-        sizes = {pid: memory(pid)[0] for pid in pids}
-        together = family_memory(sizes)
+        sizes = {pid: resident(pid) for pid in pids}
+        watch = MemoryWatch(Tasks())
+        until(lambda: watch.look([pids]) or watch.is_exact(pids), 60)
+        together = watch.total(sizes, {})
         parent.stdin.close()
-    assert min(sizes.values()) > 192 << 20
+    assert min(size.bytes for size in sizes.values()) > 192 << 20
     assert times * (192 << 20) < together < (times + 0.3) * (192 << 20)
-
-
-def test_one_process_and_those_that_are_gone_have_what_they_had() -> None:
-    assert family_memory({}) == 0
-    assert family_memory({os.getpid(): 5}) == 5
-    assert family_memory({2**22 + 1: 7, 2**22 + 2: 9}) == 16  # nobody can say what they share
 
 
 NOBODY_S_PID = 2**22 + 1

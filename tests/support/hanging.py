@@ -1,4 +1,4 @@
-"""A process that hangs: stopped by a tracer, so that no signal but SIGKILL has an effect."""
+"""A process that hangs: a tracer stops all its threads; no signal but SIGKILL has an effect."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import pytest
 _TRACER = """
 import ctypes, os, sys
 pid = int(sys.argv[1])
-if ctypes.CDLL(None, use_errno=True).ptrace(16, pid, None, None) == -1:
-    sys.exit(os.strerror(ctypes.get_errno()))
-os.waitpid(pid, 0)
+ALL = 0x40000000  # wait for threads too
+for thread in map(int, os.listdir(f"/proc/{pid}/task")):
+    if ctypes.CDLL(None, use_errno=True).ptrace(16, thread, None, None) == -1:
+        sys.exit(os.strerror(ctypes.get_errno()))
+    os.waitpid(thread, ALL)
 print("hangs", flush=True)
 while not os.WIFSIGNALED(os.waitpid(pid, 0)[1]):
     pass

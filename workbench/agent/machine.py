@@ -15,7 +15,6 @@ from pathlib import Path
 
 from workbench.base.process import control_groups
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _ROOT = Path("/sys/fs/cgroup")
 _COUNTERS = ("memory.events", "memory.oom_control")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
@@ -30,42 +29,39 @@ _SECOND_FORM = 2 << 24  # NVML's mark of a structure of version 2, beside its si
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Resident memory of a process, in bytes."""
+
+    bytes: int
+    peak_bytes: int
+    shared_bytes: int
+    """Part of `bytes` in shared memory, as of `/dev/shm`. All processes that map it count it."""
+
+    @property
+    def own_bytes(self) -> int:
+        return self.bytes - self.shared_bytes
+
+
+def resident(pid: int) -> Resident:
+    """Return a process's resident memory, at a cost that does not grow with the memory.
+
+    Zeros for an ended process.
+    """
+    facts = {b"VmRSS": 0, b"VmHWM": 0, b"RssShmem": 0}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+            name, _, rest = line.partition(b":")
+            if name in facts:
+                facts[name] = int(rest.split()[0]) * 1024
+    now = facts[b"VmRSS"]
+    return Resident(now, max(now, facts[b"VmHWM"]), facts[b"RssShmem"])
+
+
 def memory(pid: int) -> tuple[int, int]:
     """Return a process's current and peak resident memory in bytes; zeros for an ended process."""
-    now = peak = 0
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        pages = Path(f"/proc/{pid}/statm").read_bytes().split()
-        now = int(pages[1]) * _PAGE_BYTES
-        status = Path(f"/proc/{pid}/status").read_bytes()
-        at = status.find(b"VmHWM:")
-        if at >= 0:
-            peak_kib = status[at:].split(None, 2)[1]
-            peak = int(peak_kib) * 1024
-    return now, max(now, peak)
-
-
-def family_memory(sizes: Mapping[int, int]) -> int:
-    """Return the resident bytes of several processes. Pages shared with a fork count once."""
-    if len(sizes) < 2:
-        return sum(sizes.values())
-    total = 0
-    for pid, size in sizes.items():
-        share = _share(pid)
-        total += size if share is None else share
-    return max(*sizes.values(), total)
-
-
-def _share(pid: int) -> int | None:
-    """Return a process's proportional set size (PSS) in bytes, or None if it cannot be read.
-
-    A page that several processes share is divided by the number of the processes.
-    """
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        text = Path(f"/proc/{pid}/smaps_rollup").read_bytes()
-        at = text.index(b"\nPss:")
-        share_kib = text[at:].split(None, 2)[1]
-        return int(share_kib) * 1024
-    return None
+    size = resident(pid)
+    return size.bytes, size.peak_bytes
 
 
 def memory_group(pid: int, *, ended: bool = False) -> Path | None:

@@ -11,8 +11,11 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from workbench.agent.clients.client import Client
@@ -23,7 +26,7 @@ from workbench.base.child import HOME
 from workbench.base.clock import share_clock
 from workbench.base.files.folders import remove_folder
 from workbench.base.messages.rpc import Refused
-from workbench.base.messages.wire import listen
+from workbench.base.messages.wire import connect, listen
 from workbench.base.process import (
     FORK_SERVER_SOCKET,
     Process,
@@ -41,6 +44,9 @@ from workbench.base.process import (
 _ANSWER_S = 5.0
 _START_S = 15.0
 _LEFTOVERS_S = 5.0
+_STUCK_S = 120.0
+_LIFE = "life.sock"
+_LIFE_AGAIN_S = 0.5
 _FILES = ("agent.json", "agent.lock", "agent.log")
 
 
@@ -127,6 +133,7 @@ def _take_lock(root: Path, lock: int) -> tuple[int | None, str]:
     replaced = ""
     deadline = time.monotonic() + _START_S
     hung_at = time.monotonic() + _ANSWER_S
+    used_s: dict[Process, float] = {}
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,14 +142,46 @@ def _take_lock(root: Path, lock: int) -> tuple[int | None, str]:
             pid = _ping(root, 1.0)
             if pid is not None:
                 return pid, ""
-        if time.monotonic() > hung_at:
-            hung = _agent_of(root)
-            if hung is not None:
+        agent = _agent_of(root)
+        if agent is not None:
+            used_s.setdefault(agent, activity(agent.pid)[0])
+        if agent is not None and time.monotonic() > hung_at:
+            if _is_at_work(root, agent, used_s[agent]):
+                used_s.clear()
+                hung_at = time.monotonic() + _ANSWER_S
+            else:
                 replaced = "did not answer, so it was ended and replaced"
-                hung.send(signal.SIGKILL)
+                agent.send(signal.SIGKILL)
         if time.monotonic() > deadline:
             raise RuntimeError(f"the agent in {root} neither answers nor ends; see agent.log there")
         time.sleep(0.05)
+
+
+def _is_at_work(root: Path, agent: Process, used_s: float) -> bool:
+    """Whether an agent without an answer is busy: its CPU time has grown, or a disk lets it wait.
+
+    `used_s`: its CPU time at the first look.
+    """
+    if activity(agent.pid)[0] > used_s:
+        return True
+    try:
+        with connect(root / _LIFE, 1.0) as life:
+            waited_s = float(life.recv(64))
+    except (OSError, ValueError):
+        return False
+    return waited_s < _STUCK_S
+
+
+def _show_life(listener: socket.socket, waited_s: Callable[[], float]) -> None:
+    """Tell everyone who connects for how many seconds the agent's loop has waited for a step."""
+    while True:
+        # A client that has gone harms nobody. Without a free descriptor the next try may succeed.
+        try:
+            client, _ = listener.accept()
+            with client:
+                client.send(f"{waited_s():.1f}".encode())
+        except OSError:
+            time.sleep(_LIFE_AGAIN_S)
 
 
 def _agent_of(root: Path) -> Process | None:
@@ -219,6 +258,8 @@ def _run(root: Path, lease_s: float, warm: bool, replaced: str, ready: int) -> N
     listener = listen(root / "agent.sock")
     share_clock()
     agent = Agent(root, lease_s, replaced)
+    life = listen(root / _LIFE)
+    threading.Thread(target=_show_life, args=[life, agent.waited_s], daemon=True).start()
     logging.getLogger(__name__).info("agent %d serves %s", pid, root)
     fork_server = os.environ.pop(FORK_SERVER_SOCKET, "")
     if warm:
@@ -228,7 +269,7 @@ def _run(root: Path, lease_s: float, warm: bool, replaced: str, ready: int) -> N
     os.close(ready)
 
     def leave() -> None:
-        for name in ("agent.sock", "agent.json"):
+        for name in ("agent.sock", _LIFE, "agent.json"):
             (root / name).unlink(missing_ok=True)
         logging.getLogger(__name__).info("agent %d has ended", pid)
 

@@ -15,6 +15,7 @@ from workbench.agent import machine
 from workbench.agent.packages.installs import Installs
 from workbench.agent.ranks.job import PodRun
 from workbench.agent.ranks.launcher import RankLauncher
+from workbench.agent.ranks.memory import MemoryWatch
 from workbench.agent.ranks.request import (
     Message,
     RunRequest,
@@ -65,6 +66,7 @@ class Agent:
         self.helpers = self.launcher.helpers
         self._tasks = Tasks()
         self._installs = Installs(self._tasks)
+        self._memory = MemoryWatch(self._tasks)
         self.lease_s = lease_s
         self._lease_end = time.monotonic() + lease_s
         self._ticked = time.monotonic()
@@ -101,6 +103,10 @@ class Agent:
     def renew(self) -> None:
         self._lease_end = time.monotonic() + self.lease_s
         self._graced = False
+
+    def waited_s(self) -> float:
+        """Return the seconds since the last tick. Any thread may ask."""
+        return time.monotonic() - self._ticked
 
     def pause_s(self) -> float:
         """Return the seconds that the server may sleep without a message."""
@@ -154,8 +160,10 @@ class Agent:
         self.warm.tick()
         if self._live and now >= self._sampled + _SAMPLE_S:
             self._sampled = now
+            families: list[set[int]] = []
             for run in self._runs.values():
-                run.sample(self._processes(fresh=True))
+                families += run.sample(self._processes(fresh=True), self._memory)
+            self._memory.look(families)
         for run in self._runs.values():
             if run.hurried:
                 run.tick(self._processes(fresh=True))

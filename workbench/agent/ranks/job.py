@@ -12,6 +12,7 @@ from pathlib import Path
 
 from workbench.agent.machine import OomWatch
 from workbench.agent.ranks import stacks
+from workbench.agent.ranks.memory import MemoryWatch
 from workbench.agent.ranks.output import OutputPump, Readable, read_chunks
 from workbench.agent.ranks.rank import Rank
 from workbench.agent.ranks.records import (
@@ -195,12 +196,15 @@ class PodRun:
             table = process_table()  # the older table may lack a process
             self._settled = not self._kill(table, self.family(table))
 
-    def sample(self, table: Mapping[int, Process]) -> None:
+    def sample(self, table: Mapping[int, Process], watch: MemoryWatch) -> list[set[int]]:
+        """Measure the running ranks; return the pids of each."""
+        families = []
         for rank in self.ranks.values():
             if rank.phase == "running" and rank.process is not None:
-                rank.sample(rank.members(table))
+                families.append(rank.sample(table, watch))
                 group = self._oom.add_group_of(rank.process.pid)
                 rank.group = group or rank.group
+        return families
 
     def family(self, table: Mapping[int, Process]) -> set[int]:
         """Return the pids of all living processes of this run on this pod."""

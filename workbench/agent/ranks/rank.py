@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.agent.machine import family_memory, memory
+from workbench.agent.machine import resident
 from workbench.agent.rank.groups import worked_alone
+from workbench.agent.ranks.memory import MemoryWatch
 from workbench.agent.ranks.output import OutputOrder, OutputStream
 from workbench.agent.ranks.records import (
     LEAVE_ASKED,
@@ -176,21 +177,21 @@ class Rank:
         self._known = {table[pid] for pid in members} | {own}
         return members
 
-    def sample(self, members: set[int]) -> None:
-        """Measure the resident memory and the CPU time of the rank's processes."""
-        now: dict[int, int] = {}
-        peaks: dict[int, int] = {}
-        for pid in members:
-            now[pid], peaks[pid] = memory(pid)
-        self.rss_bytes = family_memory(now)
+    def sample(self, table: Mapping[int, Process], watch: MemoryWatch) -> set[int]:
+        """Measure the memory and the CPU time of the rank's processes; return their pids."""
+        members = self.members(table)
+        sizes = {pid: resident(pid) for pid in members}
+        self.rss_bytes = watch.total(sizes, {pid: table[pid].parent for pid in members})
         cpu_s = sum(activity(pid)[0] for pid in members)
         self.cpu_s = max(self.cpu_s, cpu_s)
         self.halted = False
         own_peak = 0
         if self.process is not None:
             _, self.halted = activity(self.process.pid)
-            own_peak = peaks.get(self.process.pid, 0)
+            if self.process.pid in sizes:
+                own_peak = sizes[self.process.pid].peak_bytes
         self.peak_rss_bytes = max(self.peak_rss_bytes, self.rss_bytes, own_peak)
+        return members
 
     def to_dict(self) -> dict[str, object]:
         if self.phase == "running":
