@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from workbench import Cluster, Function, LocalPods, PodSpec
-from workbench.agent.machine import GpuWatch
+from workbench.agent import gpus
+from workbench.agent.gpus import GpuWatch
 
 SOURCE = """
 typedef struct { unsigned int gpu, memory; } util_t;
@@ -99,3 +102,157 @@ def test_the_gpus_of_a_run_are_in_its_result(
 def test_where_there_is_no_driver_there_is_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert GpuWatch("libno-such-library.so.1").latest() == []
+
+
+GIB = 1 << 30
+
+
+class Nvml:
+    """NVIDIA's library with some GPUs, the last of them a slice without utilization."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
+        self.count = count
+        self.inits = 0
+        self.reads = 0
+        self.code = 0
+        self.lost: set[int] = set()
+        self.now_s = 100.0
+        self.library = self
+        monkeypatch.setattr(ctypes, "CDLL", self.load)
+        monkeypatch.setattr(gpus.time, "monotonic", lambda: self.now_s)  # type: ignore[attr-defined]
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def load(self, name: str) -> Any:
+        if name != "libnvidia-ml.so.1":
+            raise OSError(f"no {name}")
+        return self
+
+    def nvmlInit_v2(self) -> int:  # noqa: N802 (NVML's name)
+        self.inits += 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802 (NVML's name)
+        self.reads += 1
+        count._obj.value = self.count
+        return self.code
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:  # noqa: N802 (NVML's name)
+        device._obj.value = index.value + 1
+        return 15 if index.value in self.lost else 0
+
+    def nvmlDeviceGetHandleByUUID(self, name: bytes, device: Any) -> int:  # noqa: N802 (NVML's name)
+        names = [b"GPU-a", b"MIG-b"]
+        device._obj.value = names.index(name) + 1 if name in names else 0
+        return 0 if name in names else 6
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:  # noqa: N802 (NVML's name)
+        memory._obj.used = device.value * GIB + GIB // 3
+        memory._obj.total = 80 * GIB
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, device: Any, busy: Any) -> int:  # noqa: N802 (NVML's name)
+        busy._obj.gpu = 10 * device.value
+        return int(device.value == self.count)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    return Nvml(monkeypatch)
+
+
+FIRST = {"index": 0, "percent": 10.0, "used_gib": 1.333, "total_gib": 80.0}
+SECOND = {"index": 1, "used_gib": 2.333, "total_gib": 80.0}
+
+
+def test_gpus_are_read_every_five_seconds(nvml: Nvml) -> None:
+    watch = GpuWatch()
+    assert watch.latest() == [FIRST, SECOND]
+    nvml.count = 1
+    nvml.now_s += 4.9
+    assert watch.latest() == [FIRST, SECOND]
+    nvml.now_s += 0.1
+    assert [gpu["index"] for gpu in watch.latest()] == [0]
+    assert (nvml.reads, nvml.inits) == (2, 1)
+
+
+def test_a_gpu_that_is_lost_costs_its_own_readings_and_is_asked_again(nvml: Nvml) -> None:
+    watch = GpuWatch()
+    assert watch.latest() == [FIRST, SECOND]
+    nvml.lost = {0}
+    nvml.now_s += 5
+    assert watch.latest() == [{"index": 0, "error": 15}, SECOND]
+    nvml.lost = set()
+    nvml.now_s += 5
+    assert watch.latest() == [FIRST, SECOND]
+
+
+def test_a_driver_that_lists_no_gpus_is_asked_again(
+    nvml: Nvml, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    watch = GpuWatch()
+    nvml.code = 9
+    assert watch.latest() == []
+    assert "nvmlDeviceGetCount_v2 gave 9" in caplog.text
+    nvml.code = 0
+    nvml.now_s += 59
+    assert watch.latest() == []
+    nvml.now_s += 1
+    assert watch.latest() == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize("library", ["libno-such-library.so.1"])
+def test_without_a_driver_there_are_no_gpus(nvml: Nvml, library: str) -> None:
+    assert GpuWatch(library).latest() == [] and nvml.reads == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        ("1", [1]),
+        (" 1 , 0,", [1, 0]),
+        ("0,7,1", [0]),
+        ("2", []),
+        ("-1,0", []),
+        (",", []),
+        ("GPU-a", [0]),
+        ("MIG-b,GPU-a", [0, 1]),
+    ],
+)
+def test_only_the_pods_own_gpus_are_read(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu["index"] for gpu in GpuWatch().latest()] == indices
+
+
+def test_gpus_that_are_given_by_uuid_or_as_slices_are_these_gpus(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-b,GPU-a,GPU-gone")
+    assert GpuWatch().latest() == [
+        {"index": 0, "used_gib": 2.333, "total_gib": 80.0},
+        {**FIRST, "index": 1},
+        {"index": 2, "error": 6},
+    ]
+
+
+@pytest.mark.parametrize("hidden", ["", " "])
+def test_a_pod_without_gpus_reads_none(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, hidden: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert GpuWatch().latest() == [] and nvml.reads == 0
+
+
+@pytest.mark.parametrize(("code", "used"), [(0, 5.0), (25, 1.333)])
+def test_the_drivers_own_share_is_left_out_where_it_is_known(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, code: int, used: float
+) -> None:
+    def second_form(_device: Any, memory: Any) -> int:
+        assert memory._obj.version == ctypes.sizeof(memory._obj) | 2 << 24
+        memory._obj.used, memory._obj.total = 5 * GIB, 80 * GIB
+        return code
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo_v2", second_form, raising=False)
+    assert GpuWatch().latest()[0]["used_gib"] == used

@@ -1,8 +1,7 @@
-"""Memory, limits, GPUs and networks of a pod, from pretended files of the kernel. No process."""
+"""Memory, limits and networks of a pod, from pretended files of the kernel. No process."""
 
 from __future__ import annotations
 
-import ctypes
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 
 from tests.support.sentences import says
 from workbench.agent import machine
-from workbench.agent.machine import GpuWatch, OomWatch
+from workbench.agent.machine import OomWatch
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -176,125 +175,6 @@ def test_a_kill_may_follow_where_a_group_was_full(
     files = {"memory_max": limit} | ({} if peak is None else {"memory_peak": peak})
     group = proc.group("a", 0, **files)
     assert OomWatch({empty: 0, group: 0}).may_follow() is follows
-
-
-class Nvml:
-    """NVIDIA's library with some GPUs, the last of them a slice without utilization."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int = 2) -> None:
-        self.count = count
-        self.inits = 0
-        self.reads = 0
-        self.code = 0
-        self.now_s = 100.0
-        self.library = self
-        monkeypatch.setattr(ctypes, "CDLL", self.load)
-        monkeypatch.setattr(machine.time, "monotonic", lambda: self.now_s)  # type: ignore[attr-defined]
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    def load(self, name: str) -> Any:
-        if name != "libnvidia-ml.so.1":
-            raise OSError(f"no {name}")
-        return self
-
-    def nvmlInit_v2(self) -> int:  # noqa: N802 (NVML's name)
-        self.inits += 1
-        return 0
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:  # noqa: N802 (NVML's name)
-        self.reads += 1
-        count._obj.value = self.count
-        return self.code
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:  # noqa: N802 (NVML's name)
-        device._obj.value = index.value + 1
-        return 0
-
-    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:  # noqa: N802 (NVML's name)
-        memory._obj.used = device.value * GIB + GIB // 3
-        memory._obj.total = 80 * GIB
-        return 0
-
-    def nvmlDeviceGetUtilizationRates(self, device: Any, busy: Any) -> int:  # noqa: N802 (NVML's name)
-        busy._obj.gpu = 10 * device.value
-        return int(device.value == self.count)
-
-
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    return Nvml(monkeypatch)
-
-
-FIRST = {"index": 0, "percent": 10.0, "used_gib": 1.333, "total_gib": 80.0}
-SECOND = {"index": 1, "used_gib": 2.333, "total_gib": 80.0}
-
-
-def test_gpus_are_read_every_five_seconds(nvml: Nvml) -> None:
-    watch = GpuWatch()
-    assert watch.latest() == [FIRST, SECOND]
-    nvml.count = 1
-    nvml.now_s += 4.9
-    assert watch.latest() == [FIRST, SECOND]
-    nvml.now_s += 0.1
-    assert [gpu["index"] for gpu in watch.latest()] == [0]
-    assert (nvml.reads, nvml.inits) == (2, 1)
-
-
-def test_a_reading_that_fails_is_the_last(nvml: Nvml, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    watch = GpuWatch()
-    assert len(watch.latest()) == 2
-    nvml.code = 15
-    nvml.now_s += 5
-    assert watch.latest() == []
-    assert says(caplog.text, "agent.machine._call.gave", "nvmlDeviceGetCount_v2", 15)
-    nvml.code = 0
-    nvml.now_s += 5
-    assert watch.latest() == [] and nvml.reads == 2
-
-
-@pytest.mark.parametrize("library", ["libno-such-library.so.1"])
-def test_without_a_driver_there_are_no_gpus(nvml: Nvml, library: str) -> None:
-    assert GpuWatch(library).latest() == [] and nvml.reads == 0
-
-
-@pytest.mark.parametrize(
-    ("visible", "indices"),
-    [
-        ("1", [1]),
-        (" 1 , 0,", [1, 0]),
-        ("0,7", [0, 1]),
-        ("2", [0, 1]),
-        ("GPU-1234", [0, 1]),
-        (",", [0, 1]),
-    ],
-)
-def test_only_the_pods_own_gpus_are_read(
-    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int]
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [gpu["index"] for gpu in GpuWatch().latest()] == indices
-
-
-@pytest.mark.parametrize("hidden", ["", " "])
-def test_a_pod_without_gpus_reads_none(
-    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, hidden: str
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert GpuWatch().latest() == [] and nvml.reads == 0
-
-
-@pytest.mark.parametrize(("code", "used"), [(0, 5.0), (25, 1.333)])
-def test_the_drivers_own_share_is_left_out_where_it_is_known(
-    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, code: int, used: float
-) -> None:
-    def second_form(_device: Any, memory: Any) -> int:
-        assert memory._obj.version == ctypes.sizeof(memory._obj) | 2 << 24
-        memory._obj.used, memory._obj.total = 5 * GIB, 80 * GIB
-        return code
-
-    monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo_v2", second_form, raising=False)
-    assert GpuWatch().latest()[0]["used_gib"] == used
 
 
 ROUTES = """Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT

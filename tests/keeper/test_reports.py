@@ -362,6 +362,22 @@ def test_memory_is_sampled_every_some_seconds_by_pod(hand: Hand) -> None:
     assert sampler.sample(report()) is not None
 
 
+def test_a_gpu_that_does_not_answer_is_named_once_and_again_when_it_answers(hand: Hand) -> None:
+    sampler = Sampler(hand)
+    well, lost = {"index": 0, "used_gib": 1.0}, {"index": 1, "error": 15}
+    told = [
+        event.data["message"]
+        for gpus in ([well, lost], [well, lost], [well, {"index": 1, "used_gib": 2.0}], [well])
+        for event in sampler.lost_gpus(report(gpus=gpus))
+    ]
+    names = ("GPU 1 of pod-0", "15")
+    assert says(told[0], "keeper.pod.lost_gpus.does-answer-driver", *names)
+    assert says(told[1], "keeper.pod.lost_gpus.answers-driver-again", "GPU 1 of pod-0")
+    assert len(told) == 2
+    event = sampler.sample(report(gpus=[well, lost]))
+    assert event is not None and event.data["gpus"] == [well]
+
+
 def test_after_an_hour_samples_are_rarer(hand: Hand) -> None:
     sampler = Sampler(hand)
     hand.now += 3599.0

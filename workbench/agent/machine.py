@@ -1,15 +1,12 @@
-"""The agent's machine: memory of processes, memory limits, out-of-memory kills, GPUs, network."""
+"""The agent's machine: memory of processes, memory limits, out-of-memory kills, network."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import ipaddress
-import logging
 import os
 import socket
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,11 +18,6 @@ _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _HIGHEST = ("memory.peak", "memory.max_usage_in_bytes")
 _FULL = 0.99
 _UNLIMITED_BYTES = 1 << 60
-_log = logging.getLogger(__name__)
-_EVERY_S = 5.0
-_GIB = 1024**3
-_LIBRARY = "libnvidia-ml.so.1"
-_SECOND_FORM = 2 << 24  # NVML's mark of a structure of version 2, beside its size
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -176,108 +168,6 @@ def _first_number(group: Path, names: Sequence[str]) -> int | None:
         except (OSError, ValueError):
             continue
     return None
-
-
-class _Utilization(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
-
-
-class _Memory2(ctypes.Structure):
-    """NVML's second form: `used` leaves out what the driver reserves for itself."""
-
-    _fields_ = (
-        ("version", ctypes.c_uint),
-        ("total", ctypes.c_ulonglong),
-        ("reserved", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    )
-
-
-class GpuWatch:
-    """Read the pod's GPUs every few seconds, until a reading fails."""
-
-    def __init__(self, library: str = _LIBRARY):
-        self._name = library
-        self._library: ctypes.CDLL | None = None
-        self._given_up = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() == ""
-        self._looked_at = float("-inf")
-        self._found: list[dict[str, float]] = []
-
-    def latest(self) -> list[dict[str, float]]:
-        """Return the latest reading, after a new reading if the last is more than 5 s old."""
-        now = time.monotonic()
-        if not self._given_up and now >= self._looked_at + _EVERY_S:
-            self._looked_at = now
-            try:
-                self._found = self._read_all()
-            except (OSError, AttributeError, RuntimeError) as error:
-                _log.info("no GPUs to watch: %s", error)
-                self._given_up = True
-                self._found = []
-        return self._found
-
-    def _read_all(self) -> list[dict[str, float]]:
-        if self._library is None:
-            library = ctypes.CDLL(self._name)
-            _call(library.nvmlInit_v2)
-            self._library = library
-        count = ctypes.c_uint()
-        _call(self._library.nvmlDeviceGetCount_v2, ctypes.byref(count))
-        return [self._one(self._library, index) for index in _visible(count.value)]
-
-    @staticmethod
-    def _one(library: ctypes.CDLL, index: int) -> dict[str, float]:
-        device = ctypes.c_void_p()
-        busy = _Utilization()
-        _call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(index), ctypes.byref(device))
-        memory = _memory_of(library, device)
-        # A slice of a GPU (MIG) reports its memory but no utilization.
-        has_load = library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
-        facts: dict[str, float] = {"index": index}
-        if has_load:
-            facts["percent"] = float(busy.gpu)
-        facts["used_gib"] = round(memory.used / _GIB, 3)
-        facts["total_gib"] = round(memory.total / _GIB, 3)
-        return facts
-
-
-def _memory_of(library: ctypes.CDLL, device: ctypes.c_void_p) -> _Memory | _Memory2:
-    """Return the memory of a GPU as nvidia-smi shows it. Old drivers count their own share too.
-
-    On an H200 without a program, `used` was 0.6 GiB by the first form, and 0 by the second.
-    """
-    second = _Memory2(version=ctypes.sizeof(_Memory2) | _SECOND_FORM)
-    ask = getattr(library, "nvmlDeviceGetMemoryInfo_v2", None)
-    if ask is not None and ask(device, ctypes.byref(second)) == 0:
-        return second
-    first = _Memory()
-    _call(library.nvmlDeviceGetMemoryInfo, device, ctypes.byref(first))
-    return first
-
-
-def _call(function: Callable[..., int], *arguments: object) -> None:
-    code = function(*arguments)
-    if code != 0:
-        raise RuntimeError(f"{getattr(function, '__name__', 'NVML')} gave {code}")
-
-
-def _visible(count: int) -> Sequence[int]:
-    """Return the indices of the GPUs that this pod may use; all if any has no number."""
-    parts = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    named = [part.strip() for part in parts if part.strip()]
-    numbers = [int(name) for name in named if name.isdigit() and int(name) < count]
-    if not named or len(numbers) < len(named):
-        return range(count)
-    return numbers
 
 
 def address_for_others(address: str) -> str:

@@ -175,7 +175,7 @@ def _is_at_work(root: Path, agent: Process, used_s: float) -> bool:
 def _show_life(listener: socket.socket, waited_s: Callable[[], float]) -> None:
     """Tell everyone who connects for how many seconds the agent's loop has waited for a step."""
     while True:
-        # A client that has gone harms nobody. Without a free descriptor the next try may succeed.
+        # A client that has gone does no harm. Without a free descriptor the next try may succeed.
         try:
             client, _ = listener.accept()
             with client:

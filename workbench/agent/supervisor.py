@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from workbench.agent import machine
+from workbench.agent.gpus import GpuWatch
 from workbench.agent.packages.installs import Installs
 from workbench.agent.ranks.job import PodRun
 from workbench.agent.ranks.launcher import RankLauncher
@@ -72,7 +73,7 @@ class Agent:
         self._ticked = time.monotonic()
         self._graced = False
         self._runs: dict[str, PodRun] = {}
-        self._gpus = machine.GpuWatch()
+        self._gpus = GpuWatch()
         self._sampled = 0.0
         self._table: tuple[float, dict[int, Process]] = (-1.0, {})
         self._end_by: float | None = None

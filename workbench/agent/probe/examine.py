@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from workbench.agent.machine import GpuWatch, interface_of, memory_limit_bytes
+from workbench.agent.gpus import GpuWatch
+from workbench.agent.machine import interface_of, memory_limit_bytes
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3
@@ -19,7 +20,7 @@ _BUILD_LOCK_S = 30.0  # a build starts a compiler within a second of taking the 
 
 
 def examine(address: str, folder: Path) -> dict[str, object]:
-    gpus = GpuWatch().latest()
+    gpus = [gpu for gpu in GpuWatch().latest() if "error" not in gpu]
     gpu_gib, memory_limit_gib = limits(gpus)
     return {
         "time_s": time.time(),
@@ -45,7 +46,7 @@ def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | N
         memory_gib.append(whole)
     if limit is not None:
         memory_gib.append(limit / _GIB)
-    gpu_gib = [gpu["total_gib"] for gpu in gpus]
+    gpu_gib = [gpu["total_gib"] for gpu in gpus if "total_gib" in gpu]
     return min(gpu_gib, default=None), min(memory_gib, default=None)
 
 

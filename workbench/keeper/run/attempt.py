@@ -406,6 +406,10 @@ class Attempt:
         sample = self._sampler.sample(report)
         if sample is not None:
             self._journal.event(sample)
+        for silent in self._sampler.lost_gpus(report):
+            recorded = self._journal.event(silent)
+            if recorded is not None:
+                self.ledger.totals.take(recorded)
         for printed in report.events:
             event = self._journal.event(printed)
             if event is None:  # recorded before; the local log was incomplete then

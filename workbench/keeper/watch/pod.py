@@ -21,7 +21,7 @@ from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.shortage import start_thread
 from workbench.pods.pod import Pod
-from workbench.rundir.events import Event
+from workbench.rundir.events import Event, EventKind
 from workbench.rundir.outcome import RankStatus, rank_statuses
 from workbench.rundir.output.collect import Collector
 
@@ -39,6 +39,7 @@ _EVERY_S = 5.0
 _LATER_S = 30.0
 _HOUR_S = 3600.0
 _GIB = 1024**3
+_LOST_AT_MOST = 1024  # GPUs that are named; a pod may say anything
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +61,10 @@ class PodReport:
     answered: bool = True
     """Whether the agent answered. If not, ranks and processes are unknown."""
     gpus: Sequence[Mapping[str, float]] = ()
-    """GPUs of the pod, if any can be watched: index, percent, used_gib, total_gib."""
+    """GPUs of the pod, if any can be watched: index, percent, used_gib, total_gib.
+
+    A GPU that does not answer has index and error, a code of NVML.
+    """
     lost: str = ""
     """Reason why the pod will not answer again. Empty: an answer is possible."""
     notes: Sequence[str] = ()
@@ -225,6 +229,31 @@ class Sampler:
         self._clock = clock
         self._begun = clock()
         self._due: dict[str, float] = {}
+        self._silent: set[tuple[str, float]] = set()
+
+    def lost_gpus(self, report: PodReport) -> list[Event]:
+        """Return a note for each GPU that has ceased to answer, and for each that answers again."""
+        events = []
+        for gpu in report.gpus:
+            index = gpu.get("index", -1)
+            key = (report.pod.name, index)
+            name = f"GPU {index:.0f} of {report.pod.name}"
+            if "error" in gpu and key not in self._silent and len(self._silent) < _LOST_AT_MOST:
+                self._silent.add(key)
+                message = (
+                    f"{name} does not answer its driver (NVML code {gpu['error']:.0f}), so its"
+                    " figures are missing; look at nvidia-smi and the kernel's log on the pod's"
+                    " machine"
+                )
+            elif "error" not in gpu and key in self._silent:
+                self._silent.remove(key)
+                message = f"{name} answers its driver again"
+            else:
+                continue
+            events.append(
+                Event(time_s=now_s(), rank=None, kind=EventKind.NOTE, data={"message": message})
+            )
+        return events
 
     def sample(self, report: PodReport) -> Event | None:
         """Process a report. Return the event to record if a sample is due."""
@@ -238,6 +267,7 @@ class Sampler:
             "host": report.pod.address,
             "rss_gib": round(sum(rank.rss_bytes for rank in running) / _GIB, 4),
         }
-        if report.gpus:
-            data["gpus"] = [dict(gpu) for gpu in report.gpus]
+        gpus = [dict(gpu) for gpu in report.gpus if "error" not in gpu]
+        if gpus:
+            data["gpus"] = gpus
         return Event(time_s=now_s(), rank=None, kind="sample", data=data)

@@ -8,7 +8,7 @@ import os
 import shutil
 from pathlib import Path
 
-from workbench.agent.machine import GpuWatch
+from workbench.agent.gpus import GpuWatch
 from workbench.agent.probe.examine import limits
 from workbench.base.files import write_json
 from workbench.finetune.plan.prediction import prediction_of
