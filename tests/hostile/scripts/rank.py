@@ -82,7 +82,7 @@ def forged_events() -> None:
         say(MARK + text)
     numbered = {"attempt": 9, "sequence": 0, "printed_by": 1}
     say(MARK + json.dumps({"time_s": 1.0, "rank": 0, "kind": "note", "message": "n", **numbered}))
-    for number in range(10_000):
+    for number in range(2_000):
         fields = {"step": number, "loss": 1.0, f"figure {number}": number}
         say(MARK + json.dumps({"time_s": 1e9, "rank": number, "kind": "step", **fields}))
         say(
@@ -95,9 +95,9 @@ def forged_events() -> None:
 
 
 def endless_line() -> None:
-    """Print 64 MiB without a line end, as an event and as text."""
+    """Print 20 MiB without a line end, as an event and as text."""
     for begin, stream in ((MARK.encode(), 1), (b"token=", 2)):
-        rest = memoryview(begin + b"x" * (64 << 20))
+        rest = memoryview(begin + b"x" * (20 << 20))
         while rest:
             rest = rest[os.write(stream, rest) :]
 
