@@ -92,10 +92,10 @@ def test_a_request_has_the_ranks_the_network_and_the_environment(sim: Simulation
     assert request["threads"] == 5, "a rank a pod"
     assert request["success"] == "exit code"
     env = request["env"]
-    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth7", "eth7")
+    assert request["defaults"] == {"GLOO_SOCKET_IFNAME": "eth7", "NCCL_SOCKET_IFNAME": "=eth7"}
     links[0].interface = ""
     other: Any = rank_request(context, links[0], ("10.0.0.0", 1234))
-    assert "GLOO_SOCKET_IFNAME" not in other["env"], "loopback leads to no other pod"
+    assert other["defaults"] == {}, "loopback leads to no other pod"
     assert (env["A"], env["B"], env["C"]) == ("job", "job", "pod"), "the job's own wins"
     assert request["argv"][:2] == ["/usr/bin/python3", "-u"]
     assert request["argv"][2:], "the program follows"

@@ -106,3 +106,13 @@ class LaunchContext:
     warm: bool = False
     """Whether the pods' agents will keep a process with torch imported; pods of one machine can
     share the import."""
+
+
+def interface_variables(interface: str) -> dict[str, str]:
+    """Return the variables by which gloo and NCCL use one network interface. Empty for no name.
+
+    NCCL reads a name as a prefix: `eth1` also means eth10. With `=` the name is exact.
+    """
+    if not interface:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}

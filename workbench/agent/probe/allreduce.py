@@ -35,7 +35,7 @@ _PATIENCE = timedelta(seconds=40)
 
 def main() -> None:
     request = json.loads(sys.stdin.readline())
-    os.environ.update(request["env"])
+    os.environ.update({**request["defaults"], **os.environ, **request["env"]})
     import torch
     import torch.distributed as dist
 

@@ -65,6 +65,8 @@ class RunRequest:
     """Address of rank 0's store."""
     master_port: int = 0
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
+    defaults: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Variables of the ranks that the pod's own variables replace."""
     cwd: str | None = None
     """Folder to start in; None: the run's folder."""
     environment: str = ""
@@ -98,6 +100,7 @@ class RunRequest:
             master_addr=str(raw.get("master_addr") or ""),
             master_port=whole_in(raw, "master_port", 0),
             env=texts_in(raw, "env"),
+            defaults=texts_in(raw, "defaults"),
             cwd=None if cwd is None else str(cwd),
             environment=str(raw.get("environment") or ""),
             threads=max(1, whole_in(raw, "threads", 1)),
@@ -172,6 +175,7 @@ def rank_environment(
     variables = {
         # torchrun's default. As with torchrun, the pod's own value wins.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **request.defaults,
         **base,
         **elastic,
         "OMP_NUM_THREADS": str(request.threads),

@@ -18,6 +18,7 @@ from workbench.keeper.launch import LaunchPlan
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.pods.backends import backend_class
+from workbench.pods.pod import interface_variables
 from workbench.pods.route import common_network, own_address_to
 from workbench.pods.ssh.openssh import pdsh_environment, ssh_argv, ssh_wrapper
 from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint
@@ -56,9 +57,7 @@ def rank_request(
         extra["WORKBENCH_PACKAGES"] = link.packages_folder(spec.pip)
     # Without a name the libraries choose themselves; loopback leads to no other pod.
     interface = link.interface or ("lo" if len(context.links) == 1 else "")
-    network = {}
-    if interface:
-        network = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    network = interface_variables(interface)
     return {
         "run": context.run_id,
         "success": job.traits.success,
@@ -68,13 +67,14 @@ def rank_request(
         "master_port": master[1],
         "env": {
             **QUIET,
-            **network,
             **program.env,
             **spec.env,
             **job.env,
             **program.forced,
             **extra,
         },
+        # An image or a site that names its networks knows more.
+        "defaults": network,
         "cwd": program.cwd,
         "environment": environment,
         "argv": [python, "-u", *program.argv],

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from workbench.base import entries
 from workbench.base.messages.lines import from_line, to_line
-from workbench.pods.pod import Pod
+from workbench.pods.pod import Pod, interface_variables
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import NO_CLIENT, start_ssh
 
@@ -197,16 +197,12 @@ def _converse(
     env: Mapping[str, str],
 ) -> list[Mapping[str, Any]]:
     for rank, (pod, process) in enumerate(zip(pods, processes, strict=True)):
-        name = interfaces.get(pod.name, "")
-        network = {}
-        if name:
-            network["GLOO_SOCKET_IFNAME"] = name
-            network["NCCL_SOCKET_IFNAME"] = name
         request = {
             "rank": rank,
             "world_size": len(pods),
             "address": pods[0].address,
-            "env": {**network, **env},
+            "defaults": interface_variables(interfaces.get(pod.name, "")),
+            "env": dict(env),
         }
         _tell(process, request)
     first = processes[0].stdout
