@@ -151,9 +151,10 @@ def environment(place: RankPlace, base: dict[str, str] | None = None, **other: A
 def test_the_pod_s_own_variables_replace_the_keeper_s_defaults_and_not_the_job_s() -> None:
     place = RankPlace(rank=0, local_rank=0, pod="pod-0")
     defaults = {"NCCL_SOCKET_IFNAME": "=eno1", "GLOO_SOCKET_IFNAME": "eno1"}
-    site = {"NCCL_SOCKET_IFNAME": "=ib0,ib1"}
+    site = {"NCCL_SOCKET_IFNAME": "=ib0,ib1", "OMP_NUM_THREADS": "12"}
     env = environment(place, site, defaults=defaults)
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=ib0,ib1", "eno1")
+    assert env["OMP_NUM_THREADS"] == "12"
     env = environment(place, site, defaults=defaults, env={"NCCL_SOCKET_IFNAME": "eth9"})
     assert env["NCCL_SOCKET_IFNAME"] == "eth9"
 

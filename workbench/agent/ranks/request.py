@@ -173,12 +173,12 @@ def rank_environment(
         max_restarts=request.max_restarts,
     )
     variables = {
-        # torchrun's default. As with torchrun, the pod's own value wins.
+        # As with torchrun, the pod's own values win.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": str(request.threads),
         **request.defaults,
         **base,
         **elastic,
-        "OMP_NUM_THREADS": str(request.threads),
         "PYTHONUNBUFFERED": "1",
         "TORCH_FR_BUFFER_SIZE": "2000",  # number of collectives in torch's flight recorder
         **request.env,
