@@ -62,8 +62,6 @@ def test_same_job_gives_the_same_losses_through_every_launcher(
     assert len(curves["ssh"]) == 4
     assert curves["ssh"] == curves["pdsh"] == curves["openmpi"]
     assert len({result.eval_loss for result in results.values()}) == 1
-    # Predicted beside the run; a machine that is busy may take longer than the run waits for it.
-    until(lambda: all(result.predicted_memory_gib for result in results.values()), 120)
 
 
 @pytest.mark.long

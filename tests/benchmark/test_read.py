@@ -275,7 +275,6 @@ def test_no_damage_to_a_directory_raises(run: WrittenRun, state: str) -> None:
     run.paths.profile.write_text(SAMPLE.read_text()[:2000])
     write_json(run.paths.origin, {"commit": "c0ffee", "data": "0123", "script": ""})
     run.step(3)
-    write_json(run.paths.prediction, {"host_gib": 3.5, "pod_gpu_gib": None})
     run.state("running")
     if state != "running":
         run.end(

@@ -51,10 +51,7 @@ def test_it_opens_and_shows(run: Run, tmp_path: Path) -> None:
         "zero1",
         "pod-0",
     )
-    assert (round(result.eval_loss or 0, 3), result.predicted_memory_gib) == (
-        6.866,
-        pytest.approx(0.517, abs=0.001),
-    )
+    assert round(result.eval_loss or 0, 3) == 6.866
     assert (
         result.predictions is not None
         and len(result.predictions) == 4
