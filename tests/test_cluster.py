@@ -69,7 +69,7 @@ def test_real_questions_halve_the_loss(cluster: Cluster, shared_data: Path, tmp_
     asked = (shared_data / "eval.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "eval.jsonl").write_text("".join(asked[::8]))  # 500 of them, all over the file
     data = {
-        "kind": "jsonl",
+        "kind": "files",
         "train": str(shared_data / "train.jsonl"),
         "eval": str(tmp_path / "eval.jsonl"),
     }
