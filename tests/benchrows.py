@@ -130,13 +130,17 @@ def write_row(
     }
     hosts = [{"address": f"10.0.0.{n}", "slots": 1, "pod": f"pod-{n}"} for n in range(pods)]
     files = {
-        paths.info: {"id": root.name, "cluster": str(root), "submitted_s": 5.0},
+        paths.info: {
+            "id": root.name,
+            "cluster": str(root),
+            "submitted_s": 5.0,
+            "predicted_memory_gib": 0.75,
+        },
         paths.spec: {
             "cluster": {"backend": {"kind": "local"}, "count": 3},
             "job": job,
             "pods": pods,
         },
-        paths.prediction: {"host_gib": 0.75},
         paths.result: {
             "state": "succeeded",
             "model": model,

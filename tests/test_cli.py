@@ -85,7 +85,7 @@ def test_broken_rows_name_file_line_and_field(
     bad = {**good, "sql": {"sel": "Name", "conds": [], "agg": "MEDIAN"}}
     (tmp_path / "train.jsonl").write_text(json.dumps(good) + "\n" + json.dumps(bad) + "\n")
     (tmp_path / "eval.jsonl").write_text(json.dumps(good) + "\n")
-    data = {"kind": "jsonl", "train": "train.jsonl", "eval": "eval.jsonl"}
+    data = {"kind": "files", "train": "train.jsonl", "eval": "eval.jsonl"}
     assert main(["run", spec(tmp_path, {"dataset": data}), "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().out
     for part in ("train.jsonl", "2", "agg", "MEDIAN"):

@@ -62,8 +62,6 @@ def test_same_job_gives_the_same_losses_through_every_launcher(
     assert len(curves["ssh"]) == 4
     assert curves["ssh"] == curves["pdsh"] == curves["openmpi"]
     assert len({result.eval_loss for result in results.values()}) == 1
-    # Predicted beside the run; a machine that is busy may take longer than the run waits for it.
-    until(lambda: all(result.predicted_memory_gib for result in results.values()), 120)
 
 
 @pytest.mark.long
@@ -71,7 +69,7 @@ def test_real_questions_halve_the_loss(cluster: Cluster, shared_data: Path, tmp_
     asked = (shared_data / "eval.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "eval.jsonl").write_text("".join(asked[::8]))  # 500 of them, all over the file
     data = {
-        "kind": "jsonl",
+        "kind": "files",
         "train": str(shared_data / "train.jsonl"),
         "eval": str(tmp_path / "eval.jsonl"),
     }

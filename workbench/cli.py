@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -56,8 +56,8 @@ def _run(args: argparse.Namespace) -> bool:
     from workbench.base.files import write_json
     from workbench.client.cluster import Cluster
     from workbench.keeper.checkpoints import held_checkpoint
-    from workbench.rundir.journal import fail_unstarted
     from workbench.rundir.make.prepare import prepare_run
+    from workbench.rundir.make.unstarted import fail_unstarted
     from workbench.rundir.spec import RunSpec
     from workbench.rundir.state import RunState
 
@@ -73,7 +73,8 @@ def _run(args: argparse.Namespace) -> bool:
         raise
     except WorkbenchError as error:
         write_json(prepared.paths.info, {"id": prepared.run_id, "cluster": str(cluster.path)})
-        fail_unstarted(prepared.paths, prepared.spec, error)
+        with suppress(OSError):
+            fail_unstarted(prepared.paths, prepared.spec, error)
         raise
     with cluster:
         _say(f"{cluster.message}\n{cluster.hostfile}".rstrip())

@@ -404,11 +404,11 @@ def test_ranks_keep_the_number_of_their_attempt_also_for_the_next_agent(agent):
     os.kill(agent.pid, signal.SIGKILL)
     agent.serve()
     assert found("r") == (["exited"], 3, 1), "from the folder of the run"
-    assert found("old") == (["exited"], 0, 0), "a keeper of an earlier version names no attempt"
+    assert found("old") == (["exited"], 0, 0), "the keeper named no attempt"
     (agent.root / "runs" / "r" / "attempt.json").unlink()
     os.kill(agent.pid, signal.SIGKILL)
     agent.serve()
-    assert found("r") == (["exited"], 0, 0), "an agent of an earlier version wrote none"
+    assert found("r") == (["exited"], 0, 0), "the file was removed"
 
 
 @pytest.mark.usefixtures("in_time")

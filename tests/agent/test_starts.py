@@ -1,8 +1,7 @@
-"""Ranks and helpers started by a pretended warm server, or cold. No process."""
+"""Ranks started by a pretended warm server, or cold. No process."""
 
 from __future__ import annotations
 
-import json
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +10,8 @@ from typing import Any
 import pytest
 
 from workbench.agent.ranks import launcher
-from workbench.agent.ranks.launcher import Helpers, RankLauncher
+from workbench.agent.ranks.launcher import RankLauncher
 from workbench.agent.ranks.request import RunRequest
-from workbench.base import entries
 from workbench.base.process import RankPlace
 
 
@@ -126,10 +124,9 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> Cold:
 
 
 @pytest.fixture
-def starts(tmp_path: Path, warm: Any) -> RankLauncher:
-    made = RankLauncher(tmp_path / "pod-0")
+def starts(warm: Any) -> RankLauncher:
+    made = RankLauncher()
     made.warm = warm
-    made.helpers = Helpers(tmp_path / "pod-0" / "helpers", warm)
     return made
 
 
@@ -239,97 +236,6 @@ def test_a_process_of_a_cancelled_request_is_ended(
     warm.news = ({1: 51, 9: 50}, [])
     starts.hear()
     assert ended.sent == [(51, signal.SIGKILL)] and not run.begins
-
-
-def test_a_helper_is_no_rank(
-    starts: RankLauncher, warm: Warm, ended: Ended, tmp_path: Path
-) -> None:
-    starts.helpers.ask("plan", {})
-    starts.helpers.ask("other", {})
-    warm.news = ({1: 51}, [2])
-    starts.hear()
-    assert starts.helpers.pids == {51: "plan"} and not ended.sent
-    assert starts.helpers.ask("plan", {})["state"] == "busy"
-    assert starts.helpers.ask("other", {})["state"] == "none"
-
-
-@pytest.fixture
-def helpers(tmp_path: Path, warm: Any) -> Helpers:
-    return Helpers(tmp_path / "deep" / "helpers", warm)
-
-
-def test_an_inquiry_is_busy_until_its_answer_is_taken(
-    helpers: Helpers, warm: Warm, tmp_path: Path
-) -> None:
-    folder = tmp_path / "deep" / "helpers" / "plan"
-    assert helpers.ask("plan", {"model": "t5"}) == {"state": "busy"}
-    assert folder.stat().st_mode & 0o777 == 0o700
-    assert json.loads((folder / "inquiry.json").read_text()) == {"model": "t5"}
-    request = warm.asked[1]
-    assert request["entry"] == entries.INQUIRY and request["threads"] == 1
-    assert request["cwd"] == str(folder) and request["folder"] == folder
-    assert request["env"]["CUDA_VISIBLE_DEVICES"] == "" and request["env"]["PATH"]
-    assert helpers.ask("plan", {}) == {"state": "busy"}
-    assert helpers.forked(1, 51) and helpers.pids == {51: "plan"} and not helpers.asked
-    assert helpers.ask("plan", {}) == {"state": "busy"}
-    helpers.reaped(51)
-    helpers.reaped(51)
-    (folder / "answer.json").write_text('{"gib": 2}')
-    assert helpers.ask("plan", {}) == {"state": "done", "answer": {"gib": 2}}
-    assert helpers.ask("plan", {}) == {"state": "busy"}, "the answer was taken: it is asked anew"
-
-
-def test_an_inquiry_that_ended_without_an_answer_is_not_asked_again(
-    helpers: Helpers, warm: Warm
-) -> None:
-    helpers.ask("plan", {})
-    helpers.forked(1, 51)
-    helpers.reaped(51)
-    assert helpers.ask("plan", {}) == {"state": "none"}
-    assert len(warm.asked) == 1
-
-
-def test_a_refused_inquiry_is_not_asked_again(helpers: Helpers, warm: Warm, tmp_path: Path) -> None:
-    helpers.ask("plan", {})
-    helpers.refused(1)
-    helpers.refused(9)
-    (tmp_path / "deep" / "helpers" / "plan" / "inquiry.json").unlink()
-    (tmp_path / "deep" / "helpers" / "plan").rmdir()
-    assert helpers.ask("plan", {}) == {"state": "none"}
-    assert helpers.ask("other", {}) == {"state": "busy"}
-    assert not helpers.forked(1, 51) and not helpers.pids
-
-
-def test_without_a_warm_server_there_is_no_answer(helpers: Helpers, warm: Warm) -> None:
-    warm.ready = False
-    assert helpers.ask("plan", {}) == {"state": "none"}
-    assert not warm.asked
-    warm.ready = True
-    assert helpers.ask("plan", {}) == {"state": "busy"}, "the server may be ready later"
-
-
-def test_the_end_of_the_agent_ends_its_helpers(helpers: Helpers, warm: Warm, ended: Ended) -> None:
-    for name, pid in (("plan", 51), ("gone", 52)):
-        helpers.ask(name, {})
-        helpers.forked(len(warm.asked), pid)
-    helpers.ask("late", {})
-    ended.gone = {52}
-    helpers.close()
-    assert ended.sent == [(51, signal.SIGKILL)]
-    # A helper whose pid comes later is ended at once.
-    ended.gone = {51, 52}
-    assert helpers.forked(3, 53)
-    assert ended.sent[1:] == [(53, signal.SIGKILL)]
-    assert helpers.ask("more", {}) == {"state": "none"}
-
-
-def test_a_launcher_has_a_folder_of_helpers_and_a_server_that_is_off(tmp_path: Path) -> None:
-    starts = RankLauncher(tmp_path)
-    assert starts.warm.state == "off"
-    assert starts.helpers.ask("plan", {}) == {"state": "none"}
-    (tmp_path / "helpers" / "plan").mkdir(parents=True)
-    (tmp_path / "helpers" / "plan" / "answer.json").write_text('{"gib": 2}')
-    assert starts.helpers.ask("plan", {})["state"] == "done"
 
 
 def test_the_output_of_a_rank_goes_through_a_pipe(

@@ -184,26 +184,6 @@ def test_a_forked_rank_is_the_agent_s_own_and_has_its_own_place(warm):
         assert facts["fds"] == [".stderr.pipe", ".stdout.pipe", "null", "stacks.txt"]
 
 
-def test_a_helper_that_fails_is_told_and_a_run_beside_it_is_not_disturbed(warm):
-    assert warm.ask("predict", run="r", inquiry={})["state"] == "busy"
-    start(warm, "stamp")
-    assert [(r["done"], r["exit_code"]) for r in warm.until_exited("r")["ranks"]] == [(True, 0)]
-    answers = []
-
-    def answered():
-        answers.append(warm.ask("predict", run="r", inquiry={}))
-        return answers[-1]["state"] != "busy"
-
-    until(answered, every_s=0.05)
-    assert answers[-1] == {"id": answers[-1]["id"], "ok": True, "state": "none"}
-    words = (warm.root / "helpers" / "r" / "stderr.log").read_text()
-    assert "KeyError: 'request'" in words  # it ran, in its own folder
-
-
-def test_a_pod_without_a_warm_server_has_no_helpers(agent):
-    assert agent.ask("predict", run="r", inquiry={})["state"] == "none"
-
-
 def test_a_rank_that_is_asked_for_during_the_imports_waits_for_them(make_agent, tmp_path):
     (tmp_path / "toy_job.py").write_text("import time; time.sleep(1)\n" + TOY)
     agent = make_agent()

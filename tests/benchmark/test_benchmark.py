@@ -233,7 +233,7 @@ def test_time_is_told_by_rows_that_stand_and_by_nothing_else() -> None:
 def test_what_a_job_names_is_identified_by_its_content(tmp_path: Path) -> None:
     rows = tmp_path / "train.jsonl"
     rows.write_text('{"source": "a", "target": "b"}\n')
-    job = FineTune(dataset={"kind": "jsonl", "train": str(rows)})
+    job = FineTune(dataset={"kind": "files", "train": str(rows)})
     before = data_of(job)
     os.utime(rows, (1, 1))
     assert data_of(job) == before != data_of(FineTune())

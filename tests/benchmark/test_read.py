@@ -83,6 +83,11 @@ def test_what_a_run_never_told_is_none(run: WrittenRun) -> None:
         assert getattr(row, name) is None, name
 
 
+def test_the_planned_memory_is_that_of_the_benchmark(run: WrittenRun) -> None:
+    write_json(run.paths.info, {**read_json(run.paths.info), "predicted_memory_gib": 3.5})
+    assert finished(run).predicted_memory_gib == 3.5
+
+
 def test_what_went_through_the_steps_and_what_stands_behind_it(run: WrittenRun) -> None:
     run.paths.profile.write_text(SAMPLE.read_text())
     origin = {"commit": "c0ffee+changes", "data": "0123", "script": "4567"}
@@ -275,7 +280,6 @@ def test_no_damage_to_a_directory_raises(run: WrittenRun, state: str) -> None:
     run.paths.profile.write_text(SAMPLE.read_text()[:2000])
     write_json(run.paths.origin, {"commit": "c0ffee", "data": "0123", "script": ""})
     run.step(3)
-    write_json(run.paths.prediction, {"host_gib": 3.5, "pod_gpu_gib": None})
     run.state("running")
     if state != "running":
         run.end(

@@ -170,7 +170,7 @@ def test_long_values_that_differ_at_their_ends_are_told_apart(tmp_path: Path) ->
         written(
             tmp_path,
             name,
-            dataset={"kind": "jsonl", "train": f"/data/{'x' * 90}/{name}.jsonl", "eval": "e"},
+            dataset={"kind": "files", "train": f"/data/{'x' * 90}/{name}.jsonl", "eval": "e"},
         )
     (row,) = compare(list(history(tmp_path)), names="ab").options().rows
     assert row[1] != row[2] and all(len(str(cell)) <= 60 for cell in row)

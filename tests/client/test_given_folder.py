@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import re
 import shutil
@@ -25,8 +23,7 @@ from workbench import Cluster, Run
 from workbench.base import entries
 from workbench.base.errors import BackendError, ConfigError, PodError, RunError
 from workbench.base.files import read_json, write_json
-from workbench.base.files.private import make_cluster_folder
-from workbench.base.files.sealed import read_sealed, write_sealed
+from workbench.base.files.sealed import write_sealed
 from workbench.base.process import process_start_time
 from workbench.base.redact import Redactor
 from workbench.client.lifecycle import close_cluster
@@ -39,7 +36,7 @@ from workbench.pods.hosts.note import make_folder, note_of
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.kubernetes.pods import RECORD, KubernetesPods
 from workbench.pods.notes import note_of as note_of_pods
-from workbench.pods.notes import read_note, write_note
+from workbench.pods.notes import write_note
 from workbench.pods.place import Place
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -51,7 +48,6 @@ from workbench.rundir.registered import (
     register,
     registered,
     registration,
-    why_not_registered,
 )
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
@@ -105,23 +101,13 @@ def locked(paths: ClusterPaths) -> ClusterPaths:
     return paths
 
 
-def previous(paths: ClusterPaths) -> ClusterPaths:
-    """Have this user's private folder know the cluster, as the previous version left it."""
-    make_cluster_folder(paths.root)
-    paths.own_keeper_lock.touch(0o600)
-    lock = paths.own_keeper_lock.stat().st_ino
-    write_json(paths.own_state, {**read_json(paths.state), "lock": lock})
-    runs = [{"id": "r1", "path": str(paths.runs / "r1")}]
-    paths.own_queue.write_text(json.dumps(runs))  # the previous version's form, without a seal
-    return paths
-
-
 def own(paths: ClusterPaths) -> ClusterPaths:
     """Make the cluster one that this user started, and whose keeper died."""
     register(paths, read_json(paths.config))
-    previous(paths)
+    paths.own_keeper_lock.touch(0o600)
+    lock = paths.own_keeper_lock.stat().st_ino
+    write_json(paths.own_state, {**read_json(paths.state), "lock": lock})
     write_queue(paths.own_queue, [QueuedRun(id="r1", path=paths.runs / "r1")])
-    write_json(paths.own_state, {**read_json(paths.own_state), "registered": True})
     return paths
 
 
@@ -277,53 +263,6 @@ def keeper_for(root: Path) -> subprocess.Popen[bytes]:
 def alive_state(paths: ClusterPaths, pid: int) -> dict[str, object]:
     state = {**read_json(paths.own_state), "phase": "ready", "pid": pid}
     return {**state, "start_time": process_start_time(pid)}
-
-
-def test_a_live_cluster_of_the_previous_version_is_registered(tmp_path: Path) -> None:
-    paths = previous(given(tmp_path / "c"))
-    keeper = keeper_for(paths.root)
-    try:
-        write_json(paths.own_state, alive_state(paths, keeper.pid))
-        assert not paths.own_registration.exists()
-        Cluster.attach(paths.root)
-    finally:
-        keeper.kill()
-        keeper.wait()
-    assert registered(paths.root).inode == paths.root.stat().st_ino
-    assert read_sealed(paths.config, purpose=SPEC, root=paths.root)["backend"] == LOCAL
-    # From now on the seal counts.
-    write_json(paths.config, ClusterSpec(backend=LOCAL).to_dict())
-    assert says(obstacle(paths.root), "base.sealed.read_sealed.carries-seal-yours")
-
-
-def test_a_dead_cluster_of_the_previous_version_is_tidied_with_its_private_folder(
-    tmp_path: Path,
-) -> None:
-    paths = previous(given(tmp_path / "c"))
-    assert end_broken_off(paths.root)
-    assert cluster_status(paths.root).phase == "closed"
-    assert not paths.own_registration.exists()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"host": "elsewhere"},
-        {"lock": 1},
-        {"lock": None},
-        {"phase": "closed"},
-        {"registered": True},
-    ],
-)
-def test_another_private_state_registers_no_cluster(
-    tmp_path: Path, wrong: dict[str, object]
-) -> None:
-    """`registered`: the register had an entry, which was removed."""
-    paths = previous(given(tmp_path / "c"))
-    write_json(paths.own_state, {**read_json(paths.own_state), **wrong})
-    assert why_not_registered(paths.root)
-    assert end_broken_off(paths.root) == ""
-    assert not paths.own_registration.exists()
 
 
 def test_a_process_for_a_directory_that_is_not_registered_is_not_ended(tmp_path: Path) -> None:
@@ -557,22 +496,6 @@ def test_a_forged_note_on_pods_leads_to_no_call(tmp_path: Path, name: str) -> No
     assert note.exists()
 
 
-@pytest.mark.parametrize("name", [RECORD, IDS])
-def test_the_notes_of_the_previous_version_are_taken_over(tmp_path: Path, name: str) -> None:
-    paths = given(tmp_path / "c")
-    pods = [Pod(name=f"pod-{number}").to_dict() for number in range(2)]
-    write_json(paths.state, {**read_json(paths.state), "pods": pods})
-    (paths.root / "pods").mkdir()
-    (paths.root / "pods" / "pod-0.id").write_text(f'{{"pid": {os.getpid()}, "start_time": 1}}')
-    for number in (1, 9):
-        (paths.root / "pods" / f"pod-{number}.id").write_text(f'"worker-{number}"')
-    assert read_note(paths.root, name) == {}
-    previous(paths)
-    registered(paths.root)
-    taken = {"base": "wb-c"} if name == RECORD else {"pod-1": "worker-1"}
-    assert read_note(paths.root, name) == taken
-
-
 def test_a_note_in_the_clusters_directory_is_not_read(tmp_path: Path, logins: list[str]) -> None:
     """A pod may share the directory, and have written the note and the host keys."""
     root = tmp_path / "c"
@@ -581,27 +504,6 @@ def test_a_note_in_the_clusters_directory_is_not_read(tmp_path: Path, logins: li
     write_sealed(earlier, hosts_note(), purpose="hosts", root=root)
     SSHPods(["127.0.0.1"]).remove_left(root)
     assert logins == []
-
-
-@pytest.mark.parametrize("pods", ["same pods", "other pods"])
-def test_a_note_of_the_previous_version_is_taken_over_with_its_cluster(
-    tmp_path: Path, pods: str, logins: list[str]
-) -> None:
-    backend: dict[str, object] = {"kind": "ssh", "hosts": ["127.0.0.1"]}
-    paths = given(tmp_path / "c", backend)
-    key = "ssh-ed25519 " + base64.b64encode(b"\0\0\0\x0bssh-ed25519" + bytes(36)).decode()
-    noted = hosts_note(host_key=key)
-    write_json(paths.state, {**read_json(paths.state), "pods": noted["pods"]})
-    previous(paths)
-    if pods == "other pods":
-        noted = hosts_note(host_key=key, address="192.0.2.1")
-    earlier = paths.root / "hosts" / "left.json"
-    earlier.parent.mkdir()
-    write_json(earlier, noted)
-    assert registered(paths.root).backend == "ssh"
-    assert note_of(paths.root).exists() is (pods == "same pods")
-    SSHPods(["127.0.0.1"]).remove_left(paths.root)
-    assert set(logins) == ({"127.0.0.1"} if pods == "same pods" else set())
 
 
 @contextmanager

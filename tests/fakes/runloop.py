@@ -253,8 +253,6 @@ class Simulation:
         self._told_done: set[int] = set()
         self.unreadable = False
         """Whether what ranks left cannot be listed."""
-        self.agents_are_older = False
-        """Whether agents of an earlier version run on the pods."""
         self.paths = RunPaths(folder / RUN)
         self._make(template)
 
@@ -740,10 +738,12 @@ class SimLink(AgentLink):
             self.of.stop(fields["grace_s"], ask=bool(fields.get("ask")))
         elif op == "rejoin":
             phases = [rank.phase for rank in self.of.ranks.values()]
-            key = "left" if self.sim.agents_are_older else "inherited"
-            answer = {"phases": phases, key: self.of.ended_with_agent}
-            if not self.sim.agents_are_older:
-                answer |= {"attempt": self.of.attempt, "restart": self.of.restart}
+            answer = {
+                "phases": phases,
+                "inherited": self.of.ended_with_agent,
+                "attempt": self.of.attempt,
+                "restart": self.of.restart,
+            }
         elif op == "poll":
             self.sim.tick(self.sim.now + _POLL_S)
             answer = {"live_processes": len(self.of.running)}
@@ -755,9 +755,6 @@ class SimLink(AgentLink):
         self.sim.passes(f"before {op}", self.keeper)
         self.sim.note(self.pod.name, op)
         self._reach()
-        known = "left" if self.sim.agents_are_older else "list_outputs"
-        if op in ("left", "list_outputs") and op != known:
-            raise RemoteError(f"{self.pod.name}: unknown or missing: {op}", host=self.pod.address)
         if op == "list_outputs" and self.sim.unreadable:
             raise RemoteError(f"{self.pod.name}: out/ cannot be read", host=self.pod.address)
         return {}

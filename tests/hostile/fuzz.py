@@ -262,7 +262,6 @@ class Files:
             "spec.json": self.target(run.spec, spec, record, shown),
             "label.json": self.target(run.label, record),
             "origin.json": self.target(run.origin, record),
-            "prediction.json": self.target(run.prediction, record, result),
             "profile.txt": self.target(
                 run.profile, lambda: str(parse_profile(run.profile.read_text(errors="replace")))
             ),

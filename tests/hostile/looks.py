@@ -54,7 +54,6 @@ NOT_CALLED = {
     "start": "starts the user's own pods",
     "submit": "starts the user's own job",
     "submit_prepared": "starts the user's own job",
-    "before_submit": "writes files of a new run",
     "doctor": "examines pods that the user started",
     "command": "needs pods that the user started",
     "forecast": "reads the grid of the user",

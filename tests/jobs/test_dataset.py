@@ -85,7 +85,7 @@ def test_mini_is_the_same_each_time_and_shares_no_question(tmp_path: Path) -> No
 def test_files_with_columns_by_name(tmp_path: Path) -> None:
     train, evaluation = write(tmp_path / "t.jsonl", ROW, ROW), write(tmp_path / "e.jsonl", ROW)
     made = prepare(
-        dataset_from({"kind": "jsonl", "train": train, "eval": evaluation}), tmp_path / "out"
+        dataset_from({"kind": "files", "train": train, "eval": evaluation}), tmp_path / "out"
     )
     assert (made.train_rows, made.eval_rows, made.tables) == (2, 1, None)
     assert lines(made.eval) == [
@@ -227,9 +227,9 @@ def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             ),
         ),
         ({}, sentence("base.errors.one_of.known-allowed", "dataset kind None")),
-        ({"kind": ["jsonl"]}, sentence("base.errors.one_of.known-allowed", "dataset kind")),
+        ({"kind": ["files"]}, sentence("base.errors.one_of.known-allowed", "dataset kind")),
         (
-            {"kind": "jsonl", "trian": "x"},
+            {"kind": "files", "trian": "x"},
             sentence("base.record._worded.option-known", "dataset", "trian", "train")
             + sentence("base.errors.one_of.did-you-mean"),
         ),
@@ -238,14 +238,14 @@ def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             sentence("base.record._worded.needs-option", "dataset of kind 'files'", "train"),
         ),
         (
-            {"kind": "jsonl", "train": "x", "eval": 5},
+            {"kind": "files", "train": "x", "eval": 5},
             sentence("base.record._worded.must", "dataset eval is 5", "text"),
         ),
         (
-            {"kind": "jsonl", "train": "x", "eval": "y"},
+            {"kind": "files", "train": "x", "eval": "y"},
             sentence("finetune.files._matching.dataset-file-paths", "train", "x"),
         ),
-        ({"kind": "jsonl", "train": "x", "eval": "y", "tables": 7}, "dataset tables is 7"),
+        ({"kind": "files", "train": "x", "eval": "y", "tables": 7}, "dataset tables is 7"),
         (
             {"kind": "release", "path": "gone.tar.bz2"},
             sentence("finetune.datasets.check.dataset-path-file", "gone.tar.bz2"),

@@ -140,7 +140,6 @@ MEMBERS = {
     "packages_in",
     "files_for",
     "program_on",
-    "companion",
     "resumed",
     "restarted_from",
     "in_users_files",

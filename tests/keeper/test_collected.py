@@ -168,17 +168,7 @@ def test_a_shared_folder_has_a_hash_of_every_file_and_a_script_its_archive(tmp_p
     assert line.gave_up is True
 
 
-def test_an_agent_of_an_earlier_version_is_asked_by_the_old_name(tmp_path: Path) -> None:
-    class Old(Line):
-        def work(self, name: str, limit_s: float, **fields: object) -> Mapping[str, object]:
-            if name == "list_outputs":
-                raise RemoteError("op is unknown or missing: list_outputs", host="pod-0")
-            return super().work(name, limit_s, **fields)
-
-    line = Old("pod-0", {"out": [["a", 1, "d"]]})
-    listed = list_outputs(Places(tmp_path, line), line)  # type: ignore[arg-type]
-    assert listed.out == [OutputFile("a", 1, "d")]
-    assert [name for name, _ in line.asked] == ["left"]
+def test_a_list_that_an_agent_refuses_is_an_error(tmp_path: Path) -> None:
     line = Line("pod-0", RemoteError("the disk is gone", host="pod-0"))  # type: ignore[arg-type]
     with pytest.raises(RemoteError, match="the disk is gone"):
         list_outputs(Places(tmp_path, line), line)  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ def known(context: RunContext, **decided: Any) -> RunContext:
 def test_ranks_of_a_dead_keeper_may_be_alive_as_its_log_says(sim: Simulation) -> None:
     fresh, inherited = sim.context(), sim.context(inherited=True)
     assert not fresh.may_have_ranks
-    assert inherited.decided is None and inherited.may_have_ranks, "an earlier version has no log"
+    assert inherited.decided is None and inherited.may_have_ranks, "there is no log"
     assert not known(inherited).may_have_ranks
     assert known(inherited, attempt=1).may_have_ranks
     assert not known(fresh, attempt=1).may_have_ranks

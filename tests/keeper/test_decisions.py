@@ -404,7 +404,7 @@ def test_pods_of_a_run_are_those_of_its_last_attempt(tmp_path: Path) -> None:
     log.add("a", What.STAGED, 1, restart=0)
     run = log.of("a")
     assert run is not None
-    assert list(run.pods) == ["pod-0", "pod-1"], "a keeper of an earlier version names none"
+    assert list(run.pods) == ["pod-0", "pod-1"], "a line may name none"
     log.add("a", What.STAGED, 2, pods=["pod-1"], restart=1, event={"time_s": 1.0})
     assert (list(run.pods), run.restart, run.loss) == (["pod-1"], 1, None)
     assert run.events == [{"time_s": 1.0}]

@@ -157,19 +157,6 @@ def test_ranks_that_run_are_found_with_their_attempt(kept: Kept) -> None:
     assert kept.asked("start") == []
 
 
-def test_a_context_may_know_a_later_attempt_than_agents_of_an_earlier_version(kept: Kept) -> None:
-    kept.context = replace(kept.context, attempt=2, restart=1)
-    kept.answers(*[{"phases": ["running"], "left": False}] * 2)
-    found = kept.found()
-    assert (found.attempt, found.restart, found.unwatched) == (2, 1, False)
-
-
-def test_agents_of_an_earlier_version_name_no_restart(kept: Kept) -> None:
-    kept.answers(*[{"phases": ["running"], "left": True}] * 2)
-    found = kept.found()
-    assert (found.attempt, found.restart, found.unwatched) == (1, 0, True)
-
-
 def test_an_agent_gets_the_request_of_a_run_whose_port_is_unknown(kept: Kept) -> None:
     kept.found()
     for link in kept.links:
@@ -272,7 +259,7 @@ def test_a_pod_with_ranks_of_an_earlier_attempt_is_blamed(kept: Kept) -> None:
     assert gone.host == "10.0.0.0"
     assert "attempt 2" in str(gone) and "pod-1" in str(gone)
     kept.answers({**RUNNING, "attempt": 0}, {**RUNNING, "attempt": 2})
-    assert kept.found().attempt == 2, "an agent of an earlier version names no attempt"
+    assert kept.found().attempt == 2, "the pod lost the number of its attempt"
 
 
 def test_a_pod_with_ranks_of_an_attempt_before_that_of_the_log_is_blamed(kept: Kept) -> None:
@@ -360,12 +347,6 @@ def test_earlier_ranks_are_asked_to_end_and_waited_for(kept: Kept, hand: Hand) -
     assert 0.0 < hand.now - began < 1.0
     assert kept.asked("poll").count("pod-0") == 3
     assert kept.links[0].fields["max_bytes"] == 0, "output is read later"
-
-
-def test_earlier_ranks_under_an_agent_of_an_earlier_version_are_waited_for(kept: Kept) -> None:
-    kept.links[0].alive = [{"left": 2}, {"left": 0}]
-    end_earlier_ranks(kept.context)
-    assert kept.asked("poll").count("pod-0") == 2
 
 
 def test_earlier_ranks_that_do_not_end_are_left_after_some_seconds(kept: Kept, hand: Hand) -> None:

@@ -222,7 +222,7 @@ def test_a_cluster_is_ready_once_its_pods_are_and_closes_when_asked(
     served.start()
     assert served.fleet.asked[0] == "launch"
     state = served.state
-    assert (state["pid"], state["lock"], state["beats"]) == (os.getpid(), 7, True)
+    assert (state["pid"], state["lock"]) == (os.getpid(), 7)
     assert [pod["name"] for pod in state["pods"]] == ["pod-0", "pod-1"]
     assert "2 pods are " in state["message"] and "all share /nfs" in state["message"]
     assert not says(state["message"], "keeper.keeper.serve.taken-over-keeper")

@@ -150,10 +150,9 @@ def test_a_pod_that_is_lost_before_the_others_have_answered_is_no_lost_network()
     assert (fault.kind, fault.pod) == ("pod", "pod-0")
 
 
-@pytest.mark.parametrize("key", ["live_processes", "left"])
-def test_a_watch_reads_agents_of_this_and_an_earlier_version(tmp_path: Path, key: str) -> None:
+def test_a_watch_reads_the_live_processes(tmp_path: Path) -> None:
     reports: queue.Queue[PodReport] = queue.Queue()
-    answer = {"ranks": [], "chunks": {}, key: 2, "gpus": []}
+    answer = {"ranks": [], "chunks": {}, "live_processes": 2, "gpus": []}
     link: Any = SimpleNamespace(
         pod=A, agent_pid=1, clock_offset_s=0.0, call=lambda _op, **_fields: answer
     )

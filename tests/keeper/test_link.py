@@ -127,16 +127,6 @@ def test_work_that_fails_or_never_ends_is_an_error_and_the_line_remains(
         assert link.call("ping")["ok"]
 
 
-def test_an_agent_of_an_earlier_version_is_named_and_not_believed(tmp_path: Path) -> None:
-    with (
-        near(tmp_path, lambda request: request.answer({"task": 7})) as link,
-        pytest.raises(
-            RemoteError, match=sentence("keeper.agent.work.agent-earlier-version", "pod-0")
-        ),
-    ):
-        link.work("stage", 30.0)
-
-
 def test_an_agent_that_is_silent_while_it_works_loses_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

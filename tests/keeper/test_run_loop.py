@@ -394,16 +394,6 @@ def test_a_keeper_takes_over(
     assert sim.wrong == []
 
 
-def test_a_keeper_takes_over_from_agents_of_an_earlier_version(tmp_path: Path) -> None:
-    sim = Simulation(tmp_path, script(), [Plan()])
-    sim.agents_are_older = True
-    given_ranks(sim, ("running", "running"))
-    before = sim.attempts
-    assert sim.runner(inherited=True).run() == "succeeded"
-    assert sim.attempts == before
-    assert ("pod-0", "left") in sim.asked
-
-
 def test_a_keeper_takes_over_a_run_that_was_asked_to_end(tmp_path: Path) -> None:
     sim = Simulation(tmp_path, script(), [RUNS_ON])
     given_ranks(sim, ("running", "running"))

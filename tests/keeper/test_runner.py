@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +34,6 @@ from tests.keeper.acts import (
 from tests.support.sentences import says, sentence
 from workbench.base.errors import PodError, RemoteError, RunError
 from workbench.base.files import read_json, write_json
-from workbench.jobs.script import Script
 from workbench.keeper.checkpoints import Returned
 from workbench.keeper.decisions import What, read_decisions
 from workbench.keeper.run import runner as module
@@ -166,27 +164,6 @@ def test_a_run_that_is_taken_over_keeps_its_start(
     clock[0] = 2000.0
     runner.run()
     assert read_json(sim.paths.result)["started_s"] == 1000.0
-
-
-class Accompanied(Script):
-    """A script with work in the background of its run."""
-
-    def companion(self, pod: Any, run_id: str, root: Path) -> Any:
-        SEEN.append((pod.pod.name, run_id, root))
-        return SimpleNamespace(start=lambda: SEEN.append("start"), wait=SEEN.append)
-
-
-SEEN: list[object] = []
-
-
-def test_a_companion_starts_with_the_run_and_gets_seconds_at_its_end(tmp_path: Path) -> None:
-    SEEN.clear()
-    sim = Simulation(tmp_path, Accompanied(path="/home/me/train.py"))
-    assert carried_out(sim)["state"] == "succeeded"
-    first, begun, waited_s = SEEN
-    assert first == ("pod-0", RUN, sim.paths.root)
-    assert begun == "start"
-    assert isinstance(waited_s, float) and waited_s > 0
 
 
 # The result.

@@ -160,7 +160,7 @@ def test_a_stop_says_how_long_the_last_rank_took_and_the_signal(context: RunCont
     )
 
 
-def test_a_stop_of_agents_of_an_earlier_version_names_no_signal(context: RunContext) -> None:
+def test_a_stop_without_a_signal_names_none(context: RunContext) -> None:
     _, message = decided(context, asked_at(100.0, "", ""), asked=True)
     assert says(message, "keeper.verdict._how_it_stopped.ranks-ended-themselves", 7)
     assert message.endswith("7 s")

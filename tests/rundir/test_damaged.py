@@ -49,7 +49,6 @@ FILES = (
         "result.json",
         "events.jsonl",
         "hostfile",
-        "prediction.json",
     ),
     *(
         "origin.json",
@@ -121,7 +120,6 @@ def whole_run(folder: Path) -> RunPaths:
     )
     table = {"id": "1-2", "header": ["a"], "types": ["text"], "rows": [["x"]]}
     paths.tables.write_text(json.dumps(table) + "\n")
-    paths.prediction.write_text(json.dumps({"host_gib": 1.5, "warning": "tight"}))
     paths.origin.write_text(json.dumps({"commit": "abc", "data": "d", "script": ""}))
     paths.held.write_text(json.dumps({"parts": {"3": {"0": ["pod-0", "/x/step-3/rank-0"]}}}))
     paths.command.write_text("deepspeed --hostfile hostfile train.py\n")
@@ -266,7 +264,7 @@ def looks(paths: RunPaths, folder: Path) -> Iterator[Callable[[], object]]:
     yield lambda: list(run.events())
     for rank, stream in ((0, "stderr"), (1, "stdout")):
         yield lambda rank=rank, stream=stream: run.logs(rank, stream)  # type: ignore[misc]
-    for part in ("profile", "predictions", "predicted_memory_gib", "tflops_per_device"):
+    for part in ("profile", "predictions", "tflops_per_device"):
         yield lambda part=part: str(getattr(run.result, part))  # type: ignore[misc]
     yield lambda: str(run.result) + repr(run.result) + run.result._repr_html_()
     yield lambda: repr(run.result.raise_for_status())

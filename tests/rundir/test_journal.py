@@ -15,7 +15,8 @@ from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir import journal as journal_module
 from workbench.rundir.events import Event, format_event, read_events
-from workbench.rundir.journal import Journal, fail_unstarted
+from workbench.rundir.journal import Journal
+from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.spec import RunSpec
@@ -345,6 +346,7 @@ def test_a_run_whose_results_alone_were_missing_succeeds_when_they_are_there(
 
 
 def test_a_run_that_never_started_has_the_reason_in_its_result(paths: RunPaths) -> None:
+    before = {*paths.root.rglob("*")}
     fail_unstarted(paths, RunSpec.load(paths.spec), OSError("no hosts"))
     result = read_json(paths.result)
     assert (result["state"], result["message"]) == (
@@ -353,6 +355,8 @@ def test_a_run_that_never_started_has_the_reason_in_its_result(paths: RunPaths) 
     )
     assert result["error"]["kind"] == "OSError"  # type: ignore[index]
     assert (result["world_size"], result["hosts"]) == (0, [])
+    # One error is written, and no curves.
+    assert {*paths.root.rglob("*")} - before == {paths.result}
 
 
 def test_events_that_cannot_be_summed_up_leave_a_result_with_a_remark(

@@ -1,4 +1,4 @@
-"""A run's result as others read it: the words for a fault, the model, the predicted memory."""
+"""A run's result as others read it: the words for a fault, the model."""
 
 from __future__ import annotations
 
@@ -43,27 +43,6 @@ def test_what_was_trained_is_named_without_adapters_that_there_are_not(tmp_path:
     facts = {"model": "tiny-t5", "technique": "ddp", "precision": "bf16"}
     assert result(tmp_path, **facts, peft="none").trained == "tiny-t5 ddp bf16"
     assert result(tmp_path, **facts, peft="lora").trained == "tiny-t5 ddp lora bf16"
-
-
-@pytest.mark.parametrize(
-    ("kind", "measured", "predicted"),
-    [
-        # GPUs of a run that reports CUDA memory, or that failed before it reported any.
-        ("cuda", {"10.0.0.2": 3.0}, 8.0),
-        ("resident", {}, 8.0),
-        ("resident", {"10.0.0.2": 3.0}, 2.0),
-    ],
-)
-def test_the_predicted_memory_is_of_the_place_that_was_measured(
-    tmp_path: Path, kind: str, measured: dict[str, float], predicted: float
-) -> None:
-    made = result(tmp_path, memory_kind=kind, peak_memory_gib=measured)
-    assert made.predicted_memory_gib is None
-    file = tmp_path / "prediction.json"
-    file.write_text(json.dumps({"pod_gpu_gib": 8.0, "host_gib": 2.0}))
-    assert made.predicted_memory_gib == predicted
-    file.write_text(json.dumps({"pod_gpu_gib": None, "host_gib": 2.0}))
-    assert made.predicted_memory_gib == 2.0
 
 
 def test_a_result_is_read_as_it_was_written_and_a_missing_one_is_an_error(tmp_path: Path) -> None:

@@ -65,11 +65,11 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").touch()
-    job = {"dataset": {"kind": "jsonl", "train": "train.jsonl", "eval": "missing.jsonl"}}
+    job = {"dataset": {"kind": "files", "train": "train.jsonl", "eval": "missing.jsonl"}}
     spec = RunSpec.load(write(tmp_path, {"job": job}))
     assert isinstance(spec.job, FineTune)
     assert spec.job.dataset == {
-        "kind": "jsonl",
+        "kind": "files",
         "train": str(tmp_path / "train.jsonl"),
         "eval": "missing.jsonl",
     }
@@ -160,7 +160,7 @@ def test_local_pods_share_the_memory_of_the_machine_and_others_have_their_own() 
 
 def test_patterns_and_lists_of_paths_are_relative_to_the_file_too(tmp_path: Path) -> None:
     (tmp_path / "part-1.jsonl").touch()
-    dataset = {"kind": "jsonl", "train": "part-*.jsonl", "eval": "none-*.jsonl"}
+    dataset = {"kind": "files", "train": "part-*.jsonl", "eval": "none-*.jsonl"}
     spec = RunSpec.load(write(tmp_path, {"job": {"dataset": dataset}}))
     assert isinstance(spec.job, FineTune)
     assert spec.job.dataset == {**dataset, "train": str(tmp_path / "part-*.jsonl")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import resource
 import shutil
@@ -186,7 +185,6 @@ def test_a_keeper_that_does_not_write_for_a_while_is_named(run: WrittenRun) -> N
             "phase": "ready",
             "message": "3 pods are ready",
             **process_facts(keeper.pid),
-            "beats": True,
         }
         write_json(run.cluster.state, state)
         assert silence_of(run.cluster.root, cluster_status(run.cluster.root)) == ""
@@ -201,10 +199,3 @@ def test_a_keeper_that_does_not_write_for_a_while_is_named(run: WrittenRun) -> N
         os.waitid(os.P_PID, keeper.pid, os.WSTOPPED | os.WNOWAIT)
         assert f"process {keeper.pid} is stopped" in Run(run.paths.root).message
         keeper.kill()
-
-
-def test_a_keeper_of_an_earlier_version_gives_no_sign_and_is_not_blamed(run: WrittenRun) -> None:
-    state = json.loads(run.cluster.state.read_text())
-    write_json(run.cluster.state, {**state, **process_facts(os.getpid())})
-    os.utime(run.cluster.state, (1, 1))
-    assert Run(run.paths.root).message == "running"

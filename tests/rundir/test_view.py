@@ -85,20 +85,6 @@ def test_the_load_balancing_loss_of_a_mixture_of_experts_is_shown(written: Writt
     assert dict(RunFacts(view).figures)["load-balancing loss"] == "1.25"
 
 
-def test_why_no_memory_is_predicted_is_shown(written: WrittenRun) -> None:
-    written.state("running", "training")
-    view = RunView(written.paths.root)
-    assert "predicted memory" not in dict(RunFacts(view).head)
-    written.paths.prediction.write_text(
-        json.dumps({"why": "the model cannot be traced: no such kernel"})
-    )
-    assert view.refresh()
-    assert (
-        dict(RunFacts(view).head)["predicted memory"]
-        == "not known: the model cannot be traced: no such kernel"
-    )
-
-
 def test_it_agrees_with_the_run(written: WrittenRun) -> None:
     written.state("running", "training")
     view = RunView(written.paths.root)

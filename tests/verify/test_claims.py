@@ -66,7 +66,6 @@ class MadeUpRun:
             "metrics": {"forked": 1.0, "cuda_before_fork": 0.0},
             "time_to_first_step_s": 1.0,
             "peak_memory_gib": {"a": 2.0},
-            "predicted_memory_gib": 2.0,
             "gpus": (),
             "step_s": 0.1,
             "error": None,
@@ -172,7 +171,7 @@ class MadeUpPods:
 
     @property
     def spec(self) -> Any:
-        return SimpleNamespace(pods=PodSpec(gpus=self.gpus))
+        return SimpleNamespace(pods=PodSpec(gpus=self.gpus), count=len(self.facts))
 
     @property
     def pods(self) -> Sequence[object]:
@@ -216,6 +215,18 @@ def pods_of(folder: Path, facts: Facts, ranks: int, *, gpus: int = 1, **answers:
 
 def tried(name: str, pods: Any) -> str:
     return BY_NAME[name].check(Turn(pods, 30.0))
+
+
+@pytest.fixture(autouse=True)
+def planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan of 2 GiB for every job, on GPUs where the pods have them."""
+
+    def plan(job: FineTune, **options: Any) -> Any:
+        on_gpus = options["gpu_memory_gib"] is not None
+        row = SimpleNamespace(pod_gpu_gib=2.0 if on_gpus else None, host_gib=2.0)
+        return SimpleNamespace(rows=[row])
+
+    monkeypatch.setattr("workbench.plan", plan)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)

@@ -16,6 +16,7 @@ from typing import Any
 from workbench import Cluster, FineTune, FineTuneRun, Function, LocalPods, PodSpec, mini_rows
 from workbench.base.json_values import number
 from workbench.base.versions import gpu_names
+from workbench.finetune.plan.plan import predict
 from workbench.finetune.techniques.sizes import CONTEXT_BYTES
 from workbench.verify.ranks.models import write_llama
 
@@ -43,9 +44,12 @@ def main() -> None:
         _made(cluster, hidden).rename(model)
         print("GiB of the GPU       planned  allocated  reserved  s a step")
         for name, options in JOBS.items():
-            run = cluster.submit(job(model, options))
+            measured = job(model, options)
+            need = predict(measured, pods=1, gpus=gpus)
+            planned_gib = (need.pod_gpu_gib or need.host_gib) if need else 0.0
+            run = cluster.submit(measured)
             result = run.wait(progress=False).raise_for_status()
-            planned = (result.predicted_memory_gib or 0.0) - CONTEXT_BYTES * gpus / _GIB
+            planned = planned_gib - CONTEXT_BYTES * gpus / _GIB
             allocated, reserved = (_peak(run, f"cuda_{kind}_gib") for kind in KINDS)
             print(
                 f"{name:20} {planned:7.2f} {allocated:10.2f} {reserved:9.2f} "

@@ -62,9 +62,8 @@ class Agent:
         """`replaced`: the reason why an earlier agent that was alive has been ended."""
         self.root = root
         self.replaced = replaced
-        self.launcher = RankLauncher(root)
+        self.launcher = RankLauncher()
         self.warm = self.launcher.warm
-        self.helpers = self.launcher.helpers
         self._tasks = Tasks()
         self._installs = Installs(self._tasks)
         self._memory = MemoryWatch(self._tasks)
@@ -97,7 +96,6 @@ class Agent:
             "poll": self._poll,
             "stop": self._stop,
             "stacks": self._stacks,
-            "predict": self._predict,
             "shutdown": self._shutdown,
         }
 
@@ -144,7 +142,6 @@ class Agent:
         self._end_by = time.monotonic() + grace_s + _LAST_S
         for run in self._runs.values():
             self.launcher.stop(run, grace_s)
-        self.helpers.close()
         self._installs.stop_all()
         self._strays = self._strays or bool(self._tasks.pids)
 
@@ -172,7 +169,7 @@ class Agent:
                     run.close(self.launcher.pump)
         if not self._settled:
             self._strays = True
-        elif self._strays and not self.helpers.asked:
+        elif self._strays:
             self._strays = self._end_strays()
         if self._end_by is not None:
             if not self._live:
@@ -403,11 +400,6 @@ class Agent:
 
         return Later(ready)
 
-    def _predict(self, message: Message) -> Reply:
-        run_id = check_run_id(message.get("run"))
-        inquiry = object_in(message, "inquiry")
-        return self.helpers.ask(run_id, inquiry)
-
     def _shutdown(self, message: Message) -> Later:
         self.end("asked to", number_in(message, "grace_s", _GRACE_S))
 
@@ -457,7 +449,6 @@ class Agent:
     def _ended(self, ended: int, code: int) -> None:
         for run in self._runs.values():
             run.ended(ended, code)
-        self.helpers.reaped(ended)
 
     def _end_strays(self) -> bool:
         table = process_table()
@@ -467,7 +458,7 @@ class Agent:
             # The server may have ended, and another process may have its pid.
             if self.warm.forked and table.get(self.warm.pid) != self.warm.process:
                 server.clear()
-        spared = {os.getpid(), *self._tasks.pids, *self.helpers.pids}
+        spared = {os.getpid(), *self._tasks.pids}
         if self._end_by is None:
             spared |= descendants(table, set(self._tasks.pids))
         if self.warm.forked:

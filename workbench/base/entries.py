@@ -24,7 +24,6 @@ GGUF = "workbench.finetune.answers.serving.gguf"
 BENCHMARKS = "workbench.finetune.benchmarks.rank"
 TASK_NAMES = "workbench.finetune.benchmarks.names"
 TRACE = "workbench.finetune.plan.trace.trace"
-INQUIRY = "workbench.finetune.plan.trace.inquiry:main"
 EXAMINE = "workbench.agent.probe.examine"
 ALLREDUCE = "workbench.agent.probe.allreduce"
 

@@ -145,7 +145,7 @@ class Schedule:
         except KeyboardInterrupt:
             for each in live:
                 _cancel(each.run)
-                each.item.row = self._read(each.item, each.run)
+                each.item.row = row_of(each.run.path)
             show(self.rows, {})
             raise
         finally:
@@ -175,7 +175,8 @@ class Schedule:
             root = self._new_folder(item)
             prepared = prepare_run(item.spec, root=root, ask_pods=ask_pods)
             scaling = self._scaling(item.planned, alone=not live)
-            note = {**item.note, "scaling": scaling}
+            memory_gib = item.memory.gib
+            note = {**item.note, "scaling": scaling, "predicted_memory_gib": memory_gib}
             run = self._cluster.submit_prepared(prepared, note)
             return [_Live(item, run)]
         except ConfigError as error:
@@ -207,19 +208,11 @@ class Schedule:
     def _end(self, ended: _Live) -> list[_Item]:
         """Store the row of a finished run; return the row if it must run again."""
         item = ended.item
-        row = self._read(item, ended.run)
-        item.row = replace(row, from_disk=ended.was_left)
+        item.row = replace(row_of(ended.run.path), from_disk=ended.was_left)
         unfinished = (Outcome.FAILED, Outcome.STOPPED, Outcome.CANCELLED)
         if ended.was_left and item.row.outcome in unfinished:
             return [item]
         return []
-
-    def _read(self, item: _Item, run: Run) -> BenchmarkRow:
-        row = row_of(run.path)
-        # The process that writes the prediction may end later than the run.
-        if row.predicted_memory_gib is None:
-            row = replace(row, predicted_memory_gib=item.memory.gib)
-        return row
 
     def _new_folder(self, item: _Item) -> Path:
         planned = item.planned

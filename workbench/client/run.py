@@ -45,7 +45,6 @@ from workbench.rundir.totals import Progress, TotalsTail
 if TYPE_CHECKING:
     from workbench.client.tensorboard.board import Board
     from workbench.handover.kubeflow.manifest import Manifest
-    from workbench.jobs.job import Job
 
 _STREAMS = ("both", "stdout", "stderr")
 _LOOK_S = 0.2
@@ -123,22 +122,6 @@ class Run(ShownLive):
             ConfigError: The run has not reported such a number. The message lists the plots.
         """
         return RunPlot(self.paths.root, name)
-
-    @classmethod
-    def before_submit(
-        cls, job: Job, paths: RunPaths, *, pods: int, gpus: int, memory_gib: float | None
-    ) -> None:
-        """Write the files of the job's kind into a prepared run directory before the submission.
-
-        An unwritable run directory raises no error here.
-
-        Args:
-            job: The job of the run.
-            paths: The prepared run directory.
-            pods: Number of pods of the run.
-            gpus: Number of GPUs per pod.
-            memory_gib: Memory per pod, in GiB; None if unknown.
-        """
 
     @property
     def id(self) -> str:

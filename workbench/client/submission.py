@@ -15,16 +15,15 @@ from typing import Any, cast
 from workbench.base.errors import DiskFull, RunError, RunFailed, suggests
 from workbench.base.files import check_working_directory, gate, write_json
 from workbench.base.messages.wire import Unanswered, ask
-from workbench.client.kinds import class_for
 from workbench.client.returned import raised_by
 from workbench.client.run import Run
 from workbench.client.takeover import checkpoint_on_pods
 from workbench.jobs.job import Job
 from workbench.jobs.script import Function
 from workbench.keeper.launch import LaunchCommand
-from workbench.rundir.journal import fail_unstarted
 from workbench.rundir.make.function import as_script
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
+from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.status import cluster_status, result_file
@@ -187,16 +186,11 @@ class Submission:
         }
         job = prepared.spec.job
         paths = prepared.paths
-        run_class = class_for(paths.root, "run_class", Run)
         try:
             write_json(paths.info, info)
         except DiskFull:
             gate.remove_tree(paths.root)  # no room even for the error of the run
             raise
-        pods = prepared.spec.pods or self.spec.count
-        gpus = self.spec.pods.gpus
-        memory_gib = self.spec.pod_memory_gib(pods)
-        run_class.before_submit(job, paths, pods=pods, gpus=gpus, memory_gib=memory_gib)
         request = {"op": "submit", "run": prepared.run_id, "path": str(paths.root)}
         try:
             store = job.rules.checkpoints.store

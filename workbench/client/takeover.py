@@ -26,7 +26,7 @@ from workbench.keeper.spawn import TAKEN, inode_at, spawn_successor
 from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import Checkpoint
-from workbench.rundir.journal import fail_unstarted
+from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.registered import unregister, why_not_registered
 from workbench.rundir.spec import ClusterSpec, RunSpec

@@ -10,12 +10,11 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from workbench.base.errors import RunFailed, WorkbenchError
-from workbench.base.files import read_json
 from workbench.base.shown import Shown
 from workbench.base.words import plain, printable
 from workbench.client.result import RunResult
@@ -70,7 +69,6 @@ class FaultCard(Shown):
             ("asked for", advice.asked),
             ("free", advice.free),
             ("in all", advice.limit),
-            ("predicted", advice.predicted),
         )
         return [(name, plain(size)) for name, size in pairs if size]
 
@@ -88,10 +86,8 @@ class FaultCard(Shown):
         return self.traceback.count("\n") >= _FOLDED_LINES
 
 
-def fault_card(
-    fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None
-) -> FaultCard:
-    return FaultCard(fault=fault, advice=advise(fault, job, prediction))
+def fault_card(fault: RunFault, job: Job | None = None) -> FaultCard:
+    return FaultCard(fault=fault, advice=advise(fault, job))
 
 
 def card_of(result: ResultRecord) -> FaultCard:
@@ -102,7 +98,7 @@ def card_of(result: ResultRecord) -> FaultCard:
         job = RunSpec.load(paths.spec, of_run=True).job
     except WorkbenchError:
         job = None
-    return fault_card(result.error, job, read_json(paths.prediction))
+    return fault_card(result.error, job)
 
 
 def fault_doc(card: FaultCard) -> Doc:

@@ -156,6 +156,8 @@ class NewRun:
     """Number of ranks that will start."""
     gpus: int
     """Number of GPUs of each pod."""
+    memory_gib: float | None = None
+    """Memory of each pod in GiB. None: unknown."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Variables of the pods and of the job with their values.
 
@@ -248,26 +250,6 @@ class PodStore(Protocol):
 
     def run(self, argv: Sequence[str]) -> str:
         """Run a command on the pod and return its standard output."""
-
-
-class FirstPod(Protocol):
-    """Connection to the agent of rank 0's pod."""
-
-    def call(self, op: str, **fields: Any) -> Mapping[str, Any]:
-        """Send the agent a request and return its reply.
-
-        Raise WorkbenchError if there is no reply.
-        """
-
-
-class Companion(Protocol):
-    """Work in the background of a run. Its failure does not fail the run."""
-
-    def start(self) -> None:
-        """Start the work in its own thread."""
-
-    def wait(self, seconds: float) -> None:
-        """Wait until the work ends, for at most `seconds`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -437,10 +419,6 @@ class Job(Record):
     @abstractmethod
     def program_on(self, pod: PodView) -> Program:
         """Return the program of every rank on a pod."""
-
-    def companion(self, pod: FirstPod, run_id: str, root: Path) -> Companion | None:
-        """Return background work for a run that begins now. None: no work."""
-        return None
 
     # After a loss, and at the end.
 

@@ -352,8 +352,8 @@ class Script(Job):
             packed = carried(archive, request.root)
         else:
             raise ConfigError(
-                f"{request.root} does not hold the script of the run, because an older version "
-                f"made the directory. Give the script: run.manifest(…, script='FOLDER/{name}')"
+                f"{request.root} does not hold the script of the run. "
+                f"Give the script: run.manifest(…, script='FOLDER/{name}')"
             )
         return Handover(
             job={**self.to_dict(), "path": name, "folder": "." if self.folder else None},

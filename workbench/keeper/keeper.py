@@ -449,7 +449,6 @@ class Keeper:
             "pods": [pod.to_dict() for pod in self._fleet.pods],
             "arrived": [pod.to_dict() for pod in self._fleet.arrived],
             **self._process,
-            "beats": True,
             "ready_s": self._ready_s,
             "time_s": now_s(),
         }

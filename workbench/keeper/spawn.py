@@ -101,8 +101,6 @@ def process_facts(pid: int) -> dict[str, object]:
         "start_time": process_start_time(pid),
         "boot": boot_id(),
         "host": socket.gethostname(),
-        # The previous version wrote no such field: its clusters are registered later.
-        "registered": True,
     }
 
 

@@ -204,7 +204,7 @@ def _links_of(fleet: Fleet, run: QueuedRun, log: DecisionLog) -> list[AgentLink]
         links = fleet.named(decided.pods)
         if len(links) == len(decided.pods):
             return links
-    # A keeper of an earlier version wrote no log.
+    # The log names no pods.
     hostfile = RunPaths(run.path).hostfile
     known = Hostfile.parse(read_text(hostfile), source=str(hostfile))
     return fleet.at(known.addresses)

@@ -419,22 +419,6 @@ class Journal:
             logger.warning("cannot write the state of %s: %s", self._paths.root, error)
 
 
-def fail_unstarted(paths: RunPaths, spec: RunSpec, error: Exception) -> None:
-    """Write the result of a run that never started, with the reason."""
-    redact = Redactor(spec.cluster.pods.env, spec.job.env)
-    journal = Journal(paths, redact)
-    fault = RunFault(kind=type(error).__name__, message=str(error))
-    journal.finish(
-        RunState.FAILED,
-        message=f"the run did not start: {error}",
-        fault=fault,
-        facts={"started_s": now_s()},
-        spec=spec,
-        pods=(),
-        world_size=0,
-    )
-
-
 def _append(paths: RunPaths, data: bytes) -> None:
     """Append all data to the events, or none. Raise OSError on failure."""
     with open_to_append(paths.events, paths.root) as out:

@@ -204,10 +204,6 @@ class RunPaths:
     launcher_log = _Below("logs/launcher.log")
     """Output of pdsh or mpirun and of DeepSpeed's runner."""
     tensorboard = _Below("tensorboard")
-    prediction = _Below("prediction.json")
-    """Predicted memory of the run."""
-    inquiry = _Below("inquiry.json")
-    """Questions about the run that the notebook could not answer. Removed after the answer."""
     profile = _Below("profile.txt")
     """Report of the FLOPS profiler."""
     trace = _Below("trace.json.gz")

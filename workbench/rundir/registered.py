@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import shutil
-import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import not_ours, read_json, read_known, write_json
+from workbench.base.files import read_json, read_known, write_json
 from workbench.base.files.locks import is_locked
 from workbench.base.files.private import (
     cluster_folder,
@@ -33,12 +32,10 @@ from workbench.base.files.sealed import (
     canonical,
     place_text,
     read_sealed,
-    without_seal,
     write_sealed,
 )
 from workbench.base.process import boot_id
 from workbench.rundir.paths import REGISTRATION, ClusterPaths
-from workbench.rundir.status import ClusterStatus
 
 logger = logging.getLogger(__name__)
 SPEC = "cluster"
@@ -121,8 +118,6 @@ def make_own_folder(paths: ClusterPaths) -> None:
 def registered(cluster: Path) -> Registration:
     """Return the registration of the cluster in a directory. Every action on a cluster asks here.
 
-    A live or dead cluster of the previous version is registered first.
-
     Raises:
         NotRegistered: The directory is data. The message has the reason.
         RunError: The files cannot be read at this moment.
@@ -130,14 +125,8 @@ def registered(cluster: Path) -> Registration:
     """
     paths = ClusterPaths(cluster)
     entry = registration(cluster)
-    # A cluster of the previous version has a private state, and no registration yet.
     if entry is None:
-        if not _is_of_previous_version(paths):
-            raise NotRegistered(f"{_why_unknown(paths)}. {_REMEDY}")
-        _register_previous(paths)
-        entry = registration(cluster)
-    if entry is None:
-        raise NotRegistered(f"the cluster in {cluster} is being closed. {_REMEDY}")
+        raise NotRegistered(f"{_why_unknown(paths)}. {_REMEDY}")
     # The directory is the one that the cluster started in, not a copy in its place.
     try:
         facts = paths.root.stat()
@@ -263,37 +252,9 @@ def _why_unknown(paths: ClusterPaths) -> str:
             return str(error)
     return (
         f"{paths.root} holds no cluster that you started on this machine: another "
-        "person, another machine or an earlier version wrote the folder. "
+        "person or another machine wrote the folder. "
         "If pods of the cluster still run, end the pods on their platform"
     )
-
-
-def _is_of_previous_version(paths: ClusterPaths) -> bool:
-    """Whether the private folder has the state of a cluster of the previous version."""
-    # Only this user can have written the private state. The state names this machine, and the lock
-    # beside it, which exists once for each cluster.
-    raw = read_known(paths.own_state)
-    if raw.get("phase") not in _LIVE_PHASES or raw.get("host") != socket.gethostname():
-        return False
-    try:
-        lock = paths.own_keeper_lock.lstat().st_ino
-        why = not_ours(paths.root) or not_ours(paths.config)
-    except OSError:
-        return False
-    return not why and raw.get("lock") == lock and "registered" not in raw
-
-
-def _register_previous(paths: ClusterPaths) -> None:
-    from workbench.pods.earlier import take_earlier_notes  # it imports every place
-
-    stored = without_seal(read_json(paths.config))
-    pods = ClusterStatus.read(read_json(paths.own_state)).pods
-    try:
-        register(paths, stored)
-        take_earlier_notes(paths.root, pods)
-    except OSError as error:
-        raise NotRegistered(f"{paths.root} cannot be registered: {error}") from error
-    logger.info("%s is registered: the previous version started the cluster", paths.root)
 
 
 def _digest(stored: Mapping[str, object]) -> str:

@@ -13,7 +13,6 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError
 from workbench.base.files import load_json, read_json
-from workbench.base.json_values import number
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.redact import Redactor
 from workbench.base.words import counted, printable
@@ -309,18 +308,3 @@ class ResultRecord(Measurements):
         return " ".join(
             part for part in (self.model, self.technique, adapters, self.precision) if part
         )
-
-    @property
-    def predicted_memory_gib(self) -> float | None:
-        """Predicted memory per pod in GiB, on GPUs if the pod computes on GPUs.
-
-        None: no prediction. The figure is the planner's for the longest rows of the job. Shorter
-        rows need less memory.
-        """
-        raw = read_json(RunPaths(self.path).prediction)
-        on_gpu = (
-            number(raw.get("pod_gpu_gib"))
-            if self.memory_kind == "cuda" or not self.peak_memory_gib
-            else None
-        )
-        return number(raw.get("host_gib")) if on_gpu is None else on_gpu

@@ -205,7 +205,7 @@ def stored(spec: Json) -> dict[str, object]:
 def _options_of(job: Json) -> set[str]:
     """Return the options whose values a loaded spec must have unchanged."""
     names = {*NAMES, *ClusterSpec.model_fields, *PodSpec.model_fields, *RunSpec.model_fields}
-    with suppress(WorkbenchError):  # a kind of another version
+    with suppress(WorkbenchError):  # a kind that is not installed here
         names |= {*job_class(job.get("kind")).model_fields}
     # Texts that a user writes. `cluster`, `job` and `pods` are records with options of their own.
     return names - {"args", "env", "cluster", "job", "pods"}

@@ -22,12 +22,10 @@ from pydantic.dataclasses import dataclass
 from workbench.base import entries
 from workbench.base.errors import RunError, Unreadable, WorkbenchError
 from workbench.base.files import (
-    is_certain,
     is_folder,
     is_missing,
     is_there,
     load_json,
-    read_bytes,
     read_json,
     read_known,
     unreadable,
@@ -95,8 +93,6 @@ class ClusterStatus(TolerantRecord):
     """Inode of the keeper's lock file."""
     last_phase: str = ""
     """Phase in the file, also after the keeper's death."""
-    beats: bool = False
-    """Whether the keeper touches the file every few seconds as a sign of life."""
     held: bool = False
     """Whether a process held the keeper's lock, though the state names no live process."""
     ready_s: Number | None = None
@@ -169,11 +165,7 @@ def silence_of(root: Path, status: ClusterStatus) -> str:
 
     Empty: no silence, or no live keeper.
     """
-    watched = (
-        status.phase in ("starting", "ready")
-        and status.beats
-        and status.host == socket.gethostname()
-    )
+    watched = status.phase in ("starting", "ready") and status.host == socket.gethostname()
     if not watched or status.pid is None or not status.alive:
         return ""
     # The keeper touches both of its state files. The private one is on a disk of this machine.
@@ -366,15 +358,6 @@ def read_queue(path: Path) -> list[QueuedRun]:
 def _known_queue(path: Path) -> list[QueuedRun]:
     if is_missing(path):
         return []
-    # A list without a seal is the form of the previous version.
-    try:
-        return _RUNS.validate_json(read_bytes(path))
-    except ValidationError:
-        pass
-    except OSError as error:
-        if is_certain(error):
-            return []
-        raise unreadable(path, error) from error
     try:
         sealed = read_sealed(path, purpose=_QUEUE, root=path.parent)
         return _RUNS.validate_python(sealed.get("runs"))

@@ -46,8 +46,6 @@ class RunView:
         self.message = ""
         self.hint = ""
         """Temporary remark of the keeper, such as silence or no step for a while."""
-        self.unpredicted = ""
-        """Reason for a missing prediction. Empty: the prediction exists or is in progress."""
         self.totals = RunTotals()
         names = [metric.name for metric in metrics.METRICS]
         names.extend(curves)
@@ -88,7 +86,7 @@ class RunView:
             self._take(event)
         self._read_state(state, problem)
         has_new_phase = self._look_at_cluster()
-        seen = (self.state, self.message, self.hint, self.unpredicted)
+        seen = (self.state, self.message, self.hint)
         has_new_state = seen != self._seen
         self._seen = seen
         return bool(events) or has_new_state or has_new_phase
@@ -195,8 +193,6 @@ class RunView:
         return address
 
     def _read_state(self, state: RunState, problem: str) -> None:
-        prediction = read_json(self.paths.prediction)
-        self.unpredicted = text(prediction.get("why"))
         if problem:
             self.state = state
             self.message = problem
@@ -210,11 +206,8 @@ class RunView:
             self.hosts = self.result.hosts or self.hosts
             return
         raw = read_json(self.paths.state)
-        warning = ""
-        if not state.is_terminal:
-            warning = text(prediction.get("warning"))
         self.state = state
-        self.hint = self._silence(state) or text(raw.get("hint")) or warning
+        self.hint = self._silence(state) or text(raw.get("hint"))
         if state is RunState.LOST:
             self.message = message_of(self.paths, state)
         else:

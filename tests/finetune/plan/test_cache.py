@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from workbench.finetune.plan import tracing
 from workbench.finetune.plan.tracing import (
     cached_answer,
     cached_trace,
-    one_at_a_time,
     remember,
     trace_of,
     trace_step,
@@ -149,25 +147,9 @@ def test_a_cache_that_cannot_be_written_costs_no_plan(
     cache.parent.mkdir()
     cache.write_text("a file in the place of the folder")
     child = Child(monkeypatch)
-    with one_at_a_time():
-        assert trace_step(request("fp32")).moments
-        assert trace_step(request("fp32")).moments
+    assert trace_step(request("fp32")).moments
+    assert trace_step(request("fp32")).moments
     assert len(child.asked) == 2
-
-
-def test_one_process_of_the_machine_traces_at_a_time(cache: Path) -> None:
-    def is_free() -> bool:
-        with (cache / "deepspeed-workbench" / "traces" / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
-
-    for _ in range(2):
-        with one_at_a_time():
-            assert not is_free()
-        assert is_free()
 
 
 def test_parameters_are_counted_by_kind() -> None:

@@ -129,7 +129,7 @@ def test_fixes_name_the_jobs_own_figures_and_keep_its_global_batch() -> None:
     job = FineTune(technique="zero1", per_device_train_batch_size=16, gradient_accumulation_steps=2)
     first, second, _ = advise(RunFault(kind="OutOfMemoryError", message=CUDA), job).fixes
     assert first.startswith("per_device_train_batch_size=8, gradient_accumulation_steps=4: ")
-    assert second.startswith("gradient_checkpointing=True")
+    assert says(second, "finetune.memory.cluster-plan-job")
     small = advise(
         RunFault(kind="OutOfMemoryError", message=CUDA), FineTune(per_device_train_batch_size=1)
     )
@@ -151,48 +151,16 @@ def test_the_learning_rate_that_is_advised_is_one_that_people_use(
     )
 
 
-MEMORY = [("OutOfMemoryError", CUDA), ("MemoryError", "Unable to allocate 3.2 GiB")]
-
-
-@pytest.mark.parametrize(("kind", "message"), MEMORY, ids=["gpu", "pod"])
-def test_the_planners_micro_batch_is_advised_so_that_it_can_be_pasted(
-    kind: str, message: str
-) -> None:
-    job = FineTune(technique="ddp", per_device_train_batch_size=64, gradient_accumulation_steps=3)
-    fits = {
-        "largest_micro_batch": {"ddp": 20, "zero1": 30, "zero2": 63, "zero3": 64},
-        "host_gib": 11.3,
-    }
-    fixes = advise(RunFault(kind=kind, message=message), job, fits).fixes
-    pasted = fixes[0].partition(":")[0]
-    assert pasted == "per_device_train_batch_size=16, gradient_accumulation_steps=12"
-    options = {
-        name: int(value) for name, _, value in (part.partition("=") for part in pasted.split(", "))
-    }
-    assert job.replace(**options).global_batch(2) == job.global_batch(2)
-    assert fixes[1].startswith('technique="zero3" ')
-    assert "zero1" not in str(fixes)
-    assert (says(fixes, "finetune.memory.fit_host.podspec-memory-gib", 13)) == (
-        kind == "MemoryError"
-    )
-
-
-@pytest.mark.parametrize(("kind", "message"), MEMORY, ids=["gpu", "pod"])
-def test_no_technique_is_advised_that_does_not_help(kind: str, message: str) -> None:
-    fault = RunFault(kind=kind, message=message)
-    job = FineTune(technique="ddp", per_device_train_batch_size=8)
-    for prediction in (
-        {},
-        {"largest_micro_batch": {"ddp": 2, "zero1": 7}},
-        {"largest_micro_batch": "odd"},
-    ):
-        assert "technique" not in str(advise(fault, job, prediction).fixes)
-    none = advise(fault, job, {"largest_micro_batch": {"ddp": 0, "zero1": 0, "zero3": 3}}).fixes
-    assert none[0].startswith(
-        'technique="zero3", per_device_train_batch_size=2, gradient_accumulation_steps=4: '
-    )
-    wrong = advise(fault, job, {"largest_micro_batch": {"ddp": 9}, "host_gib": 1.0}).fixes
-    assert says(wrong, "finetune.memory._batch.per-device-train", 4, 2)
+@pytest.mark.parametrize("job", [FineTune(), FineTune(per_device_train_batch_size=1)])
+def test_the_card_of_a_run_without_memory_asks_for_a_plan(job: FineTune) -> None:
+    for kind, message, title in CASES:
+        if title not in ("Out of GPU memory", "Out of memory on the pod"):
+            continue
+        fault = RunFault(kind=kind, message=message)
+        assert says(str(advise(fault, job).fixes), "finetune.memory.cluster-plan-job")
+        card = fault_card(fault, job)
+        assert "cluster.plan(job)" in str(card) and "cluster.plan(job)" in card._repr_html_()
+        assert "cluster.plan" not in str(fault_card(fault, Script(path="train.py")))
 
 
 @pytest.mark.parametrize(
@@ -243,18 +211,3 @@ def test_a_run_without_a_rank_to_blame_is_not_called_a_program() -> None:
         advise(RunFault(kind="ConfigError", message="odd")).title
         == "The run could not be carried out"
     )
-
-
-def test_a_run_that_dies_of_memory_shows_what_was_predicted() -> None:
-    prediction = {
-        "gpu_gib": None,
-        "host_gib": 3.5,
-        "parts_gib": {"activations": 2.5, "optimizer": 1.0, "logits": 0.0},
-    }
-    for kind, message, title in CASES:
-        predicted = advise(RunFault(kind=kind, message=message), None, prediction).predicted
-        assert bool(predicted) == (title in ("Out of GPU memory", "Out of memory on the pod"))
-    died = fault_card(RunFault(kind="MemoryError", message=CASES[2][1]), None, prediction)
-    words = "3.50 GiB on each pod (2.50 activations, 1.00 optimizer)"
-    assert words in str(died) and words in died._repr_html_()
-    assert advise(RunFault(kind="MemoryError", message=CASES[2][1])).predicted == ""

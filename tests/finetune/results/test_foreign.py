@@ -176,7 +176,7 @@ def test_a_link_in_place_of_any_file_or_folder_is_not_followed(
         ("script", {"path": "HOME/secret", "args": ["--x"]}),
         ("finetune", {"deepspeed": "HOME/secret"}),
         ("finetune", {"model": "HOME"}),
-        ("finetune", {"dataset": {"kind": "jsonl", "train": "HOME/secret", "eval": "HOME/secret"}}),
+        ("finetune", {"dataset": {"kind": "files", "train": "HOME/secret", "eval": "HOME/secret"}}),
         ("finetune", {"resume": "HOME"}),
         ("finetune", {"env": {"A": "${WORKBENCH_TEST_CANARY}", "B": "x ${WORKBENCH_TEST_CANARY}"}}),
         ("script", {"env": {"A": "${WORKBENCH_TEST_CANARY}"}}),

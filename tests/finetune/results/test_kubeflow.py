@@ -322,7 +322,7 @@ def test_rows_and_scripts_travel_if_they_are_small(tmp_path: Path) -> None:
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text(rows)
     data = {
-        "kind": "jsonl",
+        "kind": "files",
         "train": str(tmp_path / "train.jsonl"),
         "eval": str(tmp_path / "eval.jsonl"),
     }

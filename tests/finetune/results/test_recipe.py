@@ -316,7 +316,7 @@ def test_what_the_script_does_not_know_is_said_and_repeated_with_this_project(
         "train": str(tmp_path / "here" / "train.jsonl"),
         "eval": str(tmp_path / "here" / "eval.jsonl"),
     }
-    prepared = prepare(dataset_from({"kind": "jsonl", **files}), tmp_path / "here" / "inputs")
+    prepared = prepare(dataset_from({"kind": "files", **files}), tmp_path / "here" / "inputs")
     assert prepared.train is not None
     assert (
         prepared.train.read_bytes() == (RunPaths(result.path).inputs / "train.jsonl").read_bytes()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +17,15 @@ import pytest
 
 from tests.finetune.submit import folders
 from tests.finetune.submit.folders import SPECIAL, WORDS, change, weights, write
+from tests.support.sentences import says
 from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.job.limits import check_loaded, check_trained, model_notes
+from workbench.finetune.job.limits import (
+    check_loaded,
+    check_trained,
+    lacking_memory,
+    model_notes,
+)
 from workbench.finetune.plan.plan import plan
 from workbench.finetune.plan.reading import preview
 from workbench.finetune.submit.prepare import check_early
@@ -383,6 +392,58 @@ def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         job.prepare(NewRun(root=root, asked=job, ranks=1, gpus=0))
     assert not [path for path in root.rglob("*") if path.is_file()]
+
+
+def heavy(folder: Path, elements: int) -> Path:
+    """Make a model folder whose file of weights has a header and a hole."""
+    folders.model(folder)
+    entry = {"dtype": "F32", "shape": [elements // 1024, 1024], "data_offsets": [0, 4 * elements]}
+    header = json.dumps({"a": entry}).encode()
+    weights_file = folder / "model.safetensors"
+    weights_file.write_bytes(len(header).to_bytes(8, "little") + header)
+    os.truncate(weights_file, 8 + len(header) + 4 * elements)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "need_gib"),
+    [
+        ({"technique": "single"}, 1, 4.0),
+        ({"technique": "ddp", "precision": "bf16"}, 2, 4.0),
+        ({"technique": "zero1", "precision": "bf16"}, 2, 2.0),
+        ({"technique": "ddp", "peft": "lora", "precision": "bf16"}, 2, 2.0),
+        ({"technique": "fsdp"}, 4, 1.0),
+        ({"technique": "zero3", "precision": "bf16"}, 4, 0.5),
+    ],
+)
+def test_weights_that_alone_exceed_a_pod_are_named(
+    tmp_path: Path, options: dict[str, Any], ranks: int, need_gib: float
+) -> None:
+    job = job_of(heavy(tmp_path / "m", 2**30), **options)
+    assert lacking_memory(job, ranks=ranks, memory_gib=need_gib) == ""
+    why = lacking_memory(job, ranks=ranks, memory_gib=need_gib - 0.01)
+    assert says(why, "finetune.limits.lacking_memory.weights-alone-need", f"{need_gib:.2f}")
+
+
+def test_weights_of_unknown_size_and_offloaded_ones_are_not_judged(tmp_path: Path) -> None:
+    folder = heavy(tmp_path / "m", 2**30)
+    assert not lacking_memory(job_of(folder, technique="zero3-offload"), ranks=2, memory_gib=0.1)
+    assert not lacking_memory(FineTune(), ranks=2, memory_gib=1e-6)
+    (folder / "model.safetensors").unlink()
+    assert not lacking_memory(job_of(folder), ranks=2, memory_gib=0.1)
+
+
+def test_a_submit_warns_of_weights_that_alone_exceed_a_pod(tmp_path: Path) -> None:
+    job = job_of(heavy(tmp_path / "m", 2**30), technique="single", **SHORT)
+    job = job.chosen(gpus=0, ranks=1, apart=False)
+    for name, gpus, memory_gib, warned in (("a", 0, 3.0, 1), ("b", 0, 5.0, 0), ("c", 1, 3.0, 0)):
+        root = tmp_path / name
+        (root / "inputs").mkdir(parents=True)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            job.prepare(NewRun(root=root, asked=job, ranks=1, gpus=gpus, memory_gib=memory_gib))
+        ours = [each for each in caught if "weights" in str(each.message)]
+        assert len(ours) == warned
 
 
 @pytest.mark.parametrize("ask", [plan, preview])

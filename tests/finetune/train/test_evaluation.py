@@ -76,15 +76,6 @@ def test_a_resumed_search_goes_on_where_the_best_model_is_at_hand() -> None:
     assert not BestModel(job).restore({}, at_step=1)
 
 
-def test_a_function_that_an_earlier_version_wrote_finds_its_reader() -> None:
-    source = (
-        "from workbench.worker.call import load\n"
-        "def score(said, right): return float(callable(load))"
-    )
-    metric = _function({"path": "/nowhere/old.py", "function": "score", "source": source})
-    assert metric([], []) == 1.0
-
-
 def test_a_function_is_imported_from_its_source_and_must_return_numbers() -> None:
     source = "def score(p, r):\n    return {'n': len(p)}\n"
     metric = _function({"path": "/nowhere/m.py", "function": "score", "source": source})

@@ -154,19 +154,6 @@ def test_a_warm_up_is_a_share_of_the_steps_unless_steps_are_given() -> None:
     assert [options_of(**each)["warmup_steps"] for each in asked] == [0.1, 0.25, 0, 0, 7]
 
 
-def test_a_job_of_an_earlier_version_keeps_its_schedule() -> None:
-    new = FineTune(technique="single").to_dict()
-    old = {
-        name: value
-        for name, value in new.items()
-        if name not in {*OPTIONS, "training", "ddp_timeout"}
-    }
-    before, now = (
-        Seq2SeqTrainingArguments(**training_options(job, None, gpus=False)) for job in (old, new)
-    )
-    assert {**before.to_dict(), "logging_dir": ""} == {**now.to_dict(), "logging_dir": ""}
-
-
 def test_every_training_argument_is_a_job_s_own_or_handed_on_or_explained() -> None:
     names = {field.name for field in fields(Seq2SeqTrainingArguments)}
     assert set(OTHERWISE) | ALLOWED <= names

@@ -351,7 +351,6 @@ def garbage() -> list[bytes]:
         {"op": "poll", "run": "evil", "offsets": {"rank-0/stdout.log": -5}, "max_bytes": "x"},
         {"op": "list_outputs", "run": "evil", "archive": "/dev/zero", "below": "x"},
         {"op": "stop", "run": ["x"], "grace_s": "never"},
-        {"op": "predict", "run": "../evil", "inquiry": "x"},
         {"op": "shutdown", "grace_s": "now"},
         {"op": "stamp", "path": "\0"},
         {"op": "free_port", "address": "\0"},

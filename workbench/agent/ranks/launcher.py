@@ -1,99 +1,23 @@
-"""Start ranks and helpers: forked from the warm server if possible; other ranks start cold."""
+"""Start ranks: forked from the warm server if possible, else cold."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import os
-import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from workbench.agent.ranks.job import PodRun
 from workbench.agent.ranks.output import OutputPump
 from workbench.agent.ranks.rank import Rank, start_cold
 from workbench.agent.ranks.request import rank_environment
 from workbench.agent.warm_link import WarmLink
-from workbench.base import entries
 from workbench.base.allocator import preloaded
-from workbench.base.files import read_json
 from workbench.base.process import look_up
 
 _log = logging.getLogger(__name__)
 _CANNOT_EXECUTE = 127  # the shell's exit code for this error
-
-
-class Helpers:
-    """Processes outside the ranks, forked from the warm server. No run waits for a helper.
-
-    A helper reads `inquiry.json` in its folder and writes `answer.json` there.
-    """
-
-    def __init__(self, folder: Path, warm: WarmLink) -> None:
-        self._folder = folder
-        self._warm = warm
-        self.asked: dict[int, str] = {}
-        """Names of inquiries requested from the warm server, by token."""
-        self.pids: dict[int, str] = {}
-        """Names of running inquiries, by pid."""
-        self._refused: set[str] = set()
-        self._closed = False
-
-    def ask(self, name: str, inquiry: Mapping[str, object]) -> dict[str, object]:
-        """Start an inquiry or return its state. A finished inquiry's answer is returned once."""
-        folder = self._folder / name
-        answered = folder / "answer.json"
-        if name in self.asked.values() or name in self.pids.values():
-            return {"state": "busy"}
-        if answered.exists():
-            # A rank of the pod may have put anything in the place of the answer.
-            answer = read_json(answered)
-            shutil.rmtree(folder, ignore_errors=True)
-            return {"state": "done", "answer": answer} if answer else {"state": "none"}
-        if folder.exists() or name in self._refused:
-            return {"state": "none"}
-        if self._closed or not self._warm.serves({}):
-            return {"state": "none"}
-        folder.mkdir(mode=0o700, parents=True)
-        (folder / "inquiry.json").write_text(json.dumps(inquiry), encoding="utf-8")
-        token = self._warm.fork(
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            cwd=str(folder),
-            folder=folder,
-            entry=entries.INQUIRY,
-            threads=1,
-        )
-        self.asked[token] = name
-        return {"state": "busy"}
-
-    def forked(self, token: int, pid: int) -> bool:
-        """Record the process of an inquiry. Return False for the token of a rank."""
-        name = self.asked.pop(token, None)
-        if name is None:
-            return False
-        self.pids[pid] = name
-        if self._closed:
-            self.close()
-        return True
-
-    def refused(self, token: int) -> None:
-        name = self.asked.pop(token, None)
-        if name is not None:
-            self._refused.add(name)
-
-    def reaped(self, pid: int) -> None:
-        self.pids.pop(pid, None)
-
-    def close(self) -> None:
-        self._closed = True
-        for pid in self.pids:
-            process = look_up(pid)
-            if process is not None:
-                with contextlib.suppress(OSError):
-                    process.send(signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +30,8 @@ class _Launch:
 class RankLauncher:
     """Starts ranks, and keeps requests to the warm server until the pids are known."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self) -> None:
         self.warm = WarmLink()
-        self.helpers = Helpers(root / "helpers", self.warm)
         self.pump = OutputPump()
         self._asked: dict[int, _Launch] = {}
 
@@ -148,15 +71,15 @@ class RankLauncher:
             launch = self._asked.pop(token, None)
             if launch is not None:
                 launch.run.begun(launch.rank, pid, "warm")
-            elif not self.helpers.forked(token, pid):
+            else:
                 stranger = look_up(pid)
                 if stranger is not None:
                     stranger.send(signal.SIGKILL)
         for token in refused:
             launch = self._asked.pop(token, None)
             if launch is None:
-                self.helpers.refused(token)
-            elif launch.run.stopping:
+                continue
+            if launch.run.stopping:
                 launch.rank.stopped = True
                 launch.rank.end(None)
             else:

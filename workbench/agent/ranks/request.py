@@ -79,7 +79,7 @@ class RunRequest:
     max_restarts: int = 0
     """Number of restarts that the job allows."""
     attempt: int = 0
-    """Number of the attempt, from 1. 0: the keeper is of an earlier version."""
+    """Number of the attempt, from 1. 0: the keeper counts no attempts."""
 
     @classmethod
     def from_dict(cls, raw: Message) -> RunRequest:

@@ -60,9 +60,7 @@ def read_sealed(path: Path, *, purpose: str, root: Path) -> dict[str, object]:
     data = load_json(path)
     seal = data.pop(_FIELD, None)
     if not isinstance(seal, dict):
-        raise NotSealed(
-            f"{path} carries no seal of yours: an earlier version wrote the file, or another person"
-        )
+        raise NotSealed(f"{path} carries no seal of yours: another person wrote the file")
     of = str(seal.get("of"))
     try:
         key = known_key()

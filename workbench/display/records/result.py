@@ -52,7 +52,6 @@ def facts_of_result(result: RunResult) -> Table:
 
 def _pairs(result: RunResult) -> list[tuple[str, str]]:
     label = read_label(RunPaths(result.path))
-    predicted = result.predicted_memory_gib
     return [
         ("name", label.name),
         ("note", label.note),
@@ -84,10 +83,6 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("figures of the last step", _step_figures(result)),
         ("exact match", percent(result.exact_match)),
         (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
-        (
-            "predicted for a pod",
-            f"{gib(predicted)} at the planned length of the rows" if predicted else "",
-        ),
         (
             "pods' own memory",
             _sizes(result, result.host_memory_gib) if result.memory_kind == "cuda" else "",

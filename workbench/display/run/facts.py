@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from workbench.base.files import gate, read_json
+from workbench.base.files import gate
 from workbench.base.json_values import items, part, text, whole
 from workbench.base.words import (
     UNKNOWN,
@@ -73,7 +73,7 @@ class RunFacts:
         self.figures = _figures(view, self.progress)
         self.memory = _memory(view)
         """Pod with its current and peak memory."""
-        self.card = fault_card(fault, job, read_json(view.paths.prediction)) if fault else None
+        self.card = fault_card(fault, job) if fault else None
         self.receipt = _receipt(view, alone=alone) if ended else []
         """How a user ended the run, and what is left after the end, a line per fact; empty before
         the end."""
@@ -122,8 +122,6 @@ def _head(view: RunView) -> list[tuple[str, str]]:
     if overlap:
         pairs.append(("evaluation rows that are training rows too", count(overlap)))
     pairs += length_facts(part(view.start, "text_lengths"))
-    if view.unpredicted:
-        pairs.append(("predicted memory", f"not known: {view.unpredicted}"))
     if view.elapsed_s is not None:
         is_over = view.state.is_terminal
         time = duration(view.elapsed_s) if is_over else _ticking(view.elapsed_s)

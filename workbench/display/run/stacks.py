@@ -15,10 +15,10 @@ _MOST_LINES = 12
 _SILENT = "it did not answer"
 _THREAD = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-# The rooms of this package whose code ranks run; `worker` was one in earlier versions.
+# The rooms of this package whose code ranks run.
 _LIBRARY = re.compile(
     r"^.*/(?:site-packages|dist-packages|lib/python3\.\d+)/"
-    r"|^(?:.*/)?(?=workbench/(?:agent|base|finetune|jobs|rundir|worker)/)"
+    r"|^(?:.*/)?(?=workbench/(?:agent|base|finetune|jobs|rundir)/)"
     r"|^(?=<frozen )"
 )
 _COPY = re.compile(r"^.*/runs/[^/]+/script/")  # a script's folder on a pod

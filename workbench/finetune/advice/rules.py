@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from workbench.finetune.advice.memory import MORE_MEMORY, OF_SCRIPTS, evidence, fit_gpu, fit_host
+from workbench.finetune.advice.memory import MORE_MEMORY, OF_SCRIPTS, fit_gpu, fit_host
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.techniques.registry import YARDSTICK, runs_alone
@@ -23,8 +23,6 @@ class Advice:
     """Requested memory, in the words of the error. Empty: memory is not the cause."""
     free: str = ""
     limit: str = ""
-    predicted: str = ""
-    """Prediction of the planner. Empty: there is none, or memory is not the cause."""
     fixes: tuple[str, ...] = ()
     """Likely fixes, the likeliest first; two or three."""
     lacked_memory: bool = False
@@ -35,7 +33,7 @@ class _Rule:
     words: str
     """Regular expression over kind, message and traceback. Letter case is ignored."""
     title: str
-    fixes: Sequence[str] | Callable[[FineTune | None, Mapping[str, object]], Sequence[str]]
+    fixes: Sequence[str] | Callable[[FineTune | None], Sequence[str]]
     kinds: tuple[str, ...] = ()
     """Kinds of fault the rule applies to. Empty: all kinds."""
     script: Sequence[str] = ()
@@ -46,9 +44,7 @@ class _Rule:
     lacked_memory: bool = False
 
 
-def advise(
-    fault: RunFault, job: Job | None = None, prediction: Mapping[str, object] | None = None
-) -> Advice:
+def advise(fault: RunFault, job: Job | None = None) -> Advice:
     """Return an explanation of a fault and fixes to try.
 
     Example:
@@ -83,23 +79,16 @@ def advise(
             ):
                 if rule.script and is_of_other_kind:
                     rule = replace(rule, fixes=rule.script)
-                return _advice(rule, words, tuned, prediction or {})
+                return _advice(rule, words, tuned)
     return Advice(title=_general_title(fault), fixes=_general_fixes(fault, job))
 
 
-def _advice(
-    rule: _Rule,
-    words: str,
-    job: FineTune | None,
-    prediction: Mapping[str, object],
-) -> Advice:
-    fixes = rule.fixes(job, prediction) if callable(rule.fixes) else rule.fixes
+def _advice(rule: _Rule, words: str, job: FineTune | None) -> Advice:
+    fixes = rule.fixes(job) if callable(rule.fixes) else rule.fixes
     memory = {}
     if "memory" in rule.title:
         for name, patterns in _MEMORY.items():
             memory[name] = _first(patterns, words)
-    if rule.lacked_memory:
-        memory["predicted"] = evidence(prediction)
     return Advice(
         title=rule.title,
         fixes=tuple(fixes)[:3],
@@ -150,7 +139,7 @@ def gib_of(size: str) -> float | None:
 _HIGHEST_RATE = 1e-3
 
 
-def _slower(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
+def _slower(job: FineTune | None) -> Sequence[str]:
     now = job.learning_rate if job else None
     lower = now / 10 if now and now <= _HIGHEST_RATE else None
     if job and now and lower is None:
@@ -167,7 +156,7 @@ def _slower(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
     ]
 
 
-def _wider(job: FineTune | None, _: Mapping[str, object]) -> Sequence[str]:
+def _wider(job: FineTune | None) -> Sequence[str]:
     fixes = ['precision="bf16": it has the range of fp32']
     if job and job.learning_rate:
         fixes.append(f"a lower learning rate than {job.learning_rate:g}")

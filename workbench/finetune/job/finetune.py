@@ -29,8 +29,6 @@ from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, technique_of
 from workbench.jobs.job import (
     Batch,
     Checkpoints,
-    Companion,
-    FirstPod,
     Handover,
     HandoverRequest,
     Job,
@@ -193,10 +191,6 @@ class FineTune(FineTuneOptions, Job):
             entry=entries.TRAINER,
             env={"PYTHONPATH": pod.package},
         )
-
-    def companion(self, pod: FirstPod, run_id: str, root: Path) -> Companion | None:
-        companion: Companion | None = verbs().companion(pod, run_id, root)
-        return companion
 
     def resumed(
         self,

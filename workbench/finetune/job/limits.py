@@ -24,10 +24,11 @@ from workbench.finetune.job.tokenizer_files import (
     check_is_there,
     tokens_of,
 )
-from workbench.finetune.job.weights import check_adapters, check_weights
-from workbench.finetune.options.choices import Peft
+from workbench.finetune.job.weights import check_adapters, check_weights, elements_of
+from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.limits import too_many_parts
 from workbench.finetune.options.models import ModelKind, cached_folder, model_kind
+from workbench.finetune.techniques.registry import technique_of
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
@@ -113,6 +114,35 @@ def model_notes(job: FineTuneOptions) -> Iterator[str]:
         template = template_of(job, place)
         notes.append(check_ids(tokens_of(place), rows, "config.json", place, template))
     yield from filter(None, notes)
+
+
+def lacking_memory(job: FineTuneOptions, *, ranks: int, memory_gib: float) -> str:
+    """Return why the weights alone do not fit the memory of a pod without GPUs.
+
+    Empty: the weights fit, or their size is unknown here. The rest of a step comes on top:
+    `plan(job)` counts everything.
+    """
+    job = on_base(job)
+    technique = technique_of(job.technique)
+    place = known_folder(job)
+    # A JSON of the user and an offload may leave the weights on a disk.
+    if place is None or technique.offloads or job.deepspeed is not None:
+        return ""
+    trains_all = job.peft == Peft.NONE
+    holds = job.number_format if trains_all and technique.half_weights else job.frozen_format
+    bytes_each = 2.0 if holds in (Precision.BF16, Precision.FP16) else 4.0
+    if job.peft == Peft.QLORA:
+        bytes_each = 0.5
+    parts = job.tensor_parallel
+    if "trained" in technique.spreads:
+        parts *= technique.shards(job, ranks=ranks // parts, on_pod=1)
+    need_gib = elements_of(place) * bytes_each / parts / 2**30
+    if need_gib <= memory_gib:
+        return ""
+    return (
+        f"the weights of {job.model!r} alone need {need_gib:.2f} GiB of each pod's memory, and a "
+        f"pod has {memory_gib:.2f} GiB. plan(job, pods=…) shows which technique fits"
+    )
 
 
 def check_loaded(job: FineTuneOptions, config: Json, special: Mapping[str, int | None]) -> None:

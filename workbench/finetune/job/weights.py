@@ -6,6 +6,7 @@ import os
 import zipfile
 from collections.abc import Mapping
 from functools import lru_cache
+from math import prod
 from pathlib import Path, PurePosixPath
 
 from workbench.base.errors import ConfigError
@@ -61,7 +62,7 @@ def check_weights(folder: Path) -> None:
     tensors = set[str]()
     for name in names:
         if not name.endswith(".json"):
-            tensors |= _tensors(folder / name)
+            tensors |= _tensors(folder / name).keys()
     if len(names) > 1 and names[1].endswith(".safetensors"):
         for tensor, file in part(read_object(folder / names[0]), "weight_map").items():
             if tensor not in tensors:
@@ -69,6 +70,17 @@ def check_weights(folder: Path) -> None:
                     f"{folder / names[0]} names the tensor {tensor!r} in {file!r}, and no file of "
                     "weights has the tensor. Save the model again"
                 )
+
+
+def elements_of(folder: Path) -> int:
+    """Return the number of elements of a folder's weights. 0: unknown without reading all weights.
+
+    Only the headers of safetensors files have the sizes.
+    """
+    files = [folder / name for name in weight_names(folder) if not name.endswith(".json")]
+    if not all(map(is_there, files)):
+        return 0
+    return sum(size for file in files for size in _tensors(file).values())
 
 
 def check_adapters(folder: Path) -> None:
@@ -92,8 +104,8 @@ def _inside(name: str, source: Path) -> str:
     return name
 
 
-def _tensors(path: Path) -> frozenset[str]:
-    """Return the names of the tensors of a file; empty for a file of torch."""
+def _tensors(path: Path) -> Mapping[str, int]:
+    """Return the elements of the tensors of a file by name; empty for a file of torch."""
     try:
         facts = path.stat()
         return _tensors_at(path, facts.st_size, facts.st_mtime_ns)
@@ -102,7 +114,7 @@ def _tensors(path: Path) -> frozenset[str]:
 
 
 @lru_cache(maxsize=1024)
-def _tensors_at(path: Path, size: int, _mtime_ns: int) -> frozenset[str]:
+def _tensors_at(path: Path, size: int, _mtime_ns: int) -> Mapping[str, int]:
     with path.open("rb") as file:
         begin = file.read(len(_POINTER))
         if begin == _POINTER:
@@ -116,7 +128,7 @@ def _tensors_at(path: Path, size: int, _mtime_ns: int) -> frozenset[str]:
                     f"{path} has {size} bytes and is no complete file of torch: its end is "
                     f"missing. {_AGAIN}"
                 )
-            return frozenset()
+            return {}
         length = int.from_bytes(begin[:_LENGTH_BYTES], "little")
         if size < _LENGTH_BYTES or length > _LARGEST_HEADER:
             raise ConfigError(f"{path} has {size} bytes and is no safetensors file. {_AGAIN}")
@@ -127,7 +139,7 @@ def _tensors_at(path: Path, size: int, _mtime_ns: int) -> frozenset[str]:
         raise ConfigError(
             f"{path} is cut short: it has {size} bytes, and its header names {needed}. {_AGAIN}"
         )
-    return frozenset(header)
+    return {name: _elements(entry) for name, entry in header.items()}
 
 
 def _header(data: bytes, path: Path) -> Mapping[str, Json]:
@@ -136,6 +148,11 @@ def _header(data: bytes, path: Path) -> Mapping[str, Json]:
     except ValueError as error:
         raise ConfigError(f"{path} is no safetensors file: {error}. {_AGAIN}") from error
     return {name: part(header, name) for name in header if name != "__metadata__"}
+
+
+def _elements(entry: Json) -> int:
+    """Return the number of elements of a tensor."""
+    return prod(whole(size) or 0 for size in items(entry.get("shape")))
 
 
 def _end(entry: Json) -> int:

@@ -13,8 +13,7 @@ from workbench.client.result import RunResult
 from workbench.client.submission import Submission
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.notebook.calibrate import calibrate
-from workbench.finetune.plan.plan import as_planned, plan, predict, tokens_of
-from workbench.finetune.plan.prediction import FIX, judge
+from workbench.finetune.plan.plan import FIX, as_planned, judge, plan, predict, tokens_of
 from workbench.finetune.plan.table import Fit, PlanTable, TimedStep, Turn
 from workbench.finetune.techniques.ddp import DDP
 from workbench.finetune.techniques.local_sgd import LocalSGD

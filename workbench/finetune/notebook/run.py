@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from workbench.client.run import Run
 from workbench.finetune.notebook.result import FineTuneResult
-from workbench.rundir.paths import RunPaths
 
 if TYPE_CHECKING:
     from workbench.client.submission import Submission
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from workbench.finetune.benchmarks.scores import Scores
     from workbench.finetune.export.folder import Export
     from workbench.finetune.export.push import Pushed
-    from workbench.jobs.job import Job
 
 
 class FineTuneRun(Run):
@@ -32,28 +30,6 @@ class FineTuneRun(Run):
         def result(self) -> FineTuneResult: ...
 
         def wait(self, timeout_s: float | None = None, progress: bool = True) -> FineTuneResult: ...
-
-    @classmethod
-    def before_submit(
-        cls,
-        job: Job,
-        paths: RunPaths,
-        *,
-        pods: int,
-        gpus: int,
-        memory_gib: float | None,
-    ) -> None:
-        """Write a prediction and an inquiry for the first pod; see `finetune/plan/prediction`."""
-        from workbench.finetune.plan.prediction import begin_prediction
-
-        begin_prediction(
-            job,
-            pods,
-            paths.prediction,
-            paths.inquiry,
-            gpus=gpus,
-            memory_gib=memory_gib,
-        )
 
     def predict(self, rows: Sequence[RowLike] | None = None, *, before: bool = False) -> Answers:
         """Ask the trained model for answers to rows, greedily and in batches. Blocks.

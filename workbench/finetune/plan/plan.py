@@ -30,6 +30,8 @@ Limits = tuple[float | None, float | None]
 """GiB of a GPU and of a pod's own memory. None: unknown."""
 MARGIN = 0.9
 """Usable share of the memory. A prediction may be off by a tenth."""
+FIX = "plan(job, pods=…) shows which technique and micro-batch fit"
+"""Next step for a job that does not fit."""
 _MOST_ROWS = 1 << 16
 _NAMES = [technique.name for technique in TECHNIQUES]
 
@@ -195,7 +197,7 @@ def _timed_settings(
     return found
 
 
-def decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, Request]:
+def _decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, Request]:
     """Return the job with its open options chosen, its setting and its tracing request."""
     job = choose(job, gpus=gpus)
     config = model_config(job.model, job.model_revision)
@@ -205,7 +207,7 @@ def decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, 
 
 def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanRow | None:
     """Predict the need of a job as it is. None: `trace` is false and no trace is cached."""
-    job, setting, request = decided(job, pods=pods, gpus=gpus)
+    job, setting, request = _decided(job, pods=pods, gpus=gpus)
     there = trace_step(request) if trace else cached_trace(request)
     if there is None:
         return None
@@ -214,7 +216,7 @@ def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanR
 
 def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -> Scaling | None:
     """Return the scaling of a job from one pod to several, or None if its trace is not cached."""
-    job, setting, request = decided(job, pods=pods, gpus=gpus)
+    job, setting, request = _decided(job, pods=pods, gpus=gpus)
     there = cached_trace(request)
     if there is None:
         return None
@@ -274,6 +276,23 @@ def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
     if max(shares) > MARGIN:
         return Fit.TIGHT
     return Fit.FITS
+
+
+def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
+    """Compare the need with the limits, in words. The place with the least room decides."""
+    needs = {
+        "of each GPU's": (row.gpu_gib, limits[0]),
+        "of each pod's memory": (row.host_gib, limits[1]),
+    }
+    parts = []
+    for where, (need, limit) in needs.items():
+        if need is None:
+            continue
+        there = "" if limit is None else f" (there are {limit:.2f})"
+        parts.append(f"{need:.2f} GiB {where}{there}")
+    fit = fit_of(*needs.values())
+    heading = {Fit.NOT: "will not fit: ", Fit.TIGHT: "will be tight: "}.get(fit, "")
+    return fit, f"{heading}predicted {', '.join(parts)}"
 
 
 def row_of(

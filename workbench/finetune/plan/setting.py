@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
@@ -77,12 +76,6 @@ def setting_of(
         reduce_bytes=2 if job.communication == Communication.BF16 else 4,
     )
     return technique.setting(method_of(job.method).setting(plain, job, model), job, config)
-
-
-def setting_from(data: Mapping[str, Any]) -> Setting:
-    """Read a setting from the JSON form of `dataclasses.asdict`."""
-    lists = {name: tuple(data.get(name, ())) for name in ("offload", "pinned")}
-    return Setting(**{**data, **lists})
 
 
 def arithmetic_of(job: FineTune) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,20 +122,6 @@ def _ask(request: Request) -> Answer:
 
 def _parts(request: Request) -> list[Request]:
     return [{**request, "arithmetic": [name]} for name in request["arithmetic"]]
-
-
-@contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Hold a lock so that a single process per machine traces; the others then read the cache."""
-    try:
-        _cache().mkdir(parents=True, exist_ok=True)
-        file = (_cache() / "lock").open("w")
-    except OSError:  # no cache and so no lock: every process traces for itself
-        yield
-        return
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _cache() -> Path:

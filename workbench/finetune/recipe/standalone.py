@@ -45,8 +45,7 @@ _WARMUP = 0.1
 _RENAMED = "activation_checkpointing" in Seq2SeqTrainingArguments.__dataclass_fields__
 CHECKPOINTING = "activation_checkpointing" if _RENAMED else "gradient_checkpointing"
 
-# Options of a job that are the Trainer's, with the same name. Jobs of earlier versions lack some,
-# and used the Trainer's defaults.
+# Options of a job that are the Trainer's, with the same name.
 _SAME = (
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
@@ -296,7 +295,7 @@ def training_options(
     if job["gradient_checkpointing"] and not chosen:
         checkpointing[CHECKPOINTING] = True
     return {
-        **{name: job[name] for name in _SAME if name in job},
+        **{name: job[name] for name in _SAME},
         "num_train_epochs": job["epochs"],
         "max_steps": job["max_steps"] or -1,
         "warmup_steps": warmup,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from functools import lru_cache
 
@@ -14,7 +15,7 @@ from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.not_done import own_keys
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune, moved_metric
-from workbench.finetune.job.limits import check_model_files, model_notes
+from workbench.finetune.job.limits import check_model_files, lacking_memory, model_notes
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
@@ -73,6 +74,7 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
     before = before_of(job, paths)
     check_model(job.model, job.model_revision)
     check_model_files(job)
+    _warn_of_memory(job, run)
     method = method_of(job.method)
     method.refuse_ranks(job, run.ranks)
     check_pod(job, max(1, run.gpus))
@@ -119,6 +121,15 @@ def prepare(job: FineTune, run: NewRun) -> Prepared:
     if deepspeed is not None:
         gate.write_text(paths.deepspeed, json.dumps(deepspeed, indent=2), within=paths.root)
     return Prepared(job=job, origin=origin(paths.root))
+
+
+def _warn_of_memory(job: FineTune, run: NewRun) -> None:
+    # The memory of GPUs is unknown before the pods are asked.
+    if run.gpus or run.memory_gib is None:
+        return
+    why = lacking_memory(job, ranks=run.ranks, memory_gib=run.memory_gib)
+    if why:
+        warnings.warn(why, RuntimeWarning, stacklevel=2)
 
 
 def _absolute(job: FineTune) -> FineTune:

@@ -2,7 +2,6 @@
 
 from workbench.finetune.submit.forecast import forecast
 from workbench.finetune.submit.handover import handed_over
-from workbench.finetune.submit.prediction import companion
 from workbench.finetune.submit.prepare import check_early, prepare
 from workbench.finetune.submit.resume import restarted_from
 from workbench.finetune.submit.resume import write_resumption as resumed
@@ -10,7 +9,6 @@ from workbench.finetune.submit.stage import files_for
 
 __all__ = [
     "check_early",
-    "companion",
     "files_for",
     "forecast",
     "handed_over",

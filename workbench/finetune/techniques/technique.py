@@ -83,7 +83,7 @@ class Technique(ABC):
     no_muon: ClassVar[str] = ""
     """Why optimizer `muon` cannot train under the technique; empty if it can."""
 
-    # Forecasts and advice.
+    # Forecasts.
     preference: ClassVar[int]
     """Position in `plan`'s order of choice among fitting techniques, the lowest first.
 
@@ -98,11 +98,6 @@ class Technique(ABC):
     """
     same_losses: ClassVar[bool] = True
     """Whether losses follow the losses of `single` at the same global batch."""
-    leaner: ClassVar[str] = ""
-    """Why the technique needs less memory than earlier ones in the registry, for advice.
-
-    Empty: advice does not name the technique.
-    """
     recipe: ClassVar[bool] = True
     """Whether a run can be repeated with the files of a recipe, without this project."""
 
@@ -338,11 +333,6 @@ class Technique(ABC):
     @abstractmethod
     def saving(self, setting: Setting, trace: Trace) -> Memory:
         """Return the host memory of rank 0 while the model is saved."""
-
-    def bytes_on_disk(self, setting: Setting, trace: Trace) -> float:
-        """Return the bytes of the training state that the ranks of a pod keep on its disk."""
-        del setting, trace
-        return 0.0
 
     @abstractmethod
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:

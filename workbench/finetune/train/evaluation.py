@@ -19,7 +19,6 @@ from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
-from workbench.agent import call
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import counted
 from workbench.base.errors import ConfigError
@@ -241,8 +240,6 @@ def _function(sent: Mapping[str, object], number: int = 0, what: str = "metric")
     # Tracebacks show the file's lines, although the file is not on this pod.
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
-    # Function files of earlier versions import their reader by its old name.
-    sys.modules.setdefault("workbench.worker.call", call)
     try:
         exec(compile(source, path, "exec"), vars(module))
         function = getattr(module, name)

@@ -236,10 +236,6 @@ class AgentLink(PodFiles):
                         raise self._error(why, op) from None
                 # Raises if the agent does not answer.
                 line.call({"op": "ping"}, self.answer_s)
-            # An older agent has only started the task and would have to be asked again.
-            if "task" in answer:
-                why = "the agent is of an earlier version of this package; start another cluster"
-                raise self._error(f"{self.pod.name}: {why}", op)
             return answer
         except rpc.Refused as refusal:
             if refusal.answer.get("full"):

@@ -83,7 +83,7 @@ def _listed(context: RunContext, link: AgentLink) -> OutputList:
         "below": _HASH_ALL if shared else LARGE,
         "shared": str(paths.arrivals) if shared else "",
     }
-    raw = _ask_for_list(link, fields)
+    raw = link.work("list_outputs", _LISTED_S, **fields)
     lists = {name: items(value) for name, value in raw.items()}
     out = lists.get("out", [])
     script = lists.get("script", [])
@@ -95,16 +95,6 @@ def _listed(context: RunContext, link: AgentLink) -> OutputList:
         links=_names(links),
         unread=_names(unread),
     )
-
-
-def _ask_for_list(link: AgentLink, fields: Mapping[str, object]) -> dict[str, object]:
-    try:
-        return link.work("list_outputs", _LISTED_S, **fields)
-    except RemoteError as error:
-        if "unknown or missing: list_outputs" not in str(error):
-            raise
-        # An agent of an earlier version calls the operation "left".
-        return link.work("left", _LISTED_S, **fields)
 
 
 class FolderCollector:

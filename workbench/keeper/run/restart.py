@@ -209,8 +209,7 @@ def _is_alive(context: RunContext, link: AgentLink) -> bool:
         answer = link.call("poll", run=context.run_id, offsets={}, max_bytes=0)
     except RemoteError:
         return False
-    # An agent of an earlier version names the number "left".
-    return bool(answer.get("live_processes") or answer.get("left"))
+    return bool(answer.get("live_processes"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -339,11 +338,10 @@ def _ask(context: RunContext, link: AgentLink) -> _OnPod:
 
 def _on_pod(context: RunContext, link: AgentLink, answer: Json) -> _OnPod:
     """Read the answer of an agent to `rejoin`. Raise PodGone for another form."""
-    # An agent of an earlier version names the fact "left", and keeps no attempt.
-    inherited = answer.get("inherited", answer.get("left"))
+    inherited = answer.get("inherited")
     phases = answer.get("phases")
-    attempt = whole(answer.get("attempt", 0))
-    restart = whole(answer.get("restart", 0))
+    attempt = whole(answer.get("attempt"))
+    restart = whole(answer.get("restart"))
     last = context.attempt + _MOST_UNRECORDED
     match phases, inherited, attempt, restart:
         case [*names], bool(), int(), int() if all(isinstance(name, str) for name in names):

@@ -46,8 +46,6 @@ from workbench.rundir.totals import RunTotals
 logger = logging.getLogger(__name__)
 # Do not wait for a pod with a longer silence, unless the run succeeded.
 _SILENT_S = 12.0
-# The companion starts with the run and takes a second of CPU. Only very short runs wait.
-_COMPANION_S = 3.0
 _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
@@ -168,10 +166,6 @@ class Runner:
         if self.context.inherited:
             self._recover()
         self._journal.begin(self._started_s)
-        context = self.context
-        companion = context.spec.job.companion(context.links[0], context.run_id, context.paths.root)
-        if companion is not None:
-            companion.start()
         collector, fault = self._try_until_over()
         fault = in_users_files(self.context.run_id, self.context.spec.job, fault)
         with TransferProgress(
@@ -189,8 +183,6 @@ class Runner:
             self._brought,
             asked_to_stop=self._requests.stop.is_set() and not self._requests.cancel.is_set(),
         )
-        if companion is not None:
-            companion.wait(_COMPANION_S)
         with self._settling:
             # Write the result first. Otherwise another keeper would find empty pods and train
             # again.

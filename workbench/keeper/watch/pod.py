@@ -179,8 +179,7 @@ class PodWatch:
         more = bool(chunks) or (
             all(rank.phase == "exited" for rank in ranks) and self._collector.try_last()
         )
-        # An agent of an earlier version names the number "left".
-        live = whole(answer.get("live_processes", answer.get("left")))
+        live = whole(answer.get("live_processes"))
         if live is None or live < 0:
             raise ValueError(f"{self._link.pod.name} reports no number of live processes")
         self._reports.put(

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
-from workbench.base.files import read_json
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.base.files.sealed import read_sealed, write_sealed
 from workbench.pods.hosts.far_end import check_names
@@ -56,24 +55,6 @@ def read_note(directory: Path) -> tuple[str, list[Pod]]:
         ) from error
 
 
-def take_earlier_note(directory: Path, pods: Sequence[Pod]) -> None:
-    """Take over the note that the previous version left in the cluster's directory.
-
-    Does nothing without such a note, or if the note names other pods than `pods`, which come from
-    the user's private state.
-    """
-    noted = read_json(directory / "hosts" / note_of(directory).name)
-    if not noted or note_of(directory).exists():
-        return
-    try:
-        folder, there = _content(noted)
-    except (WorkbenchError, ValueError, KeyError, TypeError):
-        return
-    if [_login(pod) for pod in there] == [_login(pod) for pod in pods]:
-        make_folder(directory)
-        write_note(directory, folder, pods)
-
-
 def _content(noted: Mapping[str, object]) -> tuple[str, list[Pod]]:
     folder = str(noted["folder"])
     listed = noted["pods"]
@@ -83,17 +64,3 @@ def _content(noted: Mapping[str, object]) -> tuple[str, list[Pod]]:
     for pod in pods:
         check_names(folder, pod.name)
     return folder, pods
-
-
-def _login(pod: Pod) -> tuple[object, ...]:
-    """Return all facts by which a pod is logged into."""
-    return (
-        pod.name,
-        pod.address,
-        pod.ssh_port,
-        pod.ssh_address,
-        pod.user,
-        pod.key,
-        pod.jump,
-        pod.host_key,
-    )

@@ -220,8 +220,6 @@ class LocalPods(Place):
         server = folder.absolute() / FORK_SERVER_NAME
         sweep([str(server)])
         gate.remove(_fork_server_address(directory))
-        # The previous version's place.
-        gate.remove(folder / f"{FORK_SERVER_NAME}.sock", directory)
 
     def _end(self, those: Mapping[str, LocalWorker] | None = None) -> None:
         """End workers as `stop` does, without cancelling a launch that is under way."""

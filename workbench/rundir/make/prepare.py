@@ -73,6 +73,7 @@ def prepare_run(
                 asked=asked,
                 ranks=spec.world_size,
                 gpus=spec.cluster.pods.gpus,
+                memory_gib=spec.cluster.pod_memory_gib(spec.pods or spec.cluster.count),
                 environment=environment,
                 pythons={pod.name: pod.versions.get("python", "") for pod in pods},
                 ask_pods=ask_pods,

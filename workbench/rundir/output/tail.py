@@ -66,7 +66,7 @@ def _turns(path: Path, root: Path) -> list[tuple[str, int]]:
     try:
         with open_record(path, within=root) as file:
             content = file.read(_MOST_BYTES)
-    except OSError:  # runs of an earlier version have no order file
+    except OSError:  # the order is made with the first line
         return []
     turns = _TURN.findall(content)
     return [(stream.decode(), int(end)) for stream, end in turns]

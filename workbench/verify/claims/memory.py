@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from workbench.verify.claims.jobs import tiny
@@ -14,7 +13,7 @@ from workbench.verify.row import Row
 from workbench.verify.turn import Turn, at_most, engine
 
 if TYPE_CHECKING:
-    from workbench import FineTuneRun
+    from workbench import FineTune, FineTuneRun
 
 SUBJECT = "memory and time"
 _SIZES = {True: (768, 12), False: (256, 4)}
@@ -51,12 +50,20 @@ def _on_host(run: FineTuneRun) -> str:
 
 
 def _predicted_memory(turn: Turn) -> str:
-    result = _measured_run(turn).result
-    deadline_s = time.monotonic() + min(60.0, turn.left_s)
-    # The first pod may still trace the model.
-    while result.predicted_memory_gib is None and time.monotonic() < deadline_s:
-        time.sleep(0.5)
-    predicted = result.predicted_memory_gib
+    from workbench import plan
+
+    job = _measured_job(turn)
+    result = turn.train(job).result
+    spec = turn.bench.main.spec
+    # Any size of a GPU asks for the plan on GPUs: only the need of the job is read.
+    (need,) = plan(
+        job,
+        pods=spec.count,
+        gpus=spec.pods.slots,
+        gpu_memory_gib=1.0 if turn.has_gpus else None,
+        techniques=[job.technique],
+    ).rows
+    predicted = need.pod_gpu_gib if result.memory_kind == "cuda" else need.host_gib
     if predicted is None or not result.peak_memory_gib:
         raise Broken("the result has no prediction or no measured peak")
     measured = max(result.peak_memory_gib.values())
@@ -70,7 +77,7 @@ def _predicted_memory(turn: Turn) -> str:
     return words
 
 
-def _measured_run(turn: Turn) -> FineTuneRun:
+def _measured_job(turn: Turn) -> FineTune:
     from workbench import Function, mini_rows
 
     hidden, layers = _SIZES[turn.has_gpus]
@@ -81,7 +88,7 @@ def _measured_run(turn: Turn) -> FineTuneRun:
     if not folder.is_dir():
         raise Broken(f"the model was not copied back to {folder}")
     # A prediction is about rows of the job's full length, so the rows are packed to that length.
-    job = tiny(
+    return tiny(
         turn,
         "ddp",
         model=str(folder),
@@ -90,7 +97,6 @@ def _measured_run(turn: Turn) -> FineTuneRun:
         max_steps=4,
         per_device_train_batch_size=8,
     )
-    return turn.train(job)
 
 
 def _step_time(turn: Turn) -> str:

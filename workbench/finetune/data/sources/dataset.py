@@ -111,7 +111,6 @@ class Mix(Record):
 
 Dataset = Mini | RowFiles | Release | Hub | Mix
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_BEFORE = {"jsonl": RowFiles.kind}  # names in earlier versions
 NAMED: Mapping[str, Mapping[str, object]] = {**NAMES}
 """Options of every dataset that has a name."""
 
@@ -192,11 +191,7 @@ def of_kind(value: Mapping[str, object]) -> Dataset:
     Raises:
         ConfigError: The kind, a key or a value is refused, or a required key is missing.
     """
-    options = dict(value)
-    kind = value.get("kind")
-    if isinstance(kind, str) and kind in _BEFORE:
-        options["kind"] = _BEFORE[kind]
-    dataset: Dataset = read_kind("dataset", options, get_args(Dataset))
+    dataset: Dataset = read_kind("dataset", value, get_args(Dataset))
     if isinstance(dataset, Mix):
         for part in dataset.parts:
             if isinstance(part.dataset, Mapping):

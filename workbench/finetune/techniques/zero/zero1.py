@@ -15,7 +15,6 @@ class Zero1(Zero):
     config = "zero1.json"
     zero_stage = 1
     preference = 20
-    leaner = "shards the optimizer's state over the ranks"
 
     def gradients_kept(self, setting: Setting, trace: Trace, arrived: float) -> float:
         # Gradients stay whole over micro-batches.

@@ -16,7 +16,6 @@ class Zero2(Zero):
     zero_stage = 2
     preference = 30
     timed_as = "zero1"
-    leaner = "shards the gradients too"
 
     def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
         sent_s = exchanges.wait_s + exchanges.reduced_s  # gradients, after every micro-batch

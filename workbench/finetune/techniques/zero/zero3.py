@@ -47,7 +47,6 @@ class Zero3(Zero):
     may_offload = 0
     no_muon = "shards them"
     preference = 50
-    leaner = "shards gradients and parameters too"
 
     def refuse(self, job: FineTuneOptions) -> None:
         if job.peft == Peft.QLORA:
@@ -136,9 +135,6 @@ class Zero3(Zero):
             gradients=gradients,
         )
         return mine, host.plus(theirs)
-
-    def bytes_on_disk(self, setting: Setting, trace: Trace) -> float:
-        return memory.bytes_on_disk(setting, trace)
 
     def backward(self, setting: Setting, trace: Trace, moment: Moment) -> tuple[float, float]:
         arrived = min(moment.gradients, trace.trained)

@@ -17,7 +17,6 @@ class Zero3Offload(Zero3):
     may_offload = 2
     preference = 60
     timed_as = "zero3"
-    leaner = "keeps optimizer and parameters in the pods' own memory"
 
     def refuse(self, job: FineTuneOptions) -> None:
         if Optimizer(job.optimizer).uses_bitsandbytes:

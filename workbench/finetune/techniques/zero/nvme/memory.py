@@ -1,4 +1,4 @@
-"""Host memory and disk space of an offload to disks, for the planner."""
+"""Host memory of an offload to disks, for the planner."""
 
 from __future__ import annotations
 
@@ -21,14 +21,3 @@ def weights_in_memory(setting: Setting, trace: Trace) -> float:
     shard = trace.trained / setting.shards
     elements = setting.weight_buffers + min(setting.weights_kept, shard)
     return setting.weight_bytes * elements
-
-
-def bytes_on_disk(setting: Setting, trace: Trace) -> float:
-    """Return the bytes of the files of all ranks of a pod."""
-    share = trace.trained / setting.shards * setting.on_pod
-    size = 0.0
-    if setting.swap_buffers:
-        size += share * (8 + setting.state_bytes)
-    if setting.weight_buffers:
-        size += setting.weight_bytes * share
-    return size
