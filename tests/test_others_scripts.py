@@ -13,8 +13,10 @@ from typing import Any
 
 import accelerate
 import pytest
+from poll import until
 
 from workbench import Cluster, Run, Script
+from workbench.rundir.state import RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -168,12 +170,10 @@ def test_answers_of_a_trainer_are_in_order_and_its_workers_differ(cluster: Clust
 
 def test_torch_s_own_tests_pass_as_under_torchrun(cluster: Cluster, tmp_path: Path) -> None:
     script = SCRIPTS / "torch_distributed.py"
-    theirs = tmp_path / "torchrun"
-    theirs.mkdir()
+    theirs, ours = tmp_path / "torchrun", tmp_path / "pods"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(script), str(tmp_path / "shared of torchrun")],
-        cwd=theirs,
+        [*command, str(script), str(theirs)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -181,11 +181,10 @@ def test_torch_s_own_tests_pass_as_under_torchrun(cluster: Cluster, tmp_path: Pa
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    run = trained(cluster, script, str(tmp_path / "shared of pods"))
+    trained(cluster, script, str(ours))
     for rank in (0, 1):
         ends, expected = (
-            json.loads((folder / f"ends-{rank}.json").read_text())
-            for folder in (run.paths.outputs, theirs)
+            json.loads((folder / f"ends-{rank}.json").read_text()) for folder in (ours, theirs)
         )
         assert ends == expected
         assert [name for name, end in ends.items() if end not in ("passed", "skipped")] == []
@@ -209,3 +208,26 @@ def test_a_repository_with_a_src_folder_trains(
     run = cluster.submit(Script(**start))
     run.wait(300, progress=False).raise_for_status()
     assert [run.logs(rank=rank, stream="stdout").strip() for rank in (0, 1)] == ["sum 6.0"] * 2
+
+
+def test_the_lock_of_an_aborted_build_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    lock = tmp_path / "fused_adam" / "lock"
+    lock.parent.mkdir()
+    taking = f"""
+from torch.utils.file_baton import FileBaton
+
+baton = FileBaton({str(lock)!r})
+if baton.try_acquire():
+    raise SystemExit("the build of the test is aborted here")
+baton.wait()
+"""
+    script = tmp_path / "taking.py"
+    script.write_text(taking)
+    aborted = cluster.submit(Script(script), pods=1).wait(300, progress=False)
+    assert aborted.state is RunState.FAILED
+    assert lock.exists()
+    run = cluster.submit(Script(script), pods=1)
+    named = f"waiting for the build of an op that holds {lock}. If no process builds the op"
+    until(lambda: named in run.logs(rank=0, stream="stderr"), 180)
+    lock.unlink()
+    run.wait(300, progress=False).raise_for_status()

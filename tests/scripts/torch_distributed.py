@@ -58,12 +58,21 @@ def names():
     return [name for name in found if "monitored_barrier" not in name and "timeout" not in name]
 
 
+def meet(where, word):
+    """Wait for the other ranks: a group that one rank closes early breaks the others' start."""
+    where.set(f"{word}-{rank}", "")
+    where.wait([f"{word}-{other}" for other in range(world_size)])
+
+
 store, rank, world_size = next(iter(dist.rendezvous("env://")))
 ends = Ends()
 for name in names():
     # A test may leave its group broken on purpose, so each has a group of its own.
     own = dist.PrefixStore(name, store)
     dist.init_process_group("gloo", store=own, rank=rank, world_size=world_size)
+    meet(own, "begun")
     Here(name).run(ends)
+    meet(own, "done")
     dist.destroy_process_group()
-Path(f"ends-{rank}.json").write_text(json.dumps(ends.of))
+(shared / f"ends-{rank}.json").write_text(json.dumps(ends.of))
+meet(store, "over")
