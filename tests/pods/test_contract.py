@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from measured import MEASURED
 
+from tests.fakes.sshhosts import StrangersPlace
 from tests.pods.conftest import PLACES, Launched, Platform, children, note_others, on_pods
 from tests.support.sentences import sentence
 from workbench import Cluster, FineTune
@@ -65,18 +67,26 @@ owning_only = pytest.mark.parametrize(
 elsewhere = pytest.mark.parametrize("place", places(["cml"]), indirect=True)
 
 
-@pytest.fixture(params=places(PLACES))
+STRANGERS = "ssh-with-tcsh-that-prints"
+
+
+@pytest.fixture(params=places([*PLACES, STRANGERS]))
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
-    with PLACES[request.param](tmp_path / "place") as made:
+    if request.param == STRANGERS and (os.geteuid() != 0 or not shutil.which("tcsh")):
+        pytest.skip("needs tcsh, and root to make an account")
+    with {**PLACES, STRANGERS: StrangersPlace}[request.param](tmp_path / "place") as made:
         note_others()
         yield made
 
 
 def ssh(launched: Launched, index: int, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run ssh as a user does, and leave out what the login prints."""
     argv = ssh_argv(launched.pods[index], launched.identity, command)
-    return subprocess.run(
+    done = subprocess.run(
         argv, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
     )
+    done.stdout = done.stdout.removeprefix(StrangersPlace.GREETING)
+    return done
 
 
 def test_it_describes_itself(backend: Place) -> None:
@@ -121,7 +131,7 @@ def test_the_printed_command_works_when_pasted(launched: Launched) -> None:
     done = subprocess.run(
         ["sh", "-c", line], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
     )
-    assert done.stdout == "a  b\n", done
+    assert done.stdout.removeprefix(StrangersPlace.GREETING) == "a  b\n", done
 
 
 def test_files_travel_both_ways(launched: Launched, tmp_path: Path) -> None:
