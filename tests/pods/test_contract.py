@@ -120,10 +120,14 @@ def test_each_is_reached_over_paramiko(launched: Launched) -> None:
             assert connection.run(["test", "-d", pod.root]).exit_code == 0
 
 
-def test_each_is_reached_by_the_ssh_client(launched: Launched) -> None:
+def test_each_is_reached_by_the_ssh_client(launched: Launched, place: Platform) -> None:
+    # No quotes of csh hold a line break on a command line.
+    is_csh = isinstance(place, StrangersPlace)
+    words = [word for word in NASTY if not is_csh or "\n" not in word]
     for index, pod in enumerate(launched.pods):
-        done = ssh(launched, index, [pod.python, "-c", ECHO, *NASTY])
-        assert (done.returncode, json.loads(done.stdout)) == (0, NASTY), done
+        done = ssh(launched, index, [pod.python, "-c", ECHO, *words])
+        assert done.returncode == 0, done
+        assert json.loads(done.stdout) == words
 
 
 def test_the_printed_command_works_when_pasted(launched: Launched) -> None:
