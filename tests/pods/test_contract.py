@@ -289,7 +289,7 @@ def test_stop_during_launch_leaves_nothing(
     def stop_at_the_first(line: str) -> None:
         thread = threading.Thread(target=backend.stop)
         thread.start()
-        thread.join(10)
+        thread.join(180)
 
     before = children()
     with pytest.raises(PodError):
