@@ -1,16 +1,22 @@
-"""Scripts of other packages run unchanged on two pods: TRL, accelerate, DeepSpeed."""
+"""Scripts and tests of other packages run unchanged on two pods: TRL, accelerate, torch."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
+from poll import until
 
 from workbench import Cluster, Run, Script
+from workbench.rundir.state import RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -43,6 +49,17 @@ MORE = {
         "--reward_funcs=think_format_reward",
     ],
 }
+REPOSITORY = """
+import torch
+import torch.distributed as dist
+from .sizes import SIZE
+
+dist.init_process_group("gloo")
+total = torch.full((), float(SIZE))
+dist.all_reduce(total)
+print("sum", total.item())
+dist.destroy_process_group()
+"""
 FIGURES = {
     "sft": "entropy",
     "dpo": "rewards/margins",
@@ -133,3 +150,84 @@ def test_trl_s_own_script_trains(
 def test_a_script_of_another_library_trains(cluster: Cluster, script: str, prints: str) -> None:
     run = trained(cluster, SCRIPTS / f"{script}.py")
     assert re.search(prints, run.logs(rank=0, stream="stdout"))
+
+
+def test_accelerate_s_own_collectives_agree(cluster: Cluster) -> None:
+    script = Path(accelerate.__file__).parent / "test_utils" / "scripts" / "test_ops.py"
+    run = trained(cluster, script)
+    printed = run.logs(rank=0, stream="stdout")
+    assert "Num processes: 2" in printed
+    assert "testing sending tensors across devices" in printed
+    assert "alone" not in run.message
+
+
+def test_answers_of_a_trainer_are_in_order_and_its_workers_differ(cluster: Cluster) -> None:
+    run = trained(cluster, SCRIPTS / "trainer_checks.py")
+    for rank in (0, 1):
+        printed = run.logs(rank=rank, stream="stdout")
+        assert re.findall("in order 2|streamed|drew", printed) == ["in order 2", "streamed", "drew"]
+
+
+def test_torch_s_own_tests_pass_as_under_torchrun(cluster: Cluster, tmp_path: Path) -> None:
+    script = SCRIPTS / "torch_distributed.py"
+    theirs, ours = tmp_path / "torchrun", tmp_path / "pods"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script), str(theirs)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    trained(cluster, script, str(ours))
+    for rank in (0, 1):
+        ends, expected = (
+            json.loads((folder / f"ends-{rank}.json").read_text()) for folder in (ours, theirs)
+        )
+        assert ends == expected
+        assert [name for name, end in ends.items() if end not in ("passed", "skipped")] == []
+        assert [*ends.values()].count("passed") > 80
+
+
+@pytest.mark.parametrize("start", [{"module": "pkg.train", "folder": "src"}, {"path": "run.py"}])
+def test_a_repository_with_a_src_folder_trains(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: dict[str, str]
+) -> None:
+    package = tmp_path / "src" / "pkg"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "sizes.py").write_text("SIZE = 3\n")
+    (package / "train.py").write_text(REPOSITORY)
+    (tmp_path / "run.py").write_text(
+        "import sys\nfrom pathlib import Path\n"
+        "sys.path.insert(0, str(Path(__file__).parent / 'src'))\nimport pkg.train\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    run = cluster.submit(Script(**start))
+    run.wait(300, progress=False).raise_for_status()
+    assert [run.logs(rank=rank, stream="stdout").strip() for rank in (0, 1)] == ["sum 6.0"] * 2
+
+
+def test_the_lock_of_an_aborted_build_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    lock = tmp_path / "fused_adam" / "lock"
+    lock.parent.mkdir()
+    taking = f"""
+from torch.utils.file_baton import FileBaton
+
+baton = FileBaton({str(lock)!r})
+if baton.try_acquire():
+    raise SystemExit("the build of the test is aborted here")
+baton.wait()
+"""
+    script = tmp_path / "taking.py"
+    script.write_text(taking)
+    aborted = cluster.submit(Script(script), pods=1).wait(300, progress=False)
+    assert aborted.state is RunState.FAILED
+    assert lock.exists()
+    run = cluster.submit(Script(script), pods=1)
+    named = f"waiting for the build of an op that holds {lock}. If no process builds the op"
+    until(lambda: named in run.logs(rank=0, stream="stderr"), 180)
+    lock.unlink()
+    run.wait(300, progress=False).raise_for_status()

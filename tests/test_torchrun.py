@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from workbench import Cluster, Script
+from tests.support.sentences import sentence
+from workbench import Cluster, ConfigError, LocalPods, PodSpec, Script
 from workbench.agent.machine import free_port
 from workbench.agent.ranks.request import RunRequest, rank_environment, torchrun_variables
 
@@ -171,6 +172,33 @@ def test_every_launcher_sets_the_same(cluster: Cluster, tmp_path: Path) -> None:
     assert told["ssh"] == told["pdsh"] == told["openmpi"]
     assert [each["GROUP_RANK"] for each in told["ssh"]] == ["0", "1"]
     assert [each["TORCHELASTIC_MAX_RESTARTS"] for each in told["ssh"]] == ["1", "1"]
+
+
+@pytest.mark.slow
+def test_a_local_pod_without_gpus_carries_several_ranks(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=sentence("pods.pod_spec._check.pods-ranks-gpus", 2, 1)):
+        PodSpec(ranks=2, gpus=1)
+    script = tmp_path / "tell.py"
+    script.write_text(TELL)
+    spec = PodSpec(ranks=2)
+    path = tmp_path / "cluster"
+    with Cluster(LocalPods(), spec, count=2, path=path, warm=False) as cluster:
+        assert [line.split()[1] for line in str(cluster.hostfile).splitlines()] == ["slots=2"] * 2
+        for launcher in ("ssh", "pdsh"):
+            run = cluster.submit(Script(str(script), launcher=launcher))
+            result = run.wait(300, progress=False).raise_for_status()
+            assert result.world_size == 4
+            said = [
+                json.loads(run.logs(rank=rank, stream="stdout").partition("variables ")[2])
+                for rank in range(4)
+            ]
+            names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "WORLD_SIZE")
+            assert [[each[name] for name in names] for each in said] == [
+                ["0", "2", "0", "4"],
+                ["1", "2", "0", "4"],
+                ["0", "2", "1", "4"],
+                ["1", "2", "1", "4"],
+            ]
 
 
 @pytest.mark.long

@@ -52,15 +52,21 @@ def test_the_variable_does_not_switch_deepspeed_off(
     """accelerate/state.py chooses DeepSpeed only without the variable."""
     seen = []
 
-    class State:
+    class Partial:
+        def __init__(self, cpu: bool = False) -> None:
+            seen.append((cpu, os.environ.get("ACCELERATE_USE_CPU")))
+
+    class Whole:
         def __init__(self, *args: object) -> None:
             seen.append((args, os.environ.get("ACCELERATE_USE_CPU")))
 
     changes = started(monkeypatch, tmp_path, WORLD_SIZE="2", CUDA_VISIBLE_DEVICES="")
-    changes["accelerate.state"](SimpleNamespace(AcceleratorState=State))
+    changes["accelerate.state"](SimpleNamespace(PartialState=Partial, AcceleratorState=Whole))
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", deepspeed)
-    State("no")
-    assert seen == [(("no",), None if deepspeed == "true" else "true")]
+    Partial()
+    Whole("no")
+    kept = None if deepspeed == "true" else "true"
+    assert seen == [(kept == "true", kept), (("no",), kept)]
 
 
 @pytest.mark.parametrize(

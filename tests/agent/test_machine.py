@@ -245,6 +245,7 @@ def test_a_name_that_is_loopback_at_home_is_replaced_by_the_address_of_the_login
     monkeypatch.setenv("SSH_CONNECTION", login)
     assert machine.address_for_others("gpu-1") == address
     assert machine.interface_of("gpu-1") == interface
+    assert machine.own_addresses("gpu-1") == resolved
     # An address is what was asked for, also a loopback address: local pods have such.
     assert machine.address_for_others("127.0.0.2") == "127.0.0.2"
 

@@ -57,6 +57,8 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         self.allowed_everywhere: set[tuple[str, str]] = set()
         """What a ClusterRole allows in addition, where no namespace is named."""
         self.faults: list[Fault] = []
+        self.deleted_namespace = False
+        """Whether the namespace lab has gone; its objects go one by one, by the tests."""
         self.away = False
         """Whether it has gone: it breaks open and new calls, not the kubelet's; objects stay."""
         self.kubelet_away = False
@@ -88,15 +90,11 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         verb = _VERBS.get(raw_request.method, read)
         needed = [verb, "create"] if sub == "portforward" else [verb]  # as from Kubernetes 1.35 on
         self.calls += [(each, resource) for each in needed]
-        for each in needed:
-            allowed = self.allowed if in_namespace else self.allowed_everywhere
-            if self.allowed is not None and allowed is not None and (each, resource) not in allowed:
-                named = f'{kind} "{name}"' if name else kind
-                where = 'in the namespace "lab"' if in_namespace else "at the cluster scope"
-                who = (
-                    f'User "{ACCOUNT}" cannot {each} resource "{resource}" in API group "" {where}'
-                )
-                return refused(403, f"{named} is forbidden: {who}")
+        forbidden = self._forbidden(needed, resource, in_namespace, name)
+        if forbidden is not None:
+            return forbidden
+        if (kind, name) == ("namespaces", "lab"):
+            return self._namespace()
         fault = next(
             (f for f in self.faults if (f.verb, f.resource) == (verb, resource) and f.times), None
         )
@@ -125,6 +123,26 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
             return await super().__call__(raw_request)
         finally:
             self.watches.pop(id(raw_request), None)
+
+    def _forbidden(
+        self, needed: list[str], resource: str, in_namespace: str | None, name: str | None
+    ) -> web.Response | None:
+        allowed = self.allowed if in_namespace else self.allowed_everywhere
+        for each in needed:
+            if self.allowed is not None and allowed is not None and (each, resource) not in allowed:
+                kind = resource.partition("/")[0]
+                named = f'{kind} "{name}"' if name else kind
+                where = 'in the namespace "lab"' if in_namespace else "at the cluster scope"
+                who = (
+                    f'User "{ACCOUNT}" cannot {each} resource "{resource}" in API group "" {where}'
+                )
+                return refused(403, f"{named} is forbidden: {who}")
+        return None
+
+    def _namespace(self) -> web.Response:
+        if self.deleted_namespace:
+            return refused(404, 'namespaces "lab" not found')
+        return web.json_response({"kind": "Namespace", "metadata": {"name": "lab"}})
 
     def go_away(self) -> None:
         """Be killed in the middle, as an API server may be; `away = False` brings it up again."""

@@ -217,3 +217,22 @@ class HostsPlace:
         return [str(path) for path in self.root.glob("*")] + [
             str(path) for path in folder.glob("*")
         ]
+
+
+class StrangersPlace(HostsPlace):
+    """Three machines whose account has tcsh, and a start-up file that prints 200 lines and more.
+
+    Takes root, for the account.
+    """
+
+    LOGIN = Login("/bin/tcsh", {".cshrc": "repeat 200 echo Welcome\nprintf 'last login: '\n"})
+    GREETING = "Welcome\n" * 200 + "last login: "
+    """What ssh itself shows before a command's output."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.prefix += with_accounts(folder / "accounts", {"stranger": self.LOGIN})
+
+    @property
+    def options(self) -> Mapping[str, object]:
+        return {**super().options, "user": "stranger"}

@@ -35,7 +35,7 @@ def test_queued_runs_go_in_order_and_a_cancelled_one_ends_at_once(
     assert second.message == "waiting for free pods"
     asked = time.monotonic()
     third.cancel()
-    result = third.wait(10, progress=False)
+    result = third.wait(180, progress=False)
     world.measured("-", "cancel of a queued run -> result", time.monotonic() - asked, 1)
     assert (result.state, result.message) == (RunState.CANCELLED, "cancelled before its start")
     assert first.state is RunState.RUNNING
@@ -94,7 +94,7 @@ def test_closing_during_a_start_leaves_nothing(
     asked = time.monotonic()
     cluster.close()
     world.measured("-", f"close {after_s} s into a start", time.monotonic() - asked, 5)
-    starter.join(10)
+    starter.join(180)
     assert not starter.is_alive()
     assert cluster.phase == "closed"
     assert [str(error) for error in raised] == ["the cluster was closed during its start"]

@@ -173,7 +173,7 @@ class Served:
 
     def ended(self) -> Mapping[str, Any]:
         """Wait for the end of the keeper; return the last state."""
-        self.thread.join(20)
+        self.thread.join(180)
         assert not self.thread.is_alive()
         return self.state
 
@@ -208,7 +208,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
             if isinstance(run, StubRun):
                 run.ends.set()
         if served.thread.is_alive():
-            served.thread.join(20)
+            served.thread.join(180)
 
 
 # The life of a cluster.

@@ -249,6 +249,17 @@ def test_stacks_are_asked_for_once_and_again_for_a_rank_that_stopped_later(tmp_p
     assert run.asked == 3, "another stall has other stacks"
 
 
+def test_a_wait_for_the_build_of_an_op_is_named(tmp_path: Path) -> None:
+    run = Guarded(tmp_path)
+    run.stacks[1] = LOOP.replace('"/job/train.py", line 5', '"/utils/file_baton.py", line 50')
+    run.story.passes(40, busy=(1.0, 0.0))
+    run.check()
+    assert (
+        "rank 1 on pod-0 is at file_baton.py:50 in wait, for the build lock of an op; "
+        "its log names the lock and the way out" in run.guard.remark
+    )
+
+
 def test_in_training_a_change_of_suspects_asks_for_no_other_stacks(tmp_path: Path) -> None:
     run = Guarded(tmp_path)
     run.story.passes(40, busy=(1.0, 0.0))

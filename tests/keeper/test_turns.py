@@ -177,7 +177,7 @@ class Turns:
         self.closing.set()
         for run in self.runs:
             run.may_end.set()
-        self.thread.join(20)
+        self.thread.join(180)
         assert not self.thread.is_alive()
 
 
@@ -314,7 +314,7 @@ def test_a_closing_cluster_waits_for_its_run_and_ends_those_that_wait(turns: Tur
     assert turns.thread.is_alive(), "the first run is not over"
     assert not second.abandoned
     first.may_end.set()
-    turns.thread.join(20)
+    turns.thread.join(180)
     assert (first.abandoned, second.abandoned) == ("", NEVER)
     assert not second.runs.is_set()
 

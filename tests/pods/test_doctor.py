@@ -48,6 +48,9 @@ HERE = {
 GOOD = {
     "time_s": 1000.5,
     "interface": "eth0",
+    "address": "gpu-1",
+    "own_addresses": ["10.0.1.7"],
+    "address_for_others": "gpu-1",
     "versions": {**HERE, "torch": "2.13.0+cu129"},
     "gpus": [{"index": 0, "percent": 0.0, "used_gib": 0.5, "total_gib": 80.0}],
     "memory_gib": 60.0,
@@ -89,6 +92,47 @@ def test_a_pod_that_is_well() -> None:
     assert list(found) == list(CHECKS)
     assert {finding.verdict for finding in found.values()} == {Verdict.GOOD}
     assert found["GPU memory"].detail == "79.5 of 80.0 GiB free"
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "others", "words"),
+    [
+        ("gpu-1", ["10.0.1.7"], "gpu-1", ""),
+        ("10.0.1.7", ["10.0.1.7"], "10.0.1.7", ""),
+        ("127.0.0.2", ["127.0.0.2"], "127.0.0.2", ""),  # a local pod
+        (
+            "gpu-1",
+            ["127.0.1.1"],
+            "10.0.1.7",
+            "gpu-1 is 127.0.1.1 there; others get 10.0.1.7, from the SSH connection",
+        ),
+        (
+            "gpu-1",
+            ["127.0.1.1", "10.9.9.9"],
+            "10.9.9.9",
+            "gpu-1 is 127.0.1.1 there; others get 10.9.9.9, from the name",
+        ),
+        (
+            "gpu-1",
+            [],
+            "10.0.1.7",
+            "gpu-1 is unknown there; others get 10.0.1.7, from the SSH connection",
+        ),
+        (
+            "gpu-1",
+            ["::1"],
+            "gpu-1",
+            "gpu-1 is ::1 there, and no other address is known; pods on other machines cannot "
+            "reach it: correct gpu-1 in /etc/hosts there, or give the host as {",
+        ),
+    ],
+)
+def test_a_name_that_is_loopback_at_home_has_a_row(
+    name: str, own: list[str], others: str, words: str
+) -> None:
+    found = judged(GOOD, address=name, own_addresses=own, address_for_others=others)["address"]
+    assert f"{found.detail}; {found.fix}".startswith(words or f"{others}; ")
+    assert found.verdict is (Verdict.WARNING if own == ["::1"] else Verdict.GOOD)
 
 
 def test_what_a_pod_has_is_known_whatever_is_taken_of_it() -> None:
@@ -230,6 +274,7 @@ def test_two_real_pods_are_well(launched: Launched) -> None:
         )
         assert found["torch"].detail == installed_versions()["torch"]
         assert host.interface == "lo"
+        assert found["address"].detail.startswith("127.")
 
 
 def test_a_pod_that_is_gone_and_one_with_another_host_key(launched: Launched) -> None:

@@ -619,10 +619,53 @@ def test_a_server_that_does_not_answer_is_named_and_the_pods_keep_their_phase(
 
 
 @pytest.mark.parametrize("may_see", [True, False])
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (404, 'namespaces "lab" not found'),
+        (
+            403,
+            'pods "wb-test" is forbidden: unable to create new content in namespace lab '
+            "because it is being terminated",
+        ),
+    ],
+)
+def test_a_namespace_that_is_deleted_during_the_start_is_the_cause(
+    place: KubernetesPlace, context: LaunchContext, may_see: bool, status: int, message: str
+) -> None:
+    place.server.allowed = role()
+    place.server.deleted_namespace = True
+    if may_see:
+        place.server.allowed_everywhere = {("get", "namespaces")}
+    fault(place, "create", "pods", status, message=message, skip=1)
+    said = refused(place, context, BackendError, re.escape(message))
+    cause = "the namespace lab was deleted, so the start failed: "
+    assert said.startswith(cause) is may_see
+    assert re.search("; the namespace lab (is being deleted|was deleted or never made): ", said)
+    assert not any(other in said for other in ("rbac.yaml", "log in"))
+
+
+def test_pods_that_go_with_their_namespace_during_the_start_name_the_cause(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
+    place.server.allowed_everywhere = {("get", "namespaces")}
+    place.kubelet.behave["pod-1"] = "silent"
+
+    def report(line: str) -> None:
+        if line.startswith("2 of 3 pods are up") and not place.server.deleted_namespace:
+            place.server.deleted_namespace = True
+            place.do(place.kubelet.delete("pod-1"))
+
+    said = refused(place, replace(context, report=report), PodError, "pod-1")
+    assert said.startswith("the namespace lab was deleted, so the start failed: pod-1 ")
+
+
+@pytest.mark.parametrize("may_see", [True, False])
 def test_a_namespace_that_is_deleted_is_the_cause(
     launched: Launched, place: KubernetesPlace, may_see: bool
 ) -> None:
     place.server.allowed = set()  # the Role is deleted too
+    place.server.deleted_namespace = True
     if may_see:
         place.server.allowed_everywhere = {("get", "namespaces")}
     for name in ("pod-1", "pod-0"):

@@ -126,6 +126,8 @@ names, key, root, folder, script, *marks = sys.argv[1:]
 names = names.split(",")
 place = SSHPods(names, key=key, trust=dict(zip(names, marks)), python=sys.executable, root=root)
 with Cluster(place, PodSpec(), count=2, path=folder, warm=False) as cluster:
+    for pod in cluster.doctor().hosts:
+        print(*(finding.detail for finding in pod.findings if finding.check == "address"))
     run = cluster.submit(Script(script))
     run.wait(120, progress=False).raise_for_status()
     print(run.logs(0), run.logs(1))
@@ -160,3 +162,6 @@ def test_hosts_whose_own_names_are_loopback_addresses_meet(
         argv += [tmp_path / "show.py", *(host.fingerprint for host in hosts)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.stdout.count(f"{namespaces[0].address} eth0") == 2, done.stdout + done.stderr
+    # The doctor names the address that others use, and its source.
+    told = f"gpu-1 is 127.0.1.1 there; others get {namespaces[0].address}, from the SSH connection"
+    assert told in " ".join(done.stdout.split()), done.stdout

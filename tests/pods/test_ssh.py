@@ -78,7 +78,7 @@ def test_speaks_something_else(
     thread.start()
     with pytest.raises(PodError, match="pod-2"):
         SSHConnection(stranger, identity, timeout_s=2.0).open()
-    thread.join(5)
+    thread.join(180)
 
 
 class Undecided(paramiko.ServerInterface):
@@ -106,7 +106,7 @@ def test_a_login_that_is_not_answered_in_time_is_no_refusal(
         PodTimeout, match=sentence("pods.transport.log_in.answer-login", 1, "pod-2 (127.0.0.1")
     ):
         SSHConnection(stranger, identity, timeout_s=1.0).open()
-    thread.join(5)
+    thread.join(180)
     servers[0].close()
 
 
@@ -126,7 +126,7 @@ def test_a_handshake_that_does_not_end_is_a_time_out(
         PodTimeout, match=sentence("pods.transport.handshake.did-complete-ssh-2", "pod-2")
     ):
         SSHConnection(stranger, identity, timeout_s=1.0).open()
-    thread.join(10)
+    thread.join(180)
 
 
 class Hesitant(paramiko.ServerInterface):
@@ -160,7 +160,7 @@ def test_a_jump_host_that_opens_no_way_in_time_is_a_time_out(
     hop = paramiko.Transport(socket.create_connection(listener.getsockname()))
     hop.start_client(timeout=120)
     hop.auth_publickey("me", key)
-    thread.join(10)
+    thread.join(180)
     with pytest.raises(PodTimeout, match=r"no answer from 10\.0\.0\.9:22 in 1 s"):
         transport.connect(Destination(name="pod-2", address="10.0.0.9", port=22), 1.0, hop)
     hop.close()

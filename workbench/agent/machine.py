@@ -188,6 +188,14 @@ def address_for_others(address: str) -> str:
     return address
 
 
+def own_addresses(address: str) -> list[str]:
+    """Return the addresses that this machine's own address or name has here; none if unknown."""
+    try:
+        return [str(ip) for ip in _resolve(address)]
+    except (OSError, ValueError):
+        return []
+
+
 def _login_address() -> list[_Address]:
     """Return this machine's end of the SSH connection of this process, if there is one."""
     words = os.environ.get("SSH_CONNECTION", "").split()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
+from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Count, Environment, Positive, Record, Unit
 
 
@@ -34,7 +35,9 @@ class PodSpec(Record):
     memory_gib: Annotated[Positive, Unit("GiB")] | None = None
     """Memory in GiB; None leaves it to the place. Default None."""
     gpus: Count = 0
-    """Number of GPUs; every GPU is a slot. A pod without GPUs has one slot. Default 0."""
+    """Number of GPUs; every GPU is a slot. A pod without GPUs has `ranks` slots. Default 0."""
+    ranks: Count = 0
+    """Ranks of a pod without GPUs, which share its cores; 0 means 1. Default 0."""
     image: str | None = None
     """Container image, where the place runs containers. Default None: the place's own."""
     env: Environment = Field(default_factory=dict, repr=False)
@@ -48,5 +51,14 @@ class PodSpec(Record):
 
     @property
     def slots(self) -> int:
-        """Return the number of ranks a pod carries: its GPUs, or 1."""
-        return max(1, self.gpus)
+        """Return the number of ranks a pod carries: its GPUs, else `ranks`, else 1."""
+        return self.gpus or self.ranks or 1
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.gpus and self.ranks:
+            raise ConfigError(
+                f"pods ranks={self.ranks} with gpus={self.gpus}: every GPU carries one rank; "
+                "leave ranks out"
+            )
+        return self

@@ -12,7 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from workbench.agent.gpus import GpuWatch
-from workbench.agent.machine import interface_of, memory_limit_bytes
+from workbench.agent.machine import (
+    address_for_others,
+    interface_of,
+    memory_limit_bytes,
+    own_addresses,
+)
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3
@@ -25,6 +30,9 @@ def examine(address: str, folder: Path) -> dict[str, object]:
     return {
         "time_s": time.time(),
         "interface": interface_of(address),
+        "address": address,
+        "own_addresses": own_addresses(address),
+        "address_for_others": address_for_others(address),
         "versions": installed_versions(),
         "gpus": gpus,
         "gpu_gib": gpu_gib,

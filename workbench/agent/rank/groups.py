@@ -24,7 +24,7 @@ def install(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None
         return
     if _USE_CPU not in os.environ and not has_gpu():
         os.environ[_USE_CPU] = "true"
-        when_imported("accelerate.state", _keep_deepspeed)
+        when_imported("accelerate.state", _connect)
     folder = os.environ.get("WORKBENCH_RANK_DIR")
     if folder:
         when_imported("torch.distributed.distributed_c10d", functools.partial(_note, Path(folder)))
@@ -41,17 +41,29 @@ def has_gpu(devices: str = "/dev") -> bool:
         return True
 
 
-def _keep_deepspeed(module: Any) -> None:
+def _connect(module: Any) -> None:
+    """Have both states of Accelerate follow the variable; by itself, PartialState ignores it."""
+    begin_partial = module.PartialState.__init__
+    begin_whole = module.AcceleratorState.__init__
+
+    @functools.wraps(begin_partial)
+    def partial(self: Any, cpu: bool = False, **options: Any) -> None:
+        _keep_deepspeed()
+        begin_partial(self, cpu or os.environ.get(_USE_CPU) == "true", **options)
+
+    @functools.wraps(begin_whole)
+    def whole(self: Any, *args: Any, **options: Any) -> None:
+        _keep_deepspeed()
+        begin_whole(self, *args, **options)
+
+    module.PartialState.__init__ = partial
+    module.AcceleratorState.__init__ = whole
+
+
+def _keep_deepspeed() -> None:
     """Take our variable back where a script asks for DeepSpeed: Accelerate would then skip it."""
-    original = module.AcceleratorState.__init__
-
-    @functools.wraps(original)
-    def begin(self: Any, *args: Any, **options: Any) -> None:
-        if os.environ.get(_USE_DEEPSPEED, "").lower() == "true":
-            os.environ.pop(_USE_CPU, None)
-        original(self, *args, **options)
-
-    module.AcceleratorState.__init__ = begin
+    if os.environ.get(_USE_DEEPSPEED, "").lower() == "true":
+        os.environ.pop(_USE_CPU, None)
 
 
 def worked_alone(folder: Path) -> bool:

@@ -29,12 +29,10 @@ if _store:
     _imports = _executed(_store)
     _imports.install()
     _imports.when_imported("deepspeed.comm.torch", _spare_compiling)
-    _events = PathFinder.find_spec("trainer_events", [f"{_agent}/rank"])
-    if _events:
-        _executed(_events).install(_imports.when_imported)
-    _groups = PathFinder.find_spec("groups", [f"{_agent}/rank"])
-    if _groups:
-        _executed(_groups).install(_imports.when_imported)
+    for _name in ("trainer_events", "groups", "builds"):
+        _spec = PathFinder.find_spec(_name, [f"{_agent}/rank"])
+        if _spec:
+            _executed(_spec).install(_imports.when_imported)
 _stacks = PathFinder.find_spec("stacks", [f"{_agent}/ranks"])
 if _stacks:
     with suppress(OSError, KeyError):

@@ -43,6 +43,7 @@ _IN_A_COLLECTIVE = re.compile(
 _FRAMES = 8
 logger = logging.getLogger(__name__)
 _FRAME = re.compile(r'File "(?:[^"\n]{0,4000}/)?([^"/\n]{1,255})", line (\d{1,9}) in (\S{1,255})')
+_BUILD_LOCK = "file_baton.py"  # torch waits there for another process to build an op
 _WRITTEN_S = 1.0
 # Number of ranks in a remark. The file has all ranks.
 _NAMED = 3
@@ -264,7 +265,10 @@ class StallGuard:
         at = _FRAME.search(innermost(stack))
         if at is None:
             return f"{where} gives no position"
-        return f"{where} is at {at[1]}:{at[2]} in {at[3]}"
+        words = f"{where} is at {at[1]}:{at[2]} in {at[3]}"
+        if at[1] == _BUILD_LOCK:
+            words += ", for the build lock of an op; its log names the lock and the way out"
+        return words
 
     def _keep_stacks(self, ranks: Mapping[int, RankStatus]) -> Mapping[int, str]:
         stacks = self._context.stacks(lenient=True)

@@ -36,14 +36,17 @@ class CompileLock(BaseModel):
 
 
 class PodFacts(BaseModel):
-    """Facts that a pod reports about itself.
-
-    Facts unknown to a pod of an older version keep their default.
-    """
+    """Facts that a pod reports about itself."""
 
     time_s: float
     """The pod's clock, in seconds since the epoch."""
     interface: str = ""
+    address: str = ""
+    """The address or name by which the pod was asked."""
+    own_addresses: Sequence[str] = ()
+    """What that name stands for on the pod itself; empty if the pod does not know the name."""
+    address_for_others: str = ""
+    """The address that the ranks of other pods are given."""
     versions: Mapping[str, str] = {}
     gpus: Sequence[GpuMemory] = ()
     gpu_gib: float | None = None
@@ -72,6 +75,7 @@ def find_facts(output: str) -> PodFacts | None:
 CHECKS = (
     "ssh",
     "host key",
+    "address",
     "clock",
     "python",
     "torch",
@@ -119,6 +123,8 @@ def judge_facts(
     facts: PodFacts, pod: Pod, spec: PodSpec, here: Mapping[str, str], skew_s: float
 ) -> Iterator[Finding]:
     """Judge what `agent/probe/examine.py` printed on a pod."""
+    if facts.address:
+        yield _address(facts)
     yield _clock(skew_s)
     for package in ("python", "torch", "deepspeed", "transformers", "workbench"):
         yield _version(package, facts.versions.get(package, ""), here.get(package, ""))
@@ -127,6 +133,27 @@ def judge_facts(
     yield _disk(facts.disk, pod)
     yield _shm(facts.shm, bool(spec.gpus))
     yield _locks(facts.locks)
+
+
+def _address(facts: PodFacts) -> Finding:
+    """Judge the address for other pods: on Debian a host's own name is a loopback address there."""
+    name = facts.address
+    others = facts.address_for_others or name
+    own = facts.own_addresses[0] if facts.own_addresses else ""
+    if own == name or (own and others == name and not own.startswith("127.") and own != "::1"):
+        return Finding(check="address", verdict=Verdict.GOOD, detail=others)
+    known = f"{name} is {own} there" if own else f"{name} is unknown there"
+    if others != name:
+        source = "the name" if others in facts.own_addresses else "the SSH connection"
+        detail = f"{known}; others get {others}, from {source}"
+        return Finding(check="address", verdict=Verdict.GOOD, detail=detail)
+    return Finding(
+        check="address",
+        verdict=Verdict.WARNING,
+        detail=f"{known}, and no other address is known",
+        fix=f"pods on other machines cannot reach it: correct {name} in /etc/hosts there, or give"
+        ' the host as {"address": …, "internal_address": …}',
+    )
 
 
 def _clock(skew_s: float) -> Finding:

@@ -348,7 +348,7 @@ class KubeApi:
         if 200 <= status < 400 or (status < 500 and _PAGE.match(page)):
             return self._foreign(page or f"{status} {error.reason}")
         words = _message(error)
-        advice = ""
+        advice = _namespace_advice(status, words, self.namespace)
         if status == 401:
             advice = "; the credentials are not valid (any more): log in to the cluster again"
             if self._did:
@@ -387,6 +387,14 @@ class KubeApi:
             status,
             retry_after_s,
         )
+
+
+def _namespace_advice(status: int, words: str, namespace: str) -> str:
+    if status == 403 and "is being terminated" in words:
+        return f"; the namespace {namespace} is being deleted: use another namespace"
+    if status == 404 and words.startswith("namespaces "):
+        return f"; the namespace {namespace} was deleted or never made: make it, or use another"
+    return ""
 
 
 class _MadeBefore(Exception):

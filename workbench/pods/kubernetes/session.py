@@ -96,6 +96,12 @@ class Session:
         try:
             make()
             return self._await_all()
+        except (BackendError, PodError) as error:
+            end = self._api.namespace_end()
+            # The cause comes first; without a look at the namespace, the words are a refusal.
+            if end.startswith(f"the namespace {self._api.namespace} "):
+                error.args = (f"{end}, so the start failed: {error}",)
+            raise
         finally:
             self._events.close()
 
