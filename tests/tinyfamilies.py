@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,8 +147,8 @@ FAMILIES: Mapping[str, TinyFamily] = {
 }
 
 
-def build(name: str, folder: Path) -> None:
-    """Save a tiny model of a family and its tokenizer, without any dropout."""
+def build(name: str, folder: Path) -> str:
+    """Save a tiny model without dropout and its tokenizer; return the name of its module."""
     family = FAMILIES[name]
     ids = {"pad_token_id": _PAD, "eos_token_id": _END, "bos_token_id": _START}
     config = AutoConfig.for_model(name, **{**family.sizes, **ids})
@@ -156,10 +157,13 @@ def build(name: str, folder: Path) -> None:
             setattr(config, key, 0.0)
     torch.manual_seed(7)
     auto = AutoModelForSeq2SeqLM if family.pairs else AutoModelForCausalLM
-    auto.from_config(config).float().save_pretrained(folder)
+    model = auto.from_config(config).float()
+    model.save_pretrained(folder)
     tokenizer(ends=family.pairs).save_pretrained(folder)
+    return type(model).__module__
 
 
+@functools.cache
 def tokenizer(*, ends: bool) -> Any:
     """Return a tokenizer of words; with `ends`, the tokenizer itself ends each text."""
     words = Tokenizer(models.BPE(unk_token="<unk>"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ import pytest
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.sources.dataset import Hub, Prepared, RowFiles, dataset_from, prepare
+from workbench.finetune.job.finetune import FineTune
 
 Rows = Sequence[Mapping[str, Any]]
 SQUAD: Rows = [
@@ -217,3 +219,48 @@ def test_pictures_beside_a_template_and_ignored_columns_of_one_are_refused(tmp_p
             made(tmp_path / "rows.jsonl", columns=COLUMNS, ignore=[name])
     read = made(tmp_path / "rows.jsonl", columns=COLUMNS, ignore=["images"])
     assert "images" in read.not_read
+
+
+def meant(error: ConfigError) -> object:
+    """Return the dataset that an error says to write."""
+    return ast.literal_eval(str(error).split("write dataset=")[1].splitlines()[0])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("columns", {"source": "a", "target": "b"}),
+        ("ignore", ["label"]),
+        ("drop_empty", True),
+        ("eval_share", 0.25),
+        ("limit", 10),
+    ],
+)
+def test_an_option_of_the_dataset_beside_the_dataset_names_the_whole_dataset(
+    tmp_path: Path, option: str, value: object
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"a": "1+1?", "b": "2"}\n' * 2)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text(file.read_text())
+    for dataset in (str(file), str(folder), {"kind": "files", "train": [str(file)]}, "owner/qa"):
+        with pytest.raises(ConfigError, match=f"option '{option}' is not known: write ") as refused:
+            FineTune(model="tiny-t5", dataset=dataset, **{option: value})
+        job = FineTune(model="tiny-t5", dataset=meant(refused.value))
+        made = dataset_from(job.dataset)
+        read = made.to_dict()[option]
+        assert read == value or [*read] == value  # type: ignore[misc]
+        assert made.kind == ("hub" if dataset == "owner/qa" else "files")
+
+
+def test_several_options_of_the_dataset_are_named_together() -> None:
+    with pytest.raises(ConfigError) as refused:
+        FineTune(model="tiny-t5", dataset="rows.csv", columns={"text": "a"}, ignore=["label"])
+    given = {"columns": {"text": "a"}, "ignore": ["label"]}
+    assert meant(refused.value) == {"kind": "files", "train": "rows.csv", **given}
+    with pytest.raises(ConfigError, match="option 'columns' is not known: write 'columns' into"):
+        FineTune(model="tiny-t5", dataset={"kind": "mix", "parts": []}, columns={"text": "a"})
+    # A named dataset has no columns to name.
+    with pytest.raises(ConfigError, match=r"option 'columns' is not known\. Allowed"):
+        FineTune(model="tiny-t5", dataset="wikisql-mini", columns={"text": "a"})

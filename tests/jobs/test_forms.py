@@ -113,6 +113,92 @@ def test_marks_without_one_meaning_are_refused_by_name(turn: Row, name: str) -> 
         row_from({"messages": [CHAT[0], {**CHAT[1], **turn}]}, "here")
 
 
+# Marks of rows.
+
+ROW_FALSE = [*FALSE, "no", "0", "0.0"]
+OF_METHODS: Mapping[str, Row] = {
+    "sft": {"question": "1+1?", "answer": "2"},
+    "dpo": {"prompt": "1+1?", "chosen": "2", "rejected": "3"},
+    "kto": {"prompt": "1+1?", "completion": "2", "label": True},
+    "grpo": {"prompt": "1+1?", "result": 2},
+}
+
+
+@pytest.mark.parametrize("end", ["jsonl", "json", "csv"])
+@pytest.mark.parametrize("method", OF_METHODS)
+@pytest.mark.parametrize("name", [*LEARNED, "sample_weight", "use_for_training"])
+def test_a_row_marked_as_not_learned_is_left_out_and_counted(
+    tmp_path: Path, name: str, method: str, end: str
+) -> None:
+    row = OF_METHODS[method]
+    # Marked rows need no answer, and rows without a value have no mark.
+    rows = [{**row, name: True}, {**row, name: 1}, {**row, name: None}]
+    rows += [{**dict.fromkeys(row), name: value} for value in ROW_FALSE]
+    made = prepared(write(tmp_path / f"rows.{end}", rows), method)
+    assert (made.train_rows + made.eval_rows, made.not_read) == (3, [])
+    [(remark, count)] = [each for each in made.remarks.items() if "mark" in each[0]]
+    assert (remark, count) == (f"the mark '{name}' not to learn the row (left out)", len(ROW_FALSE))
+
+
+@pytest.mark.parametrize("name", ["skip", "exclude_from_training", "masked", "doNotTrain"])
+def test_a_mark_of_a_row_to_leave_out_is_the_inverse(tmp_path: Path, name: str) -> None:
+    rows = [{"text": f"{name} {value}", name: value} for value in (0, False, None, 1, "yes")]
+    made = prepared(write(tmp_path / "rows.jsonl", rows))
+    assert sorted(row.target.split()[1] for row in lines(made)) == ["0", "False", "None"]
+
+
+def test_a_mark_of_rows_beside_named_columns_is_read(tmp_path: Path) -> None:
+    rows = [{"a": "1+1?", "b": str(number), "weight": number % 2} for number in range(6)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    columns = {"source": "a", "target": "b"}
+    assert sorted(row.target for row in lines(prepared(path, columns=columns))) == ["1", "3", "5"]
+    # A column that a field reads, or that is to be ignored, is no mark.
+    made = prepared(path, columns={"source": "a", "target": "weight"})
+    assert (made.train_rows + made.eval_rows, made.remarks) == (6, {})
+    made = prepared(path, columns=columns, ignore=["weight"])
+    assert (made.train_rows + made.eval_rows, made.not_read) == (6, ["weight"])
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [{"weight": 0.5}, {"weight": "0.5"}, {"skip": 3}, {"mask": 1}, {"loss": 1, "train": False}],
+)
+@pytest.mark.parametrize("method", OF_METHODS)
+def test_a_mark_of_a_row_without_one_meaning_is_refused_with_the_way_out(
+    tmp_path: Path, marks: Row, method: str
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [{**OF_METHODS[method], **marks}] * 2)
+    way = sentence("finetune.marks._refuse_mark.column-learn-rows", next(iter(marks)))
+    with pytest.raises(ConfigError, match=way):
+        prepared(path, method)
+    made = prepared(path, method, ignore=[*marks])
+    assert (made.train_rows, made.eval_rows, made.not_read) == (1, 1, [*marks])
+
+
+def test_words_in_a_column_with_the_name_of_a_mark_are_only_not_read(tmp_path: Path) -> None:
+    rows = [{"text": "a", "weight": "70 kg", "mask": [0, 1], "train": "the Orient Express"}] * 2
+    made = prepared(write(tmp_path / "rows.jsonl", rows))
+    assert (made.remarks, made.not_read) == ({}, ["weight", "mask", "train"])
+
+
+def test_rows_that_are_all_marked_as_not_learned_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"text": "a", "train": False}] * 3)
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.meant.check_end.other-mark-learn", "rows")
+    ):
+        prepared(path)
+
+
+@pytest.mark.slow
+def test_a_mark_of_rows_in_a_table_is_read_beside_named_columns(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    rows = [{"a": str(number), "unread": 0, "train": number != 2} for number in range(4)]
+    Dataset.from_list(rows).to_parquet(tmp_path / "rows.parquet")
+    made = prepared(tmp_path / "rows.parquet", columns={"text": "a"})
+    assert sorted(row.target for row in lines(made)) == ["0", "1", "3"]
+
+
 @pytest.mark.parametrize("value", [False, 0, "", [], {}, "x"])
 @pytest.mark.parametrize("key", ["messages", "conversations", "prompt"])
 def test_a_key_of_a_turn_that_is_not_read_is_named_whatever_its_value(
@@ -416,7 +502,50 @@ def test_every_published_form_of_a_pair_of_chats_is_one_row(
     expected = method_of("dpo").rows.read({"prompt": CHAT[:1], **TURNS}, "here")
     made = prepared(write(tmp_path / f"rows.{end}", [row] * 2), "dpo")
     assert lines(made) == [expected] * 2
-    assert made.not_read == []
+    within = ["input.parallel_tool_calls"] if "input" in row else []
+    assert made.not_read == within
+
+
+OPENAI = {"preferred_output": TURNS["chosen"], "non_preferred_output": TURNS["rejected"]}
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("end", ["jsonl", "csv"])
+@pytest.mark.parametrize("key", ["tools", "functions", "system"])
+def test_the_keys_beside_the_turns_of_a_pair_are_read(tmp_path: Path, key: str, end: str) -> None:
+    value: Any = "Be brief." if key == "system" else [FUNCTION["function"]]
+    if key == "tools":
+        value = [FUNCTION]
+    expected = method_of("dpo").rows.read({"prompt": CHAT[:1], **TURNS, key: value}, "here")
+    assert expected.tools or expected.messages[0]["role"] == "system"
+    row = {"input": {"messages": CHAT[:1], key: value}, **OPENAI}
+    made = prepared(write(tmp_path / f"rows.{end}", [row] * 2), "dpo")
+    assert (lines(made), made.not_read) == ([expected] * 2, [])
+
+
+@pytest.mark.parametrize("value", [True, False, 0, "", [], {}, "x"])
+def test_other_keys_beside_the_turns_of_a_pair_are_named(tmp_path: Path, value: object) -> None:
+    turn = {**CHAT[0], "mood": value}
+    row = {"input": {"messages": [turn], "parallel_tool_calls": value, "null": None}, **OPENAI}
+    made = prepared(write(tmp_path / "rows.jsonl", [row] * 2), "dpo")
+    assert made.not_read == ["input.parallel_tool_calls", "input.messages.mood"]
+
+
+@pytest.mark.parametrize(
+    ("within", "beside"),
+    [
+        ({"tools": [FUNCTION]}, {"tools": [{**FUNCTION, "function": {"name": "g"}}]}),
+        ({"system": "Be brief."}, {"system": "Be kind."}),
+        ({"history": [["a", "b"]]}, {}),
+        ({"choices": ["a", "b"]}, {}),
+    ],
+)
+def test_keys_of_the_prompt_beside_the_turns_of_a_pair_are_never_lost(
+    within: Row, beside: Row
+) -> None:
+    row = {"input": {"messages": CHAT[:1], **within}, **OPENAI, **beside}
+    with pytest.raises(ConfigError, match=rf"here: input\.{next(iter(within))} (is|belongs) "):
+        method_of("dpo").rows.read(row, "here")
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.asks}-{form.answers}")

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.sentences import says
+from tests.writtenrun import write_run
 from workbench.base.process import RUN_MARK
+from workbench.display.kit.plots.runs import curve_plot
 from workbench.rundir import events as events_module
 from workbench.rundir.events import Event, log
 from workbench.rundir.figures.curves import Curve
 from workbench.rundir.totals import RunTotals
+from workbench.rundir.view import RunView
 
 NAMES = ["eval_loss", "accuracy", "news_loss", "code_loss", "准确率"]
 
@@ -102,11 +107,62 @@ def test_a_cross_validation_is_said_and_its_line_does_not_run_back() -> None:
         [trained(step, loss=fold + 1 / step) for step in range(1, 6 - fold)] for fold in (0, 1, 2)
     ]
     totals = RunTotals.of([event for fold in folds for event in fold])
-    assert totals.notes == [
-        "training began again at step 1, twice: the figures are those of the last"
-    ]
+    assert says(totals.notes, "rundir.trainings.note.training-began-again", 1, "twice")
     assert totals.facts(0.0)["steps"] == 3
     assert curve_of([event for fold in folds for event in fold]) == curve_of(folds[2])
+
+
+FOLDS = [
+    [
+        evaluation(0, {"eval_loss": 9.0 + fold}),
+        *(trained(step, loss=fold + 1 / step) for step in range(1, last + 1)),
+        evaluation(last, {"eval_loss": fold + 0.5, "accuracy": 0.25 * fold}),
+    ]
+    for fold, last in enumerate((3, 5, 5, 2))
+]
+
+
+def viewed(folder: Path, events: list[Event]) -> RunView:
+    written = write_run(folder)
+    written.paths.events.write_text("".join(f"{event.to_json()}\n" for event in events))
+    return RunView(written.paths.root)
+
+
+@pytest.mark.parametrize("is_evaluated_first", [True, False])
+def test_every_training_of_a_run_has_a_line_in_the_plots(
+    tmp_path: Path, is_evaluated_first: bool
+) -> None:
+    folds = FOLDS if is_evaluated_first else [fold[1:] for fold in FOLDS]
+    view = viewed(tmp_path / "all", [event for fold in folds for event in fold])
+    for name in ("loss", "eval_loss", "accuracy"):
+        drawn = [
+            (one.name, [*one.xs["optimizer step"]], [*one.ys])
+            for one in curve_plot(view, name).series
+        ]
+        expected = []
+        for number, fold in enumerate(folds, 1):
+            alone = viewed(tmp_path / f"{name}-{number}", fold)
+            for one in curve_plot(alone, name).series:
+                title = f"{one.name}, training {number}"
+                expected.append((title, [*one.xs["optimizer step"]], [*one.ys]))
+        assert sorted(drawn) == sorted(expected)
+    looks = {one.name[-1]: one.look for one in curve_plot(view).series}
+    assert len(set(looks.values())) == len(folds)
+
+
+def test_a_restart_repeats_the_trainings_and_adds_no_line(tmp_path: Path) -> None:
+    again = Event(time_s=9, rank=None, kind="restarted", data={"step": None, "lost_s": 8.0})
+    first = [event for fold in FOLDS[:2] for event in fold]
+    every = [event for fold in FOLDS for event in fold]
+    restarted = curve_plot(viewed(tmp_path / "restarted", [*first, again, *every]))
+    alone = curve_plot(viewed(tmp_path / "alone", every))
+    assert [list(one.ys) for one in restarted.series] == [list(one.ys) for one in alone.series]
+
+
+def test_a_run_of_very_many_trainings_keeps_the_last_lines(tmp_path: Path) -> None:
+    steps = [trained(step, loss=1.0 * fold) for fold in range(60) for step in (1, 2)]
+    names = [one.name for one in curve_plot(viewed(tmp_path / "all", steps)).series]
+    assert names == [f"training loss, training {number}" for number in range(41, 61)]
 
 
 def test_counters_of_their_own_and_late_reports_are_no_new_training() -> None:

@@ -202,6 +202,30 @@ def test_early_checks_ask_the_store_and_copy_nothing(server: S3Server) -> None:
 
 
 @slow
+def test_files_of_a_stored_folder_that_are_not_read_are_named_as_local_ones(
+    server: S3Server, tmp_path: Path
+) -> None:
+    local = tmp_path / "local"
+    local.mkdir()
+    row = json.dumps({"text": "a", "url": "u"}) + "\n"
+    contents = dict.fromkeys(("train.jsonl", "val.jsonl", "test.jsonl", "more.jsonl"), row * 3)
+    contents |= {"train.csv": "text,url\na,u\n", "README.md": "Rows.", "notes.txt": "No rows."}
+    for name, content in contents.items():
+        (local / name).write_text(content)
+        put(server, f"unread/{name}", content)
+    given = {"kind": "files", "ignore": ["url"]}
+    here = prepare(dataset_from(str(local)), tmp_path / "here")
+    there = prepare(dataset_from("s3://bucket/unread"), tmp_path / "there")
+    assert there.not_read == here.not_read
+    assert {"file test.jsonl", "file more.jsonl", "file train.csv"} <= {*there.not_read}
+    assert "file README.md" not in there.not_read
+    # Options of the dataset stay.
+    kept = prepare(dataset_from({**given, "train": "s3://bucket/unread"}), tmp_path / "kept")
+    assert (kept.train_rows, kept.eval_rows) == (3, 3)
+    assert {*kept.not_read} == {*there.not_read}
+
+
+@slow
 def test_refused_rows_name_the_address(server: S3Server, tmp_path: Path) -> None:
     put(server, "bad/rows.jsonl", '{"source": "a"}\n')
     put(server, "bad/rows.xlsx", b"PK")

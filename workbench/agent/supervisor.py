@@ -162,6 +162,8 @@ class Agent:
             for run in self._runs.values():
                 families += run.sample(self._processes(fresh=True), self._memory)
             self._memory.look(families)
+        elif not self._live:
+            self._memory.look([])
         for run in self._runs.values():
             if run.hurried:
                 run.tick(self._processes(fresh=True))

@@ -302,6 +302,11 @@ class RunTotals:
         return [*self._notes, *filter(None, [self._trainings.note()])]
 
     @property
+    def ended_trainings(self) -> int:
+        """Number of trainings in the run before the last one."""
+        return self._trainings.ended
+
+    @property
     def reached_step(self) -> int | None:
         if self.last_step is None:
             return None

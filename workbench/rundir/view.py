@@ -244,18 +244,23 @@ class RunView:
         if event.kind == EventKind.RESTARTED:
             self.hosts = ()
             went_on = event.whole("step")
-            if went_on is not None:
-                for curve in self.curves.values():
+            for curve in self.curves.values():
+                if went_on is None:
+                    curve.repeat()
+                else:
                     curve.cut(went_on)
         step = event.whole("step")
         # Another rank may be a step behind.
         late = event.late or event.rank not in (None, 0)
+        # Steps of a new training return to the first step. Evaluations may be at other steps.
+        training = self.totals.ended_trainings if event.kind == EventKind.EVAL else 0
         for name, value in metrics.figures_of(event).items():
             # The totals bound the number of names.
             if name in self.totals.curve_names and name not in self.curves:
                 self.curves[name] = Curve()
             if name in self.curves:
-                self.curves[name].follow(step, value, event.time_s, late=late)
+                curve = self.curves[name]
+                curve.follow(step, value, event.time_s, late=late, training=training)
 
     def _place(self, rank: int) -> tuple[str, int]:
         if not self.hosts:

@@ -157,6 +157,18 @@ def test_a_shallow_copy_has_two_layers_and_the_width_of_the_model() -> None:
     assert shallow_config({"num_layers": 1, "kinds": ["a"]}, 2) == {"num_layers": 1, "kinds": ["a"]}
 
 
+def test_the_layers_of_every_family_are_known() -> None:
+    text = {"num_hidden_layers": 26, "layer_types": ["a"] * 26}
+    composite = {"vision_config": {"num_hidden_layers": 27}, "text_config": text}
+    assert depth_of(composite) == 26
+    shallow = {"num_hidden_layers": 2, "layer_types": ["a"] * 2}
+    assert shallow_config(composite, 2) == {**composite, "text_config": shallow}
+    bart = {"encoder_layers": 6, "decoder_layers": 6, "num_hidden_layers": 6}
+    assert (depth_of(bart), shallow_config(bart, 2)) == (6, dict.fromkeys(bart, 2))
+    # Stacks of different depths have no shallow copy.
+    assert depth_of({**bart, "decoder_layers": 3}) is None
+
+
 def test_a_measurement_below_a_gib_is_a_calibration_too() -> None:
     assert check(Calibration(planned_gib=0.5, measured_gib=0.75)) == 1.5
 

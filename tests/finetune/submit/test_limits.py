@@ -17,8 +17,9 @@ import pytest
 
 from tests.finetune.submit import folders
 from tests.finetune.submit.folders import SPECIAL, WORDS, change, weights, write
-from tests.support.sentences import says
+from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
+from workbench.finetune.job.architectures import check_architecture
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import (
     check_loaded,
@@ -382,6 +383,20 @@ def test_a_folder_is_refused_before_the_pods_start(case: str, tmp_path: Path) ->
     for fact in facts:
         assert fact in str(refused.value)
     assert str(folder) in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["mistral3", "llava", "qwen2_5_vl", "pixtral", "idefics3", "clip"])
+def test_a_model_of_several_media_without_a_class_for_text_is_refused_by_name(kind: str) -> None:
+    job = FineTune(model="folder")
+    refusal = sentence(
+        "finetune.architectures.check_architecture.model-type-transformers-class", kind
+    )
+    config = {"model_type": kind, "text_config": {"model_type": "ministral3"}}
+    with pytest.raises(ConfigError, match=rf"{refusal}.*'ministral3' alone"):
+        check_architecture(job, config, "folder/config.json")
+    with pytest.raises(ConfigError, match=refusal):
+        check_architecture(job, {"model_type": kind}, "folder/config.json")
+    check_architecture(job, {"model_type": "ministral3"}, "folder/config.json")
 
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:

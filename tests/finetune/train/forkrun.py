@@ -4,13 +4,15 @@ It reads requests, one a line: {"plans": files, "env"}; and answers each with th
 fork that did it. A plan is a list of {"folder", "world_size"} and perhaps "on_pod", the ranks that
 share a pod (1), "path", a folder that the ranks import from first, "watched", the options of
 watchedcalls.py, "compiles", where DeepSpeed's ops for a disk are used, and "shallow", a model's
-folder and the folder for a copy of it with one layer; each run's folder holds a job.json. Leaves
+folder and the folder for a copy of it with one layer, and "imports", modules that the ranks need
+and the fork imports once; each run's folder holds a job.json. Leaves
 exit.json ({rank: code}) in each folder, and beside a plan failed.txt, why it could not be done.
 Not a test, and not the warm server: only what a test of the trainer needs.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import resource
@@ -62,6 +64,8 @@ def main() -> None:
 def run_plans(plans: list[list[dict]]) -> None:
     if any("compiles" in run for plan in plans for run in plan):
         compile_as_one_unit()
+    for name in {name for plan in plans for run in plan for name in run.get("imports", ())}:
+        importlib.import_module(name)
     for run in [run for plan in plans for run in plan]:
         if "checkpoint" in run:  # that an earlier run of the plan left
             if not Path(run["checkpoint"]).is_dir():

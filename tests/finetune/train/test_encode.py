@@ -136,6 +136,13 @@ def test_what_is_too_long_is_cut_within_its_form_and_a_cut_answer_does_not_end(
         + sentence("finetune.encode._shortened.max-source-length"),
     ):
         encoder(llama, prompt="alpaca", max_source_length=30).rows([long])
+    # A length that is left open is not named as a limit of the job.
+    with pytest.raises(
+        ConfigError,
+        match=sentence("finetune.encode._shortened.max-source-length-2", 2048)
+        + sentence("finetune.encode._shortened.max-source-length"),
+    ):
+        encoder(llama, system="Be brief. " * 4096, prompt="llama2-chat").rows([long])
 
 
 @pytest.mark.slow

@@ -30,17 +30,21 @@ CLOSE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Path, str]]:
+    """Folder and module of each family."""
     root = tmp_path_factory.mktemp("families")
-    made = {}
-    for name in FAMILIES:
-        families.build(name, root / name)
-        made[name] = root / name
-    return made
+    return {name: (root / name, families.build(name, root / name)) for name in FAMILIES}
 
 
 @pytest.fixture(scope="module")
-def ran(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+def folders(built: Mapping[str, tuple[Path, str]]) -> Mapping[str, Path]:
+    return {name: folder for name, (folder, _) in built.items()}
+
+
+@pytest.fixture(scope="module")
+def ran(
+    built: Mapping[str, tuple[Path, str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Ran]:
     plan = Plan(tmp_path_factory.mktemp("runs"))
     for name, numbers in {"train": TRAIN, "eval": EVALUATION}.items():
         lines = []
@@ -48,10 +52,12 @@ def ran(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -
             lines.append(Example(source=question, target=answer).to_json() + "\n")
         (plan.root / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     for family, technique in PAIRS:
+        folder, module = built[family]
         plan.add(
             f"{family}-{technique}",
             TECHNIQUES[technique],
-            model=str(folders[family]),
+            more={"imports": [module]},
+            model=str(folder),
             technique=technique,
             per_device_train_batch_size=len(TRAIN) // TECHNIQUES[technique],
             max_steps=STEPS,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,48 @@ def test_line_breaks_before_an_answer_are_asked_and_learned_in_the_same_tokens()
     whole = its(its.decode(ids), add_special_tokens=False).input_ids
     assert whole[: len(asked)] != asked, "in one text, both line breaks are a single token"
     assert its.decode(whole) == its.decode(ids)
+
+
+TAGGED = [
+    path.stem
+    for path in sorted(PUBLISHED.glob("*.jinja"))
+    if "generation %}" in path.read_text(encoding="utf-8")
+]
+# These templates write images, or write only contents that are lists.
+NO_TEXTS = ("idefics3_training", "llava_next_training", "smolvlm_training")
+ANSWERS = ("Hello.", "It is 2", "It is 2, again.")
+
+
+def learned_texts(its: Any, ids: Sequence[int], marks: Sequence[object]) -> list[str]:
+    """Return the text of each run of marked tokens, without the white space around the run."""
+    runs = groupby(zip(ids, marks, strict=True), key=lambda pair: bool(pair[1]))
+    return [its.decode([token for token, _ in run]).strip() for is_marked, run in runs if is_marked]
+
+
+@pytest.mark.parametrize("lead", ["", "\n"], ids=["word", "line"])
+@pytest.mark.parametrize("name", TAGGED)
+def test_answers_between_generation_tags_are_those_of_transformers(name: str, lead: str) -> None:
+    its = tokenizer(name, False)
+    turns = []
+    for question, answer in zip(("Hi", "1+1?", "Again?"), ANSWERS, strict=True):
+        turns.append({"role": "user", "content": question})
+        turns.append({"role": "assistant", "content": lead + answer})
+    try:
+        ((ids, marks),) = Chat(its).learned(turns)  # type: ignore[arg-type]
+    except ConfigError:
+        assert name in NO_TEXTS
+        return
+    made = its.apply_chat_template(turns, return_dict=True, return_assistant_tokens_mask=True)
+    whole, mask = made["input_ids"], made["assistant_masks"]
+    if ids == whole[: len(ids)]:
+        assert marks == [bool(mark) for mark in mask[: len(ids)]]
+    # Text after the end of the last turn is not learned, and a missing end is added. A last
+    # answer that the template begins within a token has other tokens, and the same text.
+    *others, last = learned_texts(its, whole, mask)
+    *read, ending = learned_texts(its, ids, marks)
+    assert (read, last.startswith(ending.removesuffix("</s>").rstrip())) == (others, True)
+    for answer, text in zip(ANSWERS, [*read, ending], strict=True):
+        assert answer in text
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "glm4moe", "gptoss"])

@@ -15,12 +15,13 @@ from transformers import TrainerCallback
 from transformers.integrations import integration_utils
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback, TrainerControl
 
+from tests.support.sentences import says
 from workbench.base.errors import ConfigError
 from workbench.base.redact import Redactor
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.trackers import TRACKERS
-from workbench.finetune.train.guests.trackers import guarded
+from workbench.finetune.train.guests.trackers import guarded_trackers
 
 # Offered by transformers and not here, with a word of the reason.
 REFUSED = {
@@ -73,6 +74,9 @@ class Tracker(TrainerCallback):  # type: ignore[misc]  # transformers publishes 
         else:
             raise ConnectionError("503 Service Unavailable")
 
+    def on_init_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        self._take("on_init_end", state)
+
     def on_train_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         self._take("on_train_begin", state)
 
@@ -89,6 +93,7 @@ class Tracker(TrainerCallback):  # type: ignore[misc]  # transformers publishes 
 @pytest.mark.parametrize(
     ("event", "how", "said"),
     [
+        ("on_init_end", "raise", "did not start, and gets no reports: ConnectionError: 503"),
         ("on_train_begin", "raise", "did not start, and gets no reports: ConnectionError: 503"),
         ("on_log", "raise", "did not take step 5: ConnectionError: 503 Service Unavailable"),
         ("on_log", "exit", "did not take step 5: SystemExit: 3"),
@@ -104,13 +109,13 @@ def test_a_call_of_a_tracker_ends_no_training_and_is_said_once(
     now_s = [0.0]
     notes: list[str] = []
     tracker = Tracker(event, how, now_s)
-    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "trackio", Tracker)
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "trackio", lambda: tracker)
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    flow = DefaultFlowCallback()
-    assert guarded(flow, notes.append) is flow
-    calls = CallbackHandler([flow, guarded(tracker, notes.append)], None, None, None, None)
+    trackers = guarded_trackers(["trackio"], notes.append)
+    calls = CallbackHandler([DefaultFlowCallback(), *trackers], None, None, None, None)
     state = SimpleNamespace(global_step=0)
     control = TrainerControl()
+    calls.on_init_end(None, state, control)
     calls.on_train_begin(None, state, control)
     for step in range(1, 9):
         state.global_step = step
@@ -118,11 +123,37 @@ def test_a_call_of_a_tracker_ends_no_training_and_is_said_once(
     calls.on_save(None, state, control)
     calls.on_train_end(None, state, control)
     if not said:
-        assert notes == [] and len(tracker.calls) == 11
+        assert notes == [] and len(tracker.calls) == 12
         return
     (note,) = notes
     assert note.startswith(f"the tracker trackio {said}")
-    assert len(tracker.calls) == (1 if event == "on_train_begin" else 11)
+    assert len(tracker.calls) == {"on_init_end": 1, "on_train_begin": 2}.get(event, 12)
+
+
+class Unmade(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
+    """A tracker that fails where the Trainer is made."""
+
+    error: BaseException = ConnectionError("503 Service Unavailable")
+
+    def __init__(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError("503"), ValueError("no key"), SystemExit(3)], ids=repr
+)
+def test_a_tracker_that_cannot_be_made_ends_no_training_and_is_said(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes: list[str] = []
+    kept = Tracker("never", "raise", [0.0])
+    monkeypatch.setattr(Unmade, "error", error)
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "trackio", Unmade)
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "wandb", lambda: kept)
+    (calls,) = guarded_trackers(["trackio", "wandb"], notes.append)
+    assert says(notes, "finetune.trackers.did-start-gets", "trackio", str(error))
+    calls.on_train_begin(None, SimpleNamespace(global_step=0), TrainerControl())
+    assert kept.calls == ["on_train_begin"]
 
 
 @pytest.mark.slow

@@ -163,6 +163,11 @@ class Record(BaseModel):
         return ""
 
     @classmethod
+    def _hint_beside(cls, name: str, options: Mapping[str, object]) -> str:  # noqa: ARG003
+        """Return the replacement for an unknown option beside other options; empty if unknown."""
+        return cls._hint(name)
+
+    @classmethod
     def _fields(cls) -> Mapping[str, FieldInfo]:
         return {field.alias or name: field for name, field in cls.model_fields.items()}
 
@@ -172,7 +177,7 @@ class Record(BaseModel):
         errors = error.errors(include_url=False, include_input=False)
         unknown = [str(each["loc"][0]) for each in errors if each["type"] == "extra_forbidden"]
         # The last unknown option without a hint of its class lists all options, once for all.
-        unhinted = [name for name in unknown if not cls._hint(name)]
+        unhinted = [name for name in unknown if not cls._hint_beside(name, options)]
         # Beside an unknown option, a missing one is probably the one that was meant.
         errors = [each for each in errors if not unknown or each["type"] != "missing"]
         errors.sort(key=lambda each: _FIRST.get(each["type"], len(_FIRST)))
@@ -199,7 +204,7 @@ class Record(BaseModel):
             return ConfigError(f"{label}option {odd!r} is not known: the name is no valid text")
         name = str(problem["loc"][0])
         if problem["type"] == "extra_forbidden":
-            if hint := cls._hint(name):
+            if hint := cls._hint_beside(name, options):
                 return ConfigError(f"{label}option {name!r} is not known: {hint}")
             return one_of(f"{label}option", name, cls._fields(), listed=listed)
         option = _option(name, cls._fields()[name])

@@ -172,7 +172,8 @@ class RunPage:
         drawn: list[tuple[str, str]] = []
         for name in self._plot_names()[:_MOST_PLOTS]:
             title = plain(plot_title(name))
-            points = [len(curves[each]) for each in curves_of(name) if each in curves]
+            several = [curves[each] for each in curves_of(name) if each in curves]
+            points = [(curve.begun, len(curve)) for curve in several]
             svg = ""
             is_open = not drawn or self._folds.get(title, title in self.facts.open_plots)
             if self._is_whole or is_open:

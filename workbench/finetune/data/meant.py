@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
-from workbench.finetune.data.forms.messages import has_content, unread_in_turns
+from workbench.finetune.data.forms.marks import is_row_mark, row_marks
+from workbench.finetune.data.forms.messages import has_content
 from workbench.finetune.data.forms.table import PROMPT_KEYS
 from workbench.finetune.data.lines import is_filled
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
@@ -25,7 +26,9 @@ _VERDICTS = ("label", "kto_tag")  # names in TRL and LLaMA-Factory
 _OTHERS = frozenset((*_MEDIA, _REJECTED, *_VERDICTS))
 TELLING = _OTHERS | {*PROMPT_KEYS}
 """Lower-case names of columns that need another kind of training, or belong to the prompt."""
-_LEFT_OUT = "an empty question or answer (left out)"
+LEFT_OUT = "(left out)"
+"""End of a remark on rows that are not among the dataset's rows."""
+_EMPTY = f"an empty question or answer {LEFT_OUT}"
 _MOST = 200  # most names to keep; rows may have any number of keys
 _LETTERS = 80  # most letters of a name
 
@@ -77,6 +80,8 @@ class RowTally:
         self._drop_empty = drop_empty
         self.empty_answers = 0
         self.remarks: Counter[str] = Counter()
+        self.marked: Counter[str] = Counter()
+        """Numbers of rows that a mark takes from learning, by the name of the mark."""
         self._ignore = frozenset(ignore)
         self._there: dict[str, None] = {}
         self._read: set[str] = set()
@@ -84,6 +89,7 @@ class RowTally:
         self._last_names: tuple[object, ...] = ()
         self._telling: list[Any] = []
         self._prompting: list[Any] = []
+        self._marks: list[Any] = []
         self._last_shape: object = None
 
     def check(self, data: object, columns: Mapping[str, str], where: str) -> None:
@@ -95,12 +101,15 @@ class RowTally:
             meant = {*self._ignore, *_all_columns(columns.values(), data)}
             self._telling = []
             self._prompting = []
+            self._marks = []
             for name in names:
                 folded = str(name).strip().casefold()
                 if folded in _OTHERS - self.reader.reads and name not in meant:
                     self._telling.append(name)
                 if folded in PROMPT_KEYS and name not in meant:
                     self._prompting.append(name)
+                if is_row_mark(name) and name not in meant:
+                    self._marks.append(name)
             self._last_names = names
         for name in self._telling:
             if _says_nothing(data[name]):
@@ -118,6 +127,22 @@ class RowTally:
                     f"{where}: the column {name!r} {problem}. To train without the column on "
                     f"purpose, add 'ignore': [{name!r}] to the dataset's options"
                 )
+
+    def is_unlearned(self, data: object, where: str) -> bool:
+        """Return whether a mark takes a row, which was checked, from learning; count the row.
+
+        Raises:
+            ConfigError: A mark is neither true nor false, or marks contradict each other.
+        """
+        if not self._marks or not isinstance(data, Mapping):
+            return False
+        marks = row_marks(data, self._marks, where)
+        self._read |= marks.keys()
+        if not marks or any(marks.values()):
+            return False
+        self.marked[next(iter(marks))] += 1
+        self._add(data)
+        return True
 
     def without_ignored(self, data: object) -> object:
         """Return a row without the columns to leave out on purpose."""
@@ -145,15 +170,14 @@ class RowTally:
             return
         self._last_shape = shape
         own: set[str] = set()
-        fields_read = self.reader.columns(fields)
-        for field in fields_read:
+        for field in self.reader.columns(fields):
             own |= _all_columns([columns.get(field, field) if columns else field], data)
         for name in self._prompting:
             if name not in own and has_content(data[name]):
                 raise ConfigError(f"{where}: the column {name!r} {_unread_prompt(name, columns)}")
         self._read |= own
         self._add(data)
-        self._add(unread_in_turns(fields, fields_read))
+        self._add(self.reader.unread_within(fields))
 
     def leave_out(self, problem: str) -> None:
         """Count a row without a needed field. Without `drop_empty`, `check_empty` refuses it."""
@@ -176,6 +200,17 @@ class RowTally:
                 f"{'has' if self.empty_rows == 1 else 'have'} an empty field that is needed. Fill "
                 "the field, or leave out rows with an empty question or answer: add 'drop_empty': "
                 "True to the dataset's options"
+            )
+
+    def check_end(self, what: str) -> None:
+        """Raise ConfigError for a stream whose rows cannot be learned, after its last row."""
+        self.check_empty()
+        if self.marked and not self.rows:
+            marks = [*self.marked]
+            raise ConfigError(
+                f"{what}: every row ({self.marked.total()}) has a mark not to learn the row: "
+                f"{', '.join(map(repr, marks))}. Correct the marks, or add 'ignore': {marks} to "
+                "the dataset's options"
             )
 
     def _add(self, names: Iterable[str]) -> None:
@@ -222,8 +257,8 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
 
     Raise ConfigError for problems that need all rows: empty answers and unknown ignored columns.
     """
-    train.check_empty()
-    evaluation.check_empty()
+    train.check_end(name)
+    evaluation.check_end(f"the rows to evaluate on with {name}")
     train.check_answers(name)
     evaluation.check_answers(f"the rows to evaluate on with {name}")
     train.check_ignored(evaluation)
@@ -231,7 +266,9 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
     remarks = dict(train.remarks + evaluation.remarks)
     left_out = train.empty_rows + evaluation.empty_rows
     if left_out:
-        remarks[_LEFT_OUT] = left_out
+        remarks[_EMPTY] = left_out
+    for mark, count in (train.marked + evaluation.marked).items():
+        remarks[f"the mark {plain(mark)!r} not to learn the row {LEFT_OUT}"] = count
     return Written(
         *counts,
         not_read=train.not_read(evaluation),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
+from workbench.finetune.data.forms.messages import unread_in_turns
 from workbench.finetune.data.rows import Example, columns_read, row_from
 from workbench.finetune.data.tasks import Table
 
@@ -20,6 +21,10 @@ class RowReader:
     def columns(self, data: Mapping[str, object]) -> Sequence[str]:
         """Return the columns that the form of a row reads."""
         return columns_read(data)
+
+    def unread_within(self, data: Mapping[str, object]) -> Iterable[str]:
+        """Return the keys that are not read within the columns of a row, as `messages.mood`."""
+        return unread_in_turns(data, self.columns(data))
 
     def read(self, data: object, where: str, tables: Mapping[str, Table] | None = None) -> Example:
         """Convert a row to the trainer's form.

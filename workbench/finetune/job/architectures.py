@@ -77,9 +77,11 @@ def check_architecture(job: FineTuneOptions, config: Json, source: str) -> None:
     # Several types may share a configuration class.
     fitting = {configs.get(name) for mapping in wanted for name in names.get(mapping, {})}
     if fitting and configs[kind] not in fitting:
+        language = text(part(config, "text_config").get("model_type"))
+        inner = f", as its part {shortened(language)} alone," if language else ""
         raise ConfigError(
             f"{source} has model_type {shortened(kind)}, of which transformers has no class that "
-            f"{what}. Give a language model, or use a Script"
+            f"{what}. Give a language model{inner} or use a Script"
         )
 
 

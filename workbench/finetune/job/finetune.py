@@ -124,6 +124,16 @@ class FineTune(FineTuneOptions, Job):
         """Return the replacement of an option or value of transformers, TRL or peft."""
         return option_hint(name) if value is None else value_hint(name, value)
 
+    @classmethod
+    def _hint_beside(cls, name: str, options: Mapping[str, object]) -> str:
+        """Return the replacement of an unknown option, which may belong into `dataset`."""
+        if hint := cls._hint(name):
+            return hint
+        # Imported here because most jobs have no unknown option.
+        from workbench.finetune.data.sources.dataset import dataset_with
+
+        return dataset_with(options, name, cls._fields())
+
     @property
     def needed(self) -> Sequence[NeededPackage]:
         method = method_of(self.method)

@@ -12,6 +12,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, part, parts, text
 from workbench.finetune.data.forms.asked import question_of, turns_before, turns_with
 from workbench.finetune.data.forms.messages import (
+    CHAT,
     CHAT_KEYS,
     SYSTEM_KEYS,
     TOOL_KEYS,
@@ -21,11 +22,13 @@ from workbench.finetune.data.forms.messages import (
     asking_turns,
     chat_key,
     exchanges,
+    has_content,
     last_of,
     listed,
     shared_turns,
     tools_of,
     unpacked,
+    unread_in_turns,
 )
 from workbench.finetune.data.forms.table import (
     PAIR,
@@ -49,6 +52,10 @@ ONE_LABEL = "the label {0} for training, where no row has the label {1}"
 RESERVED = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 """Names of the arguments with which TRL calls a reward function, besides the columns."""
 _PREPARED = ("source", "target", "input", "table_id", "messages", TOOLS, BESIDE)
+_INPUT = "input"
+"""Column of OpenAI's form of a pair: an object with the turns and the functions of the prompt."""
+_READ_OF_INPUT = (CHAT, *SYSTEM_KEYS, *TOOL_KEYS)
+"""Keys that are read of the object."""
 _TAGS = (LABEL, "kto_tag")
 
 
@@ -108,14 +115,25 @@ class PairRows(MethodRows):
         pair = _pair_of(data)
         columns = ["prompt", *pair]
         form = question_form(data)
-        if _holds_prompt(data.get("input")):
-            columns.append("input")
+        if _holds_prompt(data.get(_INPUT)):
+            columns.append(_INPUT)
         elif _prompt_key(data) != "prompt":
             columns.append(_prompt_key(data))
         elif form is not None and not isinstance(data[form.asks], list | tuple):
             columns += [form.asks, form.given, *PROMPT_KEYS]
         columns += [*SYSTEM_KEYS, *TOOL_KEYS]
         return [name for name in dict.fromkeys(columns) if name in data]
+
+    def unread_within(self, data: Mapping[str, object]) -> Iterable[str]:
+        yield from super().unread_within(data)
+        if not _holds_prompt(data.get(_INPUT)):
+            return
+        asked = Fields(data, "").child(_INPUT).data
+        for name, value in asked.items():
+            if name not in _READ_OF_INPUT and value is not None:
+                yield f"{_INPUT}.{name}"
+        for name in unread_in_turns(asked, (CHAT,)):
+            yield f"{_INPUT}.{name}"
 
     def remark(self, row: Example) -> str:
         rejected = part(row.beside, REJECTED)
@@ -157,11 +175,23 @@ class PairRows(MethodRows):
                 row.empty(name)
             data[key] = [value] if isinstance(value, Mapping) else value
         # OpenAI's form has the turns of the prompt in an object.
-        if _holds_prompt(data.get("input")):
-            asked = row.child("input")
-            data["prompt"] = asked.items("messages")
-            data[TOOLS] = data.get(TOOLS) or asked.data.get(TOOLS)
-            data["input"] = None
+        if _holds_prompt(data.get(_INPUT)):
+            asked = row.child(_INPUT)
+            data["prompt"] = asked.items(CHAT)
+            for name in PROMPT_KEYS:
+                value = asked.data.get(name)
+                if not has_content(value):
+                    continue
+                if name not in _READ_OF_INPUT:
+                    asked.fail(
+                        name,
+                        "belongs to the prompt, and is not read of an object with the turns; write "
+                        f"its text into {CHAT!r}, or leave the key out",
+                    )
+                if has_content(data.get(name)) and data[name] != value:
+                    asked.fail(name, f"is another value than {name!r} of the row; keep one of both")
+                data[name] = value
+            data[_INPUT] = None
         return Fields(data, row.where)
 
     def _chats(self, row: Fields) -> Example:

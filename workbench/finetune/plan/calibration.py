@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from workbench.base.errors import ConfigError
+from workbench.base.json_values import part
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Optimizer, Peft
 from workbench.finetune.plan.memory import Need
@@ -18,7 +19,17 @@ from workbench.finetune.techniques.sizes import Memory, Parameters
 
 LAYERS = 2
 """Layers per stack of the copy whose memory is measured."""
-_DEPTH_KEYS = ("num_layers", "num_decoder_layers", "num_hidden_layers", "n_layer", "n_layers")
+_DEPTH_KEYS = (
+    "num_layers",
+    "num_decoder_layers",
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "encoder_layers",
+    "decoder_layers",
+)
+_TEXT = "text_config"
+"""Key of the language model in the configuration of a model of several media."""
 _MEASURED = (Optimizer.ADAMW, Optimizer.SGD)
 
 
@@ -126,6 +137,7 @@ def check(calibration: Calibration | None) -> float:
 
 def depth_of(config: Mapping[str, object]) -> int | None:
     """Return the number of layers per stack, or None if unknown or if the stacks differ."""
+    config = part(config, _TEXT) or config
     depths = {config[key] for key in _DEPTH_KEYS if isinstance(config.get(key), int)}
     return int(str(depths.pop())) if len(depths) == 1 else None
 
@@ -137,6 +149,9 @@ def shallow_config(config: Mapping[str, object], layers: int) -> dict[str, objec
         >>> shallow_config({"num_layers": 24, "d_model": 512, "kinds": ["a"] * 24}, 2)
         {'num_layers': 2, 'd_model': 512, 'kinds': ['a', 'a']}
     """
+    if text := part(config, _TEXT):
+        # A model of several media: text rows pass through its language model alone.
+        return {**config, _TEXT: shallow_config(text, layers)}
     depth = depth_of(config)
     shallow = dict(config)
     for key, value in config.items():

@@ -18,6 +18,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.process import pod_name
 from workbench.base.versions import installed_versions
 from workbench.finetune.data.judged import Answer, share, write_answers
+from workbench.finetune.data.meant import LEFT_OUT
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training import rows as data
 from workbench.finetune.data.training.rows import Rows, content_digest
@@ -393,8 +394,10 @@ def _start(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> None
     for each in work.notes:
         note(each)
     remarks = work.remarks if rows.empty_answers is None else rows.remarks
+    every = len(rows.train) + len(rows.eval)
+    every += sum(count for remark, count in remarks.items() if remark.endswith(LEFT_OUT))
     for remark, count in remarks.items():
-        note(f"{count} of {len(rows.train) + len(rows.eval)} rows have {remark}")
+        note(f"{count} of {every} rows have {remark}")
     _note_lengths(job, encoder.lengths)
     # TRL's trainers have rows of another type, which are made in every run.
     made = trainer.train_dataset

@@ -64,7 +64,7 @@ from workbench.finetune.train.best import BestModel
 from workbench.finetune.train.callbacks import LeaveFile, StopFile, emit_memory
 from workbench.finetune.train.checkpoints import Checkpoints
 from workbench.finetune.train.evaluation import emit_evaluation, note
-from workbench.finetune.train.guests.trackers import guarded
+from workbench.finetune.train.guests.trackers import guarded_trackers
 from workbench.finetune.train.losses import EndedStep, HostCopy, ReadStep, StepLosses, StepSums
 from workbench.finetune.train.measure.meter import StepMeter, Stopwatch
 from workbench.finetune.train.measure.profile import StepProfiler
@@ -156,7 +156,12 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         self._counts = False
         self._written: int | None = None  # the step whose model is saved
         self._unmeasured: int | None = None  # the step whose evaluation failed
-        super().__init__(args=args, **options)
+        # transformers would make the trackers itself, and end the training with their errors.
+        reports = args.report_to
+        args.report_to = []
+        trackers = guarded_trackers(reports, note)
+        super().__init__(args=args, callbacks=trackers, **options)
+        args.report_to = reports
         use_no_cache(self.model)
         self._losses = StepLosses(
             device=self.args.device,
@@ -207,8 +212,7 @@ class WorkbenchTrainerMixin(_Trainer):  # type: ignore[misc]  # transformers pub
         own = list(self.callback_handler.callbacks)
         for callback in own:
             self.remove_callback(callback)
-        safe = [guarded(callback, note) for callback in own]
-        for callback in (*first, *safe, *last):
+        for callback in (*first, *own, *last):
             self.add_callback(callback)
 
     def get_tp_size(self) -> int:

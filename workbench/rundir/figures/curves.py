@@ -16,6 +16,8 @@ from workbench.base.json_values import number, parts
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.metrics import numbers_in, tag_of
 
+_MOST_EARLIER = 19  # lines of trainings, so that memory stays bounded
+
 
 class Curve:
     """Growing list of (x, value, time) with 24 bytes per point.
@@ -27,6 +29,12 @@ class Curve:
         self._x = array("d")
         self._y = array("d")
         self._time_s = array("d")
+        self.earlier: list[Curve] = []
+        """Lines of the trainings before the last one, at most 19."""
+        self.begun = 1
+        """Number of the last training, counted from 1."""
+        self._training = 0
+        self._repeats = False
 
     def add(
         self,
@@ -51,24 +59,56 @@ class Curve:
         self._y.append(value)
         self._time_s.append(time_s)
 
-    def follow(self, x: float | None, value: float | None, time_s: float, *, late: bool) -> None:
+    def follow(
+        self, x: float | None, value: float | None, time_s: float, *, late: bool, training: int = 0
+    ) -> None:
         """Add a point of a training.
 
-        A training that begins again replaces the line. A report of an earlier x is put in its
-        place, so the line never runs back.
+        A training that begins again begins a new line, and `earlier` keeps the line before. A
+        report of an earlier x is put in its place, so a line never runs back.
+
+        Args:
+            x: Optimizer step.
+            value: Value of the point.
+            time_s: Time in seconds since 1970.
+            late: Whether the point belongs among the points before.
+            training: Number of trainings that ended before, for figures that every training
+                reports at other steps. 0: only x tells.
 
         Example:
             >>> curve = Curve()
             >>> for step in (1, 2, 4, 3, 1, 2):
             ...     curve.follow(step, 10.0 * step, 0.0, late=False)
-            >>> list(curve)
-            [(1.0, 10.0), (2.0, 20.0)]
+            >>> [list(line) for line in (*curve.earlier, curve)]
+            [[(1.0, 10.0), (2.0, 20.0), (3.0, 30.0), (4.0, 40.0)], [(1.0, 10.0), (2.0, 20.0)]]
         """
-        is_behind = x is not None and len(self) > 0 and x < self._x[-1]
-        if is_behind and not late and x is not None and x <= self._x[0]:
-            self.cut(-math.inf)
-            is_behind = False
+        if x is None or value is None or not math.isfinite(value):
+            return
+        is_behind = len(self) > 0 and x < self._x[-1]
+        if not late and len(self) > 0:
+            if is_behind and x <= self._x[0]:
+                self._begin(max(training, self._training + 1))
+                is_behind = False
+            elif training > self._training:
+                self._begin(training)
+                is_behind = False
         self.add(x, value, time_s, late=late or is_behind)
+
+    def repeat(self) -> None:
+        """Take the next points for a repetition of the trainings so far, after a restart."""
+        self.earlier.clear()
+        self._repeats = True
+
+    def _begin(self, training: int) -> None:
+        """Begin the line of another training."""
+        self._training = training
+        if not self._repeats:
+            before = Curve()
+            before._x, before._y, before._time_s = self._x, self._y, self._time_s
+            self.earlier = [*self.earlier, before][-_MOST_EARLIER:]
+            self.begun += 1
+        self._repeats = False
+        self._x, self._y, self._time_s = array("d"), array("d"), array("d")
 
     def cut(self, x: float) -> None:
         """Remove the last points beyond x, after a run went back to an earlier step."""

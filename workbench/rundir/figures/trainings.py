@@ -53,12 +53,18 @@ class Trainings:
         self._beyond = set()
         self._highest = -1
 
+    @property
+    def ended(self) -> int:
+        """Number of trainings before the last one."""
+        return max(self._returns.values(), default=0)
+
     def note(self) -> str:
         """Return the note for the user; empty for a single training."""
-        if not self._returns:
+        count = self.ended
+        if not count:
             return ""
-        count = max(self._returns.values())
         times = {1: "once", 2: "twice"}.get(count, f"{count} times")
         return (
-            f"training began again at step {self._step}, {times}: the figures are those of the last"
+            f"training began again at step {self._step}, {times}: a plot has a line per training, "
+            "and the figures are those of the last training"
         )

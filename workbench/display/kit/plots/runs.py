@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from workbench.display.kit.plots.figure import (
     SMOOTHED_FROM,
@@ -17,6 +18,7 @@ from workbench.display.kit.plots.figure import (
     time_axis,
 )
 from workbench.rundir.events import EventKind
+from workbench.rundir.figures.curves import Curve
 from workbench.rundir.metrics import curves_of, metric_of
 from workbench.rundir.view import RunView
 
@@ -34,15 +36,25 @@ def plot_title(name: str) -> str:
 def curve_plot(view: RunView, name: str = "loss") -> Plot:
     """Return a curve over optimizer steps and over time.
 
-    The plot of a step metric has the same metric of the evaluations too, as with the loss.
+    The plot of a step metric has the same metric of the evaluations too, as with the loss. Every
+    training of a run has a line of its own.
     """
     metric = metric_of(name)
     title = plot_title(name)
     unit = _loss_unit([view]) if name in _LOSSES else metric.unit or title
     lines = []
     for place, curve in enumerate(curves_of(name)):
-        if curve in view.curves:
-            lines.append((metric_of(curve).title, view, curve, look(place)))
+        if curve not in view.curves:
+            continue
+        last = view.curves[curve]
+        several = [*last.earlier, last]
+        first = last.begun - len(last.earlier)
+        for number, its in enumerate(several, first):
+            line = _Line(metric_of(curve).title, view, curve, its, look(place))
+            if len(several) > 1:
+                # The steps and the evaluations of a training have the same look.
+                line = line._replace(name=f"{line.name}, training {number}", look=look(number - 1))
+            lines.append(line)
     return _plot(title, unit, lines)
 
 
@@ -56,8 +68,8 @@ def losses_plot(runs: Sequence[tuple[str, RunView]], *, distinct: bool = False) 
     looks = looks_of_runs(ids) if distinct else [look_of_run(run_id) for run_id in ids]
     lines = []
     for (name, view), style in zip(runs, looks, strict=True):
-        lines.append((name, view, "loss", style))
-        lines.append((f"{name}, evaluation", view, "eval_loss", style))
+        for curve, title in (("loss", name), ("eval_loss", f"{name}, evaluation")):
+            lines.append(_Line(title, view, curve, view.curves[curve], style))
     unit = _loss_unit([view for _, view in runs])
     return _plot("loss of the runs", unit, lines)
 
@@ -92,31 +104,39 @@ def memory_plot(view: RunView) -> Plot:
     )
 
 
-def _plot(label: str, y: str, lines: Sequence[tuple[str, RunView, str, Look]]) -> Plot:
+class _Line(NamedTuple):
+    name: str
+    view: RunView
+    metric: str
+    curve: Curve
+    look: Look
+
+
+def _plot(label: str, y: str, lines: Sequence[_Line]) -> Plot:
     ages_s = []
-    for _, view, curve, _ in lines:
-        age_s = view.curves[curve].last_time_s - (view.began_s or 0.0)
+    for line in lines:
+        age_s = line.curve.last_time_s - (line.view.began_s or 0.0)
         if math.isfinite(age_s):
             ages_s.append(age_s)
     unit, per = time_axis(max(ages_s, default=0.0))
     by_time = f"{unit} {SINCE}"
     series = []
-    for name, view, curve, style in lines:
-        steps, values, times = view.curves[curve].thinned(_POINTS)
+    for line in lines:
+        steps, values, times = line.curve.thinned(_POINTS)
         if not values:
             continue
-        began_s = view.began_s or 0.0
-        is_evaluation = metric_of(curve).event == EventKind.EVAL
+        began_s = line.view.began_s or 0.0
+        is_evaluation = metric_of(line.metric).event == EventKind.EVAL
         one = Series(
-            name=name,
+            name=line.name,
             xs={
                 STEP: steps,
                 by_time: [(at - began_s) / per for at in times],
             },
             ys=values,
-            look=style,
+            look=line.look,
             joined=not is_evaluation,
-            means=view.curves[curve].means(_POINTS) if len(values) > SMOOTHED_FROM else (),
+            means=line.curve.means(_POINTS) if len(values) > SMOOTHED_FROM else (),
         )
         series.append(one)
     return Plot(

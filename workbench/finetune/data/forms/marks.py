@@ -1,8 +1,12 @@
-"""Marks of a turn that decide whether the turn is learned, under the names of other trainers."""
+"""Marks that decide whether a turn or a row is learned, under the names of other trainers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import NoReturn
+
 from workbench.base import json_values
+from workbench.base.errors import ConfigError
 from workbench.finetune.data.lines import Fields, short
 
 _LEARNED = frozenset(
@@ -35,7 +39,7 @@ _LEARNED = frozenset(
         "supervised",
     )
 )
-"""Marks that are true for a turn to learn, in lower case and without other signs than letters."""
+"""Marks that are true for a turn to learn, in lower case: only letters and digits."""
 _MASKED = frozenset(
     (
         "masked",
@@ -46,7 +50,12 @@ _MASKED = frozenset(
         "ignoreloss",
         "notrain",
         "donottrain",
+        "donttrain",
+        "donotlearn",
         "dontlearn",
+        "nolearn",
+        "nottrained",
+        "notlearned",
         "noloss",
         "skip",
         "skiploss",
@@ -67,6 +76,39 @@ _UNCLEAR = frozenset(
     )
 )
 """Marks that mean opposite things in different trainers, or a part of a turn."""
+
+
+_ROWS_LEARNED = _LEARNED | {
+    "sampleweight",
+    "exampleweight",
+    "rowweight",
+    "instanceweight",
+    "istrain",
+    "istraining",
+    "fortraining",
+    "usefortraining",
+    "usedfortraining",
+    "includeintraining",
+}
+"""Marks that are true for a row to learn."""
+_ROWS_MASKED = _MASKED | {
+    "ignorerow",
+    "ignoresample",
+    "ignoreexample",
+    "skiprow",
+    "skipsample",
+    "skipexample",
+    "excluderow",
+    "excludefromtraining",
+    "notfortraining",
+    "donotuse",
+}
+"""Marks that are true for a row that is not learned."""
+_TRUTHS = {
+    **dict.fromkeys(("true", "yes", "y", "on", "1", "1.0"), True),
+    **dict.fromkeys(("false", "no", "n", "off", "0", "0.0"), False),
+}
+"""Words of truth in a table of text."""
 
 
 def is_mark(name: object) -> bool:
@@ -110,6 +152,65 @@ def may_be_learned(turn: Fields, role: str) -> bool:
     return role != "assistant" or all(verdicts.values())
 
 
+def is_row_mark(name: object) -> bool:
+    """Return whether a column may decide whether the row is learned."""
+    return _folded(name) in _ROWS_LEARNED | _ROWS_MASKED | _UNCLEAR
+
+
+def row_marks(data: Mapping[str, object], names: Iterable[str], where: str) -> dict[str, bool]:
+    """Return whether each mark in `names` allows a row to be learned, for marks with a value.
+
+    A text that is no word of truth is no mark. Null and an empty text are no value.
+
+    Raises:
+        ConfigError: A mark is another number, has opposite meanings, or contradicts another mark.
+    """
+    verdicts: dict[str, bool] = {}
+    for name in names:
+        verdict = _verdict(name, data[name], where)
+        if verdict is not None:
+            verdicts[name] = verdict
+    if len(set(verdicts.values())) > 1:
+        several = " and ".join(map(repr, verdicts))
+        _refuse_mark(where, next(iter(verdicts)), f"contradicts another mark of the row: {several}")
+    return verdicts
+
+
+def _verdict(name: str, value: object, where: str) -> bool | None:
+    """Return whether a mark of a row allows the row to be learned; None for no mark."""
+    if isinstance(value, str):
+        value = _of_text(value)
+    figure = float(value) if isinstance(value, bool) else json_values.number(value)
+    if figure is None:
+        return None
+    folded = _folded(name)
+    if folded in _UNCLEAR:
+        problem = f"is {short(value)}, which other trainers read in different ways"
+        _refuse_mark(where, name, problem)
+    if figure not in (0, 1):
+        problem = f"is {short(value)}; it must be 0 or 1, because a row is learned or not"
+        _refuse_mark(where, name, problem)
+    return (figure == 1) != (folded in _ROWS_MASKED)
+
+
+def _of_text(text: str) -> object:
+    """Return the truth or the number that a text says; None for any other text."""
+    folded = text.strip().casefold()
+    if folded in _TRUTHS:
+        return _TRUTHS[folded]
+    try:
+        return float(folded)
+    except ValueError:
+        return None
+
+
+def _refuse_mark(where: str, name: str, problem: str) -> NoReturn:
+    raise ConfigError(
+        f"{where}: the column {name!r} {problem}. To learn the rows in spite of the "
+        f"column, rename the column, or add 'ignore': [{name!r}] to the dataset's options"
+    )
+
+
 def _truth(turn: Fields, key: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
@@ -125,4 +226,4 @@ def _truth(turn: Fields, key: str, value: object) -> bool:
 
 
 def _folded(name: object) -> str:
-    return "".join(letter for letter in str(name).casefold() if letter.isalpha())
+    return "".join(letter for letter in str(name).casefold() if letter.isalnum())

@@ -125,7 +125,7 @@ def write_files(  # noqa: PLR0913
             row = read_row(data, where, columns, headers or None, refusal=refusal, tally=tally)
             if row is not None:
                 yield row.to_json()
-        tally.check_empty()
+        tally.check_end(", ".join(str(path) for path in paths[:3]))
 
     def table_lines(paths: Sequence[Path]) -> Iterator[str]:
         for path in paths:
@@ -175,9 +175,11 @@ def read_row(
     refusal: Refusal = any_row,
     tally: RowTally,
 ) -> Example | None:
-    """Convert a row to the trainer's form and count the row; None for a row without content."""
+    """Convert a row to the trainer's form and count the row; None for a row left out."""
     columns = columns or {}
     tally.check(data, columns, where)
+    if tally.is_unlearned(data, where):
+        return None
     fields = tally.without_ignored(data)
     if columns:
         fields = renamed(fields, columns, where)

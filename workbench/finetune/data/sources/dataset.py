@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar, Self, get_args
@@ -111,6 +111,7 @@ class Mix(Record):
 
 Dataset = Mini | RowFiles | Release | Hub | Mix
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_OWN_FIELDS = {*RowFiles.model_fields, *Hub.model_fields}
 NAMED: Mapping[str, Mapping[str, object]] = {**NAMES}
 """Options of every dataset that has a name."""
 
@@ -197,6 +198,50 @@ def of_kind(value: Mapping[str, object]) -> Dataset:
             if isinstance(part.dataset, Mapping):
                 of_kind(part.dataset)
     return dataset
+
+
+def dataset_with(options: Mapping[str, object], name: str, known: Collection[str]) -> str:
+    """Return advice for an option of a dataset that stands beside `dataset`; empty for any other.
+
+    Args:
+        options: Options of a job as given.
+        name: Name of an option that a job does not have.
+        known: Names of the options that a job has.
+
+    Example:
+        >>> dataset_with({"dataset": "owner/qa", "columns": {"text": "a"}}, "columns", ["dataset"])
+        "write dataset={'kind': 'hub', 'name': 'owner/qa', 'columns': {'text': 'a'}}"
+    """
+    given = _written_out(options.get("dataset", "…"))
+    if given.get("kind") == Mix.kind and name in _OWN_FIELDS:
+        return f"write {name!r} into the dataset of each part, beside its 'kind'"
+    kind = next((each for each in (RowFiles, Hub) if each.kind == given.get("kind")), None)
+    if kind is None or name not in kind.model_fields:
+        return ""
+    own = {
+        key: value
+        for key, value in options.items()
+        if key in kind.model_fields and key not in known
+    }
+    return f"write dataset={ {**given, **own} }"
+
+
+def _written_out(value: object) -> dict[str, object]:
+    """Return a dataset as an object with `kind`; empty for what is no dataset."""
+    if isinstance(value, Mapping):
+        return {str(key): each for key, each in value.items()}
+    if not isinstance(value, str):
+        return {}
+    if value in NAMED:
+        return dict(NAMED[value])
+    path = user_path(value)
+    if not is_address(value) and is_folder(path) and (found := files_of(path)) is not None:
+        paths = {"train": found.train, "eval": found.eval, "tables": found.tables}
+        named = {option: files for option, files in paths.items() if files}
+        return {"kind": RowFiles.kind, **named}
+    if _HUB_NAME.fullmatch(value) and not is_there(path):
+        return {"kind": Hub.kind, "name": value}
+    return {"kind": RowFiles.kind, "train": value}
 
 
 def prepare(

@@ -166,7 +166,7 @@ class RowFiles(Record):
         if not any(is_address(path) for option in _PATHS for path in self.given(option)):
             return self._write(folder, refusal, reader)
         with stored_rows(folder) as copies:
-            return self._with_copies(copies)._write(folder, refusal, reader)
+            return self._with_copies(copies).write(folder, refusal=refusal, reader=reader)
 
     def look(self) -> None:
         """Raise ConfigError if an object store refuses, or lacks a file. Copies nothing."""
@@ -181,7 +181,7 @@ class RowFiles(Record):
         """Whether a single path is given. The folder of the path may be a whole dataset."""
         return len(self.given("train")) == 1 and not self.given("eval") and not self.given("tables")
 
-    def _with_copies(self, copies: StoredRows) -> Self:
+    def _with_copies(self, copies: StoredRows) -> RowFiles:
         """Return the dataset with the copies of its objects in the place of addresses."""
         given = {option: self.given(option) for option in _PATHS}
         is_alone = self._is_alone
@@ -200,7 +200,12 @@ class RowFiles(Record):
             found = files_of(first)
             if found is None:
                 raise ConfigError(f"dataset train: the folder {first} has no train file of rows")
-            return self.replace(train=found.train, eval=found.eval, tables=found.tables)
+            others = [name for name in copies.unread if name.lower().endswith(ENDS)]
+            options = {name: value for name, value in self if name in self.model_fields_set}
+            options |= {"train": found.train, "eval": found.eval, "tables": found.tables}
+            # A second file of the same rows is copied too, and not read.
+            unread = [*getattr(found, "unread", ()), *others]
+            return RowFolder(**{**options, "unread": sorted(unread)})
         changes = {option: _in_order(files) or None for option, files in here.items()}
         return self.replace(**changes)
 

@@ -140,7 +140,7 @@ class Hub(Record):
         refusal: Refusal = any_row,
         tally: RowTally,
     ) -> Example | None:
-        """Convert a row; None for a row without content."""
+        """Convert a row; None for a row left out."""
         where = f"{self.name}, split {split}, row {number}"
         whole = table_row(data, self.columns) if isinstance(data, Mapping) else data
         return read_row(whole, where, self.columns, refusal=refusal, tally=tally)
@@ -163,7 +163,7 @@ class Hub(Record):
                 example = self.row(row, split, number, refusal=refusal, tally=tally)
                 if example is not None:
                     yield example.to_json()
-            tally.check_empty()
+            tally.check_end(f"{self.name}, split {split}")
 
         share = {"share": self.limit} if isinstance(self.limit, str) else {}
         train = lines(self.train_split, learned, **share)

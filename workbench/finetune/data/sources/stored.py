@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,8 @@ class _Found:
     """Bytes of the objects with the rows, by address."""
     is_folder: bool = False
     """Whether the objects together are a dataset."""
+    unread: Sequence[str] = ()
+    """Names of the other objects in the folder."""
 
 
 def check_stored_rows(option: str, text: str, is_part: IsPart) -> None:
@@ -70,6 +72,8 @@ class StoredRows:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.unread: Sequence[str] = ()
+        """Names of the objects in the last folder that belong to no dataset."""
 
     def files(self, option: str, text: str, is_part: IsPart = None) -> list[Path]:
         """Copy the objects of an address. Return their copies, or the folder of a dataset.
@@ -86,6 +90,7 @@ class StoredRows:
 
         def copied(store: Store) -> list[Path]:
             found = _find(store, option, is_part)
+            self.unread = found.unread
             files = self._copied(store, found.objects)
             return [self._folder / local_name(store.address)] if found.is_folder else files
 
@@ -143,7 +148,8 @@ def _find(store: Store, option: str, is_part: IsPart) -> _Found:
             f"dataset {option}: {address} is a folder without the rows of a dataset, and has "
             f"{there}; name an object, or a glob such as '{address}/*.jsonl'"
         )
-    return _Found(objects=wanted, is_folder=True)
+    unread = sorted(name for name in names if f"{address}/{name}" not in wanted)
+    return _Found(objects=wanted, is_folder=True, unread=unread)
 
 
 @contextmanager

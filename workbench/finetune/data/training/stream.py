@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from workbench.finetune.data.columns import outer_columns
+from workbench.finetune.data.forms.marks import is_row_mark
 from workbench.finetune.data.shares import first_rows
 
 _BATCH = 256  # rows in memory at once
@@ -113,11 +114,13 @@ def _parquet(path: str, columns: Sequence[str], telling: Sequence[str]) -> Itera
 
 
 def _wanted(columns: Sequence[str], names: Sequence[str], telling: Sequence[str]) -> list[str]:
-    """Return the wanted and telling columns; return all columns if a wanted column is missing."""
+    """Return wanted and telling columns, and marks; all columns if a wanted one is missing."""
     wanted = {outer for named in columns for outer in outer_columns(named, names)}
     if not columns or not wanted <= {*names}:
         return list(names)  # the caller reports the missing column
-    return [name for name in names if name in wanted or name.casefold() in telling]
+    return [
+        name for name in names if name in wanted or name.casefold() in telling or is_row_mark(name)
+    ]
 
 
 def _line(row: Any) -> str:

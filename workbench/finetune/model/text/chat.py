@@ -229,7 +229,9 @@ class Chat:
         shared = 0
         while ids[shared] == prompt[shared]:
             shared += 1
-        before = [*marks[:shared], *[False] * (len(prompt) - shared)]
+        # The template may ask with words of the marked text, as with `<think>`.
+        is_inside = shared > 0 and marks[shared - 1] and marks[shared]
+        before = [*marks[:shared], *[is_inside] * (len(prompt) - shared)]
         after = marks[len(marks) - same :]
         return [*prompt, *apart], [*before, *[True] * seam, *after]
 

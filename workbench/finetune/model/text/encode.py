@@ -435,9 +435,12 @@ class Encoder:
                 form = f"the prompt form {self.job.prompt or 'plain'!r} takes alone"
                 if self._chat is not None:
                     form = "the chat template takes alone (with the tools of a row that has some)"
+                limit = "max_source_length"
+                if self._limits.source is None:
+                    limit = f"max_source_length is left open, and a row has {self._limits.most}"
                 raise ConfigError(
-                    f"a question may have {most} tokens (max_source_length), which {form}; give "
-                    f"{most + over} or more"
+                    f"a question may have {most} tokens ({limit}), which {form}; give "
+                    f"max_source_length={most + over} or more"
                 )
             (ids,) = self._ids([text])
             kept = str(self.tokenizer.decode(ids[: max(0, len(ids) - over)]))

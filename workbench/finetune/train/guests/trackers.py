@@ -5,29 +5,38 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from transformers import TrainerCallback
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
+_NOT_STARTED = "did not start, and gets no reports"
+_BEGINS = ("on_init_end", "on_train_begin")
 _SLOW_S = 1.0
 _WAITED_S = 3.0
 """Seconds of slow calls in all from which the user is told."""
 
 
-def guarded(callback: Any, note: Callable[[str], None]) -> Any:
-    """Return a callback of a tracker with its errors caught, and any other callback as it is.
+def guarded_trackers(names: Iterable[str], note: Callable[[str], None]) -> list[TrackerCalls]:
+    """Return the trackers of transformers with these names, with every error of a tracker caught.
 
-    `note` sends a message to the user.
+    A tracker that cannot be made is left out. `note` sends a message to the user.
     """
-    for name, tracker in INTEGRATION_TO_CALLBACK.items():
-        if type(callback) is tracker:
-            # transformers warns of two callbacks of one class.
-            made: type[TrackerCalls] = type(f"Guarded{tracker.__name__}", (TrackerCalls,), {})
-            return made(name, callback, note)
-    return callback
+    guarded = []
+    for name in names:
+        try:
+            tracker = INTEGRATION_TO_CALLBACK[name]()
+        # The code of others may raise anything, and must not lose the training.
+        except (Exception, SystemExit) as error:
+            traceback.print_exc(file=sys.stderr)
+            note(f"the tracker {name} {_NOT_STARTED}: {type(error).__name__}: {error}")
+            continue
+        # transformers warns of two callbacks of one class.
+        made: type[TrackerCalls] = type(f"Guarded{type(tracker).__name__}", (TrackerCalls,), {})
+        guarded.append(made(name, tracker, note))
+    return guarded
 
 
 class TrackerCalls(TrainerCallback):  # type: ignore[misc]  # transformers publishes no types
@@ -59,10 +68,10 @@ class TrackerCalls(TrainerCallback):  # type: ignore[misc]  # transformers publi
 
     def _failed(self, event: str, step: int, words: str) -> None:
         what = f"did not take step {step}"
-        if event == "on_train_begin":
+        if event in _BEGINS:
             # A tracker without a run of its own would try to start at every report.
             self._is_off = True
-            what = "did not start, and gets no reports"
+            what = _NOT_STARTED
         elif event == "on_train_end":
             what = f"did not finish after step {step}"
         if not self._has_failed:
