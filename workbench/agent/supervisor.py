@@ -156,14 +156,7 @@ class Agent:
         self._reap()
         self._hear_of_ends()
         self.warm.tick()
-        if self._live and now >= self._sampled + _SAMPLE_S:
-            self._sampled = now
-            families: list[set[int]] = []
-            for run in self._runs.values():
-                families += run.sample(self._processes(fresh=True), self._memory)
-            self._memory.look(families)
-        elif not self._live:
-            self._memory.look([])
+        self._sample(now)
         for run in self._runs.values():
             if run.hurried:
                 run.tick(self._processes(fresh=True))
@@ -179,6 +172,16 @@ class Agent:
                 self.warm.kill("the agent ends")
         elif self._settled and not self._strays:
             self.warm.revive()
+
+    def _sample(self, now: float) -> None:
+        if not self._live:
+            self._memory.look([])
+        elif now >= self._sampled + _SAMPLE_S:
+            self._sampled = now
+            families: list[set[int]] = []
+            for run in self._runs.values():
+                families += run.sample(self._processes(fresh=True), self._memory)
+            self._memory.look(families)
 
     def _take_leave(self) -> None:
         """Notify all ranks once of the pod's end. Remove the notice if no rank uses the time.
