@@ -13,6 +13,7 @@ from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.base.files.sealed import read_sealed, write_sealed
+from workbench.base.json_values import items
 from workbench.pods.hosts.far_end import check_names
 from workbench.pods.pod import Pod
 
@@ -38,14 +39,20 @@ def make_folder(directory: Path) -> Path:
     return folder
 
 
-def write_note(directory: Path, folder: str, pods: Sequence[Pod]) -> None:
-    """Note the name of the cluster's folder on the hosts, and the pods. Raises OSError."""
-    content = {"folder": folder, "pods": [pod.to_dict() for pod in pods]}
+def write_note(
+    directory: Path, folder: str, pods: Sequence[Pod], ways: Sequence[Sequence[str]]
+) -> None:
+    """Note the name of the cluster's folder on the hosts, the pods, and the ways there.
+
+    `ways`: the words of `ssh` for each pod's standing connection. Raises OSError.
+    """
+    listed = [list(way) for way in ways]
+    content = {"folder": folder, "pods": [pod.to_dict() for pod in pods], "ways": listed}
     write_sealed(note_of(directory), content, purpose=_PURPOSE, root=directory)
 
 
-def read_note(directory: Path) -> tuple[str, list[Pod]]:
-    """Return the folder on the hosts and the pods. Raises BackendError."""
+def read_note(directory: Path) -> tuple[str, list[Pod], list[list[str]]]:
+    """Return the folder on the hosts, the pods, and the ways. Raises BackendError."""
     note = note_of(directory)
     try:
         noted = read_sealed(note, purpose=_PURPOSE, root=directory)
@@ -66,15 +73,15 @@ def take_earlier_note(directory: Path, pods: Sequence[Pod]) -> None:
     if not noted or note_of(directory).exists():
         return
     try:
-        folder, there = _content(noted)
+        folder, there, _ = _content(noted)
     except (WorkbenchError, ValueError, KeyError, TypeError):
         return
     if [_login(pod) for pod in there] == [_login(pod) for pod in pods]:
         make_folder(directory)
-        write_note(directory, folder, pods)
+        write_note(directory, folder, pods, [])
 
 
-def _content(noted: Mapping[str, object]) -> tuple[str, list[Pod]]:
+def _content(noted: Mapping[str, object]) -> tuple[str, list[Pod], list[list[str]]]:
     folder = str(noted["folder"])
     listed = noted["pods"]
     if not isinstance(listed, list):
@@ -82,7 +89,12 @@ def _content(noted: Mapping[str, object]) -> tuple[str, list[Pod]]:
     pods = [Pod.from_dict(each) for each in listed]
     for pod in pods:
         check_names(folder, pod.name)
-    return folder, pods
+    ways = []
+    for way in items(noted.get("ways")):
+        ways.append([str(word) for word in items(way)])
+    if ways and len(ways) != len(pods):
+        raise ValueError("it names not each pod's way")
+    return folder, pods, ways
 
 
 def _login(pod: Pod) -> tuple[object, ...]:
