@@ -157,7 +157,7 @@ def test_skypilots_configuration_is_used_and_its_trust_in_any_key_is_not(
     for name, host in zip(hosts, rented.hosts, strict=False):
         assert f'trust={{"{name}": "{host.fingerprint}"}}' in str(caught.value)
     assert "log in there once" not in str(caught.value), "ssh would note no key"
-    assert says(caught.value, "pods.keys._check_key.known-hosts-path", "/dev/null")
+    assert says(caught.value, "pods.login.unknown.known-hosts-path", "/dev/null")
     trust = dict(zip(map(str, hosts), [h.fingerprint for h in rented.hosts], strict=False))
     # The notebook's machine knows the machines by other addresses than the machines do.
     inner: list[object] = [

@@ -141,7 +141,8 @@ class Logins:
         if _CHANGED.search(said):
             return changed(host, said)
         if "Permission denied" in said or "Too many authentication failures" in said:
-            return PodError(f"{host}: {said}. {self._login_advice(host)}")
+            kind = ConfigError if host.key and key_remedy(Path(host.key)) else PodError
+            return kind(f"{host}: {said.rstrip('.')}. {self._login_advice(host)}")
         return error
 
     def _unknown_key(self, host: Host, said: str, name: str, until: float) -> WorkbenchError:

@@ -46,11 +46,16 @@ _RULES = {
     "ControlPersist": "no",
     "ServerAliveInterval": "3",
     "ServerAliveCountMax": "3",
-    "LogLevel": "ERROR",  # banners are left out
+    "LogLevel": "INFO",
 }
 # The name `argv[0]` is the program that ssh starts for ProxyJump.
 _WRAPPER = """\
 #!/bin/sh
+WORKBENCH_JUMPS=$((${{WORKBENCH_JUMPS:-0}} + 1)); export WORKBENCH_JUMPS
+if [ "$WORKBENCH_JUMPS" -gt {most} ]; then
+  echo "more than {most} jump hosts: ProxyJump of the ssh configuration leads in a circle" >&2
+  exit 255
+fi
 exec {python} -IS -c 'import os, sys; os.execv(sys.argv[1], sys.argv[2:])' {ssh} "$0" {rules} "$@"
 """
 # The connection ends with the process that holds the other end of its standard input.
@@ -73,10 +78,15 @@ KINDS = (
 # Bytes of a folder of sockets: Linux takes 107 for a path, and ssh adds 17 while it makes a socket.
 _SHORT = 60
 _PREFIX = "ssh-"
+_JUMPS = 9  # OpenSSH follows a circle without end, and each round is a process
 _END_S = 2.0
 _STEP_S = 0.02
-_SHOWN = 600
-_NOISE = re.compile(r"kex_exchange_identification: |Connection closed by UNKNOWN port|@{5}|\s*$")
+_SHOWN = 1200
+_NOISE = re.compile(
+    r"kex_exchange_identification: Connection (?:closed by|reset by)|Connection closed by UNKNOWN port"
+    r"|Connection closed by \S+ port|@{5}|\s*$|Warning: Permanently added|Pseudo-terminal will not"
+)
+_LINES = 14  # what comes before may be a banner
 _LATE = re.compile(r"timed out|Timeout, server|no answer", re.IGNORECASE)
 _REFUSAL = re.compile(
     r"Permission denied|Too many authentication failures|Host key verification failed"
@@ -122,6 +132,7 @@ class Master:
                 raise PodError(f"the connection to {self.host} was given up")
             if self.is_running:
                 return
+            self._drop()
             with contextlib.suppress(FileNotFoundError):
                 self.control.unlink()
             self._errors.seek(0)
@@ -172,20 +183,23 @@ class Master:
     def drop(self) -> None:
         """End the connection; it may be opened again."""
         with self._lock:
-            process = self._process
-            if process is None:
-                return
-            # The end of its input is the sign for the guard.
-            if process.stdin is not None:
-                process.stdin.close()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            self._note_words()
-            self._process = None
+            self._drop()
+
+    def _drop(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        # The end of its input is the sign for the guard.
+        if process.stdin is not None:
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+        # A program that the user's configuration started may stay.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._note_words()
+        self._process = None
 
     def note_end(self) -> str:
         """Return ssh's words on the end of a connection that has broken."""
@@ -212,7 +226,8 @@ def said_by(data: bytes) -> str:
     """Return the words of ssh as one line, without what says nothing."""
     lines = data.decode(errors="replace").replace("\r", "").splitlines()
     telling = [line.strip() for line in lines if not _NOISE.match(line)] or lines
-    return plain("; ".join(dict.fromkeys(telling)))[:_SHOWN]
+    last = list(dict.fromkeys(telling))[-_LINES:]
+    return plain("; ".join(last))[-_SHOWN:]
 
 
 def is_refusal(said: str) -> bool:
@@ -248,7 +263,10 @@ def make_folder(known_hosts: str, earlier: Path | None = None) -> Path:
     write_text(
         wrapper,
         _WRAPPER.format(
-            python=shlex.quote(sys.executable), ssh=shlex.quote(ssh), rules=shlex.join(rules)
+            most=_JUMPS,
+            python=shlex.quote(sys.executable),
+            ssh=shlex.quote(ssh),
+            rules=shlex.join(rules),
         ),
         mode=0o700,
     )
@@ -298,20 +316,26 @@ def host_key(
         "ControlPath": "none",
         "ClearAllForwardings": "yes",
     }
+    process = subprocess.Popen(
+        [str(wrapper), *_as_words(rules), *words, "exit"],
+        executable=program(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment(wrapper),
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            [str(wrapper), *_as_words(rules), *words, "exit"],
-            executable=program(),
-            capture_output=True,
-            timeout=max(0.1, limit_s),
-            stdin=subprocess.DEVNULL,
-            env=environment(wrapper),
-            start_new_session=True,
-        )
+        _, said = process.communicate(timeout=max(0.1, limit_s))
     except subprocess.TimeoutExpired as error:
-        raise PodTimeout(f"{host}: no answer in {limit_s:g} s") from error
+        raise PodTimeout(f"{host}: no answer in {limit_s:.1f} s") from error
+    finally:
+        # With a jump host it is a group of processes.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
     if not known_hosts.is_file():
-        raise failure(host, said_by(done.stderr))
+        raise failure(host, said_by(said))
     return " ".join(known_hosts.read_text(encoding="utf-8").split()[1:3])
 
 
