@@ -58,6 +58,7 @@ class Logins:
         self._trust = trust
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
+        gate.write_text(keys / _TRUSTED, "")
 
     def words(self, host: Host) -> list[str]:
         return words_to(
@@ -107,7 +108,7 @@ class Logins:
             if fingerprint(key) == expected:
                 with self._lock:
                     file = self._keys / _TRUSTED
-                    lines = gate.read_text(file) if file.exists() else ""
+                    lines = gate.read_text(file)
                     if line not in lines:
                         gate.write_text(file, lines + line)
                 return

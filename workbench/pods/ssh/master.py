@@ -83,7 +83,7 @@ _END_S = 2.0
 _STEP_S = 0.02
 _SHOWN = 1200
 _NOISE = re.compile(
-    r"kex_exchange_identification: Connection (?:closed by|reset by)|Connection closed by UNKNOWN port"
+    r"kex_exchange_identification: Connection (?:closed by|reset by)"
     r"|Connection closed by \S+ port|@{5}|\s*$|Warning: Permanently added|Pseudo-terminal will not"
 )
 _LINES = 14  # what comes before may be a banner
