@@ -21,7 +21,7 @@ from workbench.base.files import gate
 from workbench.pods.hosts.names import Host
 from workbench.pods.hosts.way import words_to
 from workbench.pods.ssh import master
-from workbench.pods.ssh.identity import check_key_file, config_path, fingerprint, key_remedy
+from workbench.pods.ssh.identity import check_key_file, fingerprint, key_remedy
 from workbench.pods.ssh.master import Master
 
 _NOWHERE = "/dev/null"
@@ -31,8 +31,6 @@ _REVOKED = re.compile(r"marked as revoked")
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key in (\S+:\d+)")
 _SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
 _ENDS = re.compile(r"Valid: from \S+ to (\S+)")
-_TRUSTED = "trusted"
-_SYSTEM = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 _LOOK_S = 5.0
 _DAY = timedelta(days=1)
 
@@ -43,22 +41,19 @@ class Logins:
     def __init__(
         self,
         folder: Path,
-        keys: Path,
         *,
         config: bool | str,
         known_hosts: str,
         trust: Mapping[str, str],
         timeout_s: float,
     ) -> None:
-        """`folder`: of the sockets. `keys`: private, for the host keys with a fingerprint given."""
+        """`folder`: of the sockets, with the file of the keys whose fingerprints were given."""
         self._folder = folder
-        self._keys = keys
         self._config = config
         self._known_hosts = known_hosts
         self._trust = trust
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
-        gate.write_text(keys / _TRUSTED, "")
 
     def words(self, host: Host) -> list[str]:
         return words_to(
@@ -79,13 +74,17 @@ class Logins:
         for each in (host.jump, host):
             if each is not None and each.key:
                 check_key_file(Path(each.key))
-        for each in (host.jump, host):
-            if each is not None:
-                self._trust_key(each, until)
         try:
+            for each in (host.jump, host):
+                if each is not None:
+                    self._trust_key(each, until)
             connection.open(max(0.1, until - time.monotonic()))
         except WorkbenchError as error:
-            raise self._explained(host, connection.said, error, until) from error
+            said = connection.said or str(error).removeprefix(f"{host}: ")
+            explained = self._explained(host, said, error, until)
+            if explained is error:
+                raise
+            raise explained from error
 
     def trust_hops(self, hosts: Sequence[Host]) -> None:
         """Note the keys of configured jump hosts whose fingerprints the user gave."""
@@ -107,7 +106,7 @@ class Logins:
                 raise
             if fingerprint(key) == expected:
                 with self._lock:
-                    file = self._keys / _TRUSTED
+                    file = master.trusted_of(self._folder)
                     lines = gate.read_text(file)
                     if line not in lines:
                         gate.write_text(file, lines + line)
@@ -120,7 +119,7 @@ class Logins:
 
     def _shown_key(self, host: Host, kind: str, until: float) -> tuple[str, str]:
         """Return the key that a host proves: its line in known_hosts, and `type base64`."""
-        with tempfile.TemporaryDirectory(dir=self._keys) as folder:
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             file = Path(folder) / "shown"
             limit_s = until - time.monotonic()
             key = master.host_key(
@@ -186,17 +185,6 @@ class Logins:
 
     def _shown_options(self) -> Sequence[str]:
         return ["-F", self._config] if isinstance(self._config, str) else []
-
-
-def trusted_file(keys: Path, config: bool | str) -> str:
-    """Return the value of `GlobalKnownHostsFile`: the keys whose fingerprints the user gave.
-
-    The machine's own files belong to its ssh configuration.
-    """
-    files = [config_path(keys / _TRUSTED)]
-    if config is True:
-        files += _SYSTEM
-    return " ".join(files)
 
 
 def vouched(host: Host, trust: Mapping[str, str]) -> str:

@@ -7,13 +7,14 @@ cluster's directory, so a note there is no reason to log in anywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.files import read_json
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.base.files.sealed import read_sealed, write_sealed
-from workbench.base.json_values import items
+from workbench.base.json_values import items, text
 from workbench.pods.hosts.far_end import check_names
 from workbench.pods.pod import Pod
 
@@ -39,20 +40,32 @@ def make_folder(directory: Path) -> Path:
     return folder
 
 
-def write_note(
-    directory: Path, folder: str, pods: Sequence[Pod], ways: Sequence[Sequence[str]]
-) -> None:
-    """Note the name of the cluster's folder on the hosts, the pods, and the ways there.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """What another keeper must know of the hosts of a cluster."""
 
-    `ways`: the words of `ssh` for each pod's standing connection. Raises OSError.
-    """
-    listed = [list(way) for way in ways]
-    content = {"folder": folder, "pods": [pod.to_dict() for pod in pods], "ways": listed}
+    folder: str
+    """Name of the cluster's folder on the hosts."""
+    pods: Sequence[Pod]
+    ways: Sequence[Sequence[str]] = ()
+    """The words of `ssh` for each pod's standing connection; none: the pods have no such."""
+    trusted: str = ""
+    """The host keys whose fingerprints the user gave, as lines of known_hosts."""
+
+
+def write_note(directory: Path, note: Note) -> None:
+    """Write a cluster's note, sealed. Raises OSError."""
+    content = {
+        "folder": note.folder,
+        "pods": [pod.to_dict() for pod in note.pods],
+        "ways": [list(way) for way in note.ways],
+        "trusted": note.trusted,
+    }
     write_sealed(note_of(directory), content, purpose=_PURPOSE, root=directory)
 
 
-def read_note(directory: Path) -> tuple[str, list[Pod], list[list[str]]]:
-    """Return the folder on the hosts, the pods, and the ways. Raises BackendError."""
+def read_note(directory: Path) -> Note:
+    """Return a cluster's note. Raises BackendError."""
     note = note_of(directory)
     try:
         noted = read_sealed(note, purpose=_PURPOSE, root=directory)
@@ -73,15 +86,15 @@ def take_earlier_note(directory: Path, pods: Sequence[Pod]) -> None:
     if not noted or note_of(directory).exists():
         return
     try:
-        folder, there, _ = _content(noted)
+        note = _content(noted)
     except (WorkbenchError, ValueError, KeyError, TypeError):
         return
-    if [_login(pod) for pod in there] == [_login(pod) for pod in pods]:
+    if [_login(pod) for pod in note.pods] == [_login(pod) for pod in pods]:
         make_folder(directory)
-        write_note(directory, folder, pods, [])
+        write_note(directory, Note(folder=note.folder, pods=pods))
 
 
-def _content(noted: Mapping[str, object]) -> tuple[str, list[Pod], list[list[str]]]:
+def _content(noted: Mapping[str, object]) -> Note:
     folder = str(noted["folder"])
     listed = noted["pods"]
     if not isinstance(listed, list):
@@ -94,7 +107,7 @@ def _content(noted: Mapping[str, object]) -> tuple[str, list[Pod], list[list[str
         ways.append([str(word) for word in items(way)])
     if ways and len(ways) != len(pods):
         raise ValueError("it names not each pod's way")
-    return folder, pods, ways
+    return Note(folder=folder, pods=pods, ways=ways, trusted=text(noted.get("trusted")))
 
 
 def _login(pod: Pod) -> tuple[object, ...]:

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
+from workbench.base.files import gate, write_text
 from workbench.base.record import Allowed, PathText, Positive, Unit
 from workbench.pods.hostfile import check_address, check_user
 from workbench.pods.hosts import entry
-from workbench.pods.hosts.login import Logins, ending_soon, trusted_file
+from workbench.pods.hosts.login import Logins, ending_soon
 from workbench.pods.hosts.names import (
     Host,
     check_between,
@@ -33,7 +34,7 @@ from workbench.pods.hosts.names import (
     read_host,
     resolved,
 )
-from workbench.pods.hosts.note import make_folder, note_of, read_note, write_note
+from workbench.pods.hosts.note import Note, make_folder, note_of, read_note, write_note
 from workbench.pods.hosts.reopening import Reopening
 from workbench.pods.hosts.way import given
 from workbench.pods.place import CoreBinding, LocalPath, Place, Port
@@ -211,7 +212,6 @@ class SSHPods(Place):
         hosts = self.hosts_for(count)
         try:
             with self._working:
-                self._identity = Identity(make_folder(context.directory))
                 self._pods = self._log_in(hosts, spec, context)
             context.arrived(self._pods)
             addresses = ", ".join(host.address for host in hosts)
@@ -231,12 +231,9 @@ class SSHPods(Place):
         step_s = entry.STEP * limit_s
         if nameless("ssh"):
             return self._log_in_directly(hosts, spec, context)
-        assert self._identity is not None
-        keys = self._identity.folder
-        self._sockets = master.make_folder(trusted_file(keys, self.ssh_config))
+        self._sockets = master.make_folder(system=self.ssh_config is True)
         logins = Logins(
             self._sockets,
-            keys,
             config=self.ssh_config,
             known_hosts=self.known_hosts,
             trust=self.trust,
@@ -291,8 +288,8 @@ class SSHPods(Place):
                 f"{note} is gone, so the pods' folders on the hosts are unknown; start another"
                 " cluster"
             )
-        folder, _, ways = read_note(context.directory)
-        self._recall(context.directory, folder, pods, ways)
+        noted = replace(read_note(context.directory), pods=pods)
+        self._recall(context.directory, noted)
         for each in self._masters.values():
             each.master.start()
         for each in self._masters.values():
@@ -300,20 +297,20 @@ class SSHPods(Place):
         self._logs = {pod.name: [f"{pod.address}: taken over"] for pod in self._pods}
         return list(self._pods)
 
-    def _recall(
-        self, directory: Path, folder: str, pods: Sequence[Pod], ways: Sequence[Sequence[str]]
-    ) -> None:
+    def _recall(self, directory: Path, note: Note) -> None:
         from workbench.pods.ssh.connection import SSHConnection
 
         self._stopped = False
-        self._folder = folder
+        self._folder = note.folder
         self._identity = Identity(note_of(directory).parent)
-        self._pods = list(pods)
-        if ways:
+        self._pods = list(note.pods)
+        if note.ways:
             # The words name the folder of the keeper before.
-            trusted = trusted_file(self._identity.folder, self.ssh_config)
-            self._sockets = master.make_folder(trusted, Path(pods[0].control).parent)
-            for number, (pod, words) in enumerate(zip(pods, ways, strict=True)):
+            self._sockets = master.make_folder(
+                system=self.ssh_config is True, earlier=Path(note.pods[0].control).parent
+            )
+            write_text(master.trusted_of(self._sockets), note.trusted)
+            for number, (pod, words) in enumerate(zip(note.pods, note.ways, strict=True)):
                 control = self._sockets / f"{secrets.token_hex(3)}.{number}"
                 self._pods[number] = replace(pod, control=str(control))
                 connection = Master(pod.address, words, control)
@@ -388,8 +385,7 @@ class SSHPods(Place):
         Idempotent.
         """
         if note_of(directory).is_file():
-            folder, pods, ways = read_note(directory)
-            self._recall(directory, folder, pods, ways)
+            self._recall(directory, read_note(directory))
             self.stop()
 
     def _complete(self, host: Host) -> Host:
@@ -412,14 +408,18 @@ class SSHPods(Place):
         if self._stopped:
             raise PodError("the hosts were given up before their pods were made")
         # A key of its own is not needed: the standing connections are the user's.
-        assert self._identity is not None
+        self._identity = Identity(make_folder(context.directory))
         self._identity.pin(self._pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
         # No other user can have made the folder: its name is secret until now.
         safe_id = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)
         self._folder = f"{safe_id[:60]}-{secrets.token_hex(8)}"
         ways = [each.master.words for each in self._masters.values()]
-        write_note(context.directory, self._folder, self._pods, ways)
+        trusted = ""
+        if self._sockets is not None:
+            trusted = gate.read_text(master.trusted_of(self._sockets))
+        note = Note(folder=self._folder, pods=self._pods, ways=ways, trusted=trusted)
+        write_note(context.directory, note)
 
         def enter(number: int) -> entry.HostFacts:
             connection = self._connections[f"pod-{number}"]

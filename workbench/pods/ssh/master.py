@@ -78,13 +78,15 @@ KINDS = (
 # Bytes of a folder of sockets: Linux takes 107 for a path, and ssh adds 17 while it makes a socket.
 _SHORT = 60
 _PREFIX = "ssh-"
+_SYSTEM = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 _JUMPS = 9  # OpenSSH follows a circle without end, and each round is a process
 _END_S = 2.0
 _STEP_S = 0.02
 _SHOWN = 1200
 _NOISE = re.compile(
     r"kex_exchange_identification: Connection (?:closed by|reset by)"
-    r"|Connection closed by \S+ port|@{5}|\s*$|Warning: Permanently added|Pseudo-terminal will not"
+    r"|Connection closed by \S+ port|@{5}|.*\bTerminated\b|\s*$"
+    r"|Warning: Permanently added|Pseudo-terminal will not"
 )
 _LINES = 14  # what comes before may be a banner
 _LATE = re.compile(r"timed out|Timeout, server|no answer", re.IGNORECASE)
@@ -243,10 +245,10 @@ def failure(host: str, said: str) -> WorkbenchError:
     return kind(f"{host}: {said or 'ssh ended without a word'}")
 
 
-def make_folder(known_hosts: str, earlier: Path | None = None) -> Path:
+def make_folder(*, system: bool, earlier: Path | None = None) -> Path:
     """Make a folder, mode 0700, for the sockets of a cluster, with the wrapper in it.
 
-    `known_hosts`: value of `GlobalKnownHostsFile` for each `ssh`. `earlier`: the folder of a keeper
+    `system`: whether the machine's own known_hosts files count. `earlier`: the folder of a keeper
     that died, to use again.
     """
     if earlier is not None:
@@ -257,7 +259,9 @@ def make_folder(known_hosts: str, earlier: Path | None = None) -> Path:
         short = base if len(os.fsencode(base)) <= _SHORT else Path("/tmp")
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=short))
     ssh = program()
-    rules = _as_words({**_RULES, "GlobalKnownHostsFile": known_hosts})
+    gate.write_text(trusted_of(folder), "")
+    files = [config_path(trusted_of(folder)), *(_SYSTEM if system else ())]
+    rules = _as_words({**_RULES, "GlobalKnownHostsFile": " ".join(files)})
     wrapper = wrapper_of(folder)
     wrapper.parent.mkdir(mode=0o700, exist_ok=True)
     write_text(
@@ -290,6 +294,11 @@ def program() -> str:
 def wrapper_of(folder: Path) -> Path:
     """Return the path of the `ssh` that keeps the rules."""
     return folder / "bin" / "ssh"
+
+
+def trusted_of(folder: Path) -> Path:
+    """Return the path of the known_hosts file that each `ssh` of a cluster believes."""
+    return folder / "trusted"
 
 
 def environment(wrapper: Path) -> Mapping[str, str]:
