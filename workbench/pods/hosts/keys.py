@@ -1,6 +1,7 @@
-"""Logins by paramiko for a user id without a name, as in a pod of OpenShift: OpenSSH refuses it.
+"""Logins by paramiko for a user id without a name, as in a pod of OpenShift: OpenSSH refuses
+such an id.
 
-Each host's key is trusted by the fingerprint that the user gave. Adds no key.
+A host's key is trusted by the user's fingerprint. Adds no key.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _try_one(host: Host, trust: Mapping[str, str], timeout_s: float, hop: Transp
 
 
 def _prove_key(host: Host, expected: str, timeout_s: float, hop: Transport | None) -> Transport:
-    """Make the host prove a key, of the type of the vouched fingerprint if it has one."""
+    """Make the host prove a key, of the vouched fingerprint's type if possible."""
     destination = _destination(host, "", timeout_s)
     first = handshake(connect(destination, timeout_s, hop), destination, _KINDS[:1], timeout_s)
     if fingerprint(proven_key(first)) == expected:

@@ -1,6 +1,6 @@
 """Logins to hosts by OpenSSH's client: the standing connections, and the refusals in plain words.
 
-A host key is trusted by known_hosts, or by a fingerprint that the user gave. The key of such a host
+A host key is trusted by known_hosts, or by a fingerprint of the user's. In the second case the key
 is fetched without a login, compared, and noted in the cluster's own file.
 """
 
@@ -118,19 +118,19 @@ class Logins:
         )
 
     def _shown_key(self, host: Host, kind: str, until: float) -> tuple[str, str]:
-        """Return the key that a host proves: its line in known_hosts, and `type base64`."""
+        """Return a host's proven key: the line for known_hosts, and `type base64`."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             file = Path(folder) / "shown"
             limit_s = until - time.monotonic()
             key = master.host_key(
                 str(host), self.words(host), master.wrapper_of(self._folder), file, kind, limit_s
             )
-            return file.read_text(encoding="utf-8"), key
+            return gate.read_text(file), key
 
     def _explained(
         self, host: Host, said: str, error: WorkbenchError, until: float
     ) -> WorkbenchError:
-        """Return the error for people: what ssh said, and what to do."""
+        """Return the error for people: the words of ssh, and the next step."""
         if unknown := _UNKNOWN.search(said):
             return self._unknown_key(host, said, unknown[2], until)
         if _REVOKED.search(said):
@@ -163,7 +163,7 @@ class Logins:
         )
 
     def _login_advice(self, host: Host) -> str:
-        """Return the next step after a login that was refused."""
+        """Return the next step after a refused login."""
         ended = []
         for certificate in certificates(host):
             end = end_of(certificate)
@@ -194,7 +194,7 @@ def vouched(host: Host, trust: Mapping[str, str]) -> str:
 
 
 def certificates(host: Host) -> list[Path]:
-    """Return the certificates that exist beside a host's keys, or are configured."""
+    """Return the existing certificates beside a host's keys, and the configured ones."""
     names = [host.key] if host.key else host.identities
     beside = [name for key in names for name in (key, f"{key}-cert.pub")]
     return [Path(name) for name in beside if name.endswith("-cert.pub") and Path(name).is_file()]
@@ -214,7 +214,7 @@ def end_of(certificate: Path) -> datetime | None:
 
 
 def ending_soon(hosts: Sequence[Host]) -> list[str]:
-    """Return a line for each certificate that ends within a day."""
+    """Return a line per certificate with an end within a day."""
     lines = []
     for certificate in dict.fromkeys(each for host in hosts for each in certificates(host)):
         end = end_of(certificate)

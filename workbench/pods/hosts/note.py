@@ -48,7 +48,7 @@ class Note:
     """Name of the cluster's folder on the hosts."""
     pods: Sequence[Pod]
     ways: Sequence[Sequence[str]] = ()
-    """The words of `ssh` for each pod's standing connection; none: the pods have no such."""
+    """The words of `ssh` for the pods' standing connections; none: logins of the pods' own."""
     trusted: str = ""
     """The host keys whose fingerprints the user gave, as lines of known_hosts."""
 

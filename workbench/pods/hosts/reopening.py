@@ -1,4 +1,4 @@
-"""A standing connection that is watched: opened again after a break, with pauses and a word."""
+"""A watched standing connection: opened again after a break, with pauses and a word."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reopening:
         """Whether the end of the last try was looked at."""
 
     def look(self, pod: Pod) -> Pod:
-        """Return the pod as its connection stands. Starts a new try when one is due."""
+        """Return the pod as its connection stands. Starts a try when due."""
         if self.master.is_up:
             self._tries = 0
             self._refusals = 0
@@ -48,7 +48,7 @@ class Reopening:
         return self._shown(pod, said)
 
     def _count(self, said: str) -> None:
-        """Count a try that was refused."""
+        """Count a refused try."""
         if self._tries and not self._counted:
             self._refusals = self._refusals + 1 if is_refusal(said) else 0
             self._counted = True

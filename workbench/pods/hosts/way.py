@@ -1,4 +1,4 @@
-"""The words of `ssh` that lead to a host: what the user gave, as options of OpenSSH's client."""
+"""The words of `ssh` for a host: the options of `SSHPods` as options of OpenSSH's client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CIPHERS = (
 
 
 def given(host: Host, config: bool | str) -> list[str]:
-    """Return what the user gave for a host, as options, apart from host keys and a jump host.
+    """Return the user's values for a host as options, apart from host keys and a jump host.
 
     `config`: as `SSHPods.ssh_config`.
     """

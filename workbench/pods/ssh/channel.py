@@ -29,7 +29,7 @@ class Completed:
 class Channel(Protocol):
     """The streams of a running command: paramiko's, or those of an `ssh` child.
 
-    A write raises OSError once nobody reads it. `exit_code` is -1 after a signal or a lost
+    A write without a reader raises OSError. `exit_code` is -1 after a signal or a lost
     connection, and None while the command runs.
     """
 
@@ -45,7 +45,7 @@ class Channel(Protocol):
     def has_output(self) -> bool: ...
     def output(self) -> bytes: ...
     def errors(self) -> bytes:
-        """Return what has come of standard error; nothing if nothing has."""
+        """Return the new output on standard error, if any."""
         ...
 
     def takes_input(self) -> bool: ...

@@ -1,4 +1,4 @@
-"""Commands on a host over its standing connection: each is an `ssh` child of this process."""
+"""Commands on a host over its standing connection: `ssh` children of this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STEP_S = 0.05
 
 
 class MasterLine:
-    """The standing connection to a host, which the keeper's place holds (`ssh.master`)."""
+    """The standing connection to a host, held by the keeper's place (`ssh.master`)."""
 
     def __init__(self, pod: Pod, identity: Identity, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -95,7 +95,7 @@ class ChildChannel:
         )
         for stream in (self._in, self._out, self._err):
             os.set_blocking(stream.fileno(), False)
-        self._lock = threading.Lock()  # no number of a closed stream is read or written
+        self._lock = threading.Lock()  # no number of a closed stream is used
         self._out_ended = False
         self._err_ended = False
         self.is_closed = False

@@ -1,4 +1,4 @@
-"""A login of paramiko's to a pod, with SFTP: the keeper's way to pods that the package started.
+"""A login of paramiko's to a pod, with SFTP: the keeper's way to pods of the package's own.
 
 Keep-alives reveal a dead peer to no caller (faults.md, 9): set a deadline for every wait.
 """
@@ -30,7 +30,7 @@ _READ_BYTES = 65_536
 
 
 class DirectLine:
-    """A login with the key of the cluster, or with the key that the pod names."""
+    """A login with the key of the cluster or of the pod."""
 
     def __init__(self, pod: Pod, identity: Identity, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -73,7 +73,7 @@ class DirectLine:
         self._hop = None
 
     def start(self, words: Sequence[str], sessions: int) -> Channel:
-        """Start a command; `sessions` is the number that a run needs at a time, for the error."""
+        """Start a command; `sessions`: number for a run at a time, for the error."""
         try:
             channel = self._session(sessions)
             channel.exec_command(to_bytes(shlex.join(words)))

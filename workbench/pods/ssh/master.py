@@ -1,8 +1,8 @@
-"""The standing connection to a host of the user's: an `ssh -M -N` child that all others share.
+"""The standing connection to a host of the user's: an `ssh -M -N` child, shared by all others.
 
 OpenSSH's client logs in as in the user's terminal. It never accepts an unknown host key, writes
-nothing into `~/.ssh`, and asks nobody. An `ssh` that the user's configuration starts on the way, as
-for ProxyJump, follows the same rules: without them it could note the key of a jump host.
+nothing into `~/.ssh`, and asks no question. An `ssh` of the user's configuration on the way, as for
+ProxyJump, follows the same rules. Without the rules a jump host's key could be noted.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class Master:
     """A host's standing connection. It is opened, lost, and opened again."""
 
     def __init__(self, host: str, words: Sequence[str], control: Path) -> None:
-        """`words`: those of `ssh` that lead to the host. `control`: its socket."""
+        """`words`: arguments of `ssh` for the host. `control`: path of the socket."""
         self.host = host
         self.words = words
         self.control = control
         self.said = ""
-        """What ssh wrote when it last ended."""
+        """Words of ssh at the last end."""
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the connection
         self._lock = threading.Lock()
@@ -135,8 +135,7 @@ class Master:
             if self.is_running:
                 return
             self._drop()
-            with contextlib.suppress(FileNotFoundError):
-                self.control.unlink()
+            gate.remove(self.control)
             self._errors.seek(0)
             self._errors.truncate()
             own = [
@@ -183,7 +182,7 @@ class Master:
         raise failure(self.host, self.said)
 
     def drop(self) -> None:
-        """End the connection; it may be opened again."""
+        """End the connection, for now."""
         with self._lock:
             self._drop()
 
@@ -204,7 +203,7 @@ class Master:
         self._process = None
 
     def note_end(self) -> str:
-        """Return ssh's words on the end of a connection that has broken."""
+        """Return ssh's words on the end of a broken connection."""
         with self._lock:
             if self._process is not None and not self.is_running:
                 self._note_words()
@@ -214,8 +213,7 @@ class Master:
         """End the connection for good. Idempotent."""
         self._is_closed = True
         self.drop()
-        with contextlib.suppress(FileNotFoundError):
-            self.control.unlink()
+        gate.remove(self.control)
         self._errors.close()
 
     def _note_words(self) -> None:
@@ -225,7 +223,7 @@ class Master:
 
 
 def said_by(data: bytes) -> str:
-    """Return the words of ssh as one line, without what says nothing."""
+    """Return the words of ssh as a line, without noise."""
     lines = data.decode(errors="replace").replace("\r", "").splitlines()
     telling = [line.strip() for line in lines if not _NOISE.match(line)] or lines
     last = list(dict.fromkeys(telling))[-_LINES:]
@@ -233,12 +231,12 @@ def said_by(data: bytes) -> str:
 
 
 def is_refusal(said: str) -> bool:
-    """Return whether ssh's words are a decision, which another try does not change."""
+    """Return whether ssh's words are a decision, unchanged by another try."""
     return _REFUSAL.search(said) is not None
 
 
 def failure(host: str, said: str) -> WorkbenchError:
-    """Make the error for a connection that ssh did not open."""
+    """Make the error for a connection refused or not opened."""
     kind = ConfigError if "bad configuration option" in said.lower() else PodError
     if _LATE.search(said) and not is_refusal(said):
         kind = PodTimeout
@@ -278,7 +276,7 @@ def make_folder(*, system: bool, earlier: Path | None = None) -> Path:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that `make_folder` made. Idempotent."""
+    """Remove a folder of `make_folder`. Idempotent."""
     if folder.name.startswith(_PREFIX) and folder.is_dir() and not folder.is_symlink():
         gate.remove_tree(folder)
 
@@ -292,17 +290,17 @@ def program() -> str:
 
 
 def wrapper_of(folder: Path) -> Path:
-    """Return the path of the `ssh` that keeps the rules."""
+    """Return the path of the `ssh` with the rules."""
     return folder / "bin" / "ssh"
 
 
 def trusted_of(folder: Path) -> Path:
-    """Return the path of the known_hosts file that each `ssh` of a cluster believes."""
+    """Return the path of the known_hosts file of all `ssh` of a cluster."""
     return folder / "trusted"
 
 
 def environment(wrapper: Path) -> Mapping[str, str]:
-    """Return the variables with which each `ssh` called by its name is the wrapper."""
+    """Return the variables by which the name `ssh` is the wrapper."""
     path = os.environ.get("PATH", os.defpath)
     return {**os.environ, "PATH": f"{wrapper.parent}{os.pathsep}{path}"}
 
@@ -310,7 +308,7 @@ def environment(wrapper: Path) -> Mapping[str, str]:
 def host_key(
     host: str, words: Sequence[str], wrapper: Path, known_hosts: Path, kind: str, limit_s: float
 ) -> str:
-    """Note the key that a host proves in an empty file, without a login, and return its line.
+    """Note a host's proven key in an empty file, without a login, and return the key.
 
     `kind`: signature algorithms to ask for.
     """
@@ -345,7 +343,7 @@ def host_key(
         process.communicate()
     if not known_hosts.is_file():
         raise failure(host, said_by(said))
-    return " ".join(known_hosts.read_text(encoding="utf-8").split()[1:3])
+    return " ".join(gate.read_text(known_hosts).split()[1:3])
 
 
 def _as_words(options: Mapping[str, str]) -> list[str]:
