@@ -1,5 +1,4 @@
-"""Logins by paramiko for a user id without a name, as in a pod of OpenShift: OpenSSH refuses
-such an id.
+"""Logins by paramiko for a user id without a name, refused by OpenSSH, as in a pod of OpenShift.
 
 A host's key is trusted by the user's fingerprint. Adds no key.
 """
