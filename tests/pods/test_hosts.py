@@ -21,7 +21,7 @@ from tests.fakes.proxy import bad_network
 from tests.fakes.sshhosts import HostsPlace, SSHHost
 from tests.support.deep import deep_tree
 from tests.support.sentences import says, sentence
-from workbench.base.errors import BackendError, ConfigError, PodError
+from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.guest.machine import free_port
@@ -103,7 +103,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_ways_to_tru
     assert words.startswith("2 of 3 hosts are not usable:")
     for host in (there.hosts[0], there.hosts[2]):
         assert f'trust={{"{host.address}": "{host.fingerprint}"}}' in words
-    assert says(words, "pods.keys._check_key.host-key-unknown")
+    assert says(words, "pods.login.unknown.host-key-unknown")
     assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in words
     assert 'known_hosts="~/.ssh/known_hosts"' in words
     assert logins(there) == before + 1, "only the believed one was shown our key"
@@ -134,13 +134,14 @@ def test_a_changed_host_key_is_a_hard_stop(
     before = logins(there)
     mark = f"expected {second.fingerprint}, got {first.fingerprint}"
     with pytest.raises(
-        PodError, match=f"host key of {first.address} .* changed: {mark.replace('+', '.')}"
+        PodError,
+        match=sentence("pods.login.changed.host-key-changed", first.fingerprint, f"{file}:1"),
     ):
         launch(trust={}, known_hosts=file)
     with pytest.raises(PodError, match=f"is not the key in `trust`: {mark.replace('+', '.')}"):
         launch(trust={first.address: second.fingerprint})
     file.write_text(f"@revoked {lines[0]}\n")
-    with pytest.raises(ConfigError, match=sentence("pods.keys.known_keys.marks-host-key")):
+    with pytest.raises(ConfigError, match=sentence("pods.login._explained.marks-host-key")):
         launch(trust={}, known_hosts=file)
     assert logins(there) == before
 
@@ -166,11 +167,10 @@ def test_every_host_has_its_own_user_port_key_and_type_of_host_key(
         port=9,
         trust=there.trust,
     )
-    assert [(pod.ssh_port, pod.slots, pod.key) for pod in pods] == [
-        (there.hosts[0].port, 1, str(there.user.key)),
-        (odd.port, 2, str(other.key)),
+    assert [(pod.ssh_port, pod.slots) for pod in pods] == [
+        (there.hosts[0].port, 1),
+        (odd.port, 2),
     ]
-    assert pods[1].host_key.startswith("ssh-rsa ")
     identity = Identity.create(tmp_path / "cluster")
     identity.pin(pods)
     with SSHConnection(pods[1], identity) as connection:
@@ -194,7 +194,6 @@ def test_a_jump_host_is_gone_through_and_checked_too(
         f"Host {n}\n HostName {h.address}\n Port {h.port}\n ProxyJump hop\n"
         for n, h in zip("ab", there.hosts[:2], strict=True)
     ]
-    blocks[0] += "Host b hop\n ProxyJump hop\n"  # a pattern that means the jump host too is no loop
     blocks.append(f"Host hop\n HostName {hop.address}\n Port {hop.port}\n")
     key = (
         f"Host *\n IdentityFile {there.user.key}\n UserKnownHostsFile "
@@ -205,27 +204,18 @@ def test_a_jump_host_is_gone_through_and_checked_too(
     assert [pod.address for pod in pods] == ["127.0.0.2", "127.0.0.3"]
     identity = Identity.create(tmp_path / "a b")
     identity.pin(pods)
+    before = hop.log.count("Accepted publickey")
     with SSHConnection(pods[1], identity) as connection:
         assert connection.run(["echo", "in"]).stdout == "in\n"
-    before = hop.log.count("Accepted publickey")
     argv = ssh_argv(pods[1], identity, ["echo", "in"])
     assert subprocess.run(argv, capture_output=True, text=True, timeout=120).stdout == "in\n"
-    assert hop.log.count("Accepted publickey") == before + 1
-    wrong = replace(pods[0].jump, host_key=pods[0].host_key)  # type: ignore[type-var]
-    identity.pin([replace(pod, jump=wrong) for pod in pods])
-    with pytest.raises(
-        PodError,
-        match=sentence("pods.transport.check_host_key.host-key-changed", "pod-0")
-        + sentence("pods.connection._jump.jump-host"),
-    ):
-        SSHConnection(replace(pods[0], jump=wrong), identity).open()
-    assert subprocess.run(argv, capture_output=True, timeout=120).returncode == 255
+    assert hop.log.count("Accepted publickey") == before, "the connection stands"
     if not config:
         with pytest.raises(
-            PodError, match=sentence("pods.keys._check_key.host-key-unknown", "127.0.0.6")
+            PodError, match=sentence("pods.login.unknown.host-key-unknown", "127.0.0.6")
         ):
             launch(2, jump=jump, trust={host.address: host.fingerprint for host in there.hosts[:3]})
-        with pytest.raises(PodError, match=sentence("pods.transport._forwarded.jump-host-answers")):
+        with pytest.raises(PodError, match=r"administratively prohibited|stdio forwarding failed"):
             launch(2, jump=f"{there.hosts[2].address}:{there.hosts[2].port}")
 
 
@@ -253,21 +243,15 @@ def test_sixteen_hosts_that_will_not_do_are_all_named_within_five_seconds(
             launch(16, hosts=hosts)
     words = str(caught.value).splitlines()
     assert words[0] == "16 of 16 hosts are not usable:"
-    assert (
-        len(
-            [line for line in words if says(line, "pods.transport.connect.refused-connection-sshd")]
-        )
-        == 7
-    )
+    assert len([line for line in words if "Connection refused" in line]) == 7
     assert len([line for line in words if "240.0.0." in line]) == 6
     assert any(
-        "127.0.0.7" in line
-        and (says(line, "pods.transport.handshake.ssh-banner") or "no answer" in line)
+        "127.0.0.7" in line and ("timed out during banner exchange" in line or "no answer" in line)
         for line in words
     ), words
     assert any("no-such-host.invalid" in line for line in words)
     assert any(
-        f"permission denied (publickey) for {there.user.folder.owner()}@127.0.0.2" in line
+        f"{there.user.folder.owner()}@127.0.0.2: Permission denied (publickey)" in line
         for line in words
     )
 
@@ -281,9 +265,7 @@ def test_something_else_on_the_port(launch: Launch) -> None:
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             connection.close()
             os._exit(0)
-        with pytest.raises(
-            PodError, match=sentence("pods.transport.handshake.did-complete-ssh", "127.0.0.7", port)
-        ):
+        with pytest.raises(PodError, match=rf"127\.0\.0\.7:{port}\): kex_exchange_identification"):
             launch(hosts=[f"127.0.0.7:{port}"])
         os.waitpid(pid, 0)
 
@@ -307,9 +289,7 @@ def test_a_host_that_speaks_weak_algorithms_alone_is_refused(
     try:
         with pytest.raises(
             PodError,
-            match=sentence(
-                "pods.transport.handshake.did-complete-ssh", "127.0.0.8", "no acceptable"
-            ),
+            match=r"127\.0\.0\.8 .*no matching .* found. Their offer: ",
         ):
             launch(hosts=[f"127.0.0.8:{port}"], trust={"127.0.0.8": host.fingerprint})
         assert "Accepted publickey" not in host.log
@@ -448,12 +428,12 @@ def test_keys_that_cannot_be_used(there: HostsPlace, launch: Launch, tmp_path: P
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True, timeout=120
     )
     with pytest.raises(
-        ConfigError, match=sentence("pods.transport._load_key.key-passphrase-nobody")
+        ConfigError, match=sentence("pods.identity.passphrase_advice.key-passphrase-nobody")
     ):
         launch(key=locked)
     (tmp_path / "text").write_text("no key")
     (tmp_path / "text").chmod(0o600)
-    with pytest.raises(ConfigError, match=sentence("pods.transport._load_key.private-key-used")):
+    with pytest.raises(ConfigError, match=sentence("pods.identity.not_usable.private-key-used")):
         launch(key=tmp_path / "text")
     generate_key(tmp_path / "open", "x")
     (tmp_path / "open").chmod(0o644)
@@ -497,7 +477,8 @@ def test_a_host_that_is_gone_is_unknown_until_it_answers_again(
     until(lambda: backend.refresh()[0].phase is not Phase.RUNNING)
     pods = backend.refresh()
     assert [pod.phase for pod in pods] == [Phase.UNKNOWN, Phase.RUNNING]
-    assert says(pods[0].message, "pods.transport.handshake.ssh-banner", "pod-0 (127.0.0.2")
+    assert says(pods[0].message, "pods.reopening._shown.connection-broke-opened")
+    assert "closed by remote host" in pods[0].message
     backend.stop()
     assert says(backend.logs("pod-0"), "pods.pods._leave.could-tidied-up", "127.0.0.2")
     host.process.send_signal(signal.SIGCONT)
@@ -513,7 +494,7 @@ def test_a_connection_that_broke_is_made_anew(
     for session in live_descendants(there.hosts[0].process.pid):
         session.send(signal.SIGKILL)
     until(lambda: not made[-1]._connections["pod-0"].is_open)
-    assert [pod.phase for pod in made[-1].refresh()] == [Phase.RUNNING]
+    until(lambda: [pod.phase for pod in made[-1].refresh()] == [Phase.RUNNING])
     assert made[-1]._connections["pod-0"].is_open
 
 
@@ -595,20 +576,14 @@ def test_what_an_ssh_configuration_cannot_ask(
     there: HostsPlace, launch: Launch, tmp_path: Path
 ) -> None:
     config = tmp_path / "config"
+    here = f"Host *\n HostName 127.0.0.2\n Port {there.hosts[0].port}\n"
     for text, words in {
-        "Host *\n ProxyCommand nc %h %p\n": sentence(
-            "pods.names.configured.ssh-configuration-reaches-proxycommand", "nc %h %p"
-        ),
-        "Host *\n ProxyJump a,b\n": sentence(
-            "pods.names.configured.ssh-configuration-reaches-through"
-        ),
-        "Host a\n ProxyJump b\nHost b\n ProxyJump c\n": sentence(
-            "pods.names.configured.ssh-configuration-reaches-through", "b", "c"
-        ),
+        f"{here} ProxyCommand no-such-program %h %p\n": "no-such-program: (command )?not found",
+        f"{here} ProxyJump b\n": "leads in a circle",
         "Hots *\n": sentence("pods.names._ask_ssh.ssh-read-configuration"),
     }.items():
         config.write_text(text)
-        with pytest.raises(ConfigError, match=words):
+        with pytest.raises(WorkbenchError, match=words):
             launch(hosts=["a"], ssh_config=config)
 
 

@@ -147,7 +147,7 @@ def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ['quo"te', "do$llar", "back\\slash", "new\nline"])
 def test_paths_that_openssh_cannot_take_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=sentence("pods.identity._config_path.openssh-use-path")):
+    with pytest.raises(ConfigError, match=sentence("pods.identity.config_path.openssh-use-path")):
         Identity.create(tmp_path / name)
 
 

@@ -178,7 +178,9 @@ def left_host(there: Strangers, context: LaunchContext, tmp_path: Path) -> tuple
     backend = there.pods("bash")
     (pod,) = backend.launch(PodSpec(), 1, context)
     backend.stop()
-    return pod, Identity.create(tmp_path / "own")
+    key = (there.host.folder / "host_key.pub").read_text().rpartition(" ")[0]
+    alone = replace(pod, control="", key=str(there.user.key), host_key=key)
+    return alone, Identity.create(tmp_path / "own")
 
 
 def test_a_stream_through_a_login_that_runs_nothing_says_so(

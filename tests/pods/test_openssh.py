@@ -153,7 +153,7 @@ def test_a_key_of_another_program_is_named_with_the_command_that_converts_it(
         key.write_text(content)
     key.chmod(0o600)
     with pytest.raises(
-        ConfigError, match=sentence("pods.transport._load_key.private-key-used")
+        ConfigError, match=sentence("pods.identity.not_usable.private-key-used")
     ) as error:
         transport._load_key(key)
     assert words in str(error.value)

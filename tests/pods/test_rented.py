@@ -157,7 +157,7 @@ def test_skypilots_configuration_is_used_and_its_trust_in_any_key_is_not(
     for name, host in zip(hosts, rented.hosts, strict=False):
         assert f'trust={{"{name}": "{host.fingerprint}"}}' in str(caught.value)
     assert "log in there once" not in str(caught.value), "ssh would note no key"
-    assert says(caught.value, "pods.keys._check_key.known-hosts-path", "/dev/null")
+    assert says(caught.value, "pods.login.unknown.known-hosts-path", "/dev/null")
     trust = dict(zip(map(str, hosts), [h.fingerprint for h in rented.hosts], strict=False))
     # The notebook's machine knows the machines by other addresses than the machines do.
     inner: list[object] = [
@@ -165,27 +165,39 @@ def test_skypilots_configuration_is_used_and_its_trust_in_any_key_is_not(
         {"address": "train-worker1", "internal_address": "127.0.0.13"},
     ]
     pods = launched(place(rented, inner, config, trust=trust), context)
-    assert [(pod.address, pod.ssh_address, pod.ssh_port, pod.key) for pod in pods] == [
-        ("127.0.0.12", "127.0.0.2", rented.hosts[0].port, str(rented.user.key)),
-        ("127.0.0.13", "127.0.0.3", rented.hosts[1].port, str(rented.user.key)),
+    assert [(pod.address, pod.ssh_address, pod.ssh_port) for pod in pods] == [
+        ("127.0.0.12", "127.0.0.2", rented.hosts[0].port),
+        ("127.0.0.13", "127.0.0.3", rented.hosts[1].port),
     ]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "ssh -i ~/.sky/clients/1a2b/ssh/sky-key -o IdentitiesOnly=yes -W %h:%p ubuntu@1.2.3.4",
-        "~/.sky/kubernetes-port-forward-proxy-command.sh train-head",
-    ],
-)
-def test_skypilots_containers_behind_a_command_are_refused_with_what_to_do(
-    rented: HostsPlace, context: LaunchContext, tmp_path: Path, command: str
+def test_skypilots_containers_behind_a_command_are_reached_by_it(
+    rented: HostsPlace, machines: list[SSHHost], context: LaunchContext, tmp_path: Path
 ) -> None:
+    machine = machines[0]
+    known = tmp_path / "known"
+    known.write_text(
+        f"[{machine.address}]:{machine.port} {(machine.folder / 'host_key.pub').read_text()}"
+    )
+    # As SkyPilot writes it; its options would trust any key of the machine.
+    command = (
+        f"ssh -i {rented.user.key} -o IdentitiesOnly=yes -o StrictHostKeyChecking=no"
+        f" -o UserKnownHostsFile={known} -W %h:%p -p {machine.port} {machine.address}"
+    )
     config = skypilot(rented, tmp_path, more=f"  ProxyCommand {command}")
-    with pytest.raises(
-        ConfigError, match=sentence("pods.names.configured.ssh-configuration-reaches-proxycommand")
-    ):
-        launched(place(rented, ["train", "train-worker1"], config), context)
+    trust = {
+        name: host.fingerprint
+        for name, host in zip(("train", "train-worker1"), rented.hosts, strict=False)
+    }
+    hosts: list[object] = ["train", "train-worker1"]
+    before = machine.log.count("Accepted publickey")
+    pods = launched(place(rented, hosts, config, trust=trust), context)
+    assert [pod.address for pod in pods] == ["127.0.0.2", "127.0.0.3"]
+    assert machine.log.count("Accepted publickey") > before
+    known.write_text("")
+    with pytest.raises(PodError, match=rf"\[{machine.address}\]:{machine.port}"):
+        launched(place(rented, hosts, config, trust=trust), context)
+    assert known.read_text() == ""
 
 
 def test_hosts_that_cannot_reach_each_other_are_refused_before_any_login(
@@ -265,9 +277,13 @@ def test_openssh_reaches_a_container_by_its_internal_address(
 ) -> None:
     config, trust = dstack(rented, machines, containers, tmp_path)
     hosts: list[object] = [{"address": "run-1-0", "internal_address": "127.0.0.13"}]
-    (pod,) = launched(place(rented, hosts, config, trust=trust), context, 1)
-    identity = Identity.create(tmp_path / "other")
-    identity.pin([pod])
-    argv = ssh_argv(pod, identity, ["echo", "in"])
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    backend = place(rented, hosts, config, trust=trust)
+    try:
+        (pod,) = backend.launch(PodSpec(), 1, context)
+        identity = Identity.create(tmp_path / "other")
+        identity.pin([pod])
+        argv = ssh_argv(pod, identity, ["echo", "in"])
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+    finally:
+        backend.stop()
     assert (done.stdout, done.stderr) == ("in\n", "")

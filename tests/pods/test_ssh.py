@@ -17,7 +17,7 @@ from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.pods.pod import Pod
 from workbench.pods.ssh import transport
-from workbench.pods.ssh.channel import RemoteStream, _short, complete
+from workbench.pods.ssh.channel import Channel, RemoteStream, _short, complete
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.transport import Destination
@@ -210,46 +210,39 @@ def test_exit_codes_and_streams(launched: Launched) -> None:
 
 def test_what_arrives_just_before_the_end_is_read() -> None:
     """The last bytes and the end come between a look at the streams and a look at the end."""
-    read_end, write_end = os.pipe()
 
     class AllAtOnce:
-        closed = False
         looks = 0
         waiting = b"err"
+        is_lost = False
 
         @property
-        def eof_received(self) -> bool:
+        def at_end(self) -> bool:
             return self.looks > 1
 
-        def exit_status_ready(self) -> bool:
+        @property
+        def exit_code(self) -> int | None:
             self.looks += 1
-            return self.looks > 1
+            return 7 if self.looks > 1 else None
 
-        def recv_stderr_ready(self) -> bool:
-            return self.looks > 1 and bool(self.waiting)
-
-        def recv_stderr(self, _size: int) -> bytes:
+        def errors(self) -> bytes:
+            if self.looks < 2:
+                return b""
             data, self.waiting = self.waiting, b""
             return data
 
-        def recv_ready(self) -> bool:
+        def has_output(self) -> bool:
             return False
 
-        def recv_exit_status(self) -> int:
-            return 7
-
-        def shutdown_write(self) -> None:
+        def end_input(self) -> None:
             pass
 
-        def fileno(self) -> int:
-            return read_end
+        def await_output(self, _limit_s: float) -> None:
+            pass
 
-    stream = RemoteStream(cast("paramiko.Channel", AllAtOnce()), "pod-0", "a command")
-    try:
-        done = complete(stream, b"", time.monotonic() + 5)
-    finally:
-        os.close(read_end)
-        os.close(write_end)
+    done = complete(
+        RemoteStream(cast("Channel", AllAtOnce()), "pod-0", "a command"), b"", time.monotonic() + 5
+    )
     assert (done.exit_code, done.stderr) == (7, "err")
 
 
@@ -266,7 +259,7 @@ def test_a_full_stderr_does_not_block(launched: Launched) -> None:
         with pytest.raises(TimeoutError, match=sentence("pods.channel.read.wrote-nothing-time")):
             stream.read(0.2)
         stream.write(b"two")
-        stream.channel.shutdown_write()
+        stream.channel.end_input()
         assert (stream.read(5), stream.read(5)) == (b"two", b"")
         assert stream.wait(120) == 4
         assert len(stream.stderr) == 65_536

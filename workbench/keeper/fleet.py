@@ -38,8 +38,12 @@ class Fleet:
         spec: ClusterSpec,
         report: Callable[[str], None],
         changed: Callable[[], None] = lambda: None,
+        closing: Callable[[], bool] = lambda: False,
     ):
-        """Own the pods of a spec. `changed` is called when a pod's phase or message changes."""
+        """Own the pods of a spec. `changed` is called when a pod's phase or message changes.
+
+        `closing`: whether the cluster is being closed; nothing then waits for a lost pod.
+        """
         self.pods: Sequence[Pod] = ()
         """Pods as last seen."""
         self.arrived: Sequence[Pod] = ()
@@ -50,6 +54,7 @@ class Fleet:
         self.spec = spec
         self._report = report
         self._changed = changed
+        self._closing = closing
         self._backend: Place = backend_from_dict(spec.backend)
         self._identity: Identity | None = None
         self._links: list[AgentLink] = []
@@ -282,11 +287,8 @@ class Fleet:
 
     def _reason_gone(self, name: str) -> str:
         pod = next(pod for pod in self.refresh() if pod.name == name)
-        return (
-            f"{name} is {pod.phase}: {pod.message or 'no more is known'}"
-            if pod.phase.is_terminal
-            else ""
-        )
+        is_gone = pod.phase.is_terminal or (pod.phase is Phase.UNKNOWN and self._closing())
+        return f"{name} is {pod.phase}: {pod.message or 'no more is known'}" if is_gone else ""
 
     def renew_leases(
         self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]

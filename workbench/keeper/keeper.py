@@ -79,7 +79,14 @@ class Keeper:
         """Own the cluster of the given lock. `before` is the last status of a dead keeper."""
         self._paths = paths
         self._spec = spec
-        self._fleet = Fleet(paths, spec, report=self._report, changed=self._write_state)
+        self._closing = threading.Event()
+        self._fleet = Fleet(
+            paths,
+            spec,
+            report=self._report,
+            changed=self._write_state,
+            closing=self._closing.is_set,
+        )
         # Masks the secrets of the cluster and its jobs in everything written to disk.
         self._redact = redact
         redact.learn(spec.pods.env)
@@ -87,7 +94,6 @@ class Keeper:
         self._phase = "starting"
         self._message = "starting pods"
         self._error: str | None = None
-        self._closing = threading.Event()
         self._runners: dict[str, Runner] = {}
         # Results of runs that could not be taken over.
         self._failed_runs: dict[str, Mapping[str, object]] = {}

@@ -60,6 +60,9 @@ class Pod:
     """Path, on this machine, of the private key to log in with; empty: the cluster's own."""
     jump: Jump | None = None
     """The host to go through; None: straight."""
+    control: str = ""
+    """Path, on this machine, of the socket of OpenSSH's standing connection to the pod's host.
+    Empty: each connection logs in."""
     connect_timeout_s: float = 5.0
     """Time limit per step of a new connection, in seconds. A login has at least ten seconds."""
     slots: int = 1

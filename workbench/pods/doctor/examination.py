@@ -199,6 +199,8 @@ def _ssh_fix(seen: CommandResult, pod: Pod) -> str:
 
 _SSH_FIXES = {
     NO_CLIENT: "install the OpenSSH client here: sudo apt-get install openssh-client",
+    "is gone, and the keeper": "the keeper logs in again, with pauses: the cluster's panel has the"
+    " words of ssh",
     "runs no commands": "log in to {address} by hand: look at the account's shell and its start-up"
     " files",
     "refused": "nothing listens on {address}:{port}: {pod} or its "

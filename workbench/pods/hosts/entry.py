@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 CONNECT_S = 5.0
 """Default time limit for logins in seconds. Hosts that fail are named after it."""
-_STEP = 0.9  # share of the limit for one step of a first connection
+STEP = 0.9
+"""Share of the limit for one host."""
 _ALL_NAMED = 0.96  # share of the limit for all other hosts once one host has failed
 _CREATE_S = 60.0  # a Python on a cold network file system takes its time
 _REMOVE_S = 4.0
@@ -85,16 +86,15 @@ class HostFacts:
 
 def connect_all(
     hosts: Sequence[Host],
-    trust: Mapping[str, str],
+    log_in: Callable[[int, Host], R],
     timeout_s: float = CONNECT_S,
     report: Callable[[str], None] = lambda _line: None,
-) -> list[tuple[str, str]]:
-    """Log in to all hosts at once and close again; see `keys.try_login`. Report slow hosts."""
-    from workbench.pods.hosts.keys import try_login
-
-    pool = ThreadPoolExecutor(max_workers=_at_once([host.jump for host in hosts]))
+) -> list[R]:
+    """Log in to all hosts at once. Report slow hosts."""
+    through = [host.jump or host.is_behind for host in hosts]
+    pool = ThreadPoolExecutor(max_workers=_at_once(through))
     try:
-        futures = [pool.submit(try_login, host, trust, _STEP * timeout_s) for host in hosts]
+        futures = [pool.submit(log_in, number, host) for number, host in enumerate(hosts)]
         all_named_s = _ALL_NAMED * timeout_s
         began_s = monotonic()
         reported = False
@@ -318,21 +318,11 @@ def pod_of(
     number: int,
     host: Host,
     spec: PodSpec,
-    host_key: str,
-    jump_key: str,
     *,
+    control: str,
     connect_timeout_s: float = CONNECT_S,
 ) -> Pod:
-    via = host.jump
-    jump = None
-    if via is not None:
-        jump = Jump(
-            address=via.reached or via.address,
-            port=via.port,
-            user=via.user,
-            key=via.key,
-            host_key=jump_key,
-        )
+    """Return the pod of a host with a standing connection."""
     reached = host.reached or host.address
     return Pod(
         name=f"pod-{number}",
@@ -340,12 +330,21 @@ def pod_of(
         ssh_port=host.port,
         ssh_address="" if host.between == reached else reached,
         user=host.user,
-        key=host.key,
         slots=host.slots or spec.slots,
-        host_key=host_key,
-        jump=jump,
+        control=control,
         connect_timeout_s=connect_timeout_s,
     )
+
+
+def direct(pod: Pod, host: Host, host_key: str, jump_key: str) -> Pod:
+    """Return the pod for logins of its own, by the keys that the hosts proved."""
+    via = host.jump
+    jump = None
+    if via is not None:
+        jump = Jump(
+            address=via.address, port=via.port, user=via.user, key=via.key, host_key=jump_key
+        )
+    return replace(pod, key=host.key, host_key=host_key, jump=jump, control="")
 
 
 def with_facts(pod: Pod, host: HostFacts) -> Pod:

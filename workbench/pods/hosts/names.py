@@ -16,12 +16,18 @@ from pydantic import AfterValidator
 from workbench.base.errors import ConfigError
 from workbench.base.record import Record, Size
 from workbench.pods.hostfile import Hostfile, check_address, check_user
-from workbench.pods.place import LocalPath, Port
+from workbench.pods.place import LocalPath, Port, absolute
 from workbench.pods.ssh.identity import nameless
 
 _FORM = re.compile(r"(?:(?P<user>.*)@)?(?P<address>\[[^]]*\]|[^:@]*)(?::(?P<port>[0-9]{1,5}))?")
+_ALIAS = re.compile(r"[\w.][\w./+-]{0,252}", re.ASCII)  # a key of the configuration
 _CONFIG_S = 10.0
 _ITSELF = ("localhost", "127.0.0.1", "::1")
+
+
+def _check_name(name: str) -> str:
+    """Refuse what is neither an address nor a word that `ssh` can take for a host."""
+    return name if _ALIAS.fullmatch(name) else check_address(name)
 
 
 class NamedHost(Record):
@@ -29,8 +35,8 @@ class NamedHost(Record):
 
     label: ClassVar[str] = "host"
 
-    address: Annotated[str, AfterValidator(check_address)]
-    """IP address or name."""
+    address: Annotated[str, AfterValidator(_check_name)]
+    """IP address or name, or a name in your ssh configuration."""
     user: Annotated[str, AfterValidator(check_user)] = ""
     """User to log in as; empty: the default of all hosts."""
     port: Port = 0
@@ -55,11 +61,16 @@ class Host:
     internal_address: str = ""
     reached: str = ""
     """The address that the name stands for in an OpenSSH configuration; empty: `address`."""
-    known_as: str = ""
-    """Its name in known_hosts files (`HostKeyAlias`); empty: by address and port."""
     known_hosts: tuple[str, ...] = ()
+    """The files of the user's configuration."""
     jump: Host | None = None
-    """The host to go through; None: straight."""
+    """The host to go through, as the user named it; None: as the configuration says."""
+    hops: tuple[str, ...] = ()
+    """The hosts that the configuration goes through (ProxyJump)."""
+    is_behind: bool = False
+    """Whether the configuration goes through another host, or a command."""
+    identities: tuple[str, ...] = ()
+    """Files of keys and certificates in the configuration, as far as its text names them."""
 
     @property
     def where(self) -> str:
@@ -127,50 +138,34 @@ def from_hostfile(path: Path) -> list[Host]:
     return [Host(address=entry.address, slots=entry.slots) for entry in entries]
 
 
-def configured(host: Host, config: str, *, on_the_way: bool = False) -> Host:
-    """Fill empty fields of a host from an OpenSSH configuration; given fields stay."""
-    options = _ask_ssh(host.address, config)
-    # The way to the host.
-    jump = options.get("proxyjump", ["none"])[0]
-    command = options.get("proxycommand", ["none"])[0]
-    if command != "none":
-        raise ConfigError(
-            f"the ssh configuration reaches {host.address} by ProxyCommand {command!r}; only"
-            " ProxyJump is supported. Write an entry with ProxyJump, or run the notebook on one of"
-            " the hosts"
-        )
-    has_jump = jump != "none"
-    if "," in jump or (on_the_way and has_jump and read_host(jump).address != host.address):
-        raise ConfigError(
-            f"the ssh configuration reaches {host.address} through several hosts ({jump}); use at"
-            " most 1 jump host"
-        )
-    via = host.jump
-    if via is None and has_jump and not on_the_way:
-        via = read_host(jump)
-    # The host and its keys.
-    reached = options["hostname"][0]
-    known_hosts = []
-    for name in ("userknownhostsfile", "globalknownhostsfile"):
-        files = options.get(name, [""])[0]
-        for file in files.split():
-            if file != "none":
-                path = Path(file).expanduser()
-                known_hosts.append(str(path))
+def resolved(host: Host, options: Sequence[str]) -> Host:
+    """Fill in what the ssh configuration makes of a host, for people and for the other hosts.
+
+    `options`: those of `ssh` for the host. The way to the host is OpenSSH's own matter.
+    """
+    told = _ask_ssh(host.address, options)
+    hops = []
+    for hop in told.get("proxyjump", ["none"])[0].split(","):
+        if hop != "none":
+            hops.append(hop.rpartition("@")[2].partition(":")[0])
+    reached = told["hostname"][0]
+    if not host.internal_address:  # the other hosts use the address, and so do the launchers
+        check_address(reached)
+    identities = [*told.get("certificatefile", []), *told.get("identityfile", [])]
     return replace(
         host,
-        user=host.user or check_user(options["user"][0]),
-        port=host.port or int(options["port"][0]),
-        key=host.key or _first_there(options.get("identityfile", [])),
-        reached="" if reached == host.address else check_address(reached),
-        known_as=options.get("hostkeyalias", [""])[0],
-        known_hosts=tuple(known_hosts),
-        jump=via and configured(via, config, on_the_way=True),
+        user=host.user or check_user(told["user"][0]),
+        port=host.port or int(told["port"][0]),
+        reached="" if reached == host.address else reached,
+        known_hosts=tuple(told.get("userknownhostsfile", [""])[0].split()),
+        hops=tuple(hops),
+        is_behind=bool(hops) or told.get("proxycommand", ["none"])[0] != "none",
+        identities=tuple(str(Path(name).expanduser()) for name in identities),
     )
 
 
-def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -> Host:
-    """Fill empty fields of a host and its jump host with defaults."""
+def completed(host: Host, *, user: str, port: int, key: str) -> Host:
+    """Fill empty fields of a host and its jump host with defaults, where nothing is configured."""
     if not (host.key or key):
         raise ConfigError(
             f"no key for the login to {host.address}: give SSHPods(…, key=PATH of your private"
@@ -183,20 +178,11 @@ def completed(host: Host, *, user: str, port: int, key: str, known_hosts: str) -
             raise ConfigError(f"{why}. Or name the account of the host: SSHPods(…, user=NAME)")
         account = pwd.getpwuid(os.geteuid())
         login = check_user(account.pw_name)
-    key_path = Path(host.key or key).expanduser()
-    files = host.known_hosts
-    if known_hosts:
-        files = (known_hosts, *files)
     jump = host.jump
     if jump is not None:
-        jump = completed(jump, user=user, port=22, key=key, known_hosts=known_hosts)
+        jump = completed(jump, user=user, port=22, key=key)
     return replace(
-        host,
-        user=login,
-        port=host.port or port,
-        key=str(key_path.absolute()),
-        known_hosts=files,
-        jump=jump,
+        host, user=login, port=host.port or port, key=absolute(host.key or key), jump=jump
     )
 
 
@@ -213,7 +199,8 @@ def check_between(hosts: Sequence[Host]) -> None:
                 f" {example}"
             )
         seen[address] = host.address
-        if len(hosts) > 1 and host.jump is not None and address in _ITSELF:
+        is_behind = host.is_behind or host.jump is not None
+        if len(hosts) > 1 and is_behind and address in _ITSELF:
             raise ConfigError(
                 f"the address of {host.address} behind its jump host is {address}, which is another"
                 " machine for every host. Name the host with its address between the hosts:"
@@ -237,11 +224,10 @@ def _read_text(text: str) -> dict[str, object]:
     return fields
 
 
-def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
-    argv = ["ssh", "-G"]
-    if config:
-        argv += ["-F", config]
-    argv += ["--", check_address(name)]
+def _ask_ssh(name: str, options: Sequence[str]) -> dict[str, list[str]]:
+    if why := nameless("ssh"):
+        raise ConfigError(f"ssh cannot read its configuration for {name}: {why}")
+    argv = ["ssh", "-G", *options, "--", name]
     try:
         done = subprocess.run(
             argv,
@@ -260,19 +246,9 @@ def _ask_ssh(name: str, config: str) -> dict[str, list[str]]:
             " configuration that hangs"
         ) from error
     if done.returncode != 0:
-        why = nameless("ssh") or done.stderr.strip()
-        raise ConfigError(f"ssh cannot read its configuration for {name}: {why}")
-    options: dict[str, list[str]] = {}
+        raise ConfigError(f"ssh cannot read its configuration for {name}: {done.stderr.strip()}")
+    told: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition(" ")
-        options.setdefault(key, []).append(value)
-    return options
-
-
-def _first_there(paths: Sequence[str]) -> str:
-    """Return the first identity file that exists; most of ssh's default files do not."""
-    for text in paths:
-        path = Path(text).expanduser()
-        if path.is_file():
-            return str(path)
-    return ""
+        told.setdefault(key, []).append(value)
+    return told

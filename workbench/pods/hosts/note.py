@@ -7,11 +7,13 @@ cluster's directory, so a note there is no reason to log in anywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.base.files.sealed import read_sealed, write_sealed
+from workbench.base.json_values import items, text
 from workbench.pods.hosts.far_end import check_names
 from workbench.pods.pod import Pod
 
@@ -37,14 +39,32 @@ def make_folder(directory: Path) -> Path:
     return folder
 
 
-def write_note(directory: Path, folder: str, pods: Sequence[Pod]) -> None:
-    """Note the name of the cluster's folder on the hosts, and the pods. Raises OSError."""
-    content = {"folder": folder, "pods": [pod.to_dict() for pod in pods]}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Note:
+    """What another keeper must know of the hosts of a cluster."""
+
+    folder: str
+    """Name of the cluster's folder on the hosts."""
+    pods: Sequence[Pod]
+    ways: Sequence[Sequence[str]] = ()
+    """The words of `ssh` for the pods' standing connections; none: logins of the pods' own."""
+    trusted: str = ""
+    """The host keys whose fingerprints the user gave, as lines of known_hosts."""
+
+
+def write_note(directory: Path, note: Note) -> None:
+    """Write a cluster's note, sealed. Raises OSError."""
+    content = {
+        "folder": note.folder,
+        "pods": [pod.to_dict() for pod in note.pods],
+        "ways": [list(way) for way in note.ways],
+        "trusted": note.trusted,
+    }
     write_sealed(note_of(directory), content, purpose=_PURPOSE, root=directory)
 
 
-def read_note(directory: Path) -> tuple[str, list[Pod]]:
-    """Return the folder on the hosts and the pods. Raises BackendError."""
+def read_note(directory: Path) -> Note:
+    """Return a cluster's note. Raises BackendError."""
     note = note_of(directory)
     try:
         noted = read_sealed(note, purpose=_PURPOSE, root=directory)
@@ -55,7 +75,7 @@ def read_note(directory: Path) -> tuple[str, list[Pod]]:
         ) from error
 
 
-def _content(noted: Mapping[str, object]) -> tuple[str, list[Pod]]:
+def _content(noted: Mapping[str, object]) -> Note:
     folder = str(noted["folder"])
     listed = noted["pods"]
     if not isinstance(listed, list):
@@ -63,4 +83,9 @@ def _content(noted: Mapping[str, object]) -> tuple[str, list[Pod]]:
     pods = [Pod.from_dict(each) for each in listed]
     for pod in pods:
         check_names(folder, pod.name)
-    return folder, pods
+    ways = []
+    for way in items(noted.get("ways")):
+        ways.append([str(word) for word in items(way)])
+    if ways and len(ways) != len(pods):
+        raise ValueError("it names not each pod's way")
+    return Note(folder=folder, pods=pods, ways=ways, trusted=text(noted.get("trusted")))

@@ -1,7 +1,8 @@
 """`SSHPods`: pods on existing machines, reached through their SSH daemons with the user's key.
 
-Owns only its own folders and agents on the machines, and stops nothing else. `~/.ssh` is read only
-on request, and never written. An unknown host key is refused unless the user vouches for it.
+Owns only its own folders and agents on the machines, and stops nothing else. OpenSSH's client logs
+in, once for each host; all else travels on this connection. `~/.ssh` is read only on request, and
+never written. An unknown host key is refused unless the user vouches for it.
 """
 
 from __future__ import annotations
@@ -20,29 +21,35 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
+from workbench.base.files import gate, write_text
 from workbench.base.record import Allowed, PathText, Positive, Unit
-from workbench.pods.hostfile import check_user
+from workbench.pods.hostfile import check_address, check_user
 from workbench.pods.hosts import entry
+from workbench.pods.hosts.login import Logins, ending_soon
 from workbench.pods.hosts.names import (
     Host,
     check_between,
     completed,
-    configured,
     from_hostfile,
     read_host,
+    resolved,
 )
-from workbench.pods.hosts.note import make_folder, note_of, read_note, write_note
+from workbench.pods.hosts.note import Note, make_folder, note_of, read_note, write_note
+from workbench.pods.hosts.reopening import Reopening
+from workbench.pods.hosts.way import given
 from workbench.pods.place import CoreBinding, LocalPath, Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
-from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh import master
+from workbench.pods.ssh.identity import Identity, nameless
+from workbench.pods.ssh.master import Master
 
 if TYPE_CHECKING:
     from workbench.pods.ssh.connection import SSHConnection
 
 logger = logging.getLogger(__name__)
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
-_AGAIN_S = 15.0  # between attempts to reach a host whose connection broke
+_AGAIN_S = 15.0  # between attempts of a login without OpenSSH
 _AGAIN_TAKES_S = 2.0
 _LOG_S = 4.0
 
@@ -128,7 +135,8 @@ class SSHPods(Place):
     port: Port = 22
     """Port of the SSH daemons where a host names none. Default 22."""
     key: LocalPath = ""
-    """Private key to log in with where a host names none; without a passphrase."""
+    """Private key to log in with where a host names none; without a passphrase. A certificate
+    beside the key, `KEY-cert.pub`, is used too."""
     known_hosts: Annotated[LocalPath, AfterValidator(_check_file)] = ""
     """A file of host keys to believe, such as `~/.ssh/known_hosts`."""
     trust: Annotated[Mapping[str, str], AfterValidator(_check_marks)] = Field(default_factory=dict)
@@ -140,8 +148,9 @@ class SSHPods(Place):
     ] = None
     """Jump host, written like an entry of `hosts`; it must allow forwarding."""
     ssh_config: bool | LocalPath = False
-    """True: take user, port, key, jump host and known hosts from your ssh configuration where they
-    are not given here. A path: read that file instead. Default: no configuration is read."""
+    """True: log in as `ssh HOST` in a terminal does, by your ssh configuration, keys and agent;
+    options given here go first. A path: read that file instead. Default: no configuration is
+    read."""
     python: Annotated[str, _on_hosts("python")] = "python3"
     """Python on the hosts with torch and DeepSpeed; `~/` is the home folder there."""
     root: Annotated[str, _on_hosts("root")] = "~/.cache/deepspeed-workbench"
@@ -153,6 +162,8 @@ class SSHPods(Place):
     _identity: Identity | None = None
     _pods: list[Pod] = PrivateAttr(default_factory=list)
     _connections: dict[str, SSHConnection] = PrivateAttr(default_factory=dict)
+    _masters: dict[str, Reopening] = PrivateAttr(default_factory=dict)
+    _sockets: Path | None = None
     _tried_s: dict[str, float] = PrivateAttr(default_factory=dict)
     _logs: dict[str, list[str]] = PrivateAttr(default_factory=dict)
     _folder: str = ""  # the cluster's own on the hosts, once it may be there
@@ -172,6 +183,15 @@ class SSHPods(Place):
             path = Path(hostfile).expanduser()
             options["hosts"] = from_hostfile(path.absolute())
         super().__init__(**options)
+        # A name for the configuration is free in its form; an address goes to launchers, too.
+        if self.ssh_config is False:
+            for host in [*self.hosts, *([self.jump] if self.jump else [])]:
+                try:
+                    check_address(host.address)
+                except ConfigError as error:
+                    raise ConfigError(
+                        f"{error}; a name in your ssh configuration needs ssh_config=True"
+                    ) from None
 
     def __repr__(self) -> str:
         options = self.to_dict()
@@ -192,22 +212,62 @@ class SSHPods(Place):
         hosts = self.hosts_for(count)
         try:
             with self._working:
-                limit_s = self.connect_timeout_s
-                keys = entry.connect_all(hosts, self.trust, limit_s, context.report)
-                pods = []
-                for number, (host, key) in enumerate(zip(hosts, keys, strict=True)):
-                    pod = entry.pod_of(number, host, spec, *key, connect_timeout_s=limit_s)
-                    pods.append(pod)
-                self._pods = pods
+                self._pods = self._log_in(hosts, spec, context)
             context.arrived(self._pods)
             addresses = ", ".join(host.address for host in hosts)
             context.report(f"{count} of {count} hosts let us in: {addresses}")
+            for line in ending_soon(hosts):
+                context.report(line)
             with self._working:
                 self._enter(spec, context)
             return list(self._pods)
         except BaseException:
             self.stop()
             raise
+
+    def _log_in(self, hosts: Sequence[Host], spec: PodSpec, context: LaunchContext) -> list[Pod]:
+        """Log in to all hosts and return their pods."""
+        limit_s = self.connect_timeout_s
+        step_s = entry.STEP * limit_s
+        if nameless("ssh"):
+            return self._log_in_directly(hosts, spec, context)
+        self._sockets = master.make_folder(system=self.ssh_config is True)
+        logins = Logins(
+            self._sockets,
+            config=self.ssh_config,
+            known_hosts=self.known_hosts,
+            trust=self.trust,
+            timeout_s=step_s,
+        )
+        logins.trust_hops(hosts)
+        pods = []
+        for number, host in enumerate(hosts):
+            control = str(self._sockets / f"{secrets.token_hex(3)}.{number}")
+            pod = entry.pod_of(number, host, spec, control=control, connect_timeout_s=limit_s)
+            connection = Master(str(host), logins.words(host), Path(control))
+            self._masters[pod.name] = Reopening(connection, limit_s)
+            pods.append(pod)
+
+        def log_in(number: int, host: Host) -> None:
+            logins.log_in(host, self._masters[f"pod-{number}"].master)
+
+        entry.connect_all(hosts, log_in, limit_s, context.report)
+        return pods
+
+    def _log_in_directly(
+        self, hosts: Sequence[Host], spec: PodSpec, context: LaunchContext
+    ) -> list[Pod]:
+        """Return the pods for a calling user whom OpenSSH refuses."""
+        from workbench.pods.hosts.keys import try_login
+
+        limit_s = self.connect_timeout_s
+
+        def log_in(number: int, host: Host) -> Pod:
+            keys = try_login(host, self.trust, entry.STEP * limit_s)
+            pod = entry.pod_of(number, host, spec, control="", connect_timeout_s=limit_s)
+            return entry.direct(pod, host, *keys)
+
+        return entry.connect_all(hosts, log_in, limit_s, context.report)
 
     def hosts_for(self, count: int) -> list[Host]:
         """Return the first hosts with complete login data; connects to none."""
@@ -228,19 +288,34 @@ class SSHPods(Place):
                 f"{note} is gone, so the pods' folders on the hosts are unknown; start another"
                 " cluster"
             )
-        folder, _ = read_note(context.directory)
-        self._recall(context.directory, folder, pods)
+        noted = replace(read_note(context.directory), pods=pods)
+        self._recall(context.directory, noted)
+        for each in self._masters.values():
+            each.master.start()
+        for each in self._masters.values():
+            each.master.wait_up(self.connect_timeout_s)
         self._logs = {pod.name: [f"{pod.address}: taken over"] for pod in self._pods}
         return list(self._pods)
 
-    def _recall(self, directory: Path, folder: str, pods: Sequence[Pod]) -> None:
+    def _recall(self, directory: Path, note: Note) -> None:
         from workbench.pods.ssh.connection import SSHConnection
 
         self._stopped = False
-        self._folder = folder
+        self._folder = note.folder
         self._identity = Identity(note_of(directory).parent)
-        self._identity.pin(pods)
-        self._pods = list(pods)
+        self._pods = list(note.pods)
+        if note.ways:
+            # The words name the folder of the keeper before.
+            self._sockets = master.make_folder(
+                system=self.ssh_config is True, earlier=Path(note.pods[0].control).parent
+            )
+            write_text(master.trusted_of(self._sockets), note.trusted)
+            for number, (pod, words) in enumerate(zip(note.pods, note.ways, strict=True)):
+                control = self._sockets / f"{secrets.token_hex(3)}.{number}"
+                self._pods[number] = replace(pod, control=str(control))
+                connection = Master(pod.address, words, control)
+                self._masters[pod.name] = Reopening(connection, self.connect_timeout_s)
+        self._identity.pin(self._pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
 
     def restore(
@@ -253,7 +328,7 @@ class SSHPods(Place):
         why = "its host does not answer, and there is no other in its place"
         pods = self.refresh()
         for number, pod in enumerate(pods):
-            if pod.name in lost:
+            if pod.name in lost and not pod.phase.is_terminal:
                 pods[number] = replace(pod, phase=Phase.FAILED, message=why)
         return pods
 
@@ -287,12 +362,19 @@ class SSHPods(Place):
         if self._working.locked():
             for connection in list(self._connections.values()):
                 connection.close()
+            for each in list(self._masters.values()):
+                each.master.close()
         with self._working:
             entry.on_all_hosts(self._leave, self._pods, self._pods)
             for connection in self._connections.values():
                 connection.close()
+            for each in self._masters.values():
+                each.master.close()
+            if self._sockets is not None:
+                master.remove_folder(self._sockets)
             self._pods = []
             self._connections = {}
+            self._masters = {}
             self._folder = ""
             if self._identity is not None:
                 self._identity.destroy()
@@ -303,8 +385,7 @@ class SSHPods(Place):
         Idempotent.
         """
         if note_of(directory).is_file():
-            folder, pods = read_note(directory)
-            self._recall(directory, folder, pods)
+            self._recall(directory, read_note(directory))
             self.stop()
 
     def _complete(self, host: Host) -> Host:
@@ -317,31 +398,28 @@ class SSHPods(Place):
             port=host.port or port,
             key=host.key or self.key,
         )
-        if self.ssh_config is True:
-            asked = configured(asked, "")
-        elif self.ssh_config is not False:
-            asked = configured(asked, str(self.ssh_config))
-        return completed(
-            asked,
-            user=self.user,
-            port=self.port,
-            key=self.key,
-            known_hosts=self.known_hosts,
-        )
+        if self.ssh_config is False:
+            return completed(asked, user=self.user, port=self.port, key=self.key)
+        return resolved(asked, given(asked, self.ssh_config))
 
     def _enter(self, spec: PodSpec, context: LaunchContext) -> None:
         from workbench.pods.ssh.connection import SSHConnection
 
         if self._stopped:
             raise PodError("the hosts were given up before their pods were made")
-        # A key of its own is not needed: each pod names the user's.
+        # A key of its own is not needed: the standing connections are the user's.
         self._identity = Identity(make_folder(context.directory))
         self._identity.pin(self._pods)
         self._connections = {pod.name: SSHConnection(pod, self._identity) for pod in self._pods}
         # No other user can have made the folder: its name is secret until now.
         safe_id = re.sub(r"[^A-Za-z0-9._-]", "-", context.cluster_id)
         self._folder = f"{safe_id[:60]}-{secrets.token_hex(8)}"
-        write_note(context.directory, self._folder, self._pods)
+        ways = [each.master.words for each in self._masters.values()]
+        trusted = ""
+        if self._sockets is not None:
+            trusted = gate.read_text(master.trusted_of(self._sockets))
+        note = Note(folder=self._folder, pods=self._pods, ways=ways, trusted=trusted)
+        write_note(context.directory, note)
 
         def enter(number: int) -> entry.HostFacts:
             connection = self._connections[f"pod-{number}"]
@@ -364,6 +442,8 @@ class SSHPods(Place):
 
     def _look(self, pod: Pod) -> Pod:
         """Check the connection to a host, and now and then try to open a broken connection."""
+        if pod.name in self._masters:
+            return self._masters[pod.name].look(pod)
         connection = self._connections[pod.name]
         if not connection.is_open:
             tried_s = self._tried_s.get(pod.name, -_AGAIN_S)
@@ -391,9 +471,12 @@ class SSHPods(Place):
         connection = self._connections.get(pod.name)
         if connection is None or not self._folder:
             return
-        connection.timeout_s = max(_AGAIN_TAKES_S, self._more_s)
+        limit_s = max(_AGAIN_TAKES_S, self._more_s)
+        connection.timeout_s = limit_s
         log = self._logs.setdefault(pod.name, [])
         try:
+            if pod.name in self._masters:
+                self._masters[pod.name].master.open(limit_s)
             log += entry.remove_pod_folder(
                 connection,
                 root=self.root,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import select
 import time
 from dataclasses import dataclass
-
-import paramiko
+from typing import Protocol
 
 from workbench.base.errors import RemoteError
 from workbench.pods.ssh.login import NoCommand, Opening, why_no_command
@@ -28,12 +26,41 @@ class Completed:
     """Seconds until the login had started the command."""
 
 
+class Channel(Protocol):
+    """The streams of a running command: paramiko's, or those of an `ssh` child.
+
+    A write without a reader raises OSError. `exit_code` is -1 after a signal or a lost
+    connection, and None while the command runs.
+    """
+
+    @property
+    def at_end(self) -> bool: ...
+    @property
+    def exit_code(self) -> int | None: ...
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection below has ended."""
+        ...
+
+    def has_output(self) -> bool: ...
+    def output(self) -> bytes: ...
+    def errors(self) -> bytes:
+        """Return the new output on standard error, if any."""
+        ...
+
+    def takes_input(self) -> bool: ...
+    def send(self, data: bytes) -> int: ...
+    def send_all(self, data: bytes) -> None: ...
+    def end_input(self) -> None: ...
+    def await_output(self, limit_s: float) -> None: ...
+    def await_end(self, limit_s: float) -> None: ...
+    def close(self) -> None: ...
+
+
 class RemoteStream:
     """A command on a pod with open stdin and stdout. A thread may read while another writes."""
 
-    def __init__(
-        self, channel: paramiko.Channel, host: str, command: str, marker: bytes = b""
-    ) -> None:
+    def __init__(self, channel: Channel, host: str, command: str, marker: bytes = b"") -> None:
         self.host = host
         self.command = command
         self.channel = channel
@@ -42,7 +69,7 @@ class RemoteStream:
 
     def write(self, data: bytes) -> None:
         try:
-            self.channel.sendall(data)
+            self.channel.send_all(data)
         except OSError as error:
             raise ConnectionError(str(self.error(f"cannot be written to: {error}"))) from error
 
@@ -51,8 +78,8 @@ class RemoteStream:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             self._drain_stderr()
-            if self.channel.recv_ready() or self.channel.eof_received or self.channel.closed:
-                data: bytes = self.channel.recv(_READ_BYTES)
+            if self.channel.has_output() or self.channel.at_end:
+                data = self.channel.output()
                 own = self.opening.strip(data)
                 if own:
                     return own
@@ -65,7 +92,7 @@ class RemoteStream:
             left_s = 0.25 if deadline is None else min(0.25, deadline - time.monotonic())
             if left_s < 0:
                 raise TimeoutError(f"{_short(self.command)} on {self.host} wrote nothing in time")
-            _await(self.channel, left_s)
+            self.channel.await_output(left_s)
 
     @property
     def stderr(self) -> str:
@@ -75,11 +102,11 @@ class RemoteStream:
     @property
     def exit_code(self) -> int | None:
         """Exit code; -1 after a signal or a lost connection; None while the command runs."""
-        return self.channel.recv_exit_status() if self.channel.exit_status_ready() else None
+        return self.channel.exit_code
 
     def wait(self, timeout_s: float) -> int | None:
         """Wait for its end and return its exit code; None if it still runs."""
-        self.channel.status_event.wait(timeout_s)
+        self.channel.await_end(timeout_s)
         return self.exit_code
 
     def close(self) -> None:
@@ -91,8 +118,7 @@ class RemoteStream:
 
     def _drain_stderr(self) -> None:
         """Take what is there, or a full window would block stdout too (faults.md, 10)."""
-        while self.channel.recv_stderr_ready():
-            self._keep(self.channel.recv_stderr(_READ_BYTES))
+        self._keep(self.channel.errors())
 
     def _keep(self, data: bytes) -> None:
         self._stderr += data
@@ -138,31 +164,32 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
     errors = bytearray()
     exited_s: float | None = None
     if not pending:
-        channel.shutdown_write()
+        channel.end_input()
     while True:
         # Look at the end before the streams: output that arrives between both looks is then read
         # in this turn or the next.
-        has_ended = channel.exit_status_ready() and (channel.eof_received or channel.closed)
-        while channel.recv_stderr_ready():
-            errors += channel.recv_stderr(_READ_BYTES)
-        while channel.recv_ready():
-            output += stream.opening.strip(channel.recv(_READ_BYTES))
-        if pending and channel.send_ready() and not channel.closed:
+        has_ended = channel.exit_code is not None and channel.at_end
+        errors += channel.errors()
+        while channel.has_output():
+            output += stream.opening.strip(channel.output())
+        if pending and channel.takes_input():
             pending = pending[_send(channel, bytes(pending[:_READ_BYTES])) :]
             if not pending:
-                channel.shutdown_write()
+                channel.end_input()
             continue
         now = time.monotonic()
-        if channel.exit_status_ready():
+        if channel.exit_code is not None:
             exited_s = exited_s or now
         if has_ended or (exited_s is not None and now - exited_s > _AFTER_EXIT_S):
             break
         if now > deadline:
             stream._keep(bytes(errors))
             raise TimeoutError
-        _await(channel, 0.02 if pending or exited_s else 0.25)
-    exit_code = channel.recv_exit_status()
-    if exit_code == -1 and not channel.get_transport().is_active():
+        channel.await_output(0.02 if pending or exited_s else 0.25)
+    exit_code = channel.exit_code
+    assert exit_code is not None
+    if exit_code == -1 and channel.is_lost:
+        stream._keep(bytes(errors))
         raise ConnectionError("the connection was lost")
     if not stream.opening.is_over and exit_code != -1:
         stream._keep(bytes(errors))
@@ -175,17 +202,10 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
     )
 
 
-def _send(channel: paramiko.Channel, data: bytes) -> int:
+def _send(channel: Channel, data: bytes) -> int:
     try:
-        sent: int = channel.send(data)
+        return channel.send(data)
     except OSError:
-        if not channel.get_transport().is_active():
+        if channel.is_lost:
             raise
         return len(data)  # the command has ended without reading all of it; its answer says why
-    return sent
-
-
-def _await(channel: paramiko.Channel, limit_s: float) -> None:
-    poll = select.poll()
-    poll.register(channel.fileno(), select.POLLIN)
-    poll.poll(max(0.0, limit_s) * 1000)

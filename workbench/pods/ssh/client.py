@@ -47,7 +47,7 @@ def _send(stream: RemoteStream) -> None:
     with contextlib.suppress(OSError):  # the command has ended; its exit code says why
         while data := os.read(0, _PIECE):
             stream.write(data)
-        stream.channel.shutdown_write()
+        stream.channel.end_input()
 
 
 def _write(number: int, data: bytes) -> None:

@@ -15,6 +15,7 @@ import pwd
 import re
 import shlex
 import stat
+import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,8 @@ class Identity:
         """
         listed = list(pods)
         jumps = list(dict.fromkeys(pod.jump for pod in listed if pod.jump is not None))
-        trusted = [(pod.address, pod.ssh_port, pod.host_key) for pod in listed]
+        own = [pod for pod in listed if not pod.control]
+        trusted = [(pod.address, pod.ssh_port, pod.host_key) for pod in own]
         trusted += [(jump.address, jump.port, jump.host_key) for jump in jumps]
         lines = [
             f"{known_hosts_name(address, port)} {check_key_line(key)}\n"
@@ -156,6 +158,60 @@ def check_key_file(path: Path) -> None:
             f"key file {path} has mode {mode:04o}, so other users may read the key; run: chmod"
             f" 600 {shlex.quote(str(path))}"
         )
+
+
+def key_remedy(path: Path) -> str:
+    """Return why OpenSSH cannot use a key file, and what to do; empty if it can."""
+    argv = ["ssh-keygen", "-y", "-P", "", "-f", str(path)]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if done.returncode == 0:
+        return ""
+    said = done.stderr.strip()
+    return passphrase_advice(path) if "passphrase" in said else not_usable(path, said)
+
+
+def passphrase_advice(path: Path) -> str:
+    """Say that a key has a passphrase, and what to do."""
+    return (
+        f"the key {path} has a passphrase, and the keeper cannot ask for the passphrase. Make"
+        " a key without a passphrase:"
+        f" ssh-keygen -t ed25519 -N '' -f {path}_workbench, and add its .pub to the hosts'"
+        " authorized_keys"
+    )
+
+
+def not_usable(path: Path, said: str) -> str:
+    """Say that a file is no private key, what it is, and the command that converts it."""
+    begin = b""
+    with contextlib.suppress(OSError):
+        begin = begin_of(path)
+    name = shlex.quote(str(path))
+    remedy = said
+    if begin.startswith((b"-----BEGIN PRIVATE KEY", b"-----BEGIN ENCRYPTED PRIVATE KEY")):
+        remedy = (
+            f"it is in the form PKCS#8. Write it in OpenSSH's form: ssh-keygen -p -N '' -f {name}"
+        )
+    elif begin.startswith(b"PuTTY-User-Key-File"):
+        remedy = (
+            "it is a key of PuTTY. Convert it and name the new file:"
+            f" puttygen {name} -O private-openssh -o {name}.openssh"
+        )
+    elif not begin.startswith(b"-----BEGIN ") or b"\n" not in begin:
+        remedy = (
+            "its first line is not -----BEGIN … PRIVATE KEY-----. Copy the file of the key as it"
+            " is, with all its line ends"
+        )
+    elif b"\r" in begin:
+        remedy = (
+            "its lines end with carriage returns, as on Windows. Remove them:"
+            f" sed -i 's/\\r$//' {name}"
+        )
+    return f"{path} is no usable private key: {remedy}"
 
 
 def begin_of(key: Path) -> bytes:
@@ -237,9 +293,12 @@ def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump
     blocks = []
     patience_s: dict[Jump, float] = {}
     for pod in pods:
+        if pod.control:
+            blocks.append(_over_master(pod))
+            continue
         lines = [
             f'User "{check_user(pod.user)}"',
-            f"IdentityFile {_config_path(identity.key_for(pod))}",
+            f"IdentityFile {config_path(identity.key_for(pod))}",
         ]
         lines += _patience(pod.connect_timeout_s)
         # Known under the name that the pods use: a forwarded port is another pod's tomorrow.
@@ -255,12 +314,26 @@ def _client_config(identity: Identity, pods: Iterable[Pod], jumps: Sequence[Jump
         blocks.append(_block(check_address(pod.address), check_port(pod.ssh_port), lines))
     for number, jump in enumerate(jumps):
         lines = [f"HostName {check_address(jump.address)}", f'User "{check_user(jump.user)}"']
-        lines.append(f"IdentityFile {_config_path(Path(jump.key))}")
+        lines.append(f"IdentityFile {config_path(Path(jump.key))}")
         lines += _patience(patience_s[jump])
         blocks.append(_block(_JUMP.format(number), check_port(jump.port), lines))
     # With `none`, a host that is not listed above is not offered the user's own keys.
-    files = f"IdentityFile none\nUserKnownHostsFile {_config_path(identity.known_hosts)}\n"
+    files = f"IdentityFile none\nUserKnownHostsFile {config_path(identity.known_hosts)}\n"
     return "".join([*blocks, "Host *\n", files, _CLIENT_OPTIONS])
+
+
+def _over_master(pod: Pod) -> str:
+    """Return the block of a host with a standing connection: there is no other way there."""
+    lines = [
+        f"ControlPath {config_path(Path(pod.control))}",
+        f"ProxyCommand sh -c 'echo {gone(check_address(pod.address))} >&2; exit 255'",
+    ]
+    return _block(check_address(pod.address), check_port(pod.ssh_port), lines)
+
+
+def gone(host: str) -> str:
+    """Say that the standing connection to a host has ended."""
+    return f"the connection to {host} is gone, and the keeper opens it again"
 
 
 def _patience(connect_timeout_s: float) -> list[str]:
@@ -289,7 +362,7 @@ def _is_loopback(address: str) -> bool:
     return False
 
 
-def _config_path(path: Path) -> str:
+def config_path(path: Path) -> str:
     """Quote a path for ssh_config, whose `%` and `${}` stand for other things."""
     text = str(path)
     if any(c in text for c in '"\\$') or not text.isprintable():

@@ -6,7 +6,6 @@ Nothing is sent to a host before its key was compared.
 from __future__ import annotations
 
 import logging
-import shlex
 import socket
 import time
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import paramiko
 from paramiko import Transport as Transport
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout
-from workbench.pods.ssh.identity import begin_of, check_key_file, fingerprint
+from workbench.pods.ssh.identity import check_key_file, fingerprint, not_usable, passphrase_advice
 
 _TRANSPORT_LOG = "workbench.pods.ssh.transport"
 _BANNER_S = 10.0
@@ -203,39 +202,9 @@ def _load_key(path: Path) -> paramiko.PKey:
         paramiko.PasswordRequiredException,
         TypeError,
     ) as error:  # cryptography asks with a TypeError
-        raise ConfigError(
-            f"the key {path} has a passphrase, and the keeper cannot ask for the passphrase. Make"
-            " a key without a passphrase:"
-            f" ssh-keygen -t ed25519 -N '' -f {path}_workbench, and add its .pub to the hosts'"
-            " authorized_keys"
-        ) from error
+        raise ConfigError(passphrase_advice(path)) from error
     except (OSError, ValueError, paramiko.SSHException) as error:
-        remedy = _remedy(path)
-        raise ConfigError(f"{path} is no usable private key: {remedy or error}") from error
-
-
-def _remedy(path: Path) -> str:
-    """Return what a key of another program is, and the command that converts it."""
-    try:
-        begin = begin_of(path)
-    except OSError:
-        return ""
-    name = shlex.quote(str(path))
-    if begin.startswith((b"-----BEGIN PRIVATE KEY", b"-----BEGIN ENCRYPTED PRIVATE KEY")):
-        return (
-            f"it is in the form PKCS#8. Write it in OpenSSH's form: ssh-keygen -p -N '' -f {name}"
-        )
-    if begin.startswith(b"PuTTY-User-Key-File"):
-        return (
-            "it is a key of PuTTY. Convert it and name the new file:"
-            f" puttygen {name} -O private-openssh -o {name}.openssh"
-        )
-    if not begin.startswith(b"-----BEGIN ") or b"\n" not in begin:
-        return (
-            "its first line is not -----BEGIN … PRIVATE KEY-----. Copy the file of the key as it"
-            " is, with all its line ends"
-        )
-    return ""
+        raise ConfigError(not_usable(path, str(error))) from error
 
 
 def _signature_kinds(key_type: str) -> tuple[str, ...]:

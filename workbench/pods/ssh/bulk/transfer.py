@@ -36,6 +36,7 @@ LARGE = 8 << 20
 second."""
 _PIECE = 1 << 20
 _PAUSE_S = 0.5
+_PAUSE_AT_MOST_S = 5.0
 _AGAIN = 2  # times that a file is carried anew because it arrived as another
 # OpenSSH's own first choice, ChaCha20, takes more than twice the time of AES where the processor
 # has instructions for AES. The rest are OpenSSH's other defaults.
@@ -259,8 +260,10 @@ class _Tries:
         self.done = 0
 
     def until_whole(self, once: Callable[[], str | None]) -> str:
+        pause_s = _PAUSE_S
         while True:
             self.count += 1
+            began = self.done
             try:
                 digest = once()
                 if digest is not None:
@@ -272,7 +275,8 @@ class _Tries:
                     raise RemoteError(why, host=self.route.host) from error
                 if time.monotonic() - self.moved_at > self.route.patience_s:
                     raise self._given_up(error) from error
-                time.sleep(_PAUSE_S)
+                pause_s = _PAUSE_S if self.done > began else min(2 * pause_s, _PAUSE_AT_MOST_S)
+                time.sleep(pause_s)
 
     def _given_up(self, error: Broken) -> RemoteError:
         line = self.route.by_hand(self.remote)

@@ -1,0 +1,358 @@
+"""What `ssh HOST` does in a terminal, `SSHPods` does: people's ssh configurations, real daemons."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from poll import until
+
+from tests.fakes.sshhosts import HostsPlace, SSHHost
+from tests.support.sentences import sentence
+from workbench.base.errors import ConfigError, PodError, WorkbenchError
+from workbench.base.process import live_descendants
+from workbench.pods.hosts.pods import SSHPods
+from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
+from workbench.pods.ssh.bulk.transfer import fetch_file, route_to
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
+
+
+@dataclass
+class Site:
+    """A machine of this test, two that let others through, and files of a user."""
+
+    folder: Path
+    place: HostsPlace
+    host: SSHHost
+    hops: list[SSHHost]
+
+    @property
+    def key(self) -> Path:
+        return self.place.user.key
+
+    @property
+    def known(self) -> Path:
+        """A known_hosts file with the keys of all machines."""
+        file = self.folder / "known hosts"
+        if not file.exists():
+            lines = []
+            for host in (self.host, *self.hops):
+                public = (host.folder / "host_key.pub").read_text()
+                lines.append(f"[{host.address}]:{host.port} {public}")
+            file.write_text("".join(lines))
+        return file
+
+    def entry(self, name: str, host: SSHHost, more: str = "") -> str:
+        return f"Host {name}\n  HostName {host.address}\n  Port {host.port}\n{more}"
+
+    def config(self, text: str, *, key: bool = True, known: bool = True) -> Path:
+        """Write a configuration that a person could have."""
+        common = "Host *\n  StrictHostKeyChecking accept-new\n"
+        common += f"  IdentityFile {self.key}\n" if key else ""
+        common += f'  UserKnownHostsFile "{self.known}"\n' if known else ""
+        (self.folder / "config").write_text(text + common)
+        return self.folder / "config"
+
+    def backend(self, name: str, config: Path, **options: object) -> SSHPods:
+        options = {"python": self.place.python, "root": str(self.place.root), **options}
+        return SSHPods([name], ssh_config=str(config), **options)
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostsPlace]:
+    with HostsPlace(tmp_path_factory.mktemp("there")) as made:
+        port = made.hosts[0].port
+        for address in ("127.0.0.6", "127.0.0.7"):
+            made.add(address, port, forwarding="yes")
+        yield made
+
+
+@pytest.fixture
+def site(there: HostsPlace, tmp_path: Path) -> Site:
+    return Site(tmp_path, there, there.hosts[0], there.hosts[3:5])
+
+
+def new_key(path: Path, *options: str) -> Path:
+    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-f", str(path), *(options or ("-N", ""))]
+    subprocess.run(argv, check=True, timeout=120)
+    return path
+
+
+def two_keys(site: Site) -> Path:
+    new_key(site.folder / "old")
+    new_key(site.folder / "locked", "-N", "secret")
+    files = "".join(f"  IdentityFile {site.folder}/{name}\n" for name in ("old", "locked", "none"))
+    return site.config(site.entry("lab", site.host, files))
+
+
+def token(site: Site) -> Path:
+    (site.folder / f"id_{site.host.address}").symlink_to(site.key)
+    return site.config(
+        site.entry("lab", site.host, f"  IdentityFile {site.folder}/id_%h\n"), key=False
+    )
+
+
+def chain(site: Site) -> Path:
+    first, second = site.hops
+    return site.config(
+        site.entry("lab", site.host, "  ProxyJump one,two\n")
+        + site.entry("one", first)
+        + site.entry("two", second)
+    )
+
+
+def command(site: Site) -> Path:
+    way = f"ssh -F {site.folder}/config -W %h:%p one"
+    return site.config(
+        site.entry("lab", site.host, f"  ProxyCommand {way}\n") + site.entry("one", site.hops[0])
+    )
+
+
+def match(site: Site) -> Path:
+    return site.config(
+        f'Match originalhost lab exec "test -d {site.folder}"\n  HostName {site.host.address}\n'
+        f"  Port {site.host.port}\n"
+    )
+
+
+def alias_of_key(site: Site) -> Path:
+    public = (site.host.folder / "host_key.pub").read_text()
+    site.known.write_text(f"the-lab {public}")
+    return site.config(site.entry("lab", site.host, "  HostKeyAlias the-lab\n"))
+
+
+def strict(site: Site) -> Path:
+    """Options of a configuration that would end, detach or change the connection."""
+    more = "  ControlMaster auto\n  ControlPath ~/cm-%C\n  ControlPersist 10m\n"
+    more += "  RemoteCommand echo hi\n  RequestTTY yes\n  LogLevel QUIET\n"
+    more += "  LocalForward 127.0.0.1:1 127.0.0.1:1\n  ExitOnForwardFailure yes\n"
+    return site.config(site.entry("lab", site.host, more))
+
+
+CONFIGURATIONS: dict[str, tuple[str, Callable[[Site], Path]]] = {
+    "several identity files": ("lab", two_keys),
+    "token in a name": ("lab", token),
+    "two jump hosts": ("lab", chain),
+    "ProxyCommand": ("lab", command),
+    "Match exec": ("lab", match),
+    "HostKeyAlias": ("lab", alias_of_key),
+    "capital letters": ("GPU-1", lambda site: site.config(site.entry("GPU-1", site.host))),
+    "underscore": ("gpu_1", lambda site: site.config(site.entry("gpu_1", site.host))),
+    "slash": ("lab/gpu1", lambda site: site.config(site.entry("lab/gpu1", site.host))),
+    "digits": ("1080", lambda site: site.config(site.entry("1080", site.host))),
+    "options that change the connection": ("lab", strict),
+}
+
+
+def try_login(backend: SSHPods, context: LaunchContext, folder: Path) -> Pod:
+    """Launch, run a command, and stop."""
+    try:
+        (pod,) = backend.launch(PodSpec(), 1, context)
+        identity = Identity.create(folder / "own")
+        identity.pin([pod])
+        with SSHConnection(pod, identity) as connection:
+            assert connection.run(["echo", "in"]).stdout == "in\n"
+        return pod
+    finally:
+        backend.stop()
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_a_configuration_leads_where_ssh_leads(
+    site: Site, context: LaunchContext, tmp_path: Path, kind: str
+) -> None:
+    name, write = CONFIGURATIONS[kind]
+    config = write(site)
+    known = site.known.read_bytes()
+    pod = try_login(site.backend(name, config), context, tmp_path)
+    assert (pod.address, pod.ssh_port) == (site.host.address, site.host.port)
+    assert site.known.read_bytes() == known
+
+
+@pytest.mark.parametrize("jump", [False, True])
+def test_no_unknown_key_is_noted_or_accepted_even_where_the_configuration_would(
+    site: Site, context: LaunchContext, jump: bool
+) -> None:
+    way = "  ProxyJump one\n" if jump else ""
+    unknown = site.hops[0] if jump else site.host
+    config = site.config(site.entry("lab", site.host, way) + site.entry("one", site.hops[0]))
+    lines = site.known.read_text().splitlines(keepends=True)
+    site.known.write_text("".join(line for line in lines if f"[{unknown.address}]" not in line))
+    known = site.known.read_bytes()
+    with pytest.raises(
+        PodError, match=sentence("pods.login.unknown.host-key-unknown", unknown.fingerprint)
+    ):
+        site.backend("lab", config).launch(PodSpec(), 1, context)
+    assert site.known.read_bytes() == known
+    trust = {"one" if jump else "lab": unknown.fingerprint}
+    try_login(site.backend("lab", config, trust=trust), context, site.folder)
+    assert site.known.read_bytes() == known
+
+
+def test_an_agent_of_the_notebooks_environment_logs_in(
+    site: Site, context: LaunchContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(tmp_path / "agent")])
+    try:
+        until((tmp_path / "agent").exists)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
+        subprocess.run(["ssh-add", "-q", str(site.key)], check=True, timeout=120)
+        config = site.config(site.entry("lab", site.host, "  IdentityFile ~/none\n"), key=False)
+        try_login(site.backend("lab", config), context, tmp_path)
+        subprocess.run(["ssh-add", "-q", "-D"], check=True, timeout=120)
+        with pytest.raises(
+            PodError, match=sentence("pods.login._login_advice.terminal-shows-keys")
+        ):
+            site.backend("lab", config).launch(PodSpec(), 1, context)
+    finally:
+        agent.kill()
+        agent.wait()
+
+
+@pytest.fixture
+def authority(tmp_path: Path, there: HostsPlace) -> Iterator[tuple[Path, SSHHost]]:
+    """Give an authority for users and hosts, and a machine that believes it and is signed by it."""
+    ca = new_key(tmp_path / "ca")
+    host = SSHHost(
+        tmp_path / "signed",
+        "127.0.0.8",
+        there.hosts[0].port,
+        "",
+        settings=f"TrustedUserCAKeys {ca}.pub\nHostCertificate {tmp_path}/signed/host_key-cert.pub",
+        prefix=there.prefix,
+    )
+    host.start()
+    sign = ["ssh-keygen", "-q", "-s", str(ca), "-I", "host", "-h", "-n", host.address]
+    subprocess.run([*sign, str(tmp_path / "signed" / "host_key.pub")], check=True, timeout=120)
+    host.process.send_signal(1)  # its certificate is there now
+    until(lambda: host.log.count("Server listening") > 1)
+    yield ca, host
+    host.stop()
+
+
+def sign(ca: Path, key: Path, validity: str, target: Path | None = None) -> Path:
+    """Sign a user's key for an account, and return the certificate."""
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    argv = ["ssh-keygen", "-q", "-s", str(ca), "-I", "ada", "-n", user, "-V", validity]
+    subprocess.run([*argv, f"{key}.pub"], check=True, timeout=120)
+    made = key.with_name(key.name + "-cert.pub")
+    return made.rename(target) if target else made
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_certificates_of_users_and_of_hosts(
+    site: Site,
+    authority: tuple[Path, SSHHost],
+    context: LaunchContext,
+    tmp_path: Path,
+    beside: bool,
+) -> None:
+    ca, host = authority
+    key = new_key(tmp_path / "mine")
+    certificate = sign(ca, key, "-1h:+2h", None if beside else tmp_path / "elsewhere.pub")
+    site.known.write_text(f"@cert-authority * {Path(f'{ca}.pub').read_text()}")
+    more = f"  IdentityFile {key}\n" + ("" if beside else f"  CertificateFile {certificate}\n")
+    config = site.config(site.entry("lab", host, more), key=False)
+    reports: list[str] = []
+    told = LaunchContext(
+        cluster_id="test",
+        directory=context.directory,
+        public_key=context.public_key,
+        report=reports.append,
+    )
+    try_login(site.backend("lab", config), told, tmp_path)
+    if beside:
+        assert any(f"the certificate {certificate} ends at 20" in line for line in reports), reports
+        sign(ca, key, "-2h:-1h")
+        with pytest.raises(
+            PodError, match=sentence("pods.login._login_advice.certificate-ended", certificate)
+        ):
+            site.backend("lab", config).launch(PodSpec(), 1, context)
+
+
+def test_a_key_in_the_form_pkcs8_is_a_key(
+    site: Site, authority: tuple[Path, SSHHost], context: LaunchContext, tmp_path: Path
+) -> None:
+    _, host = authority
+    key = tmp_path / "pkcs8"
+    make = ["openssl", "genpkey", "-algorithm", "RSA", "-out", str(key)]
+    subprocess.run(make, check=True, capture_output=True, timeout=120)
+    key.chmod(0o600)
+    public = subprocess.run(
+        ["ssh-keygen", "-y", "-f", str(key)], check=True, capture_output=True, text=True
+    ).stdout
+    (host.folder / "authorized_keys").write_text(public)
+    backend = SSHPods(
+        [host.address],
+        port=host.port,
+        key=str(key),
+        trust={host.address: host.fingerprint},
+        python=site.place.python,
+        root=str(site.place.root),
+    )
+    try_login(backend, context, tmp_path)
+
+
+def test_a_key_with_the_line_ends_of_windows_is_refused_at_the_start(
+    site: Site, context: LaunchContext, tmp_path: Path
+) -> None:
+    key = tmp_path / "crlf"
+    key.write_bytes(site.key.read_bytes().replace(b"\n", b"\r\n"))
+    key.chmod(0o600)
+    with pytest.raises(ConfigError, match=sentence("pods.identity.not_usable.lines-end-carriage")):
+        site.place.backend(key=str(key)).launch(PodSpec(), 1, context)
+
+
+def test_a_refusal_later_ends_the_wait_with_the_words_of_ssh(
+    site: Site, context: LaunchContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.pods.hosts.reopening._PAUSES_S", ())
+    monkeypatch.setattr("workbench.pods.hosts.reopening._LONGEST_S", 0.0)
+    backend = site.place.backend()
+    accepted = site.host.folder / "authorized_keys"
+    before = accepted.read_text()
+    try:
+        (pod,) = backend.launch(PodSpec(), 1, context)
+        identity = Identity.create(tmp_path / "own")
+        identity.pin([pod])
+        accepted.write_text("")
+        for session in live_descendants(site.host.process.pid):
+            session.send(9)
+        until(lambda: backend.refresh()[0].phase is Phase.FAILED)
+        assert "Permission denied (publickey)" in backend.refresh()[0].message
+
+        def gone() -> str:
+            return backend.refresh()[0].message
+
+        with pytest.raises(WorkbenchError, match=r"Permission denied \(publickey\)"):
+            fetch_file(route_to(pod, identity, 3600.0, gone), "/etc/hostname", tmp_path / "here")
+        accepted.write_text(before)
+        monkeypatch.setattr("workbench.pods.hosts.reopening._REFUSED_S", 0.0)
+        until(lambda: backend.refresh()[0].phase is Phase.RUNNING)
+    finally:
+        accepted.write_text(before)
+        backend.stop()
+
+
+def test_a_user_without_a_name_logs_in_where_all_is_given(
+    site: Site, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = site.host.folder.owner()
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+    backend = site.place.backend(user=user)
+    try:
+        (pod,) = backend.launch(PodSpec(), 1, context)
+        assert not pod.control
+    finally:
+        backend.stop()
+    with pytest.raises(ConfigError, match=sentence("pods.names._ask_ssh.ssh-read-configuration")):
+        site.backend("lab", site.config("")).launch(PodSpec(), 1, context)
+    with pytest.raises(ConfigError, match=sentence("pods.keys._try_one.sshpods-trust-host")):
+        site.place.backend(user=user, trust={}).launch(PodSpec(), 1, context)

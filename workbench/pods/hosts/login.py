@@ -1,0 +1,256 @@
+"""Logins to hosts by OpenSSH's client: the standing connections, and the refusals in plain words.
+
+A host key is trusted by known_hosts, or by a fingerprint of the user's. In the second case the key
+is fetched without a login, compared, and noted in the cluster's own file.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from workbench.base.errors import ConfigError, PodError, WorkbenchError
+from workbench.base.files import gate
+from workbench.pods.hosts.names import Host
+from workbench.pods.hosts.way import words_to
+from workbench.pods.ssh import master
+from workbench.pods.ssh.identity import check_key_file, fingerprint, key_remedy
+from workbench.pods.ssh.master import Master
+
+_NOWHERE = "/dev/null"
+_UNKNOWN = re.compile(r"No (\S+) host key is known for (\S+)")
+_CHANGED = re.compile(r"IDENTIFICATION HAS CHANGED")
+_REVOKED = re.compile(r"marked as revoked")
+_OFFENDING = re.compile(r"Offending (?:\S+ )?key in (\S+:\d+)")
+_SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
+_ENDS = re.compile(r"Valid: from \S+ to (\S+)")
+_LOOK_S = 5.0
+_DAY = timedelta(days=1)
+
+
+class Logins:
+    """How the hosts of a cluster are logged in to. Several threads may use it at once."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        config: bool | str,
+        known_hosts: str,
+        trust: Mapping[str, str],
+        timeout_s: float,
+    ) -> None:
+        """`folder`: of the sockets, with the file of the keys whose fingerprints were given."""
+        self._folder = folder
+        self._config = config
+        self._known_hosts = known_hosts
+        self._trust = trust
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+
+    def words(self, host: Host) -> list[str]:
+        return words_to(
+            host,
+            config=self._config,
+            known_hosts=self._known_hosts,
+            timeout_s=self._timeout_s,
+            ssh=master.wrapper_of(self._folder),
+        )
+
+    def log_in(self, host: Host, connection: Master) -> None:
+        """Open a host's standing connection.
+
+        Raises:
+            WorkbenchError: With the words of ssh, and the next step.
+        """
+        until = time.monotonic() + self._timeout_s
+        for each in (host.jump, host):
+            if each is not None and each.key:
+                check_key_file(Path(each.key))
+        try:
+            for each in (host.jump, host):
+                if each is not None:
+                    self._trust_key(each, until)
+            connection.open(max(0.1, until - time.monotonic()))
+        except WorkbenchError as error:
+            said = connection.said or str(error).removeprefix(f"{host}: ")
+            explained = self._explained(host, said, error, until)
+            if explained is error:
+                raise
+            raise explained from error
+
+    def trust_hops(self, hosts: Sequence[Host]) -> None:
+        """Note the keys of configured jump hosts whose fingerprints the user gave."""
+        for name in dict.fromkeys(hop for host in hosts for hop in host.hops):
+            if name in self._trust:
+                self._trust_key(Host(address=name), time.monotonic() + self._timeout_s)
+
+    def _trust_key(self, host: Host, until: float) -> None:
+        expected = vouched(host, self._trust)
+        if not expected:
+            return
+        seen: list[str] = []
+        for kind in (",".join(master.KINDS), *master.KINDS):
+            try:
+                line, key = self._shown_key(host, kind, until)
+            except WorkbenchError:
+                if seen:  # the host has no key of this type
+                    continue
+                raise
+            if fingerprint(key) == expected:
+                with self._lock:
+                    file = master.trusted_of(self._folder)
+                    lines = gate.read_text(file)
+                    if line not in lines:
+                        gate.write_text(file, lines + line)
+                return
+            seen.append(key)
+        raise PodError(
+            f"host key of {host} is not the key in `trust`: expected {expected}, got"
+            f" {fingerprint(seen[0])}. Another machine answers there; nothing was sent"
+        )
+
+    def _shown_key(self, host: Host, kind: str, until: float) -> tuple[str, str]:
+        """Return a host's proven key: the line for known_hosts, and `type base64`."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            file = Path(folder) / "shown"
+            limit_s = until - time.monotonic()
+            key = master.host_key(
+                str(host), self.words(host), master.wrapper_of(self._folder), file, kind, limit_s
+            )
+            return gate.read_text(file), key
+
+    def _explained(
+        self, host: Host, said: str, error: WorkbenchError, until: float
+    ) -> WorkbenchError:
+        """Return the error for people: the words of ssh, and the next step."""
+        if unknown := _UNKNOWN.search(said):
+            return self._unknown_key(host, said, unknown[2], until)
+        if _REVOKED.search(said):
+            return ConfigError(
+                f"{self._known_hosts or 'known_hosts'} marks a host key of {host} as revoked;"
+                f" nothing was sent there. ssh says: {said}"
+            )
+        if _CHANGED.search(said):
+            return changed(host, said)
+        if "Permission denied" in said or "Too many authentication failures" in said:
+            kind = ConfigError if host.key and key_remedy(Path(host.key)) else PodError
+            return kind(f"{host}: {said.rstrip('.')}. {self._login_advice(host)}")
+        return error
+
+    def _unknown_key(self, host: Host, said: str, name: str, until: float) -> WorkbenchError:
+        """Return the error for an unknown key: of the host, or of a host on the way."""
+        jumps = [] if host.jump is None else [host.jump]
+        hops = [Host(address=hop) for hop in host.hops]
+        until = max(until, time.monotonic() + _LOOK_S / 5)
+        for each in (host, *jumps, *hops):
+            try:
+                line, key = self._shown_key(each, ",".join(master.KINDS), until)
+            except WorkbenchError:  # such as a host behind the one whose key is unknown
+                continue
+            if line.split(" ")[0] == name:
+                return unknown(each, key, host.known_hosts)
+        return PodError(
+            f"{host}: {said}. Log in there once with ssh in a terminal, and compare the fingerprint"
+            " that ssh shows"
+        )
+
+    def _login_advice(self, host: Host) -> str:
+        """Return the next step after a refused login."""
+        ended = []
+        for certificate in certificates(host):
+            end = end_of(certificate)
+            if end is not None and end < datetime.now():
+                ended.append(f"the certificate {certificate} ended at {end:%Y-%m-%d %H:%M}")
+        if ended:
+            return f"{'; '.join(ended)}: renew the certificate"
+        if host.key:
+            return (
+                key_remedy(Path(host.key))
+                or f"The account has not the key {host.key}: add its .pub to"
+                " ~/.ssh/authorized_keys there, or name another user or key"
+            )
+        command = shlex.join(["ssh", "-v", *self._shown_options(), host.address])
+        return (
+            f"`{command}` in a terminal shows which keys ssh tried. A key with a passphrase must be"
+            " in an agent (ssh-add) before the notebook's server starts, with SSH_AUTH_SOCK set"
+        )
+
+    def _shown_options(self) -> Sequence[str]:
+        return ["-F", self._config] if isinstance(self._config, str) else []
+
+
+def vouched(host: Host, trust: Mapping[str, str]) -> str:
+    """Return the user's vouched fingerprint of a host, by its name or its address and port."""
+    names = (host.address, f"{host.address}:{host.port}", host.where, host.reached)
+    return next((trust[name] for name in names if name in trust), "")
+
+
+def certificates(host: Host) -> list[Path]:
+    """Return the existing certificates beside a host's keys, and the configured ones."""
+    names = [host.key] if host.key else host.identities
+    beside = [name for key in names for name in (key, f"{key}-cert.pub")]
+    return [Path(name) for name in beside if name.endswith("-cert.pub") and Path(name).is_file()]
+
+
+def end_of(certificate: Path) -> datetime | None:
+    """Return the hour when a certificate ends, local time; None: never, or unknown."""
+    argv = ["ssh-keygen", "-L", "-f", str(certificate)]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_LOOK_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = _ENDS.search(done.stdout)
+    return datetime.fromisoformat(found[1]) if found else None
+
+
+def ending_soon(hosts: Sequence[Host]) -> list[str]:
+    """Return a line per certificate with an end within a day."""
+    lines = []
+    for certificate in dict.fromkeys(each for host in hosts for each in certificates(host)):
+        end = end_of(certificate)
+        if end is not None and end < datetime.now() + _DAY:
+            lines.append(
+                f"the certificate {certificate} ends at {end:%Y-%m-%d %H:%M}: no host can be"
+                " logged in to again after that"
+            )
+    return lines
+
+
+def changed(host: Host | str, said: str) -> PodError:
+    """Make the error for another key than the known one."""
+    shown = _SHOWN.search(said)
+    offending = _OFFENDING.search(said)
+    return PodError(
+        f"host key of {host} changed: got {shown[0] if shown else 'another key'}, and"
+        f" {offending[1] if offending else 'known_hosts'} has another. Another machine answers"
+        " there; nothing was sent"
+    )
+
+
+def unknown(host: Host, key: str, configured: Sequence[str]) -> PodError:
+    """Make the error for an unknown key, with both ways to trust the key."""
+    mark = fingerprint(key)
+    kind = key.split(" ")[0].removeprefix("ssh-").partition("-")[0]
+    noting = 'log in there once with ssh to note the key, and give known_hosts="~/.ssh/known_hosts"'
+    if _NOWHERE in configured:
+        noting = (
+            "give known_hosts=PATH of a file with the key. The ssh configuration notes no keys"
+            f" (UserKnownHostsFile {_NOWHERE})"
+        )
+    return PodError(
+        f"the host key of {host} is unknown: {mark}. Compare this fingerprint with the output"
+        " of `ssh-keygen -lf"
+        f" /etc/ssh/ssh_host_{kind}_key.pub` on {host.address} itself. If both are equal,"
+        " either give"
+        f' SSHPods(…, trust={{"{host.address}": "{mark}"}}), or {noting}'
+    )

@@ -1,0 +1,254 @@
+"""A login of paramiko's to a pod, with SFTP: the keeper's way to pods of the package's own.
+
+Keep-alives reveal a dead peer to no caller (faults.md, 9): set a deadline for every wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import shlex
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+import paramiko
+
+from workbench.base.errors import RemoteError
+from workbench.pods.pod import Jump, Pod
+from workbench.pods.ssh.channel import Channel
+from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.login import to_bytes
+from workbench.pods.ssh.transport import Destination, reach
+
+logger = logging.getLogger(__name__)
+_REQUEST_BYTES = 32_768  # what OpenSSH's sftp-server answers at most
+_WINDOW = 128  # requests under way at a time; paramiko's own limit of them sleeps 10 ms for each
+_KEEPALIVE_S = 5
+_READ_BYTES = 65_536
+
+
+class DirectLine:
+    """A login with the key of the cluster or of the pod."""
+
+    def __init__(self, pod: Pod, identity: Identity, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._pod = pod
+        self._identity = identity
+        self._lock = threading.RLock()
+        self._sftp: paramiko.SFTPClient | None = None
+        self._lacks_sftp = False
+        self._transport: paramiko.Transport | None = None
+        self._hop: paramiko.Transport | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and self._transport.is_active()
+
+    def open(self) -> None:
+        """Connect, check the host key, log in."""
+        self._lacks_sftp = False
+        if self._pod.jump is not None:
+            hop = self._jump(self._pod.jump)
+            self._hop = reach(hop, self.timeout_s)
+        try:
+            self._transport = reach(self._destination(), self.timeout_s, self._hop)
+        except BaseException:
+            self.close()
+            raise
+        for transport in (self._transport, self._hop):
+            if transport is not None:
+                transport.set_keepalive(_KEEPALIVE_S)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._sftp is not None:
+                self._sftp.close()
+                self._sftp = None
+        for transport in (self._transport, self._hop):
+            if transport is not None:
+                transport.close()
+        self._transport = None
+        self._hop = None
+
+    def start(self, words: Sequence[str], sessions: int) -> Channel:
+        """Start a command; `sessions`: number for a run at a time, for the error."""
+        try:
+            channel = self._session(sessions)
+            channel.exec_command(to_bytes(shlex.join(words)))
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            raise RemoteError(
+                f"{self._pod.name} ({where(self._pod)}) takes no command: {error}",
+                host=self._pod.address,
+            ) from error
+        return _DirectChannel(channel)
+
+    def size(self, remote: str | PurePosixPath) -> int | None:
+        """Return the size of a file; None for a host without SFTP."""
+        with self._client("look at", remote) as client:
+            return None if client is None else client.stat(str(remote)).st_size or 0
+
+    def read(self, remote: str | PurePosixPath) -> bytes | None:
+        """Return the content of a file; None for a host without SFTP."""
+        with self._client("read", remote) as client:
+            if client is None:
+                return None
+            with client.open(str(remote), "rb") as source:
+                size = source.stat().st_size or 0
+                pieces = [
+                    (at, min(_REQUEST_BYTES, size - at)) for at in range(0, size, _REQUEST_BYTES)
+                ]
+                # Only the requests of a window are under way at a time.
+                answers: list[bytes] = []
+                for at in range(0, len(pieces), _WINDOW):
+                    window = pieces[at : at + _WINDOW]
+                    answers.extend(source.readv(window))
+                data = b"".join(answers)
+                if len(data) != size:
+                    raise OSError(f"{len(data)} of {size} bytes came")
+            return data
+
+    @contextlib.contextmanager
+    def _client(
+        self, verb: str, remote: str | PurePosixPath
+    ) -> Iterator[paramiko.SFTPClient | None]:
+        """Give the SFTP client, or None for a host without SFTP."""
+        with self._lock:
+            try:
+                if self._sftp is None or self._sftp.sock.closed:
+                    self._sftp = self._open_sftp()
+                yield self._sftp
+            except RemoteError:
+                raise
+            # paramiko raises OSError, EOFError, SSHException and its own.
+            except Exception as error:
+                why = error or type(error).__name__
+                words = f"cannot {verb} {remote} on {self._pod.address}: {why}"
+                raise RemoteError(words, host=self._pod.address) from error
+
+    def _open_sftp(self) -> paramiko.SFTPClient | None:
+        """Start SFTP. A hardened host has none, and a start-up file that prints damages SFTP."""
+        if self._lacks_sftp:
+            return None
+        channel = self._session()
+        try:
+            channel.invoke_subsystem("sftp")
+            return paramiko.SFTPClient(channel)
+        except (OSError, EOFError, paramiko.SSHException, paramiko.SFTPError) as error:
+            channel.close()
+            if not self.is_open:
+                raise
+            logger.info("%s has no SFTP: %s", self._pod.name, error)
+            self._lacks_sftp = True
+            return None
+
+    def _session(self, sessions: int = 1) -> paramiko.Channel:
+        if self._transport is None or not self._transport.is_active():
+            raise RemoteError(
+                f"the connection to {self._pod.name} ({where(self._pod)}) is closed",
+                host=self._pod.address,
+            )
+        try:
+            channel = self._transport.open_session(timeout=self.timeout_s)
+        except paramiko.ChannelException as error:
+            raise few_sessions(self._pod, sessions, error.text) from error
+        channel.settimeout(self.timeout_s)
+        return channel
+
+    def _destination(self) -> Destination:
+        pod = self._pod
+        return Destination(
+            name=pod.name,
+            address=pod.ssh_address or pod.address,
+            port=pod.ssh_port,
+            user=pod.user,
+            key=self._identity.key_for(pod),
+            pinned=self._identity.pinned(pod.address, pod.ssh_port),
+            connect_timeout_s=pod.connect_timeout_s,
+        )
+
+    def _jump(self, jump: Jump) -> Destination:
+        return Destination(
+            name=f"the jump host of {self._pod.name}",
+            address=jump.address,
+            port=jump.port,
+            user=jump.user,
+            key=Path(jump.key),
+            pinned=self._identity.pinned(jump.address, jump.port),
+            connect_timeout_s=self._pod.connect_timeout_s,
+        )
+
+
+class _DirectChannel:
+    """A channel of paramiko's as a `Channel`."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+
+    @property
+    def at_end(self) -> bool:
+        return bool(self._channel.eof_received or self._channel.closed)
+
+    @property
+    def exit_code(self) -> int | None:
+        channel = self._channel
+        if not channel.exit_status_ready():
+            return None
+        code: int = channel.recv_exit_status()
+        return code
+
+    @property
+    def is_lost(self) -> bool:
+        return not bool(self._channel.get_transport().is_active())
+
+    def has_output(self) -> bool:
+        return bool(self._channel.recv_ready())
+
+    def output(self) -> bytes:
+        data: bytes = self._channel.recv(_READ_BYTES)
+        return data
+
+    def errors(self) -> bytes:
+        come = bytearray()
+        while self._channel.recv_stderr_ready():
+            come += self._channel.recv_stderr(_READ_BYTES)
+        return bytes(come)
+
+    def takes_input(self) -> bool:
+        return bool(self._channel.send_ready()) and not self._channel.closed
+
+    def send(self, data: bytes) -> int:
+        sent: int = self._channel.send(data)
+        return sent
+
+    def send_all(self, data: bytes) -> None:
+        self._channel.sendall(data)
+
+    def end_input(self) -> None:
+        self._channel.shutdown_write()
+
+    def await_output(self, limit_s: float) -> None:
+        poll = select.poll()
+        poll.register(self._channel.fileno(), select.POLLIN)
+        poll.poll(max(0.0, limit_s) * 1000)
+
+    def await_end(self, limit_s: float) -> None:
+        self._channel.status_event.wait(limit_s)
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def where(pod: Pod) -> str:
+    return f"{pod.ssh_address or pod.address}:{pod.ssh_port}"
+
+
+def few_sessions(pod: Pod, needed: int, why: str) -> RemoteError:
+    """Make the error for a daemon that opens no further session in a connection."""
+    return RemoteError(
+        f"the sshd of {pod.name} ({where(pod)}) opens no further session in the"
+        f" connection: {why}. A run needs {needed}: set MaxSessions 10 in its"
+        " sshd_config",
+        host=pod.address,
+    )
