@@ -195,12 +195,13 @@ def is_secret(name: str, value: str) -> bool:
     """
     if value.strip().lower() in _JSON_WORDS or _NUMBER_VALUE.fullmatch(value.strip()):
         return False
-    if _is_secret_name(name):
+    if is_secret_name(name):
         return len(value) >= _LEAST
     return len(value) >= _LEAST_UNNAMED and not _PLAIN.fullmatch(value)
 
 
-def _is_secret_name(name: str) -> bool:
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret, whatever its value."""
     words = [word.upper() for word in _WORDS.findall(name)]
     found = _SECRET_WORDS.intersection(words)
     if not _COUNTS.isdisjoint(words):

@@ -16,6 +16,7 @@ from workbench.base import entries
 from workbench.base.child import HOME, start
 from workbench.base.files import gate, read_json
 from workbench.base.process import Process, end_all, of_pods, process_table
+from workbench.base.redact import is_secret_name
 from workbench.pods.guest.guardian import NOTE, WorkerConfig
 from workbench.pods.guest.machine import MemoryLimit
 from workbench.pods.guest.pod_main import can_be_set
@@ -44,6 +45,26 @@ _SESSION_VARIABLES = (
     "https_proxy",
     "no_proxy",
 )
+_SITE_VARIABLES = frozenset(
+    (
+        "CC",
+        "CPATH",
+        "CXX",
+        "C_INCLUDE_PATH",
+        "CPLUS_INCLUDE_PATH",
+        "LIBRARY_PATH",
+        "LOADEDMODULES",
+        "MODULEPATH",
+        "MODULESHOME",
+        "SCRATCH",
+        "TRITON_CACHE_DIR",
+        "WORK",
+    )
+)
+"""Variables by which a site names its compilers, modules and folders."""
+_SITE_PREFIXES = ("CUDA_", "FI_", "NCCL_", "OMPI_MCA_", "UCX_")
+_ASSIGNED = frozenset(("CUDA_VISIBLE_DEVICES",))
+"""Variables that differ from pod to pod."""
 
 
 class AdoptedProcess:
@@ -173,8 +194,8 @@ class LocalWorker:
 
 
 def session_environment() -> dict[str, str]:
-    """Return the environment of a pod's sessions: search path, caches, proxies."""
-    own = _pick(_SESSION_VARIABLES)
+    """Return the environment of a pod's sessions: search path, caches, proxies, the site's own."""
+    own = {name: value for name, value in os.environ.items() if is_session_variable(name)}
     programs = Path(sys.executable).parent
     search_path = own.get("PATH", os.defpath)
     own["PATH"] = f"{programs}{os.pathsep}{search_path}"
@@ -182,9 +203,17 @@ def session_environment() -> dict[str, str]:
     return {**usable, "SHLVL": "1"}
 
 
-def session_variables() -> tuple[str, ...]:
-    """Return the names of the variables that sessions take over from their machine."""
-    return _SESSION_VARIABLES
+def is_session_variable(name: str) -> bool:
+    """Return whether sessions take over a variable from their machine.
+
+    Example:
+        >>> is_session_variable("NCCL_IB_HCA"), is_session_variable("CUDA_VISIBLE_DEVICES")
+        (True, False)
+    """
+    if name in _SESSION_VARIABLES or name in _SITE_VARIABLES:
+        return True
+    is_site_s = name.startswith(_SITE_PREFIXES) and name not in _ASSIGNED
+    return is_site_s and not is_secret_name(name)
 
 
 def tail_of(path: Path, lines: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.base.errors import BackendError, ConfigError
-from workbench.pods.guest.process import session_variables
+from workbench.pods.guest.process import is_session_variable
 
 _LIMIT_S = 60.0  # sbatch itself waits for a busy controller for some ten seconds
 _DEFAULTS = frozenset(
@@ -214,5 +214,9 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
     The variables of an allocation around the notebook would change the new job. Tokens and
     other variables of the login are left out, because Slurm keeps the environment on its disk.
     """
-    names = {*session_variables(), *_OTHERS} - {"TMPDIR"}  # a folder of this machine alone
-    return {name: own[name] for name in own if name in names}
+    passed = {}
+    for name, value in own.items():
+        # TMPDIR is a folder of this machine alone.
+        if (is_session_variable(name) or name in _OTHERS) and name != "TMPDIR":
+            passed[name] = value
+    return passed

@@ -50,6 +50,7 @@ _OURS = (
 """Options of `sbatch` set by the package itself, and options without a new job."""
 _WHOLE = frozenset(("mem-per-cpu", "mem-bind", "time-min", "wait-all-nodes", "gpu-bind"))
 """Options of `sbatch` with the first letters of a refused option."""
+_CONTAINER = "container"
 
 
 def check_options(options: Sequence[str]) -> tuple[str, ...]:
@@ -67,6 +68,13 @@ def check_options(options: Sequence[str]) -> tuple[str, ...]:
         instead = next((field for each, field in _INSTEAD.items() if each.startswith(name)), "")
         if instead:
             raise ConfigError(f"SlurmPods options has {word!r}. Use {instead}")
+        # `--cons` is the beginning of --constraint.
+        if name.startswith(_CONTAINER) or (_CONTAINER.startswith(name) and len(name) > 3):
+            raise ConfigError(
+                f"SlurmPods options has {word!r}. The job's script would run in the container,"
+                " where Slurm's commands are missing. Leave the option out: pods run in the"
+                " notebook's Python environment, which the nodes share"
+            )
         if any(each.startswith(name) for each in _OURS):
             raise ConfigError(
                 f"SlurmPods options has {word!r}, which the workbench sets itself. Leave"

@@ -16,7 +16,7 @@ from workbench.base.errors import PodError
 from workbench.pods.guest import worker
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.guest.pod_main import can_be_set
-from workbench.pods.guest.process import session_variables
+from workbench.pods.guest.process import is_session_variable
 from workbench.pods.route import own_address_to
 from workbench.pods.slurm.notice import leaving_file, notice_in
 
@@ -50,17 +50,17 @@ def set_by_setup(before: bytes, own: Mapping[str, str]) -> dict[str, str]:
     r"""Return the variables that setup lines set, beside the variables that every session has.
 
     Example:
-        >>> set_by_setup(b"A=1\0B=2\0", {"A": "1", "B": "3", "CUDA_HOME": "/cuda", "PATH": "/x"})
-        {'B': '3', 'CUDA_HOME': '/cuda'}
+        >>> set_by_setup(b"A=1\0B=2\0", {"A": "1", "B": "3", "LAB": "/lab", "PATH": "/x"})
+        {'B': '3', 'LAB': '/lab'}
     """
     pairs = (os.fsdecode(each).partition("=") for each in before.split(b"\0"))
     earlier = {name: value for name, _, value in pairs}
-    usual = {*session_variables(), *_NOT_PASSED_ON}
     return {
         name: value
         for name, value in own.items()
         if name.isidentifier()
-        and name not in usual
+        and not is_session_variable(name)
+        and name not in _NOT_PASSED_ON
         and earlier.get(name) != value
         and can_be_set(value)
     }
