@@ -201,7 +201,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name holds a secret, whatever its value."""
+    """Whether a variable of this name holds a secret, for any value."""
     words = [word.upper() for word in _WORDS.findall(name)]
     found = _SECRET_WORDS.intersection(words)
     if not _COUNTS.isdisjoint(words):
