@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import io
+import json
 import re
 import sys
 import tokenize
@@ -21,6 +22,11 @@ PAGES = [
     ROOT / "README.md",
     *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts),
 ]
+NOTEBOOKS = sorted(
+    path
+    for folder in ("notebooks", "docs/walkthroughs")
+    for path in (ROOT / folder).glob("*.ipynb")
+)
 
 POINTING = frozenset(
     [
@@ -110,6 +116,13 @@ def prose(page: str) -> str:
     return _TARGET.sub("]", _FENCE.sub("", page))
 
 
+def cells(notebook: str) -> Iterator[str]:
+    """Yield the prose of every markdown cell of a notebook."""
+    for cell in json.loads(notebook)["cells"]:
+        if cell["cell_type"] == "markdown":
+            yield prose("".join(cell["source"]))
+
+
 def rooms() -> dict[str, list[Path]]:
     """Return the modules by room: the folders of the package, and the modules beside them."""
     found: dict[str, list[Path]] = {}
@@ -142,6 +155,12 @@ def test_pages_name_things() -> None:
     assert rate(prose(page.read_text(encoding="utf-8")) for page in PAGES) <= CEILING
 
 
+def test_notebooks_name_things() -> None:
+    texts = [text for path in NOTEBOOKS for text in cells(path.read_text(encoding="utf-8"))]
+    assert texts
+    assert rate(texts) <= CEILING
+
+
 def test_messages_name_things() -> None:
     sources = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
     assert rate(text for source in sources for text in messages(source)) <= MESSAGES
@@ -155,6 +174,12 @@ def test_docstrings_and_comments_have_no_forbidden_word(room: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
 def test_pages_have_no_forbidden_word(page: Path) -> None:
     assert forbidden([_CODE.sub("", prose(page.read_text(encoding="utf-8")))]) == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_have_no_forbidden_word(path: Path) -> None:
+    texts = cells(path.read_text(encoding="utf-8"))
+    assert forbidden(_CODE.sub("", text) for text in texts) == []
 
 
 def test_messages_have_no_forbidden_word() -> None:
@@ -182,6 +207,9 @@ class A:
     assert rate(["Whoever reads `that`."]) == 0
     assert forbidden([*docstrings(source), *comments(source)]) == ["Whoever", "nobody"]
     assert prose("a\n```\nit\n```\n[b](it.md)") == "a\n\n[b]"
+    markdown = {"cell_type": "markdown", "source": ["# It\n", "[b](that.md)"]}
+    code = {"cell_type": "code", "source": ["this"]}
+    assert list(cells(json.dumps({"cells": [markdown, code]}))) == ["# It\n[b]"]
 
 
 def main(places: list[str]) -> None:
@@ -190,7 +218,13 @@ def main(places: list[str]) -> None:
             below = sorted(Path(place).rglob("*.py")) or [Path(place)]
             for path in below:
                 source = path.read_text(encoding="utf-8")
-                texts = [prose(source)] if path.suffix == ".md" else list(docstrings(source))
+                match path.suffix:
+                    case ".md":
+                        texts = [prose(source)]
+                    case ".ipynb":
+                        texts = list(cells(source))
+                    case _:
+                        texts = list(docstrings(source))
                 count = sum(len(_WORD.findall(text)) for text in texts)
                 sys.stdout.write(f"{rate(texts):6.0f} of {count:5} words  {path}\n")
         return
@@ -199,6 +233,8 @@ def main(places: list[str]) -> None:
         count = sum(len(_WORD.findall(text)) for text in texts)
         sys.stdout.write(f"{room:12} {rate(texts):6.1f} of {count:6} words, {bad} forbidden\n")
     sys.stdout.write(f"docs {rate(prose(page.read_text()) for page in PAGES):.1f}\n")
+    books = [text for path in NOTEBOOKS for text in cells(path.read_text(encoding="utf-8"))]
+    sys.stdout.write(f"notebooks {rate(books):.1f}\n")
     sources = [path.read_text(encoding="utf-8") for path in sorted(PACKAGE.rglob("*.py"))]
     found = [text for source in sources for text in messages(source)]
     sys.stdout.write(f"messages {rate(found):.1f}, {len(forbidden(found))} forbidden\n")
