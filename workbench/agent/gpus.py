@@ -1,4 +1,4 @@
-"""The pod's GPUs, as NVIDIA's library NVML reads them. Each GPU is asked on its own."""
+"""The pod's GPUs, as read by NVIDIA's library NVML. Every GPU is asked separately."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Memory(ctypes.Structure):
 
 
 class _Memory2(ctypes.Structure):
-    """NVML's second form: `used` leaves out what the driver reserves for itself."""
+    """NVML's second form: `used` leaves out the memory reserved by the driver."""
 
     _fields_ = (
         ("version", ctypes.c_uint),
@@ -61,9 +61,9 @@ class GpuWatch:
     def latest(self) -> list[dict[str, float]]:
         """Return the latest reading, after a new reading if the last is more than 5 s old.
 
-        Each GPU has its index, and either its figures, or NVML's code as `error`. The index is the
-        driver's number of the GPU; for GPUs that `CUDA_VISIBLE_DEVICES` gives by UUID or as slices
-        (MIG), it is the place in that list.
+        Every GPU has an index, and either figures, or NVML's code as `error`. The index is the
+        driver's number of the GPU. For GPUs given in `CUDA_VISIBLE_DEVICES` by UUID or as slices
+        (MIG), the index is the place in the list.
         """
         now = time.monotonic()
         if self._given_up or now < self._due:
@@ -114,7 +114,7 @@ def _figures(library: ctypes.CDLL, index: int, name: str) -> dict[str, float]:
 
 
 def _memory_of(library: ctypes.CDLL, device: ctypes.c_void_p) -> _Memory | _Memory2:
-    """Return the memory of a GPU as nvidia-smi shows it. Old drivers count their own share too.
+    """Return the memory of a GPU as nvidia-smi does. Old drivers count the driver's share too.
 
     On an H200 without a program, `used` was 0.6 GiB by the first form, and 0 by the second.
     """
@@ -134,7 +134,7 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
 
 
 def _visible(count: int) -> list[tuple[int, str]]:
-    """Return the index of each GPU that this pod may use, and its UUID where it is given by one.
+    """Return index and, if given by UUID, the UUID of every GPU that the pod may use.
 
     As in CUDA, the list ends before the first number without a GPU.
     """

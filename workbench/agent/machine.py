@@ -36,7 +36,7 @@ class Resident:
 
 
 def resident(pid: int) -> Resident:
-    """Return a process's resident memory, at a cost that does not grow with the memory.
+    """Return a process's resident memory, at the same cost for any memory.
 
     Zeros for an ended process.
     """
@@ -114,7 +114,7 @@ class OomWatch:
         return kills
 
     def may_follow(self) -> bool:
-        """Whether a kill may still be counted: a group has been as full as its limit allows."""
+        """Whether a kill may still be counted: a group has been as full as the limit allows."""
         for group in self._before:
             limit = _limit_bytes(group)
             highest = _first_number(group, _HIGHEST)
@@ -125,7 +125,7 @@ class OomWatch:
         return False
 
     def hint(self, group: Path | None) -> str:
-        """Return a message if the counter shows an out-of-memory kill in this group, else ""."""
+        """Return a message if the counter shows an out-of-memory kill in the group, else ""."""
         counts = self.counts()
         if group is not None and counts.get(group):
             full = group
@@ -171,10 +171,10 @@ def _first_number(group: Path, names: Sequence[str]) -> int | None:
 
 
 def address_for_others(address: str) -> str:
-    """Return the address by which other machines reach this machine, given its address or name.
+    """Return the machine's address for other machines, given an address or name of the machine.
 
     On Debian and Ubuntu a machine's own name is a loopback address there, and a name may be unknown
-    on its own machine. The address of the login, which the keeper reached, then takes its place.
+    on the named machine. The address of the keeper's login is then returned instead.
     """
     try:
         found = _resolve(address)
@@ -189,7 +189,7 @@ def address_for_others(address: str) -> str:
 
 
 def own_addresses(address: str) -> list[str]:
-    """Return the addresses that this machine's own address or name has here; none if unknown."""
+    """Return the local addresses of the machine's own address or name; none if unknown."""
     try:
         return [str(ip) for ip in _resolve(address)]
     except (OSError, ValueError):
@@ -197,7 +197,7 @@ def own_addresses(address: str) -> list[str]:
 
 
 def _login_address() -> list[_Address]:
-    """Return this machine's end of the SSH connection of this process, if there is one."""
+    """Return the local end of the process's SSH connection, if any."""
     words = os.environ.get("SSH_CONNECTION", "").split()
     try:
         ip = ipaddress.ip_address(words[2])
@@ -210,7 +210,7 @@ def _login_address() -> list[_Address]:
 
 
 def interface_of(address: str) -> str:
-    """Return the interface whose network contains an address; "lo" for loopback, "" for unknown."""
+    """Return the interface with the network of an address; "lo" for loopback, "" for unknown."""
     try:
         ip = _resolve(address_for_others(address))[0]
     except (OSError, ValueError):
@@ -221,7 +221,7 @@ def interface_of(address: str) -> str:
 
 
 def free_port(address: str) -> int:
-    """Return a TCP port that is free on this address now."""
+    """Return a TCP port now free on the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((address, 0))

@@ -1,4 +1,4 @@
-"""The errors of this package. A message says what happened, where, and what to do next.
+"""The errors of the package. A message says what happened, where, and what to do next.
 
 A failed training run is a value (`RunResult`), and an error only after
 `RunResult.raise_for_status`.
@@ -20,7 +20,7 @@ _NEAR = 0.7  # least similarity of a suggestion, for difflib
 
 
 class WorkbenchError(Exception):
-    """Base class of every error of this package."""
+    """Base class of every error of the package."""
 
     def _render_traceback_(self) -> list[str]:  # IPython calls this for an error that ends a cell
         return as_error(self)
@@ -43,7 +43,7 @@ class PodTimeout(PodError, TimeoutError):
 
 
 class RemoteError(WorkbenchError):
-    """Report a command that failed on another host."""
+    """Report a failed command on another host."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class RemoteError(WorkbenchError):
             message: Cause and remedy.
             host: Address of the host.
             command: The command as a shell line, without secrets.
-            exit_code: Exit code of the command; None if it never ended.
-            stderr: Tail of its stderr.
+            exit_code: Exit code of the command; None if the command never ended.
+            stderr: Tail of the command's stderr.
         """
         super().__init__(message)
         self.host = host
@@ -71,11 +71,11 @@ class RemoteError(WorkbenchError):
 
 
 class RunError(WorkbenchError):
-    """Report that a run cannot be started, found or read."""
+    """Report a run that cannot be started, found or read."""
 
 
 class Unreadable(RunError):
-    """Report a file that cannot be read now. Its existence and content are unknown."""
+    """Report a file that cannot be read now. Existence and content are unknown."""
 
 
 class DiskFull(RunError, OSError):
@@ -89,7 +89,7 @@ class DiskFull(RunError, OSError):
 
 
 class RunFailed(RunError):
-    """Report a failed run; `result` is its `RunResult`."""
+    """Report a failed run; `result` is the `RunResult`."""
 
     def __init__(self, message: str, *, result: object = None):
         super().__init__(message)
@@ -121,7 +121,7 @@ def one_of(what: str, got: object, allowed: Iterable[str], *, listed: bool = Tru
 
 
 def require_package(package: str, what: str, *, extra: str) -> None:
-    """Refuse work of this machine that needs a package of an extra. The package is not imported.
+    """Refuse local work without a needed package of an extra. The package is not imported.
 
     Raises:
         ConfigError: The package is not installed.

@@ -60,7 +60,7 @@ class Process:
         return find(self.pid) == self
 
     def send(self, number: int) -> bool:
-        """Signal this process, never a later process with its pid. Return whether it was alive."""
+        """Signal the process, never a later process with the pid. Return whether it was alive."""
         try:
             handle = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -83,7 +83,7 @@ class Process:
         return True
 
     def send_to_main_thread(self, number: int) -> bool:
-        """Signal the main thread of this process. Return whether the process was alive.
+        """Signal the main thread of the process. Return whether the process was alive.
 
         A signal to a process is handled by any thread. Without `tgkill` in the C library (glibc
         before 2.30), any thread handles this signal too.
@@ -102,12 +102,12 @@ class RankPlace:
 
 
 def pod_name() -> str:
-    """Return the name of this process's pod; "this pod" outside a pod."""
+    """Return the name of the calling process's pod; "this pod" outside a pod."""
     return Path(os.environ.get(POD_MARK, "this pod")).name
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Return the fields of a process's `stat` from its state on; [] for an ended process."""
+    """Return the fields of a process's `stat` from the state on; [] for an ended process."""
     try:
         return _read_stat(pid)
     except OSError:
@@ -168,7 +168,7 @@ def _is_taken(pid: int) -> bool:
 
 
 def boot_id() -> str:
-    """Return the id of this boot of the machine; "" on a system without boot ids."""
+    """Return the id of the machine's present boot; "" on a system without boot ids."""
     with contextlib.suppress(OSError):
         return _read_boot_id()
     return ""
@@ -235,7 +235,7 @@ def process_table() -> dict[int, Process]:
 
 
 def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
-    """Return the pids of the `roots` in the table, and of their descendants."""
+    """Return the pids of the `roots` in the table, and of all descendants."""
     children: dict[int, list[int]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -250,9 +250,9 @@ def descendants(table: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
 
 
 def family_table(roots: Iterable[int]) -> dict[int, Process]:
-    """Return these processes and their descendants by pid, without reading the whole table.
+    """Return processes and all descendants by pid, without reading the whole table.
 
-    Descendants that start meanwhile may be missing.
+    Descendants started meanwhile may be missing.
     """
     # Some kernels are built without CONFIG_PROC_CHILDREN.
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
@@ -273,7 +273,7 @@ def family_table(roots: Iterable[int]) -> dict[int, Process]:
 def live_descendants(root: int) -> list[Process]:
     """Return the live descendants of a process, oldest first.
 
-    Callers that end processes in this order close connections first.
+    Ending processes in the returned order closes connections first.
     """
     # Read the whole table only if the fast way finds none: a missed process matters only then.
     family = _live_below(root, family_table([root])) or _live_below(root, process_table())
@@ -285,7 +285,7 @@ def _live_below(root: int, table: Mapping[int, Process]) -> list[Process]:
 
 
 def ancestors(table: Mapping[int, Process], pid: int) -> set[int]:
-    """Return the pids of a process and its ancestors."""
+    """Return the pids of a process and all ancestors."""
     line: set[int] = set()
     while pid in table and pid not in line:
         line.add(pid)
@@ -294,7 +294,7 @@ def ancestors(table: Mapping[int, Process], pid: int) -> set[int]:
 
 
 def marks(pid: int, names: Collection[str] = (POD_MARK, RUN_MARK, RANK_MARK)) -> dict[str, str]:
-    """Return these variables from a process's environment at its start; {} without permission."""
+    """Return variables from a process's environment at the start; {} without permission."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -304,7 +304,7 @@ def marks(pid: int, names: Collection[str] = (POD_MARK, RUN_MARK, RANK_MARK)) ->
 
 
 def with_mark(name: str, values: Collection[str]) -> list[Process]:
-    """Return the other live processes that started with one of the values in variable `name`."""
+    """Return the other live processes started with any of the values in variable `name`."""
     others = (
         process
         for process in process_table().values()
@@ -316,8 +316,8 @@ def with_mark(name: str, values: Collection[str]) -> list[Process]:
 def pod_of(pid: int) -> str:
     """Return the folder of a process's pod, or "" for a process outside the pods.
 
-    A fork of the local fork server has the fork server's mark. The working directory of such a fork
-    is its pod's folder. The fork server itself has its own mark.
+    A fork of the local fork server has the fork server's mark, and works in the pod's folder.
+    The fork server itself has a separate mark.
     """
     mark = marks(pid, [POD_MARK]).get(POD_MARK, "")
     if Path(mark).name != FORK_SERVER_NAME:
@@ -331,7 +331,7 @@ def pod_of(pid: int) -> str:
 
 
 def of_pods(roots: Collection[str]) -> list[Process]:
-    """Return the live processes of the pods with these folders, except this process."""
+    """Return the live processes of the pods with the given folders, except the calling process."""
     table = process_table().values()
     others = (process for process in table if process.pid != os.getpid() and not process.zombie)
     return [process for process in others if pod_of(process.pid) in roots]
@@ -342,7 +342,7 @@ def end_all(
 ) -> list[Process]:
     """End every listed process: SIGTERM, then SIGKILL after the grace. Repeat until none is listed.
 
-    Returns the processes that are left after the grace and `kill_s`.
+    Returns the processes left after the grace and `kill_s`.
     """
     asked: set[Process] = set()
     start_s = time.monotonic()
@@ -361,7 +361,7 @@ def end_all(
 
 
 def activity(pid: int) -> tuple[float, bool]:
-    """Return the CPU seconds of a process and its ended children, and whether it is stopped."""
+    """Return the CPU seconds of a process and ended children, and whether it is stopped."""
     if not (fields := _stat(pid)):
         return 0.0, False
     return sum(map(int, fields[11:15])) / _TICKS_PER_S, fields[0] in (b"T", b"t")
@@ -375,28 +375,28 @@ def catches(pid: int, number: int) -> bool:
 
 
 def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent dies. Exit now if the parent is dead."""
+    """Make the kernel kill the caller when the parent dies. Exit now if the parent is dead."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(128 + signal.SIGKILL)
 
 
 def become_subreaper() -> None:
-    """Become the parent of every orphan below this process, so no orphan escapes."""
+    """Become the parent of every orphan below the caller, so no orphan escapes."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def offer_to_oom_killer() -> None:
-    """Let the kernel end this process before notebook, keeper and agent when memory runs out.
+    """Let the kernel end the caller before notebook, keeper and agent when memory runs out.
 
-    Children inherit this setting.
+    Children inherit the setting.
     """
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def open_output(folder: Path) -> None:
-    """Redirect descriptor 0 to /dev/null, 1 and 2 to a rank's pipes if read, else to its logs."""
+    """Redirect descriptor 0 to /dev/null, 1 and 2 to a rank's pipes if read, else to logs."""
     _put(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, "stdout"), (2, "stderr")):
         _put(_open_log(folder, name), number)

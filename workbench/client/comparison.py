@@ -46,23 +46,23 @@ class RunComparison(ShownLive):
     runs: tuple[ComparedRun, ...]
 
     def options(self) -> Grid:
-        """Return the options that differ between the runs, without environment variables.
+        """Return the options with different values, without environment variables.
 
-        Options of one kind of job are compared between the runs of this kind.
+        Options of a kind of job are compared between the runs of the same kind.
         """
         different = [cells for cells, values in self._options() if len(values) > 1]
         caption = "Options that differ" if different else "No option differs"
         return self._option_grid(different, caption)
 
     def equal_options(self) -> Grid:
-        """Return the options that are equal in all runs that have them, without unset options."""
+        """Return the set options with equal values in all runs that have the option."""
         equal = [
             cells for cells, values in self._options() if len(values) == 1 and not values <= _UNSET
         ]
         return self._option_grid(equal, "Equal options")
 
     def _options(self) -> Iterator[tuple[tuple[str, ...], set[str]]]:
-        """Return a row for each option, and the different values of the option."""
+        """Return a row for every option, and the different values of the option."""
         asked = [_options(run.view.spec) for run in self.runs]
         names: dict[str, None] = {}
         for options in asked:
@@ -117,7 +117,7 @@ class RunComparison(ShownLive):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Differences that make the runs hard to compare, in a sentence per difference."""
+        """Differences by which the runs are hard to compare, a sentence per difference."""
         views = [run.view for run in self.runs]
         records = [run.record for run in self.runs]
         checks = {
@@ -167,7 +167,7 @@ def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparis
 
     Args:
         runs: Runs in any state, in a list: directories, `Run`, `RunResult` or rows of `history`.
-        names: Names of the runs. Default: the runs' own names, or the names of their directories.
+        names: Names of the runs. Default: the runs' own names, or the names of the directories.
 
     Raises:
         RunError: A directory is no run directory.
@@ -186,7 +186,7 @@ def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparis
 
 
 def compare_views(views: Sequence[RunView], *, names: Sequence[str] = ()) -> RunComparison:
-    """Compare runs that are already read. See `compare`."""
+    """Compare runs already read. See `compare`."""
     is_alive = cache(is_keeper_alive)
     records = [record_of(view.paths, is_alive) for view in views]
     named = tuple(names)
@@ -205,9 +205,9 @@ def compare_views(views: Sequence[RunView], *, names: Sequence[str] = ()) -> Run
 
 
 def tensorboard(runs: AnyRun | Iterable[AnyRun]) -> Board:
-    """Return a TensorBoard of one or more runs by name, which ends with this kernel.
+    """Return a TensorBoard of the given runs by name. The server ends with the kernel.
 
-    A cell that ends with the value has a button for the page.
+    At the end of a cell the value is shown as a button for the page.
 
     Args:
         runs: Runs in any state: directories, `Run`, `RunResult` or rows of `history`.
@@ -286,13 +286,13 @@ def _row(run: ComparedRun, place: int, shown: Sequence[Column]) -> tuple[str, ..
 
 
 def _loss_of(spec: RunSpec | None) -> str:
-    """Return the options that decide the meaning of the loss; empty for jobs that do not know."""
+    """Return the options behind the meaning of the loss; empty for jobs without such options."""
     facts = spec.job.views.loss_facts(spec.job.to_dict()) if spec else {}
     return str(dict(facts)) if facts else ""
 
 
 def _work_of(spec: RunSpec | None) -> str:
-    """Return the options that decide the work of a step; empty for jobs that do not know."""
+    """Return the options behind the work of a step; empty for jobs without such options."""
     facts = spec.job.views.work_facts(spec.job.to_dict()) if spec else {}
     return str(dict(facts)) if facts else ""
 

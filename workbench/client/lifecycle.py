@@ -1,4 +1,4 @@
-"""Start a cluster's keeper and wait for its pods; close the cluster and wait for the end."""
+"""Start a cluster's keeper and wait for the pods; close the cluster and wait for the end."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _LOOK_S = 0.05
 
 
 def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Popen[bytes]:
-    """Start the keeper in a directory that is new, empty or of an ended cluster."""
+    """Start the keeper in a directory: new, empty or of an ended cluster."""
     _check_platform()
     root = paths.root
     make_root(root)
@@ -136,7 +136,7 @@ def _is_in_use(root: Path) -> bool:
 
 
 def occupied(root: Path) -> str:
-    """Return a message on the cluster in a directory: its state, its owner and how to use it."""
+    """Return a message on the cluster in a directory: state, owner and the way to use it."""
     return (
         f"{root} holds a cluster that is "
         f"{cluster_status(root).phase}: {_holder(root)}; {_hint(root)}"
@@ -165,7 +165,7 @@ def _hint(root: Path) -> str:
 
 
 def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
-    """Whether the directory has this cluster and its keeper died. ConfigError: another cluster."""
+    """Whether the directory has the cluster and the keeper died. ConfigError: another cluster."""
     if (
         end_broken_off(paths.root)
         or settled_status(paths.root).phase != "lost"
@@ -241,13 +241,13 @@ def await_ready(
 
 
 def keep_from_idling(paths: ClusterPaths) -> None:
-    """Report to the keeper that a notebook still shows the cluster. Never raises."""
+    """Report to the keeper: a notebook still shows the cluster. Never raises."""
     with suppress(RunError):
         ask(paths.socket, {"op": "status"}, timeout_s=2.0)
 
 
 def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
-    """Close the cluster by its keeper, or remove a dead keeper's leftovers. See `Cluster.close`."""
+    """Close the cluster by the keeper, or remove a dead keeper's leftovers. See `Cluster.close`."""
     keeper = settled_status(paths.root)
     # The directory is gone or damaged: the process table has the keeper of a registered cluster.
     process = None
@@ -299,7 +299,7 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
 
 
 def _tidy(paths: ClusterPaths, spec: ClusterSpec) -> None:
-    """Remove what the keeper left of its pods, by the notes in the cluster's own directory."""
+    """Remove the keeper's leftovers of pods, by the notes in the cluster's own directory."""
     why = why_not_registered(paths.root)
     if why:
         logger.warning("the keeper has ended, and nothing more is removed: %s", why)

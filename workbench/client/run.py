@@ -1,4 +1,4 @@
-"""`Run`: a handle that reads the run directory in any process. Few calls need the keeper."""
+"""`Run`: a handle to read the run directory in any process. Few calls need the keeper."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ class Run(ShownLive):
     def plot(self, name: str = "loss") -> RunPlot:
         """Return an interactive plot with pointer values, zoom, log scale, time axis and smoothing.
 
-        A cell that ends with the plot shows it, and updates it during the run.
+        At the end of a cell the plot is shown, and is updated during the run.
 
         Args:
             name: `loss`, `perplexity`, `learning_rate`, `grad_norm`, `samples_per_s`, `memory` of
-                each pod, or any other number that steps or evaluations of the run report.
+                every pod, or any other number in the run's steps or evaluations.
 
         Raises:
-            ConfigError: The run has not reported such a number. The message lists the plots.
+            ConfigError: The run has not reported the number. The message lists the plots.
         """
         return RunPlot(self.paths.root, name)
 
@@ -133,7 +133,7 @@ class Run(ShownLive):
 
     @property
     def name(self) -> str:
-        """Name of the run in panel, card, `history`, `compare` and reports; empty until you set it.
+        """Name of the run in panel, card, `history`, `compare` and reports. Default: empty.
 
         Raises:
             ConfigError: The new name is not a text of at most 80 letters.
@@ -147,7 +147,7 @@ class Run(ShownLive):
 
     @property
     def note(self) -> str:
-        """Note on the run, shown with the run; empty until you set it. At most 2,000 letters."""
+        """Note on the run, shown with the run. Default: empty. At most 2,000 letters."""
         return read_label(self.paths).note
 
     @note.setter
@@ -156,7 +156,7 @@ class Run(ShownLive):
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Tags of the run, to find the run in the sidebar; none until you set them.
+        """Tags of the run, to find the run in the sidebar. Default: none.
 
         Raises:
             ConfigError: There are more than 20 new tags, or a tag has a comma or over 40 letters.
@@ -175,7 +175,7 @@ class Run(ShownLive):
 
     @property
     def state(self) -> RunState:
-        """State of the run; `lost` if its keeper died before the end and no other has taken over.
+        """State of the run; `lost` if the keeper died before the end and no other has taken over.
 
         `unknown` if the files of the run cannot be read now: the run may well continue.
         """
@@ -203,7 +203,7 @@ class Run(ShownLive):
 
     @property
     def returned(self) -> list[object]:
-        """Values that the ranks of a `Function` returned, in the order of ranks.
+        """Values returned by the ranks of a `Function`, in the order of ranks.
 
         Raises:
             RunError: A rank returned nothing: the job was no function, has not ended, or failed.
@@ -223,7 +223,7 @@ class Run(ShownLive):
         return Events(self.paths.events)
 
     def logs(self, rank: int = 0, stream: str = "both", tail: int | None = 200) -> str:
-        """Return a rank's output, without its event lines. Empty before the first line.
+        """Return a rank's output, without event lines. Empty before the first line.
 
         Args:
             rank: Number of the rank.
@@ -248,10 +248,10 @@ class Run(ShownLive):
         return mask_secrets("\n".join(lines))
 
     def follow(self, rank: int = 0, stream: str = "both") -> Iterator[str]:
-        """Yield the lines of a rank's output as they arrive, until the run has ended.
+        """Yield new lines of a rank's output until the run has ended.
 
-        Earlier lines come first. Lines of both streams that arrive at about the same time may come
-        in another order than in `logs`.
+        Earlier lines come first. If both streams have lines at about the same time, the order may
+        differ from the order in `logs`.
 
         Args:
             rank: Number of the rank.
@@ -277,7 +277,7 @@ class Run(ShownLive):
             time.sleep(_LOOK_S)
 
     def _check_log(self, rank: int, stream: str) -> None:
-        """Refuse a stream or a rank that the run does not have."""
+        """Refuse a stream or a rank unknown to the run."""
         if stream not in _STREAMS:
             raise one_of("stream", stream, _STREAMS)
         if self.paths.rank_log(rank, "stdout").exists():
@@ -290,12 +290,12 @@ class Run(ShownLive):
                 raise RunError(f"the run has no rank {rank}. Its ranks are 0 to {ranks - 1}")
 
     def manifest(self, kind: str, **options: object) -> Manifest:
-        """Return this job as a manifest for Kubeflow; `str()` is the YAML. Nothing is sent.
+        """Return the job as a manifest for Kubeflow; `str()` is the YAML. Nothing is sent.
 
         Args:
             kind: Kind of the Kubeflow job, such as `trainjob`. The handover page lists all kinds.
-            options: See `HandoverOptions`. For a run on `KubernetesPods`, their options are the
-                default.
+            options: See `HandoverOptions`. For a run on `KubernetesPods`, the options of the place
+                are the default.
 
         Raises:
             ConfigError: The kind or an option is unknown, the image is missing, or the job cannot
@@ -381,7 +381,7 @@ class Run(ShownLive):
         return RunResult.at(self.path, raw)
 
     def _outcome(self) -> dict[str, Any]:
-        """Return the run's outcome from its keeper, or {} without an answer."""
+        """Return the run's outcome from the keeper, or {} without an answer."""
         cluster, run = self._home
         with suppress(RunError):
             refuse_another(self.path, run, cluster)
@@ -409,7 +409,7 @@ class Run(ShownLive):
         """Stop the run within two steps, with a checkpoint and the current model. Returns at once.
 
         Ranks check for the request at the start of a step and end after the step. With `local-sgd`
-        they check when they synchronise.
+        ranks check when they synchronise.
 
         In a script, a Trainer of transformers ends after a step, and the script continues. Ranks
         without a Trainer get SIGTERM if they handle SIGTERM, else SIGINT (KeyboardInterrupt in
@@ -428,7 +428,7 @@ class Run(ShownLive):
             a line per rank.
 
         Raises:
-            RunError: The run is not running, or its keeper does not answer.
+            RunError: The run is not running, or the keeper does not answer.
         """
         if self.state.is_terminal:
             raise RunError(f"run {self.id} is {self.state}; only ranks that run have stacks")
@@ -437,18 +437,18 @@ class Run(ShownLive):
         return Stacks({int(rank): str(text) for rank, text in stacks.items()})
 
     def fetch(self) -> list[str]:
-        """Copy back the files that did not fit on this disk. Return notes on files left on pods.
+        """Copy back files that did not fit on the local disk. Return notes on files left on pods.
 
-        Such files are the model, outputs, checkpoints and logs.
+        The files are the model, outputs, checkpoints and logs.
 
         Raises:
-            RunError: The run has not ended, its cluster is closed, or the disk is still full.
+            RunError: The run has not ended, the cluster is closed, or the disk is still full.
         """
         answer = self._ask("fetch", timeout_s=3600)
         return [str(note) for note in answer["notes"]]
 
     def _ask(self, how: str, timeout_s: float = 30.0) -> dict[str, Any]:
-        """Send a request about this run to its keeper, and return the answer.
+        """Send a request about the run to the keeper, and return the answer.
 
         The keeper knows a run by its id alone, and the author of a given directory chose the id.
         """
@@ -474,10 +474,10 @@ class Run(ShownLive):
             time.sleep(_LOOK_S)
 
     def tensorboard(self) -> Board:
-        """Return a TensorBoard of this run, which ends with this kernel.
+        """Return a TensorBoard of the run. The server ends with the kernel.
 
-        A cell that ends with the value has a button for the page. Event files that a script wrote
-        into its folder are included once copied back. `workbench.tensorboard` takes several runs.
+        At the end of a cell the value is shown as a button for the page. Event files in a script's
+        folder are included once copied back. `workbench.tensorboard` takes several runs.
 
         Raises:
             BackendError: TensorBoard did not start.

@@ -1,4 +1,4 @@
-"""The register of this user's clusters, in the private folder of each cluster.
+"""The register of the user's clusters, in the private folder of every cluster.
 
 A cluster's directory is data: a colleague may have given the directory, or pods may share it. Only
 a registered cluster is taken over, cleaned up, logged into or signalled.
@@ -48,12 +48,12 @@ _REMEDY = "The folder is only shown. Start a cluster with another path"
 
 
 class NotRegistered(RunError):
-    """Report a directory that is data: it holds no cluster that this user started there."""
+    """Report a directory that is data, without a cluster started there by the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Registration:
-    """A cluster that this user started on this machine."""
+    """A cluster started by the user on this machine."""
 
     path: str
     """Real path of the cluster's directory."""
@@ -70,10 +70,10 @@ class Registration:
 
 
 def register(paths: ClusterPaths, stored: Mapping[str, object]) -> None:
-    """Enter a cluster that starts, and write its specification with a seal.
+    """Enter a starting cluster, and write the specification with a seal.
 
     Args:
-        paths: The cluster's directory, which exists.
+        paths: The cluster's existing directory.
         stored: The JSON form of the specification, without values of variables.
 
     Raises:
@@ -120,8 +120,8 @@ def registered(cluster: Path) -> Registration:
 
     Raises:
         NotRegistered: The directory is data. The message has the reason.
-        RunError: The files cannot be read at this moment.
-        ConfigError: Other users may know this user's key.
+        RunError: The files cannot be read at the moment.
+        ConfigError: Other users may know the user's key.
     """
     paths = ClusterPaths(cluster)
     entry = registration(cluster)
@@ -161,7 +161,7 @@ def why_not_registered(cluster: Path) -> str:
 def registration(cluster: Path) -> Registration | None:
     """Return the entry for a path, also without the directory. None: no entry.
 
-    Raise Unreadable if the entry cannot be read at this moment.
+    Raise Unreadable if the entry cannot be read at the moment.
     """
     return _entry_of(read_known(ClusterPaths(cluster).own_registration))
 
@@ -182,9 +182,9 @@ def _entry_of(raw: Mapping[str, object]) -> Registration | None:
 
 
 def unregister(cluster: Path) -> None:
-    """Remove the entry of a cluster that is closed, with nothing left of its pods. Idempotent.
+    """Remove the entry of a closed cluster, with nothing left of the pods. Idempotent.
 
-    The private folder keeps the path, so that `prune` can tell when the directory is gone.
+    The private folder keeps the path, so `prune` can notice a missing directory.
     """
     entry = ClusterPaths(cluster).own_registration
     with suppress(FileNotFoundError):
@@ -192,7 +192,7 @@ def unregister(cluster: Path) -> None:
 
 
 def is_tidied(cluster: Path) -> bool:
-    """Whether the cluster of a directory is closed, with nothing left of its pods."""
+    """Whether the cluster of a directory is closed, with nothing left of the pods."""
     entry = ClusterPaths(cluster).own_registration
     if registration(cluster) is not None:
         return False
@@ -204,7 +204,7 @@ def is_tidied(cluster: Path) -> bool:
 
 
 def prune() -> None:
-    """Remove the private folders of clusters whose directories are gone. Never raises."""
+    """Remove the private folders of clusters with missing directories. Never raises."""
     try:
         folders = list(clusters_folder().iterdir())
     except OSError:
@@ -243,7 +243,7 @@ def _is_place_of(entry: Registration, facts: os.stat_result) -> bool:
 
 
 def _why_unknown(paths: ClusterPaths) -> str:
-    """Return why a directory has no registration at its path."""
+    """Return why a directory has no registration at the path."""
     with suppress(WorkbenchError):
         try:
             read_sealed(paths.config, purpose=SPEC, root=paths.root)

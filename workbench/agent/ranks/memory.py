@@ -1,8 +1,8 @@
-"""Memory of ranks that consist of several processes, as a pod's agent watches it.
+"""Memory of ranks that consist of several processes, as watched by a pod's agent.
 
-The kernel walks all page tables of a process for its exact share of memory, some 20 ms for each
+The kernel walks all page tables of a process for its exact share of memory, some 20 ms for every
 GiB, and holds the lock of the process's memory meanwhile. Exact shares are therefore read seldom,
-and in a fork. In between, the sizes of each second are compared with those of the last exact look.
+and in a fork. In between, the sizes of every second are compared with the last exact sizes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """A process's share of memory when it was first seen, or at the last exact look."""
+    """A process's share of memory when first seen, or at the last exact look."""
 
     own_bytes: int
     shared_bytes: int
@@ -75,7 +75,7 @@ class MemoryWatch:
         """Take the result of an exact look, and begin the next if one is due. Never waits.
 
         Args:
-            families: The pids of each rank. A single process is not looked at.
+            families: The pids of every rank. A single process is not looked at.
         """
         pids = [pid for family in families if len(family) > 1 for pid in family]
         if self._task is not None:

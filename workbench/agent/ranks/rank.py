@@ -1,4 +1,4 @@
-"""A rank on this pod: its cold start, its state, and its processes."""
+"""A rank on the pod: cold start, state, and processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from workbench.base.process import (
 
 @dataclass(slots=True)
 class Rank:
-    """A rank and its state. `phase` only moves forward: waiting, forking, running, exited."""
+    """A rank with a state. `phase` only moves forward: waiting, forking, running, exited."""
 
     place: RankPlace
     folder: Path
@@ -105,7 +105,7 @@ class Rank:
             self._fail(failure_from(stderr, exit_code, oom_hint=oom_hint))
 
     def ask(self, process: Process) -> None:
-        """Ask the rank to end: its Trainer after a step, else by a handled SIGTERM, or SIGINT."""
+        """Ask the rank to end: the Trainer after a step, else by a handled SIGTERM, or SIGINT."""
         if (self.folder / "trainer-listens").exists():
             with suppress(OSError):
                 (self.folder / "trainer-asked").touch()
@@ -118,7 +118,7 @@ class Rank:
         process.send(signum)
 
     def take_leave(self) -> bool:
-        """Tell the rank that its pod is ending. Return whether the rank acts on the notice."""
+        """Tell the rank that the pod is ending. Return whether the rank acts on the notice."""
         if self.process is None or not self.live:
             return False
         if (self.folder / LEAVE_LISTENS).exists():
@@ -135,7 +135,7 @@ class Rank:
         return self.success == "record" and (self.folder / "done.json").exists()
 
     def recover(self) -> None:
-        """Set the state of an ended agent's rank from its folder, if the rank was ever started."""
+        """Set the state of an ended agent's rank from the folder, if the rank was ever started."""
         if (self.folder / "stdout.log").exists():
             self.phase = "exited"
             self.swept = True
@@ -161,7 +161,7 @@ class Rank:
         _keep(self.folder / "error.json", self.error)
 
     def members(self, table: Mapping[int, Process]) -> set[int]:
-        """Return the pids of this rank and of its living descendants and session members."""
+        """Return the pids of the rank and of all living descendants and session members."""
         if self.process is None or self.swept:
             return set()
         own = self.process

@@ -1,22 +1,22 @@
 """The gate: every access to a file below a run or cluster directory goes through these functions.
 
-Pods may share such a directory, and another person may have given it to you. So each name in it may
-be a link, a pipe, a device, or a file of any size.
+Pods may share the directory, and another person may have given the directory to you. So any name in
+the directory may be a link, a pipe, a device, or a file of any size.
 
-The functions open the given root by its path, as the user names it. Every part below the root is
-opened from the descriptor of its folder, and a link in its place is refused. A file is opened
-without blocking, and only a regular file is accepted. Reading stops at a number of bytes, and a
-listing at a number of names. `tests/test_gate.py` refuses any other access.
+The functions open the given root by path, as the user names the root. Every part below the root is
+opened from the descriptor of the folder above, and a link in the part's place is refused. A file is
+opened without blocking, and only a regular file is accepted. Reading stops at a number of bytes,
+and a listing at a number of names. `tests/test_gate.py` refuses any other access.
 
 Not promised: a time limit. A network file system that hangs also holds the calling thread, because
 the kernel cannot interrupt a read from a regular file. Not promised either: the content. A program
 with access to the folder may change a file during a read. `library` checks a folder before a
-library opens its files by name, and a link made after the check is followed.
+library opens the files by name, and a link made after the check is followed.
 
-On a pod, the folder of a run belongs to the user of the ranks, so a rank can do there all that the
-agent can. The agent therefore opens the files of its own folder by path. Records and logs of a rank
-are opened here nevertheless: a pipe in their place would hold the agent. Files from a pod are
-foreign bytes only for the keeper, which uses the gate on its side.
+On a pod, the folder of a run belongs to the user of the ranks, so a rank has the agent's
+rights there. The agent therefore opens the files of the agent's own folder by path. Records and
+logs of a rank are opened here nevertheless: a pipe in the place of a file would hold the agent.
+Files from a pod are foreign bytes only for the keeper, and the keeper uses the gate.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def open_record(path: Path, within: Path | None = None) -> BufferedReader:
-    """Open a regular file, following no link inside `within` (default: its folder), or OSError."""
+    """Open a regular file, following no link in `within` (default: file's folder), or OSError."""
     return os.fdopen(_open_file(path, os.O_RDONLY, within), "rb")
 
 
 def read_bytes(path: Path, within: Path | None = None, limit: int = LARGEST) -> bytes:
-    """Return the content of a file that `open_record` opens.
+    """Return the content of a file opened by `open_record`.
 
     Raises OSError, also for more than `limit` bytes.
     """
@@ -77,7 +77,7 @@ def read_text(path: Path, within: Path | None = None, limit: int = LARGEST) -> s
 
 
 def read_end(path: Path, within: Path | None = None, most: int = LARGEST) -> bytes:
-    """Return the last bytes of a file that `open_record` opens."""
+    """Return the last bytes of a file opened by `open_record`."""
     with open_record(path, within) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - most))
@@ -85,13 +85,13 @@ def read_end(path: Path, within: Path | None = None, most: int = LARGEST) -> byt
 
 
 def digest(path: Path, within: Path | None = None) -> str:
-    """Return the SHA-256 of a file that `open_record` opens, as hexadecimal text."""
+    """Return the SHA-256 of a file opened by `open_record`, as hexadecimal text."""
     with open_record(path, within) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_to_write(path: Path, flags: int, within: Path) -> int:
-    """Open a regular file for this user alone, without following a link or opening a pipe.
+    """Open a regular file for the user alone, without following a link or opening a pipe.
 
     Args:
         path: The file.
@@ -105,14 +105,14 @@ def open_to_write(path: Path, flags: int, within: Path) -> int:
 
 
 def open_to_append(path: Path, within: Path) -> BinaryIO:
-    """Open a file as `open_to_write` does, to add to its end."""
+    """Open a file as `open_to_write` does, to add to the end."""
     return os.fdopen(
         open_to_write(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, within), "ab", buffering=0
     )
 
 
 def open_anew(path: Path, within: Path | None = None) -> BinaryIO:
-    """Open an empty file for this user alone, in the place of an earlier file of the name."""
+    """Open an empty file for the user alone, in the place of an earlier file of the name."""
     flags = os.O_RDWR | os.O_CREAT
     handle = _open_file(path, flags, within)
     os.truncate(handle, 0)
@@ -126,7 +126,7 @@ def write_all(out: BinaryIO, data: bytes) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, within: Path | None = None) -> None:
-    """Replace a file atomically. A link in its place is replaced, and its target is untouched."""
+    """Replace a file atomically. A link there is replaced, and the link's target is untouched."""
     part = f".{path.name}.{secrets.token_hex(4)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
     with _place_of(path, within) as (place, name):
@@ -160,7 +160,7 @@ def names_in(folder: Path, pattern: str = "*", within: Path | None = None) -> li
 
 
 def files_in(folder: Path, pattern: str = "*", within: Path | None = None) -> list[Path]:
-    """Return the paths of the files that `names_in` names."""
+    """Return the paths of the files named by `names_in`."""
     return [folder / name for name in names_in(folder, pattern, within)]
 
 

@@ -1,7 +1,7 @@
-"""A TensorBoard server for a folder: one per folder, which ends with the requesting process.
+"""A TensorBoard server for a folder: one per folder. The server ends with the requesting process.
 
 The server listens on a Unix socket in a private folder if the Jupyter server can forward requests,
-else on a loopback port. Its pages are below a token that only this user can read. A nonce in the
+else on a loopback port. The pages are below a token, readable by the user alone. A nonce in the
 title distinguishes the server from other listeners.
 """
 
@@ -47,7 +47,7 @@ _LOOK_LIMIT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoardServer:
-    """A server that answered when it was found."""
+    """A server that answered when found."""
 
     folder: str
     """Folder of the shown event files, absolute."""
@@ -82,7 +82,7 @@ class BoardServer:
 
     @property
     def answers(self) -> bool:
-        """Whether this server, and no other listener, answers at its address."""
+        """Whether the server, and no other listener, answers at the address."""
         connection = http.client.HTTPConnection(HOST, self.port, timeout=_LOOK_LIMIT_S)
         try:
             if not self.port:
@@ -112,7 +112,7 @@ class BoardServer:
 
 
 def serve(folder: Path, *, port: int | None = 0, timeout_s: float = _START_S) -> BoardServer:
-    """Return the server of a folder, started if necessary. `port` None: on its Unix socket."""
+    """Return the server of a folder, started if necessary. `port` None: on the Unix socket."""
     record = _record(folder)
     with record.with_suffix(".lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -142,7 +142,7 @@ def find_by_key(key: str) -> BoardServer | None:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port now, maybe after stopping a server of ours."""
+    """Whether a server could listen on the port now, maybe after stopping a server of ours."""
     if any(server.port == port for server in _all()):
         return True
     with socket.socket() as probe:
@@ -190,7 +190,7 @@ def _reap() -> None:
 
 
 def private_folder() -> Path:
-    """Return the folder of records, sockets and links, private to this user on this machine."""
+    """Return the folder of records, sockets and links, private to the user on this machine."""
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     folder = base / f"workbench-tensorboard-{os.getuid()}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -274,7 +274,7 @@ def _main() -> None:
 
 
 def _socket_server(path: Path) -> Callable[[Any, object], object]:
-    """Return a factory for TensorBoard's page server on a Unix socket: its own needs a port."""
+    """Return a factory for a page server on a Unix socket: TensorBoard's own needs a port."""
     from werkzeug.serving import ThreadedWSGIServer
 
     logging.getLogger("werkzeug").setLevel(logging.WARNING)  # else a line for each request

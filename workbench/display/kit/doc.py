@@ -1,6 +1,6 @@
 """The content of a view as a list of blocks.
 
-Text, Markdown and HTML are drawn and escaped from it.
+Text, Markdown and HTML are drawn and escaped from the list.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; `width` is the most columns that a cell takes in text."""
+    """A table; `width` is the maximum of columns for a cell in text."""
 
     grid: Grid
     width: int = 60
@@ -59,13 +59,13 @@ class Figure:
 
     @property
     def words(self) -> str:
-        """The text; without one, the words of the plot. Its notes are blocks of their own."""
+        """The text; without text, the words of the plot. Notes of the plot are separate blocks."""
         return self.text or (plot_words(replace(self.plot, notes=())) if self.plot else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A sentence. Its kind is `plain`, `quiet`, `hint`, `caution`, `warning` or `bad`."""
+    """A sentence. The kind is `plain`, `quiet`, `hint`, `caution`, `warning` or `bad`."""
 
     text: str
     kind: str = "quiet"
@@ -89,7 +89,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Blocks in a fold; text shows all of them."""
+    """Blocks in a fold; text shows all blocks."""
 
     title: str
     blocks: Sequence[Block]
@@ -98,14 +98,14 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Links to headings that have an anchor; nothing in text and Markdown."""
+    """Links to headings with an anchor; nothing in text and Markdown."""
 
     titles: Sequence[Heading]
 
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """Content for which no other block fits: HTML from a template of its own, and text."""
+    """Content that fits no other block: HTML from a separate template, and text."""
 
     html: str
     text: str = ""
@@ -124,7 +124,7 @@ class Doc:
 
 
 def to_html(doc: Doc) -> str:
-    """Draw a document as HTML for a notebook, with its style sheet."""
+    """Draw a document as HTML for a notebook, with the style sheet."""
     return share_glyphs(styled(blocks_html(doc.blocks), doc.state, full=doc.full))
 
 
@@ -136,8 +136,8 @@ def to_bundle(doc: Doc) -> dict[str, object]:
 def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
     """Draw a document as several outputs, so that every place has its pictures.
 
-    An interactive plot is an output of its own, after one with its title. Where plotly is missing,
-    it is a JPEG: JupyterLab's plotly draws a PNG instead of the plot until the pointer is on it.
+    An interactive plot is a separate output, after an output with the title. Without plotly the
+    plot is a JPEG: JupyterLab's plotly draws a PNG instead of the plot until the pointer is there.
     Other pictures are SVG in the HTML; a PNG follows for places that strip SVG.
     """
 
@@ -166,19 +166,19 @@ def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
 
 
 def image_bundle(image: bytes, words: str, kind: str = "image/png") -> dict[str, object]:
-    """Return an image as notebook data, with words for a terminal; nothing for an empty one."""
+    """Return an image as notebook data, with words for a terminal; nothing for an empty image."""
     if not image:
         return {"text/plain": "", "text/html": ""}
     return {"text/plain": words, kind: b64encode(image).decode()}
 
 
 def pictured(page: str, mark: str = "") -> str:
-    """Put HTML into the frame whose style sheet hides the PNG that follows as an output."""
+    """Put HTML into the frame whose style sheet hides the PNG of the next output."""
     return f'<div class="wb-picture"{mark}>{page}</div>'
 
 
 def stripped_words(text: str) -> Markup:
-    """Write words that are seen only where the style sheet is stripped, and SVG mostly too."""
+    """Write words, seen only where the style sheet is stripped, and SVG mostly too."""
     if not text:
         return Markup("")
     return Markup('<pre class="wb-sep">{}</pre>').format(clean(text))

@@ -1,7 +1,7 @@
 """Read at submit what a model's configuration and tokenizer say about a job, before pods start.
 
 The list of `check_model_files` is the same for `submit`, `plan`, `preview` and `run.evaluate`. The
-ranks call `check_loaded` for a model of the hub, whose files may be unknown on this machine.
+ranks call `check_loaded` for a model of the hub, whose files may be unknown on the user's machine.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _WITHOUT_START = (
 
 
 def check_model_files(job: FineTuneOptions) -> None:
-    """Raise ConfigError if the files of a job's model show that the job cannot train.
+    """Raise ConfigError if the job cannot train by the files of the job's model.
 
     Files of another machine and of the hub are not asked for. A configuration of the hub in the
     cache of this machine is read.
@@ -87,9 +87,9 @@ def check_configuration(job: FineTuneOptions) -> None:
 
 
 def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
-    """Raise ConfigError if the folder of a trained model, or its base, cannot be loaded.
+    """Raise ConfigError if the folder of a trained model, or the base, cannot be loaded.
 
-    `before` also loads the base of a model that was trained as a whole.
+    `before` also loads the base of a model trained as a whole.
     """
     adapters = job.peft != Peft.NONE
     if adapters:
@@ -102,7 +102,7 @@ def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
 
 
 def model_notes(job: FineTuneOptions) -> Iterator[str]:
-    """Yield what is odd about the files of a job's model, and no reason to refuse the job."""
+    """Yield notes on odd files of a job's model, without a reason to refuse the job."""
     job = on_base(job)
     place = known_folder(job)
     if place is None:
@@ -146,9 +146,9 @@ def lacking_memory(job: FineTuneOptions, *, ranks: int, memory_gib: float) -> st
 
 
 def check_loaded(job: FineTuneOptions, config: Json, special: Mapping[str, int | None]) -> None:
-    """Raise ConfigError for a job that does not fit its loaded model and tokenizer.
+    """Raise ConfigError if a job does not fit the loaded model and tokenizer.
 
-    `special` has the ids of the tokens that rows get besides their text, by name.
+    `special` has the ids of the tokens added to the text of rows, by name.
     """
     source = f"the configuration of {job.model!r}"
     check_not_quantized(job, config, source)

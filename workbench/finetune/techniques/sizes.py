@@ -29,7 +29,7 @@ _PACKED = FOUR_BITS + 1 / 64 + 4 / (64 * 256)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """Bytes of a rank in one place, by purpose."""
+    """Bytes of a rank in a single place, by purpose."""
 
     parameters: float = 0.0
     gradients: float = 0.0
@@ -100,7 +100,7 @@ BEGIN = Moment(base=0.0, row=0.0, logits=0.0, logits_row=0.0, gradients=0.0)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parameters:
-    """Elements of a group of parameters: a transformer layer's, or those outside of all layers."""
+    """Elements of a group of parameters: in a transformer layer, or outside of all layers."""
 
     frozen: int
     """Elements without training and stay in whole numbers of bytes."""
@@ -121,7 +121,7 @@ class Parameters:
         return self.frozen + self.trained + self.packed
 
     def cut(self, ranks: int) -> Parameters:
-        """Return the part of one of `ranks` ranks that share the parameters."""
+        """Return the part of a rank if `ranks` ranks share the parameters."""
         return Parameters(
             frozen=self.frozen // ranks,
             trained=self.trained // ranks,
@@ -135,7 +135,7 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trace:
-    """Memory of a training step of one model, by arithmetic, and the sizes of its parameters."""
+    """Memory of a training step of a model, by arithmetic, and the sizes of the parameters."""
 
     moments: Mapping[str, Sequence[Moment]]
     """Moments that can have the highest memory, by arithmetic."""
@@ -182,7 +182,7 @@ class Trace:
 
     @property
     def largest_packed(self) -> int:
-        """Elements of the largest parameter that can be stored in 4 bits."""
+        """Elements of the largest parameter storable in 4 bits."""
         return max(group.largest_packed for group in self._groups)
 
     @property
@@ -190,9 +190,9 @@ class Trace:
         return max(self.layers, key=lambda layer: layer.all, default=self.rest)
 
     def cut(self, ranks: int) -> Trace:
-        """Return the part of one of `ranks` ranks that share the weights of each layer.
+        """Return the part of a rank if `ranks` ranks share the weights of every layer.
 
-        The few weights of a layer that stay whole, such as norms, count as shared.
+        The few whole weights of a layer, for example norms, count as shared.
         """
         if ranks == 1:
             return self
@@ -207,7 +207,7 @@ class Trace:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the output layer has no weight of its own, beside the embeddings."""
+        """Whether the output layer has no separate weight, beside the embeddings."""
         return self.rest.small.get(self.rest.largest, 0) < 2
 
     def no_larger_than(self, elements: int) -> tuple[int, int]:
@@ -224,7 +224,7 @@ class Trace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """Numbers of a technique's training that determine its memory and its speed.
+    """Numbers of a technique's training for the prediction of memory and speed.
 
     Buckets and similar sizes have DeepSpeed's own defaults:
     https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
@@ -361,16 +361,16 @@ class Exchanges:
         return self.network.all_reduce_s(size, self.setting.ranks) / 2
 
     def by_layers_s(self, accumulation: int, *, persist: int, scatters: int) -> float:
-        """Return the seconds of a step whose layers are gathered separately.
+        """Return the seconds of a step with separately gathered layers.
 
-        A layer is gathered before its forward pass and again before its backward pass, unless the
+        A layer is gathered before the forward pass and again before the backward pass, unless the
         layer was kept. The layer's gradients are then scattered. gloo scatters by an all-reduce.
 
         Args:
             accumulation: Micro-batches of the step.
-            persist: Largest number of elements of a weight that stays whole. Small weights are
+            persist: Largest number of elements of an undivided weight. Small weights are
                 gathered once a step.
-            scatters: Messages that scatter the gradients of a micro-batch.
+            scatters: Messages to scatter the gradients of a micro-batch.
         """
         setting = self.setting
         trace = self.trace
@@ -417,7 +417,7 @@ def scales_of(setting: Setting, trace: Trace) -> float:
 def turned_of(setting: Setting, trace: Trace) -> int:
     """Return the bytes of the weights in memory whose format differs from the files' format.
 
-    Weights in the format of their files stay pages of the files.
+    Weights in the files' format stay pages of the files.
     """
     turned = 0
     if setting.weight_bytes != setting.file_bytes:
@@ -429,10 +429,10 @@ def turned_of(setting: Setting, trace: Trace) -> int:
 
 
 def pinned_bytes(size: float) -> float:
-    """Return the bytes that torch takes for a page-locked tensor: the next power of two.
+    """Return the bytes of torch for a page-locked tensor: the next power of two.
 
     `CachingHostAllocatorImpl::allocate` of torch 2.13 (at/ATen/core/CachingHostAllocator.h) rounds
-    every tensor up, and keeps freed tensors for later ones of the same size.
+    every tensor up, and keeps freed tensors for later tensors of the same size.
 
     Example:
         >>> pinned_bytes(5 * 2**20) / 2**20
@@ -459,7 +459,7 @@ def pinned_one_by_one(trace: Trace, *, size: float, shards: int) -> float:
 
 
 def gathered_to_save(setting: Setting, trace: Trace) -> Memory:
-    """Return the memory of weights that rank 0 gathers, or copies from its GPU, to save."""
+    """Return the memory of weights gathered by rank 0, or copied from rank 0's GPU, to save."""
     saved = trace.trained if trace.trained < trace.parameters else trace.parameters
     layer = max(trace.largest_layer.all, trace.rest.largest)
     at_once = SAVED_AT_ONCE + setting.weight_bytes * layer

@@ -1,7 +1,7 @@
-"""`SSHPods`: pods on existing machines, reached through their SSH daemons with the user's key.
+"""`SSHPods`: pods on existing machines, reached through SSH daemons with the user's key.
 
-Owns only its own folders and agents on the machines, and stops nothing else. OpenSSH's client logs
-in, once for each host; all else travels on this connection. `~/.ssh` is read only on request, and
+Owns only the folders and agents made on the machines, and stops nothing else. OpenSSH's client logs
+in, once per host; all else travels on the same connection. `~/.ssh` is read only on request, and
 never written. An unknown host key is refused unless the user vouches for it.
 """
 
@@ -117,7 +117,7 @@ NamedOrGiven = Annotated[Host, BeforeValidator(_kept), PlainSerializer(Host.to_d
 
 
 class SSHPods(Place):
-    """Pods on machines that exist. `PodSpec.image` means nothing here."""
+    """Pods on existing machines. `PodSpec.image` means nothing here."""
 
     label: ClassVar[str] = "SSHPods"
     kind: ClassVar[str] = "ssh"
@@ -226,7 +226,7 @@ class SSHPods(Place):
             raise
 
     def _log_in(self, hosts: Sequence[Host], spec: PodSpec, context: LaunchContext) -> list[Pod]:
-        """Log in to all hosts and return their pods."""
+        """Log in to all hosts and return the pods."""
         limit_s = self.connect_timeout_s
         step_s = entry.STEP * limit_s
         if nameless("ssh"):
@@ -281,7 +281,7 @@ class SSHPods(Place):
         return hosts
 
     def adopt(self, pods: Sequence[Pod], _spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Take the pods over, by what their keeper noted in the cluster's private folder."""
+        """Take the pods over, by the keeper's note in the cluster's private folder."""
         note = note_of(context.directory)
         if not note.is_file():
             raise BackendError(
@@ -323,7 +323,7 @@ class SSHPods(Place):
     ) -> list[Pod]:
         """Return the pods, lost ones as failed: there is no other host.
 
-        A later look may find them again.
+        A later look may find lost pods again.
         """
         why = "its host does not answer, and there is no other in its place"
         pods = self.refresh()
@@ -333,12 +333,12 @@ class SSHPods(Place):
         return pods
 
     def refresh(self) -> list[Pod]:
-        """Return the pods; a host with a broken connection is Unknown until it answers again."""
+        """Return the pods; a host with a broken connection is Unknown until the next answer."""
         self._pods = [self._look(pod) for pod in self._pods]
         return list(self._pods)
 
     def logs(self, name: str, tail: int = 50) -> str:
-        """Return what is known of a host, and the end of its agent's log; also after `stop`."""
+        """Return the known facts of a host, and the end of the agent's log; also after `stop`."""
         if name not in self._logs:
             raise ConfigError(
                 f"no pod {name!r} was launched; there are: {', '.join(self._logs) or 'none'}"
@@ -353,9 +353,9 @@ class SSHPods(Place):
         return "\n".join(lines[-tail:])
 
     def stop(self) -> None:
-        """End what we started and remove our folders.
+        """End our agents and remove our folders.
 
-        Where a host cannot be reached, the agent ends by its lease.
+        On an unreachable host the agent ends by the lease.
         """
         self._stopped = True
         # A launch that waits for a host gives up when its connection goes.
@@ -380,7 +380,7 @@ class SSHPods(Place):
                 self._identity.destroy()
 
     def remove_left(self, directory: Path) -> None:
-        """Clean up the hosts of a dead keeper, by its note in the cluster's private folder.
+        """Clean up the hosts of a dead keeper, by the note in the cluster's private folder.
 
         Idempotent.
         """
@@ -462,7 +462,7 @@ class SSHPods(Place):
 
     @property
     def _more_s(self) -> float:
-        """What a user who asked for more time than usual wants a single attempt to have."""
+        """Seconds of a single attempt if `connect_timeout_s` is above the default, else 0."""
         if self.connect_timeout_s <= entry.CONNECT_S:
             return 0.0
         return self.connect_timeout_s

@@ -1,7 +1,7 @@
-"""The login helper of a kubeconfig (`exec`): run with a time limit, and quoted where it fails.
+"""The login helper of a kubeconfig (`exec`): run with a time limit, and quoted after a failure.
 
-The Kubernetes client logs a failed helper and sends the request without credentials. This module
-raises instead. It keeps the helper's answer out of every message, as the answer has a token.
+The Kubernetes client logs a failed helper and sends the request without credentials. The module
+raises instead. No message has the helper's answer, as the answer has a token.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class LoginWait:
 def credentials(
     helper: Mapping[str, Any], cluster: Mapping[str, Any] | None, folder: str, wait: LoginWait
 ) -> Mapping[str, Any]:
-    """Run a login helper and return the `status` of its answer, with a token or a certificate.
+    """Run a login helper and return the `status` of the answer, with a token or a certificate.
 
     Args:
         helper: The section `exec` of the kubeconfig's user.
-        cluster: The kubeconfig's cluster for a helper that asks for it, or None.
+        cluster: The kubeconfig's cluster if the helper asks for the cluster, or None.
         folder: Folder of the kubeconfig.
         wait: Time limit, and the receiver of the helper's words.
 
@@ -110,7 +110,7 @@ def credentials(
 
 
 def _await(process: subprocess.Popen[bytes], name: str, wait: LoginWait) -> tuple[bytes, bytes]:
-    """Wait for the end of a helper and report its words; LoginFailed at the time limit."""
+    """Wait for the end of a helper and report the helper's words; LoginFailed at the time limit."""
     began_s = time.monotonic()
     said = b""
     told = ""
@@ -135,7 +135,7 @@ def _await(process: subprocess.Popen[bytes], name: str, wait: LoginWait) -> tupl
 
 
 def _kill(process: subprocess.Popen[bytes], *, alone: bool) -> None:
-    """End a helper, with the programs that it has started unless it shares our group."""
+    """End a helper, with all programs started by the helper unless both share our group."""
     with contextlib.suppress(ProcessLookupError):  # it has just ended
         if alone:
             process.kill()
@@ -144,7 +144,7 @@ def _kill(process: subprocess.Popen[bytes], *, alone: bool) -> None:
 
 
 def _name(argv: Sequence[str]) -> str:
-    """Return the command without its options, which may hold a secret of the client."""
+    """Return the command without options: options may hold a secret of the client."""
     command, *words = argv
     parts = [Path(command).name]
     for word in words:
@@ -159,7 +159,7 @@ def _words(said: bytes) -> str:
 
 
 def _read(answer: bytes, version: str) -> tuple[Mapping[str, Any], str]:
-    """Return the status of a helper's answer, or what the answer lacks. Quotes nothing of it."""
+    """Return the status of a helper's answer, or what the answer lacks. Quotes nothing."""
     try:
         found = json.loads(answer)
     except ValueError:

@@ -1,8 +1,8 @@
-"""`LocalPods`: pods on this machine. Each is a real OpenSSH daemon on its own loopback address.
+"""`LocalPods`: pods on this machine. A pod is a real OpenSSH daemon on a separate loopback address.
 
-No root is needed. All processes of the machine share the CPU. `memory_gib` binds if this user may
+No root is needed. All processes of the machine share the CPU. `memory_gib` binds if the user may
 make a memory cgroup (`can_limit_memory`); `image` has no effect. The pods of a cluster share
-one import of torch. Pods with a memory limit or their own GPUs do not share the import.
+one import of torch. Pods with a memory limit or with reserved GPUs do not share the import.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class LocalPods(Place):
     def adopt(self, pods: Sequence[Pod], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
         """Take the pods over.
 
-        Start pods again in their folders after an end by lease or by a reboot.
+        Start pods again in the same folders after an end by lease or by a reboot.
         """
         lives = {pod.name: taken_over(Path(pod.root)) for pod in pods}
         self._workers = {pod.name: LocalWorker.adopted(Path(pod.root)) for pod in pods}
@@ -136,7 +136,7 @@ class LocalPods(Place):
         return self.refresh()
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Start lost pods again in their folders, at their addresses; see `Place.restore`."""
+        """Start lost pods again in the same folders, at the same addresses; see `Place.restore`."""
         for name, worker in self._workers.items():
             if name in lost:
                 worker.process.kill()
@@ -209,7 +209,7 @@ class LocalPods(Place):
         self._end(every)
 
     def remove_left(self, directory: Path) -> None:
-        """End what runs of the pods, and remove their folders."""
+        """End all processes of the pods, and remove the folders."""
         folder = directory / "pods"
         end_all(partial(unsettled_guardians, folder), grace_s=_STOP_S)
         workers = {}
@@ -222,7 +222,7 @@ class LocalPods(Place):
         gate.remove(_fork_server_address(directory))
 
     def _end(self, those: Mapping[str, LocalWorker] | None = None) -> None:
-        """End workers as `stop` does, without cancelling a launch that is under way."""
+        """End workers as `stop` does, without cancelling a launch under way."""
         if those is None:
             those = self._workers
         workers = list(those.values())

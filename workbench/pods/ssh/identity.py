@@ -1,4 +1,4 @@
-"""The ephemeral key of a cluster and its pods' host keys, in a private folder.
+"""The ephemeral key of a cluster and the pods' host keys, in a private folder.
 
 `~/.ssh` is untouched.
 """
@@ -66,7 +66,7 @@ _ON_LOOPBACK = "KexAlgorithms -sntrup761*"
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The folder that holds who we are and whom we trust."""
+    """The folder with the cluster's key and the pinned host keys."""
 
     folder: Path
     """Absolute, mode 0700."""
@@ -97,7 +97,7 @@ class Identity:
     def ssh_config(self) -> Path:
         """The configuration for `ssh -F`.
 
-        With it OpenSSH reads neither the user's nor the machine's.
+        OpenSSH then reads neither the user's nor the machine's configuration.
         """
         return self.folder / "ssh_config"
 
@@ -106,7 +106,7 @@ class Identity:
         return gate.read_text(self.key.with_suffix(".pub")).strip()
 
     def pin(self, pods: Iterable[Pod]) -> None:
-        """Trust these pods' host keys and no others.
+        """Trust the host keys of the given pods and no others.
 
         Replaces known_hosts and ssh_config atomically.
         """
@@ -127,20 +127,20 @@ class Identity:
         return Path(pod.key) if pod.key else self.key
 
     def pinned(self, address: str, port: int) -> list[str]:
-        """Return the host keys (`type base64`) pinned for an address, none if it is unknown."""
+        """Return the host keys (`type base64`) pinned for an address; none if unknown."""
         name = known_hosts_name(address, port)
         lines = gate.read_text(self.known_hosts).splitlines()
         return [line.split(" ", 1)[1] for line in lines if line.split(" ", 1)[0] == name]
 
     def destroy(self) -> None:
-        """Remove the key and its folder's content. Idempotent."""
+        """Remove the key and the folder's content. Idempotent."""
         with contextlib.suppress(OSError):
             gate.remove(self.key)
         gate.remove_tree(self.folder)
 
 
 def check_key_file(path: Path) -> None:
-    """Refuse what is no private key, and a key that others may read, as OpenSSH does."""
+    """Refuse any other file than a private key, and a key readable by others, as OpenSSH does."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         if path.is_dir():
@@ -161,7 +161,7 @@ def check_key_file(path: Path) -> None:
 
 
 def key_remedy(path: Path) -> str:
-    """Return why OpenSSH cannot use a key file, and what to do; empty if it can."""
+    """Return cause and remedy if OpenSSH cannot use a key file; empty for a usable key."""
     argv = ["ssh-keygen", "-y", "-P", "", "-f", str(path)]
     try:
         done = subprocess.run(
@@ -176,7 +176,7 @@ def key_remedy(path: Path) -> str:
 
 
 def passphrase_advice(path: Path) -> str:
-    """Say that a key has a passphrase, and what to do."""
+    """Report a key with a passphrase, and the remedy."""
     return (
         f"the key {path} has a passphrase, and the keeper cannot ask for the passphrase. Make"
         " a key without a passphrase:"
@@ -186,7 +186,7 @@ def passphrase_advice(path: Path) -> str:
 
 
 def not_usable(path: Path, said: str) -> str:
-    """Say that a file is no private key, what it is, and the command that converts it."""
+    """Report a file that is no private key, its format, and the command to convert the file."""
     begin = b""
     with contextlib.suppress(OSError):
         begin = begin_of(path)
@@ -215,13 +215,13 @@ def not_usable(path: Path, said: str) -> str:
 
 
 def begin_of(key: Path) -> bytes:
-    """Return the first bytes of a key file, which tell its kind."""
+    """Return the first bytes of a key file, enough to recognize the format."""
     with key.open("rb") as file:
         return file.read(_KEY_BEGIN).lstrip()
 
 
 def known_hosts_name(address: str, port: int) -> str:
-    """Return the name under which OpenSSH looks up a host.
+    """Return OpenSSH's name of a host in known_hosts.
 
     Example:
         >>> known_hosts_name("127.0.0.2", 2222), known_hosts_name("pod.example", 22)
@@ -243,13 +243,13 @@ def check_key_line(line: str) -> str:
 
 
 def fingerprint(line: str) -> str:
-    """Return the fingerprint of a public key line, as ssh writes it: SHA256 in base64, unpadded."""
+    """Return the fingerprint of a public key line in ssh's form: SHA256 in base64, unpadded."""
     digest = hashlib.sha256(base64.b64decode(check_key_line(line).split(" ")[1])).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
 
 def new_key() -> tuple[str, str]:
-    """Return a new ed25519 key: its private part in OpenSSH's form, and `type base64`."""
+    """Return a new ed25519 key: the private part in OpenSSH's form, and `type base64`."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -332,12 +332,12 @@ def _over_master(pod: Pod) -> str:
 
 
 def gone(host: str) -> str:
-    """Say that the standing connection to a host has ended."""
+    """Report the end of the standing connection to a host."""
     return f"the connection to {host} is gone, and the keeper opens it again"
 
 
 def _patience(connect_timeout_s: float) -> list[str]:
-    """Return the option that gives a host behind a slow line more time than all others have."""
+    """Return the option with more time than usual for a host behind a slow line."""
     return (
         [f"ConnectTimeout {math.ceil(connect_timeout_s)}"] if connect_timeout_s > _CONNECT_S else []
     )
@@ -348,7 +348,7 @@ def _block(host: str, port: int, lines: Sequence[str]) -> str:
 
 
 def _proxy_command(identity: Identity, number: int) -> str:
-    """Return the command that reaches through a jump host.
+    """Return the command to connect through a jump host.
 
     ProxyJump would not quote the configuration's path.
     """
@@ -363,7 +363,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def config_path(path: Path) -> str:
-    """Quote a path for ssh_config, whose `%` and `${}` stand for other things."""
+    """Quote a path for ssh_config, where `%` and `${}` have a special meaning."""
     text = str(path)
     if any(c in text for c in '"\\$') or not text.isprintable():
         raise ConfigError(

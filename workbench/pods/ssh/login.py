@@ -1,4 +1,4 @@
-"""Commands through a login shell that is not ours: any shell, and start-up files that may print.
+"""Commands through a foreign login shell: any shell, maybe with output from start-up files.
 
 A command travels as one line of plain letters that sh, bash, dash, ksh, zsh, fish, tcsh and csh
 read alike. A random marker on standard output precedes the command's own output.
@@ -25,7 +25,7 @@ _SHOWN = 300
 
 
 class NoCommand(RemoteError):
-    """The login ended before it started the command."""
+    """The login ended before the start of the command."""
 
 
 class Opening:
@@ -43,7 +43,7 @@ class Opening:
         self._count = 0
 
     def strip(self, data: bytes) -> bytes:
-        """Take output as it comes and return the command's part of it."""
+        """Take the next output and return the command's part."""
         if self.is_over:
             return data
         before, found, own = (self._tail + data).partition(self._marker)
@@ -64,7 +64,7 @@ class Opening:
 
 
 def marked(argv: Sequence[str]) -> tuple[list[str], bytes]:
-    """Return words for any login shell that run a command, and the marker before its output."""
+    """Return words for any login shell to run a command, and the marker before the output."""
     marker = f"@workbench-{secrets.token_hex(8)}"
     data = base64.b64encode(to_bytes(f"exec {shlex.join(argv)}")).decode()
     words = [data[at : at + _LETTERS] for at in range(0, len(data), _LETTERS)]

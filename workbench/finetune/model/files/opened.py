@@ -1,7 +1,7 @@
-"""Read a model's weights, and compare them with the model: one gate for every technique.
+"""Read a model's weights, and compare weights and model: the gate for every technique.
 
-A model that lacks weights would be trained from random ones. transformers reports such weights only
-in a log, and reports less under ZeRO-3, where weights have no values while they are read.
+A model without some weights would be trained from random weights. transformers reports missing
+weights only in a log, and reports less under ZeRO-3, where weights have no values during the read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """Differences between the files of a model and the model of its configuration."""
+    """Differences between the files of a model and the model of the configuration."""
 
     missing: Sequence[str]
     """Names of the model's weights that no file has."""
@@ -59,15 +59,15 @@ def read_weights(
     *,
     scores: bool,
 ) -> Opened:
-    """Read the weights of a model and check that the files hold all of them.
+    """Read the weights of a model and check that the files hold all weights.
 
     Args:
-        auto: Class of transformers that reads the model.
+        auto: Class of transformers to read the model.
         outline: Model of the configuration on the meta device.
-        name: Folder or hub id, as `from_pretrained` takes it.
-        source: Options of `from_pretrained` that choose the files.
+        name: Folder or hub id, as for `from_pretrained`.
+        source: Options of `from_pretrained` to choose the files.
         options: Other options of `from_pretrained`.
-        scores: Whether the model scores texts: its output layer may be new.
+        scores: Whether the model scores texts: the output layer may be new.
 
     Raises:
         ConfigError: Weights are missing, have other shapes, or cannot be read.
@@ -99,7 +99,7 @@ def _is_quantized(outline: Any, options: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def without_sharding() -> Iterator[None]:
-    """Let transformers make whole models, which it would otherwise cut at once under ZeRO-3."""
+    """Let transformers make whole models, without the immediate cut of ZeRO-3."""
     held = deepspeed._hf_deepspeed_config_weak_ref
     deepspeed.unset_hf_deepspeed_config()
     try:
@@ -121,7 +121,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _in_parts(outline: Any) -> Iterator[None]:
-    """Name the technique in errors of a model whose code reads its weights while it is made."""
+    """Name the technique in errors of a model whose own code reads weights during its making."""
     try:
         yield
     except (IndexError, ValueError) as error:
@@ -135,7 +135,7 @@ def _in_parts(outline: Any) -> Iterator[None]:
 
 @contextmanager
 def _refusals(name: str) -> Iterator[None]:
-    """Raise the libraries' errors about files as errors that name the model."""
+    """Raise the libraries' errors about files as errors with the model's name."""
     try:
         yield
     except FileNotFoundError as error:
@@ -218,7 +218,7 @@ def _with_other_values(
 def _untied(outline: Any, apart: Sequence[Pair]) -> Iterator[None]:
     """Make models without the ties of some weights.
 
-    Under ZeRO-3 transformers ties weights without a look at their values.
+    Under ZeRO-3 transformers ties weights without a look at the values.
     """
     targets = {target for target, _ in apart}
     held: dict[Any, Any] = {}
