@@ -7,6 +7,7 @@ with the notebook: neither its folders nor its Python.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from tests.poll import until
+from workbench.base.process import descendants, process_table
 from workbench.pods.guest.machine import free_port
 from workbench.pods.guest.sshd import find_sshd
 from workbench.pods.hosts.note import note_of
@@ -154,8 +156,17 @@ class SSHHost:
         return fingerprint((self.folder / "host_key.pub").read_text().strip())
 
     def stop(self) -> None:
+        """End the daemon; connections that stand go on."""
         self.process.terminate()
         self.process.wait(120)
+
+    def die(self) -> None:
+        """End the daemon and all its connections, as with the machine."""
+        table = process_table()
+        sessions = descendants(table, {self.process.pid}) - {self.process.pid}
+        self.stop()
+        for pid in sessions:
+            table[pid].send(signal.SIGKILL)
 
 
 class HostsPlace:

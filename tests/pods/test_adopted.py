@@ -155,6 +155,6 @@ def lose(place: Platform, pod: Pod, folder: Path) -> None:
         case SlurmPlace():
             place.end_step(pod.name)
         case HostsPlace():
-            place.hosts[int(pod.name.removeprefix("pod-"))].stop()
+            place.hosts[int(pod.name.removeprefix("pod-"))].die()
             for process in on_pods([pod]):
                 process.send(signal.SIGKILL)

@@ -209,7 +209,7 @@ _RULES: tuple[_Rule, ...] = (
     ),
     _Rule(
         r"can't start new thread|cannot start a thread|pthread_create|cannot fork"
-        r"|resource temporarily unavailable",
+        r"|resource temporarily unavailable|sshd starts no process",
         "Too few processes or threads",
         (
             "raise the limit where JupyterLab or the pod starts: `ulimit -u`, --pids-limit for "

@@ -78,8 +78,11 @@ class DirectLine:
             channel = self._session(sessions)
             channel.exec_command(to_bytes(shlex.join(words)))
         except (OSError, EOFError, paramiko.SSHException) as error:
+            # paramiko's words for a refusal, while the connection stands.
+            is_refused = "Channel closed" in str(error) and self.is_open
+            why = "its sshd starts no process" if is_refused else error
             raise RemoteError(
-                f"{self._pod.name} ({where(self._pod)}) takes no command: {error}",
+                f"{self._pod.name} ({where(self._pod)}) takes no command: {why}",
                 host=self._pod.address,
             ) from error
         return _DirectChannel(channel)
