@@ -35,6 +35,11 @@ CASES = [
     ),
     ("OSError", "[Errno 24] Too many open files: '/pods/x'", "Too few file descriptors"),
     ("RemoteError", "pod-0: can't start new thread", "Too few processes or threads"),
+    (
+        "RemoteError",
+        "pod-0 takes no command: its sshd starts no process",
+        "Too few processes or threads",
+    ),
     ("RuntimeError", "Resource temporarily unavailable", "Too few processes or threads"),
     ("signal", "killed by SIGKILL", "Killed from outside"),
     (
