@@ -84,9 +84,9 @@ _END_S = 2.0
 _STEP_S = 0.02
 _SHOWN = 1200
 _NOISE = re.compile(
-    r"kex_exchange_identification: Connection (?:closed by|reset by)"
-    r"|Connection closed by \S+ port|@{5}|.*\bTerminated\b|\s*$"
-    r"|Warning: Permanently added|Pseudo-terminal will not"
+    r"^kex_exchange_identification: Connection (?:closed|reset) by"
+    r"|^Connection closed by \S+ port|^@{5}|\bTerminated\b|^\s*$"
+    r"|^Warning: Permanently added|^Pseudo-terminal will not"
 )
 _LINES = 14  # what comes before may be a banner
 _LATE = re.compile(r"timed out|Timeout, server|no answer", re.IGNORECASE)
@@ -225,7 +225,7 @@ class Master:
 def said_by(data: bytes) -> str:
     """Return the words of ssh as a line, without noise."""
     lines = data.decode(errors="replace").replace("\r", "").splitlines()
-    telling = [line.strip() for line in lines if not _NOISE.match(line)] or lines
+    telling = [line.strip() for line in lines if not _NOISE.search(line)] or lines
     last = list(dict.fromkeys(telling))[-_LINES:]
     return plain("; ".join(last))[-_SHOWN:]
 
