@@ -43,8 +43,9 @@ class StubFleet:
         spec: ClusterSpec,
         report: Callable[[str], None],
         changed: Callable[[], None],
+        closing: Callable[[], bool],
     ) -> None:
-        self.paths, self.spec = paths, spec
+        self.paths, self.spec, self.closing = paths, spec, closing
         self.pods: Sequence[Pod] = ()
         self.arrived: Sequence[Pod] = ()
         self.owned = False
