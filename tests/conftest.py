@@ -29,6 +29,15 @@ LONG_NOTEBOOKS = tuple(f"{number:02d}_" for number in range(12) if number != 1)
 # every child with it: tests that interrupt a program would find it deaf.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+@pytest.fixture(autouse=True)
+def interrupts_are_heard() -> Iterator[None]:
+    """Fail the test that leaves another handler, and not the next one that interrupts."""
+    yield
+    left = signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert left is signal.default_int_handler, f"the test leaves SIGINT to {left!r}"
+
+
 # Tests are never timed: hypothesis would fail a test for slow examples on a machine under load.
 # Every run of CI tries the same examples; `pytest --hypothesis-profile=random` tries others.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -26,6 +26,10 @@ def test_a_wrong_value_counts_as_missing_and_the_others_stay(lines: object) -> N
     assert read == Log(name="a", lines=7, seconds=1.0)
 
 
+def test_a_key_that_is_no_text_is_ignored_as_any_unknown_key() -> None:
+    assert Log.read({"name": "a", "lines\ud800": 3}) == Log(name="a")
+
+
 def test_a_wrong_value_gets_a_default_of_its_own() -> None:
     one, other = (Log.read({"name": "a", "tags": 3}) for _ in range(2))
     assert one.tags == other.tags == ["new"] and one.tags is not other.tags

@@ -19,7 +19,7 @@ def test_two_thousand_malformed_inputs_leave_no_traceback(tmp_path: Path) -> Non
 
 @pytest.mark.long
 def test_eight_thousand_malformed_inputs_leave_no_traceback(tmp_path: Path) -> None:
-    """Every run of CI tries the same. `python -m tests.hostile.fuzz 20000 SEED` tries others."""
+    """Every run of CI tries the same; `tests.hostile.fuzz` tries others by hand."""
     assert tracebacks(tmp_path, 8_000, SEED + 1) == (0, {})
 
 

@@ -248,7 +248,7 @@ class _FileEntry:
 
 
 def _plain(name: str) -> str:
-    if name in ("", ".", "..", NAME) or "/" in name:
+    if name in ("", ".", "..", NAME) or "/" in name or "\0" in name:
         raise ValueError(f"{name!r} is not the plain name of a file")
     return name
 

@@ -18,7 +18,7 @@ from poll import until
 
 from tests.support.sentences import sentence
 from workbench.base.errors import RunError
-from workbench.base.process import is_alive, process_start_time
+from workbench.base.process import activity, is_alive, process_start_time
 from workbench.finetune.answers.ask import compare_predictions, predict
 from workbench.finetune.answers.questions import Question
 from workbench.finetune.answers.server import ModelServer, close_all, server_of
@@ -237,12 +237,18 @@ def test_the_child_dies_with_a_killed_kernel(runs: tuple[RunPaths, RunPaths]) ->
 def test_an_interrupt_leaves_the_child_fit(runs: tuple[RunPaths, RunPaths]) -> None:
     server = server_of(runs[0])
     expected = server.answer(A).texts
-    main = threading.main_thread().ident
-    assert main is not None
-    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        server.answer([Question(source="What is the question?")] * 4000)
     pid = server.pid
-    assert pid is not None
+    main = threading.main_thread().ident
+    assert pid is not None and main is not None
+
+    def interrupt() -> None:
+        """Interrupt once the child answers: this process waits then, and does nothing else."""
+        until(lambda: activity(pid)[0] > before_s + 0.5, 180.0)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    before_s, _ = activity(pid)
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        server.answer([Question(source="What is the question?")] * 20_000)
     assert server.answer(A).texts == expected  # not the late answer to the 4000
     assert server.pid == pid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -190,6 +191,15 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
         RunError, match=sentence("finetune.tensor_tree.pack.checkpoint-keep-leave", "PosixPath")
     ):
         write_tree(tmp_path, {"path": tmp_path})
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../state.json", "/etc/passwd", "a\0b"])
+def test_a_name_that_is_no_file_of_the_part_makes_the_manifest_unreadable(
+    tmp_path: Path, name: str
+) -> None:
+    files = {"files": {name: {"bytes": 1, "sha256": "0"}}}
+    (tmp_path / "manifest.json").write_text(json.dumps(files))
+    assert "no manifest that can be read" in problem_of(tmp_path)
 
 
 class Canary:

@@ -33,7 +33,9 @@ class TolerantRecord:
     @classmethod
     def read(cls, raw: Mapping[str, Any]) -> Self:
         """Read the JSON form. Unknown keys are ignored, and invalid values count as missing."""
-        return TypeAdapter(cls).validate_python(dict(raw), context=_TOLERANT)
+        # A key that is no text would make pydantic refuse the whole.
+        known = {field.name: raw[field.name] for field in fields(cls) if field.name in raw}
+        return TypeAdapter(cls).validate_python(known, context=_TOLERANT)
 
     @field_validator("*", mode="wrap")
     @classmethod
