@@ -1,6 +1,7 @@
 """Seeded mutations of all bytes that other people write, and the parsers that read the bytes.
 
-No process is started. `PYTHONPATH=tests python -m tests.hostile.fuzz 20000 [SEED]` prints the tracebacks.
+No process is started. `PYTHONPATH=tests python -m tests.hostile.fuzz 20000 [SEED]` prints the
+tracebacks.
 """
 
 from __future__ import annotations
