@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint types doctests collect sentences bench chaos mutate test-matrix pictures notebooks docs docs-notebooks docs-check options clean
+.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint types doctests collect sentences bench chaos test-matrix pictures notebooks docs docs-notebooks docs-check options clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -89,7 +89,7 @@ check: setup ## Run lint, types and the tests that start no process
 	@$(MAKE) --no-print-directory -j2 lint types
 	@$(BIN)/python -m pytest -q -r f --no-processes -n 2 --dist loadfile $(CHECKED)
 
-test: checks ## Run lint, types, doctests, and all tests and notebooks but the long ones (12 minutes on two cores)
+test: checks ## Run lint, types, doctests, and all tests and notebooks but the long ones
 	@$(PYTEST) -n 4 -m 'not long and not images and not kubernetes'
 
 # One session of pytest for short and long tests: a failure of the short ones does not hide those of the long ones.
@@ -156,9 +156,6 @@ bench: setup ## Measure our pieces beside the plain way, as ratios (some 17 minu
 chaos: setup ## Kill at random what a cluster is made of and count what comes of it (30 minutes; MINUTES=5 SEED=1 ONLY=pair PAIR="FAULT@PLACE,FAULT@PLACE")
 	@$(BIN)/python -m tools.chaos --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED)) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(PAIR),--pair "$(PAIR)")
-
-mutate: setup ## Change operators and constants in changed modules and list what no test notices (BASE=HEAD~1; ONLY="workbench/base/words.py")
-	@$(BIN)/python -m tools.mutate --base $(or $(BASE),HEAD~1) $(ONLY)
 
 test-matrix: setup ## Train and test with the lowest and the newest versions that pyproject.toml allows (ONLY=lowest TORCH=2.13.0+cpu)
 	@for which in $(or $(ONLY),lowest newest); do PYTHON=$(PYTHON) TORCH=$(TORCH) nice .ci/matrix $$which || exit 1; done

@@ -36,7 +36,6 @@ from workbench.rundir.result import RunFault
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-STRUCTURE = (ROOT / "docs" / "structure.md").read_text()
 PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 WALKTHROUGHS = sorted((ROOT / "docs" / "walkthroughs").glob("*.ipynb"))
@@ -59,54 +58,9 @@ NEEDS = [
 ]
 
 
-def fenced_block_after(heading: str) -> list[str]:
-    """Lines of the first fenced block after a heading of the page of the structure."""
-    after = STRUCTURE.partition(f"\n## {heading}\n")[2]
-    return after.split("```")[1].split("\n")[1:]
-
-
-def tree_paths(lines: list[str]) -> list[str]:
-    """Paths of an indented file tree, whose lines are a name and half a line on it."""
-    stack: list[tuple[int, str]] = []
-    paths = []
-    for line in filter(str.strip, lines):
-        indent = len(line) - len(line.lstrip())
-        while stack and stack[-1][0] >= indent:
-            stack.pop()
-        name = line.split()[0]
-        paths.append("".join(parent for _, parent in stack) + name)
-        if name.endswith("/"):
-            stack.append((indent, name))
-    return paths
-
-
 def cells_of(path: Path) -> list[dict[str, Any]]:
     cells: list[dict[str, Any]] = json.loads(path.read_text())["cells"]
     return [{**cell, "source": "".join(cell["source"])} for cell in cells]
-
-
-def test_the_file_tree_is_true() -> None:
-    paths = tree_paths(fenced_block_after("Files"))
-    assert len(paths) > 20
-    assert [path for path in paths if not (ROOT / path).exists()] == []
-
-
-def test_every_room_and_top_level_file_is_in_the_tree() -> None:
-    paths = set(tree_paths(fenced_block_after("Files")))
-    rooms = {
-        f"workbench/{p.name}/"
-        for p in (ROOT / "workbench").iterdir()
-        if (p / "__init__.py").exists()
-    }
-    notebooks = {f"notebooks/{p.name}" for p in NOTEBOOKS}
-    assert (rooms | notebooks) - paths == set()
-
-
-def test_the_file_tree_has_two_levels() -> None:
-    assert {len(line) - len(line.lstrip()) for line in fenced_block_after("Files") if line} == {
-        0,
-        2,
-    }
 
 
 def test_the_readme_stays_short_and_leads_to_every_page() -> None:
@@ -202,27 +156,17 @@ def test_the_structure_page_has_the_floors_of_the_contract() -> None:
         for contract in contracts
         if contract["type"] == "layers" and "containers" in contract  # else it is of single modules
     }
-    for container in sorted(set(layers) - {"workbench"}):
-        row = re.search(
-            rf"^\| `{container.removeprefix('workbench.')}/` \| (.*;.*) \|$",
-            page,
-            flags=re.MULTILINE,
-        )
-        assert row is not None, container
-        shown = [re.sub(r"`| \(.*?\)", "", layer).strip() for layer in row[1].split(";")]
-        assert shown == layers[container]
     floors = re.findall(r"^\| \d+ \| ((?:`[\w/.]+`(?: \||,)? ?)+)", page, flags=re.MULTILINE)
     rooms = [set(re.findall(r"`(\w+)[/.]", floor)) for floor in reversed(floors)]
     assert rooms == [set(re.findall(r"\w+", layer)) for layer in layers["workbench"]]
 
 
-def test_the_paths_of_the_structure_page_are_there() -> None:
+def test_the_paths_of_the_pages_on_the_structure_are_there() -> None:
     rooms = "|".join(
         path.name for path in (ROOT / "workbench").iterdir() if (path / "__init__.py").exists()
     )
-    paths = set(
-        re.findall(rf"`((?:{rooms})/[\w/]*)`", (ROOT / "docs" / "structure.md").read_text())
-    )
+    pages = [(ROOT / "docs" / page).read_text() for page in ("structure.md", "inside.md")]
+    paths = set(re.findall(rf"`((?:{rooms})/[\w/]*)`", "".join(pages)))
     assert len(paths) > 20
     places = {path: ROOT / "workbench" / path for path in paths}
     assert [

@@ -51,7 +51,7 @@ PLACES = {
 
 
 def test_the_places_that_touch_a_run_s_folder_go_through_the_guard() -> None:
-    """A new place is entered here, and in the keeper's page of docs/structure.md."""
+    """A new place is entered here, and in the table of docs/inside.md."""
     found = set()
     for path in KEEPER.rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):

@@ -1,4 +1,4 @@
-"""The guide "How to add a place" of docs/structure.md, followed: a place of another package.
+"""The guide "A place" of docs/extending.md, followed: a place of another package.
 
 Its class is in `guide/yardpods.py`, and an entry point makes it known to the keeper.
 """
@@ -40,7 +40,7 @@ from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status
 
 GUIDE = Path(__file__).parent / "guide"
-PAGE = Path(__file__).parents[2] / "docs" / "structure.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 
 def install(site: Path, package: str, **points: str) -> None:
@@ -115,7 +115,7 @@ def test_a_class_without_a_kind_is_refused_when_it_is_made() -> None:
 
 
 def test_the_guide_names_every_verb_and_every_attribute_of_a_place() -> None:
-    guide = PAGE.read_text().partition("### Add a place\n")[2].partition("\n### ")[0]
+    guide = PAGE.read_text().partition("\n## A place\n")[2]
     assert sorted(Place.__abstractmethods__) == sorted(VERBS)
     own = [name for name in vars(Place) if not name.startswith("_") and name != "model_config"]
     ours = [name for name in own if name in {*VERBS, *Place.__annotations__, "restore"}]

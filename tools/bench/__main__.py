@@ -112,6 +112,18 @@ def figures_of(make: Callable[[Path], Rows], root: Path, turns: int) -> tuple[li
     return done, whole
 
 
+def recorded(table: Grid, only: Sequence[str]) -> Path:
+    """Write a table into build/bench, named by day, commit and groups; return the file."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    )
+    names = [time.strftime("%Y-%m-%d"), commit.stdout.strip() or "no-commit", *only]
+    file = Path("build") / "bench" / f"{'-'.join(names)}.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"{table}\n", encoding="utf-8")
+    return file
+
+
 def main() -> None:
     """Measure what is named, all by default, and print the table."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -148,7 +160,9 @@ def main() -> None:
     right = ("ours", "plain", "better by", "bound", "turns", "seconds")
     cells = [row.cells for row in rows]
     if cells:
-        print(Grid(columns=Measured.COLUMNS, rows=cells, right=right, caption=where))
+        table = Grid(columns=Measured.COLUMNS, rows=cells, right=right, caption=where)
+        print(table)
+        print(f"written to {recorded(table, options.only)}")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

@@ -1,7 +1,7 @@
 """`Place`: the origin of pods. Its abstract methods are all calls of the keeper and the client.
 
-`PlaceOptions` is the part without methods: a record whose JSON form omits defaults. The guide "Add
-a place" is in docs/structure.md.
+`PlaceOptions` is the part without methods: a record whose JSON form omits defaults. The guide is "A
+place" in docs/extending.md.
 """
 
 from __future__ import annotations

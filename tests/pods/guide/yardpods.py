@@ -1,4 +1,4 @@
-"""A place of another package, written by the guide "How to add a place" of docs/structure.md.
+"""A place of another package, written by the guide "A place" of docs/extending.md.
 
 Its pods are SSH daemons of this machine, in a folder of the cluster's directory.
 """

@@ -1,6 +1,6 @@
 """Mixin with all hooks of the workbench, for transformers' `Trainer` and for TRL's trainers.
 
-An optimizer step calls the methods in their order here; "One optimizer step" in docs/structure.md
+An optimizer step calls the methods in their order here; "One optimizer step" in docs/inside.md
 names the other functions of a step. `points.TechniquePoints` has the hooks of the technique.
 
 Private hooks of transformers. Public hooks are preferred: a private hook stays only if no public
