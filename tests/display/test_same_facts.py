@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from writtenrun import T0, WrittenRun
@@ -21,7 +23,49 @@ from workbench.pods.pod import Phase, Pod
 from workbench.rundir.result import RunFault
 from workbench.rundir.view import RunView
 
+# Where the HTML of a view is written apart from the view's text, and the test that compares both.
+# Every other block of a document is drawn both ways from one content (`test_doc.py`).
+APART = {
+    "benchmark/report.py": ("tests/display/test_benchmark.py", "test_text_and_html_state_the_same"),
+    "benchmark/table.py": ("tests/display/test_benchmark.py", "test_text_and_html_state_the_same"),
+    "compose/form.py": (
+        "tests/display/test_compose.py",
+        "test_text_and_html_state_the_same_and_escape",
+    ),
+    "failure.py": ("tests/display/test_same_facts.py", "test_a_fault_card"),
+    "kit/doc.py": (
+        "tests/display/test_plots.py",
+        "test_static_and_interactive_hold_the_same_numbers",
+    ),
+    "records/history.py": (
+        "tests/client/test_history.py",
+        "test_a_long_history_is_read_in_folds_without_a_script",
+    ),
+    "records/pods.py": (
+        "tests/pods/test_doctor.py",
+        "test_text_and_html_state_the_same_and_escape",
+    ),
+    "records/result.py": (
+        "tests/finetune/results/test_profile.py",
+        "test_text_and_html_show_the_same_figures",
+    ),
+    "run/page.py": ("tests/display/test_same_facts.py", "test_a_run"),
+}
+REPOSITORY = Path(__file__).resolve().parents[2]
 EVIL = "<img src=x onerror=alert(1)>&\"'"
+
+
+def test_a_view_that_writes_its_html_apart_has_a_test_that_compares() -> None:
+    display = REPOSITORY / "workbench" / "display"
+    writers = set()
+    for path in display.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(func=ast.Name(id="Raw")):
+                    writers.add(path.relative_to(display).as_posix())
+    assert writers == set(APART)
+    for file, name in APART.values():
+        assert f"def {name}(" in (REPOSITORY / file).read_text()
 
 
 class Seen(HTMLParser):
