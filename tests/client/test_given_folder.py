@@ -104,10 +104,10 @@ def locked(paths: ClusterPaths) -> ClusterPaths:
 def own(paths: ClusterPaths) -> ClusterPaths:
     """Make the cluster one that this user started, and whose keeper died."""
     register(paths, read_json(paths.config))
-    paths.own_keeper_lock.touch(0o600)
-    lock = paths.own_keeper_lock.stat().st_ino
+    paths.keeper_lock.touch(0o600)
+    lock = paths.keeper_lock.stat().st_ino
     write_json(paths.own_state, {**read_json(paths.state), "lock": lock})
-    write_queue(paths.own_queue, [QueuedRun(id="r1", path=paths.runs / "r1")])
+    write_queue(paths.queue, [QueuedRun(id="r1", path=paths.runs / "r1")])
     return paths
 
 
@@ -326,7 +326,7 @@ def test_a_queue_ends_no_run_of_another_cluster(
     named = [run.root for run in others.values()] + [Path("o5"), link]
     monkeypatch.chdir(tmp_path)
     write_queue(
-        paths.own_queue,
+        paths.queue,
         [*own_runs(paths.root), *(QueuedRun(id="x", path=path) for path in named)],
     )
     assert end_broken_off(paths.root)
@@ -344,7 +344,7 @@ def test_a_forged_queue_lists_no_run(
 ) -> None:
     paths = own(given(tmp_path / "c"))
     assert [run.id for run in own_runs(paths.root)] == ["r1"]
-    queue = paths.own_queue
+    queue = paths.queue
     runs = [{"id": "r1", "path": str(paths.runs / "r1")}]
     if key == "no key":
         write_json(queue, {"runs": runs})
@@ -368,12 +368,12 @@ def test_a_forged_queue_lists_no_run(
 def test_a_queue_in_the_clusters_directory_is_not_read(tmp_path: Path) -> None:
     """Not even while the private one is missing: a pod may have put the file there."""
     paths = own(given(tmp_path / "c"))
-    paths.own_queue.unlink()
+    paths.queue.unlink()
     write_queue(paths.root / "queue.json", [QueuedRun(id="r1", path=paths.runs / "r1")])
     assert own_runs(paths.root) == []
     for name in ("keeper.sock", "keeper.lock"):
         (paths.root / name).touch()
-    paths.own_keeper_lock.unlink()
+    paths.keeper_lock.unlink()
     (paths.root / "identity").mkdir()
     for path in (paths.socket, paths.keeper_lock, paths.identity):
         assert path.parent == paths.own_state.parent
@@ -577,7 +577,7 @@ def test_checkpoints_are_asked_of_a_registered_cluster_that_lists_the_run(
         run = run_at(tmp_path / "given", "r1", str(paths.root))
         write_json(run.state, {"state": RunState.QUEUED})
     elif whose == "not listed":
-        write_queue(paths.own_queue, [])
+        write_queue(paths.queue, [])
     write_json(run.held, {"parts": {"3": {"0": "pod-0"}}})
     # The other cluster has no keeper, so only the request to the named cluster matters.
     with answering(paths) as asked, suppress(ConfigError):

@@ -94,7 +94,7 @@ def test_a_private_folder_of_the_keeper_that_is_removed_is_restored(
         files = {file.relative_to(own) for file in own.rglob("*")}
         time.sleep(0.5)  # a file that is being written has another name for a moment
         files &= {file.relative_to(own) for file in own.rglob("*")}
-        key = ClusterPaths(path).own_identity / "id_ed25519"
+        key = ClusterPaths(path).identity / "id_ed25519"
         before = key.read_bytes()
         remove(own)
         world.until(lambda: {file.relative_to(own) for file in own.rglob("*")} >= files, 60)
@@ -106,7 +106,7 @@ def test_a_private_folder_of_the_keeper_that_is_removed_is_restored(
         run.wait(90, progress=False).raise_for_status()
         exact(run, 100)
         remove(own)
-        world.until(lambda: ClusterPaths(path).own_socket.exists(), 60)
+        world.until(lambda: ClusterPaths(path).socket.exists(), 60)
         again = counting(cluster, "--lines", "3")
         again.wait(90, progress=False).raise_for_status()
     assert not key.exists(), "the key of a closed cluster is deleted"
@@ -126,7 +126,7 @@ def test_a_cluster_whose_folders_are_all_removed_says_so_and_carries_on(
         remove(cluster_folder(path))
         remove(path)
         gate.write_text("11")
-        world.until(lambda: ClusterPaths(path).own_socket.exists(), 60)
+        world.until(lambda: ClusterPaths(path).socket.exists(), 60)
         result = run.wait(90, progress=False)
         assert result.state is RunState.SUCCEEDED, result.message
         for words in ("was removed during the run", "logs here are incomplete"):

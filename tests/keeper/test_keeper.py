@@ -145,7 +145,7 @@ class Served:
         root.mkdir(mode=0o700, exist_ok=True)
         make_cluster_folder(root)
         self.paths = ClusterPaths(root)
-        self.paths.own_keeper_lock.touch(mode=0o600)
+        self.paths.keeper_lock.touch(mode=0o600)
         spec = ClusterSpec(count=2, **{"idle_timeout_s": None, **options})
         self.keeper = Keeper(self.paths, spec, Redactor(), 7, before)
         self.fleet: Any = self.keeper._fleet
@@ -239,7 +239,7 @@ def test_a_cluster_is_ready_once_its_pods_are_and_closes_when_asked(
     assert served.fleet.asked[-2:] == ["remove_environments", "take_down"]
     assert "give_up" not in served.fleet.asked, "the launch was over"
     assert not served.paths.reserve.exists()
-    assert not served.paths.own_socket.exists()
+    assert not served.paths.socket.exists()
 
 
 def test_a_single_pod_is_ready_too(make: Callable[..., Served]) -> None:
@@ -423,7 +423,7 @@ def test_a_restored_lock_is_named_with_the_queue(make: Callable[..., Served]) ->
     served.add()
     served.keeper._name_lock(9)
     assert served.state["lock"] == 9
-    assert [run.id for run in read_queue(served.paths.own_queue)] == ["r1"]
+    assert [run.id for run in read_queue(served.paths.queue)] == ["r1"]
 
 
 # A take-over.
@@ -644,7 +644,7 @@ def test_a_submitted_run_is_known_to_the_next_keeper(
     contexts = runner_made(served, monkeypatch)
     assert served.keeper._do(submit(served, pods=1)) == {}
     assert [link.pod.name for link in contexts[0].links] == ["pod-0"]
-    assert [run.id for run in read_queue(served.paths.own_queue)] == ["r1"]
+    assert [run.id for run in read_queue(served.paths.queue)] == ["r1"]
     decided = served.keeper._log.of("r1")
     assert decided is not None
     assert (decided.last, list(decided.pods)) == (What.SUBMITTED, ["pod-0"])
@@ -690,16 +690,14 @@ def test_a_queue_that_the_disk_does_not_take_gets_the_reserve(
     monkeypatch.setattr(module, "write_queue", full)
     served.keeper._write_queue()
     assert not served.paths.reserve.exists()
-    assert [run.id for run in read_queue(served.paths.own_queue)] == ["r1"]
+    assert [run.id for run in read_queue(served.paths.queue)] == ["r1"]
 
 
 def test_runs_that_could_not_be_taken_over_stay_in_the_queue(make: Callable[..., Served]) -> None:
     served = make().start()
     served.keeper._failed_runs["r9"] = {"state": "failed", "of": "/gone"}
     served.keeper._write_queue()
-    assert [(run.id, run.path) for run in read_queue(served.paths.own_queue)] == [
-        ("r9", Path("/gone"))
-    ]
+    assert [(run.id, run.path) for run in read_queue(served.paths.queue)] == [("r9", Path("/gone"))]
 
 
 def test_secrets_of_the_pods_are_masked_in_the_state(make: Callable[..., Served]) -> None:

@@ -25,8 +25,8 @@ class Kept:
         self.paths = ClusterPaths(root)
         self.folder = cluster_folder(root)
         self.locks: list[int] = []
-        take_lock(self.paths.own_keeper_lock)
-        self.key = self.paths.own_identity / "id_ed25519"
+        take_lock(self.paths.keeper_lock)
+        self.key = self.paths.identity / "id_ed25519"
         self.key.parent.mkdir(mode=0o700)
         self.key.write_text("a key")
         self.key.chmod(0o600)
@@ -59,15 +59,15 @@ def test_a_removed_folder_is_restored_with_its_lock(
     assert kept.key.read_text() == "a key"
     assert kept.key.parent.stat().st_mode & 0o777 == 0o700
     assert kept.folder.stat().st_mode & 0o777 == 0o700
-    assert kept.locks == [kept.paths.own_keeper_lock.stat().st_ino]
+    assert kept.locks == [kept.paths.keeper_lock.stat().st_ino]
     assert len(caplog.records) == 1
 
 
 def test_a_removed_lock_is_taken_anew_and_named(kept: Kept) -> None:
     kept.own.mend()
-    kept.paths.own_keeper_lock.unlink()
+    kept.paths.keeper_lock.unlink()
     kept.own.mend()
-    assert kept.locks == [kept.paths.own_keeper_lock.stat().st_ino]
+    assert kept.locks == [kept.paths.keeper_lock.stat().st_ino]
     kept.own.mend()
     assert len(kept.locks) == 1
 
@@ -75,7 +75,7 @@ def test_a_removed_lock_is_taken_anew_and_named(kept: Kept) -> None:
 def test_a_lock_that_another_keeper_has_is_not_named(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept.paths.own_keeper_lock.unlink()
+    kept.paths.keeper_lock.unlink()
     monkeypatch.setattr(module, "take_lock", lambda _path: None)
     kept.own.mend()
     assert kept.locks == []
@@ -102,7 +102,7 @@ def test_a_file_of_the_very_beginning_of_time_is_kept(kept: Kept) -> None:
 
 def test_files_that_the_keeper_writes_itself_are_not_restored(kept: Kept) -> None:
     paths = kept.paths
-    written = (paths.own_state, paths.own_queue, paths.own_decisions)
+    written = (paths.own_state, paths.queue, paths.own_decisions)
     for path in written:
         path.write_text("{}")
     kept.own.mend()

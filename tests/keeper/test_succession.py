@@ -60,8 +60,8 @@ class Kept:
 
     def queued(self) -> None:
         """Write the queue of a keeper that wrote no log."""
-        self.fleet.paths.own_queue.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_queue(self.fleet.paths.own_queue, [QueuedRun(id=RUN, path=self.sim.paths.root)])
+        self.fleet.paths.queue.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_queue(self.fleet.paths.queue, [QueuedRun(id=RUN, path=self.sim.paths.root)])
 
 
 @pytest.fixture

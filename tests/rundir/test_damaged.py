@@ -35,7 +35,7 @@ from workbench.finetune.profile.compare import compare
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import QueuedRun, cluster_status, write_queue
+from workbench.rundir.status import cluster_status
 from workbench.rundir.view import RunView
 
 Damage = tuple[str, str, int, object]
@@ -68,7 +68,6 @@ FILES = (
         "logs/rank-1.stdout.log",
         "logs/launcher.log",
         "../../state.json",
-        "../../queue.json",
         "../../cluster.json",
     ),
 )
@@ -365,7 +364,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     write_json(
         cluster.config, ClusterSpec(backend={"kind": "local"}, pods=PodSpec(), count=3).to_dict()
     )
-    write_queue(cluster.root / "queue.json", [QueuedRun(id=run.root.name, path=run.root)])
     shutil.copytree(made.whole, made.folder)
     made.secret.write_text(CANARY + "\n")
     return made
@@ -375,8 +373,6 @@ def tried(place: Place, examples: int) -> int:
     counted = []
 
     @tries(examples)
-    @example([("../../queue.json", "retype", 3, "a\0b")], "left", False)
-    @example([("../../queue.json", "fifo", 0, None)], "left", False)
     @example(
         [
             ("logs/rank-0.stderr.log", "fifo", 0, None),

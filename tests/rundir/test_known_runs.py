@@ -15,6 +15,7 @@ from tests.support.sentences import says, sentence
 from workbench.base import entries
 from workbench.base.errors import RunError, Unreadable
 from workbench.base.files import read_json, write_json
+from workbench.base.files.private import make_cluster_folder
 from workbench.base.process import Process, boot_id, process_start_time
 from workbench.rundir import status
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -56,6 +57,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> WrittenRun:
     run = write_run(tmp_path / "lab")
+    make_cluster_folder(run.cluster.root)
     run.state("running", "running")
     return run
 
@@ -296,7 +298,7 @@ def test_the_message_of_a_lost_run_says_who_ended(run: WrittenRun) -> None:
 def test_a_queue_lists_runs_with_a_seal_alone(
     run: WrittenRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = run.cluster.root / "queue.json"
+    path = run.cluster.queue
     mine = QueuedRun(id=run.paths.root.name, path=run.paths.root)
     assert read_queue(path) == []
     write_queue(path, [mine])
@@ -319,7 +321,7 @@ def test_an_id_that_the_cluster_has_in_another_directory_is_refused(
     run: WrittenRun, tmp_path: Path
 ) -> None:
     root = run.cluster.root
-    write_queue(root / "queue.json", [QueuedRun(id="r1", path=run.paths.root)])
+    write_queue(run.cluster.queue, [QueuedRun(id="r1", path=run.paths.root)])
     refuse_another(run.paths.root, "r1", root)
     refuse_another(tmp_path / "given", "r2", root)
     with pytest.raises(
@@ -342,7 +344,7 @@ def test_a_cluster_is_a_runs_if_it_lies_beside_it_or_knows_it(
     write_json(apart.state, {"state": "running"})
     assert cluster_of(apart) == apart.root
     assert not is_listed(apart, root)
-    write_queue(root / "queue.json", [QueuedRun(id="r1", path=apart.root)])
+    write_queue(run.cluster.queue, [QueuedRun(id="r1", path=apart.root)])
     assert cluster_of(apart) == root
     assert is_listed(apart, root)
     monkeypatch.setattr(os, "getuid", lambda: 54_321)
@@ -363,7 +365,7 @@ def test_runs_are_a_clusters_own_if_their_records_name_it(run: WrittenRun, tmp_p
     root = run.cluster.root
     own = QueuedRun(id=run.paths.root.name, path=run.paths.root)
     theirs = QueuedRun(id="r2", path=tmp_path)
-    write_queue(root / "queue.json", [theirs, own])
+    write_queue(run.cluster.queue, [theirs, own])
     assert own_runs(root) == [own]
     assert not is_run_of(QueuedRun(id="other", path=own.path), root)
     assert not is_run_of(own, tmp_path)

@@ -297,43 +297,6 @@ def test_a_disk_that_was_full_for_a_while_and_a_dead_keeper_leave_one_history(
     assert list(frame[frame["rank"] == 0]["sequence"]) == list(range(40))
 
 
-def test_an_earlier_keeper_wrote_no_numbers_and_its_events_count(tmp_path: Path) -> None:
-    world = World(tmp_path / "run")
-    for _ in range(6):
-        world.prints(0, "nonsense")
-        world.prints(0, "event")
-    world.drain()
-    lines = []
-    for line in world.paths.events.read_text().splitlines()[:4]:
-        raw = json.loads(line)
-        del raw["attempt"], raw["sequence"]
-        lines.append(json.dumps(raw) + "\n")
-    world.paths.events.write_text("".join(lines))
-    world.dies(0, 1.0)
-    world.prints(0, "event")
-    world.drain()
-    events = list(read_events(world.paths.events))
-    assert [event.whole("n") for event in events] == world.expected[0]
-    assert [event.sequence for event in events] == [None] * 4 + [9, 11, 12]
-
-
-def test_a_restart_under_an_earlier_keeper_doubles_no_event(tmp_path: Path) -> None:
-    world = World(tmp_path / "run")
-    for _ in range(2):
-        world.prints(0, "event")
-    world.restart(drained=True)
-    for _ in range(2):
-        world.prints(0, "event")
-    world.drain()
-    text = world.paths.events.read_text()
-    without = text.replace(', "printed_before": {"0": 2, "1": 0}', "")
-    assert without != text
-    world.paths.events.write_text(without)
-    world.dies(0, 1.0)
-    told = [event.whole("n") for event in read_events(world.paths.events) if event.rank == 0]
-    assert told == world.expected[0]
-
-
 def broken(paths: RunPaths, rng: random.Random) -> list[str]:
     """Write the lines of a run's events again, some twice and all in another order."""
     lines = paths.events.read_text().splitlines(keepends=True)

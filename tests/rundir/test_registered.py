@@ -38,7 +38,7 @@ def started(root: Path, *, age_s: float = 7200.0) -> ClusterPaths:
     root.mkdir(parents=True)
     paths = ClusterPaths(root)
     register(paths, STORED)
-    paths.own_keeper_lock.touch(0o600)
+    paths.keeper_lock.touch(0o600)
     then = time.time() - age_s
     for file in cluster_folder(root).iterdir():
         os.utime(file, (then, then))
@@ -109,7 +109,7 @@ def test_a_start_removes_the_private_folders_of_directories_that_are_gone(tmp_pa
     shutil.rmtree(tmp_path / "disk")
     then = time.time() - 7200.0
     os.utime(other_disk.own_registration, (then, then))
-    with held.own_keeper_lock.open("rb") as lock:
+    with held.keeper_lock.open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         prune()
     assert not cluster_folder(gone.root).exists()

@@ -20,6 +20,7 @@ from writtenrun import WrittenRun, write_run
 from tests.support.sentences import says
 from workbench.base.files import write_json
 from workbench.base.files.locks import is_locked
+from workbench.base.files.private import make_cluster_folder
 from workbench.base.json_values import whole
 from workbench.base.process import is_alive, process_start_time
 from workbench.base.shown import load_views
@@ -67,8 +68,10 @@ def without_descriptors() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> WrittenRun:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WrittenRun:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = write_run(tmp_path / "cluster")
+    make_cluster_folder(run.cluster.root)
     run.state("running", "running")
     run.keeper()
     return run
@@ -76,7 +79,7 @@ def run(tmp_path: Path) -> WrittenRun:
 
 def test_a_dead_keeper_whose_lock_is_free_is_lost(run: WrittenRun) -> None:
     run.keeper(alive=False)
-    (run.cluster.root / "keeper.lock").touch()
+    run.cluster.keeper_lock.touch()
     assert cluster_status(run.cluster.root).phase == "lost"
     assert state_of(run.paths) is RunState.LOST
 
@@ -84,7 +87,7 @@ def test_a_dead_keeper_whose_lock_is_free_is_lost(run: WrittenRun) -> None:
 def test_a_keeper_is_not_dead_while_its_lock_is_held(run: WrittenRun) -> None:
     """The state names a process that ended: another keeper has the lock, and will write anew."""
     run.keeper(alive=False)
-    with locked(run.cluster.root / "keeper.lock"):
+    with locked(run.cluster.keeper_lock):
         status = cluster_status(run.cluster.root)
         assert (status.phase, status.alive) == ("unknown", True)
         assert says(status.message, "rundir.status.cluster_status.keeper-lives-written")
@@ -94,7 +97,7 @@ def test_a_keeper_is_not_dead_while_its_lock_is_held(run: WrittenRun) -> None:
 
 def test_a_deleted_state_of_a_live_keeper_is_not_read_as_lost(run: WrittenRun) -> None:
     run.cluster.state.unlink()
-    with locked(run.cluster.root / "keeper.lock"):
+    with locked(run.cluster.keeper_lock):
         assert cluster_status(run.cluster.root).phase == "unknown"
         assert state_of(run.paths) is RunState.RUNNING
         assert RunView(run.paths.root).state is RunState.RUNNING

@@ -272,8 +272,8 @@ def close_cluster(paths: ClusterPaths, spec: ClusterSpec) -> None:
                 f"nothing was removed for the cluster in {paths.root}, whose keeper died: {why}"
             )
         # A killed keeper could not remove the key. The pods' leases end by themselves.
-        Identity(paths.own_identity).destroy()
-        gate.remove(paths.own_socket)
+        Identity(paths.identity).destroy()
+        gate.remove(paths.socket)
         _tidy(paths, spec)
         return
     deadline = 0.0

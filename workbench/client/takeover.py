@@ -198,14 +198,14 @@ def end_broken_off(cluster: Path) -> str:
         except OSError as error:
             raise RunError(f"{no_locks_there(paths.lock, error)}; nothing was removed") from error
         if words := why():
-            Identity(paths.own_identity).destroy()
+            Identity(paths.identity).destroy()
             remove_left(stored_spec(cluster).backend, cluster)
             for run in map(RunPaths, (each.path for each in own_runs(cluster))):
                 if not result_file(run).exists() and not _foreign((run.root, run.info, run.state)):
                     for file in (run.result, run.state):
                         write_json(file, {"state": RunState.CANCELLED, "message": words})
                     gate.remove(run.reserve)
-            gate.remove(paths.own_socket)
+            gate.remove(paths.socket)
             write_cluster_state(paths, {"phase": "closed", "message": words})
             unregister(cluster)
     return words or "it was ended at this moment"

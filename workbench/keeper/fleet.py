@@ -81,7 +81,7 @@ class Fleet:
 
     def launch(self) -> None:
         self.owned = True
-        self._identity = Identity.create(self.paths.own_identity)
+        self._identity = Identity.create(self.paths.identity)
         self._check_wanted()
         self.pods = self._backend.launch(self.spec.pods, self.spec.count, self._context())
         self._check_wanted()

@@ -118,7 +118,7 @@ class Keeper:
             "starting",
             "starting pods" if self._before is None else "taking over from a keeper that died",
         )
-        server = RequestServer(self._paths.own_socket, self._do, self._redact)
+        server = RequestServer(self._paths.socket, self._do, self._redact)
         threading.Thread(target=self._mend, args=(server,), daemon=True).start()
         threading.Thread(
             target=awake.keep, args=(threading.Event(),), name="awake", daemon=True
@@ -410,11 +410,11 @@ class Keeper:
         ]
         try:
             try:
-                write_queue(self._paths.own_queue, runs)
+                write_queue(self._paths.queue, runs)
             except OSError:
                 # Free the reserved disk space for the queue.
                 gate.remove(self._paths.reserve)
-                write_queue(self._paths.own_queue, runs)
+                write_queue(self._paths.queue, runs)
         except OSError as error:
             logger.warning("if the keeper dies, a new keeper will not find the runs: %s", error)
 

@@ -31,8 +31,8 @@ class OwnFolder:
         # The keeper writes these files itself, and again where they are missing.
         self._written_elsewhere = {
             paths.own_state,
-            paths.own_queue,
-            paths.own_keeper_lock,
+            paths.queue,
+            paths.keeper_lock,
             paths.own_decisions,
         }
         self._restored = restored

@@ -62,7 +62,7 @@ def spawn_keeper(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subpro
     state = {"phase": "starting", "message": "starting the keeper"}
     make_own_folder(paths)
     write_cluster_state(paths, state)
-    lock = _make_lock(paths.own_keeper_lock)
+    lock = _make_lock(paths.keeper_lock)
     keeper = _start(paths, leash)
     # Record the lock at once. Otherwise, nothing is cleaned up if the keeper dies before its first
     # state.

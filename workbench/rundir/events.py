@@ -132,7 +132,7 @@ class Event:
     sequence: int | None = None
     """Number of event lines before the event, in the output of the rank or of the keeper.
 
-    The keeper counts. None: the event is from an earlier version, or not recorded yet.
+    The keeper counts. None: the event is not recorded yet.
     """
     printed_by: int | None = None
     """Rank whose output has the event. None: the rank of the event."""

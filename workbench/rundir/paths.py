@@ -1,7 +1,6 @@
 """Define the paths of cluster and run directories, on the local machine and on pods.
 
-The disk is not read, except for a cluster's own files: an earlier version kept them in the
-cluster's directory.
+The disk is not read, except for the question which of two state files is trusted.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class ClusterPaths:
     """Folder of the short runs that measure for a plan. Lists of runs skip hidden folders."""
 
     @property
-    def own_socket(self) -> Path:
+    def socket(self) -> Path:
         """Socket of the keeper in a private folder of the user.
 
         Pods may share the cluster's directory.
@@ -65,8 +64,8 @@ class ClusterPaths:
         return cluster_folder(self.root) / "keeper.sock"
 
     @property
-    def own_identity(self) -> Path:
-        """Folder of a new cluster's ephemeral key and pinned host keys, beside the socket."""
+    def identity(self) -> Path:
+        """Folder of the ephemeral key and the pinned host keys, beside the socket."""
         return cluster_folder(self.root) / "identity"
 
     @property
@@ -78,11 +77,16 @@ class ClusterPaths:
         return cluster_folder(self.root) / "state.json"
 
     @property
-    def own_keeper_lock(self) -> Path:
+    def keeper_lock(self) -> Path:
+        """Lock file of the keeper, locked during the keeper's life."""
         return cluster_folder(self.root) / "keeper.lock"
 
     @property
-    def own_queue(self) -> Path:
+    def queue(self) -> Path:
+        """Queue of the keeper's runs, in order: id and directory.
+
+        A new keeper continues the runs.
+        """
         return cluster_folder(self.root) / "queue.json"
 
     @property
@@ -107,36 +111,6 @@ class ClusterPaths:
         Files in the cluster's directory are then ones that a pod or another person put there.
         """
         return os.path.lexists(self.own_state) or os.path.lexists(self.own_registration)
-
-    @property
-    def keeper_lock(self) -> Path:
-        """Lock file of the keeper, locked during the keeper's life."""
-        return self._found(self.own_keeper_lock)
-
-    @property
-    def queue(self) -> Path:
-        """Queue of the keeper's runs, in order: id and directory.
-
-        A new keeper continues the runs.
-        """
-        return self._found(self.own_queue)
-
-    @property
-    def socket(self) -> Path:
-        return self._found(self.own_socket)
-
-    @property
-    def identity(self) -> Path:
-        """Folder of the ephemeral key and the pinned host keys."""
-        return self._found(self.own_identity)
-
-    def _found(self, own: Path) -> Path:
-        """Return the user's private path, or an earlier version's in the cluster's directory."""
-        earlier = self.root / own.name
-        if not self.root.is_dir():  # private files are useless without the cluster's directory
-            return earlier
-        is_known = os.path.lexists(own) or self._is_known
-        return earlier if os.path.lexists(earlier) and not is_known else own
 
 
 @dataclass(frozen=True, slots=True)

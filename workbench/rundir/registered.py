@@ -231,7 +231,7 @@ def _is_over(folder: Path) -> bool:
     is_same_disk = raw.get("boot") == boot_id() and above.st_dev == raw.get("device")
     newest_s = max(each.lstat().st_mtime for each in folder.iterdir())
     is_young = time.time() - newest_s < _PRUNE_S
-    return is_same_disk and not is_young and not is_locked(ClusterPaths(path).own_keeper_lock)
+    return is_same_disk and not is_young and not is_locked(ClusterPaths(path).keeper_lock)
 
 
 def _is_place_of(entry: Registration, facts: os.stat_result) -> bool:

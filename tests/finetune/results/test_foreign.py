@@ -14,6 +14,7 @@ from writtenrun import WrittenRun
 from workbench import FineTune, PodSpec, Run, Script, compare, history
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import write_json
+from workbench.base.files.private import make_cluster_folder
 from workbench.base.shown import as_html
 from workbench.benchmark.result import rows_below, write_report
 from workbench.client.kinds import recipe_for
@@ -125,7 +126,7 @@ def shown(run: Run, folder: Path) -> Iterator[str]:
             yield str(error)
 
 
-KINDS = ("trainjob", "pytorchjob", "mpijob")
+KINDS = ("trainjob", "pytorchjob")
 
 
 def with_canary(path: Path) -> None:
@@ -209,8 +210,9 @@ def test_what_its_spec_names_is_neither_read_nor_resolved(
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_the_cluster_that_its_run_json_names_is_not_looked_into_unless_that_names_the_run(
-    job_runs: dict[str, Path], tmp_path: Path, ended: bool
+    job_runs: dict[str, Path], tmp_path: Path, ended: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     root, outside = tmp_path / "run", tmp_path / "home" / "cluster"
     shutil.copytree(job_runs["script"], root)
     info = json.loads((root / "run.json").read_text())
@@ -234,6 +236,7 @@ def test_the_cluster_that_its_run_json_names_is_not_looked_into_unless_that_name
     assert opened <= {str(outside), str(paths.queue), str(paths.results)}, (
         "whether it names the run, and no more"
     )
-    write_queue(paths.root / "queue.json", [QueuedRun(id=str(info["id"]), path=root)])
+    make_cluster_folder(paths.root)
+    write_queue(paths.queue, [QueuedRun(id=str(info["id"]), path=root)])
     run = Run(root)
     assert (CANARY in run.message) is not ended, "its own cluster, which names it too, is believed"

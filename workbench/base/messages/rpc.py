@@ -140,7 +140,7 @@ class Client:
         while (line := self._lines.take()) is not None:
             message = lines.from_line(line)
             number = message.get("id")
-            if number is None and len(self._calls) == 1:  # an older peer, or an unreadable request
+            if number is None and len(self._calls) == 1:  # the peer could not read the request
                 (number,) = self._calls
             call = self._calls.get(number) if isinstance(number, int) else None
             if call is not None and "piece" in message:

@@ -260,7 +260,7 @@ class LabelledRows(MethodRows):
     reads = frozenset(_TAGS)
 
     def read(self, data: object, where: str, tables: Mapping[str, Table] | None = None) -> Example:
-        # A row that an earlier version prepared may have several learned turns.
+        # The label judges the last turn of a chat, and no answer before.
         return judged_alone(super().read(data, where, tables))
 
     def remaining(self, row: Example) -> Mapping[str, object]:

@@ -152,9 +152,7 @@ def resume_checkpoint(
     else:
         held = ask_pods(RunPaths(root), job.max_steps, world_size) if ask_pods else None
         checkpoint = held or newest_good(root, last_step=job.max_steps)
-        # Older runs did not write their ranks; all their ranks saved the checkpoint.
-        ranks = whole(made.get("ranks")) or checkpoint.world_size
-        _check_same(job, made, paths, before, (world_size, ranks), resolved)
+        _check_same(job, made, paths, before, (world_size, checkpoint.world_size), resolved)
     _check_ranks(job, checkpoint, world_size, before.name, part(resolved, "deepspeed"))
     return replace(checkpoint, notes=[*checkpoint.notes, *_other_length(job, made)])
 
@@ -310,7 +308,7 @@ def _check_settings(
     `left_open`: the pods decided the format of communication.
     """
     before = _job_before(made)
-    # Older runs wrote 'plain' if `prompt` was not set.
+    # `prompt=None` is equal to the prompt that the model's own template decides.
     chats = True if job.chat_template is not None else has_chat_template(job.model)
     default = {True: "chat", False: "plain", None: None}[chats]
     now = {**job.to_dict(), "prompt": job.prompt or default}

@@ -350,7 +350,7 @@ class Runner:
         attempt = self.context.attempt
         unrecorded: Sequence[Event] = ()
         decided = self.context.decided
-        # A keeper of an earlier version wrote no log.
+        # The keeper may have died between the run's files and its first line in the log.
         if decided is not None and decided.attempt:
             restart = decided.restart
             attempt = decided.attempt

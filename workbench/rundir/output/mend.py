@@ -1,13 +1,8 @@
-"""Find events that ranks printed and that a dead keeper did not write.
-
-Events are matched by their numbers. Events without numbers, from an earlier version, are matched
-by their count.
-"""
+"""Find events that ranks printed and that a dead keeper did not write, by their numbers."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -87,10 +82,7 @@ def count_printed(paths: RunPaths) -> dict[str, int]:
 
 
 def events_before_restarts(events: Sequence[Event]) -> list[Mapping[str, object]]:
-    """Return the number of every rank's event lines before each restart, by rank.
-
-    Restarts of an earlier version have empty mappings.
-    """
+    """Return the number of every rank's event lines before each restart, by rank."""
     begins = []
     for event in events:
         is_own = event.rank is None and event.printed_by is None
@@ -105,17 +97,12 @@ class _Written:
     def __init__(self, events: Sequence[Event]) -> None:
         self._times_s: dict[tuple[int, int, int], float] = {}
         self._lowest: dict[tuple[int, int], int] = {}
-        # Events without numbers, by the rank that they name.
-        self._unnumbered: dict[int, list[float]] = {}
-        self._passed: Counter[int] = Counter()
         for event in events:
             if event.key is not None:
                 output, attempt, sequence = event.key
                 self._times_s[event.key] = event.time_s
                 lowest = self._lowest.get((output, attempt), sequence)
                 self._lowest[output, attempt] = min(lowest, sequence)
-            elif event.rank is not None:
-                self._unnumbered.setdefault(event.rank, []).append(event.time_s)
 
     def first_numbers(self, rank: int, begins: Sequence[Mapping[str, object]]) -> dict[int, int]:
         """Return the first number of a rank's events in every attempt, where known."""
@@ -132,13 +119,6 @@ class _Written:
 
     def time_s(self, printed: Event) -> float | None:
         """Return the written time of a printed event. None: the event is not written."""
-        # The first events may be written without numbers, by a keeper of an earlier version.
-        if printed.rank is not None:
-            passed = self._passed[printed.rank]
-            times_s = self._unnumbered.get(printed.rank, [])
-            if passed < len(times_s):
-                self._passed[printed.rank] += 1
-                return times_s[passed]
         key = printed.key
         return None if key is None else self._times_s.get(key)
 

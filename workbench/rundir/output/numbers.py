@@ -67,7 +67,7 @@ class Arrivals:
     def take(self, event: Event) -> Event | None:
         """Return the event, marked if late. Return None for an event that was taken before.
 
-        An event without numbers, from an earlier version, is always new.
+        An event without numbers is always new.
         """
         key = event.key
         if key is None:
