@@ -228,7 +228,7 @@ def _board(_: Path) -> Board:
 
 
 def _manifest(folder: Path) -> Manifest:
-    return ended(folder).manifest("mpijob", image="registry/worker:1")
+    return ended(folder).manifest("pytorchjob", image="registry/worker:1")
 
 
 def _profiles(_: Path) -> ProfileComparison:

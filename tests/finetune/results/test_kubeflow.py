@@ -120,11 +120,6 @@ def check_by_kubeflow(job: Mapping[str, Any]) -> None:
     from kubeflow.training import models
 
     known = json.loads(json.dumps(job))
-    if job["kind"] == "MPIJob":
-        # The published models are of v1; these three came with v2beta1.
-        assert known["spec"].pop("mpiImplementation") in ("OpenMPI", "Intel", "MPICH")
-        assert known["spec"].pop("sshAuthMountPath").startswith("/")
-        assert known["spec"].pop("launcherCreationPolicy") in ("AtStartup", "WaitForWorkersReady")
     build(models, f"KubeflowOrgV1{job['kind']}", known)
 
 
@@ -238,7 +233,6 @@ def test_the_models_would_see_a_wrong_field(tmp_path: Path) -> None:
     for kind, path in {
         "trainjob": "trainer",
         "pytorchjob": "runPolicy",
-        "mpijob": "runPolicy",
     }.items():
         job = list(parts(run.manifest(kind, image=IMAGE)).values())[-1]
         job["spec"][path]["noSuchField"] = 1
@@ -246,34 +240,26 @@ def test_the_models_would_see_a_wrong_field(tmp_path: Path) -> None:
             check_by_kubeflow(job)
 
 
-@pytest.mark.parametrize(("kind", "nodes"), [("trainjob", 3), ("pytorchjob", 3), ("mpijob", 3)])
+@pytest.mark.parametrize(("kind", "nodes"), [("trainjob", 3), ("pytorchjob", 3)])
 def test_nodes_ranks_and_resources_are_those_of_the_run(
     tmp_path: Path, kind: str, nodes: int
 ) -> None:
     run = run_of(tmp_path, FineTune(technique="zero1"), cpus=8, gpus=2, memory_gib=64)
     manifest = run.manifest(kind, image=IMAGE, gpu_resource="amd.com/gpu")
     assert (manifest.nodes, manifest.slots) == (nodes, 2)
-    spec = parts(manifest)[
-        {"trainjob": "TrainJob", "pytorchjob": "PyTorchJob", "mpijob": "MPIJob"}[kind]
-    ]["spec"]
+    spec = parts(manifest)[{"trainjob": "TrainJob", "pytorchjob": "PyTorchJob"}[kind]]["spec"]
     wanted = {"cpu": "8000m", "memory": "65536Mi", "amd.com/gpu": "2"}
     if kind == "trainjob":
         assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (3, 2)
         assert spec["runtimeRef"]["name"] == "torch-distributed"
         assert spec["trainer"]["resourcesPerNode"]["limits"] == wanted
-    elif kind == "pytorchjob":
+    else:
         replicas = spec["pytorchReplicaSpecs"]
         assert [each["replicas"] for each in replicas.values()] == [1, 2]
         assert spec["nprocPerNode"] == "2"
         container = replicas["Worker"]["template"]["spec"]["containers"][0]
         assert container["resources"]["limits"] == wanted
         assert "--nnodes=3" in container["command"]
-    else:
-        assert spec["slotsPerWorker"] == 2
-        assert spec["mpiReplicaSpecs"]["Worker"]["replicas"] == 3
-        launcher = spec["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
-        assert "mpirun -np 6 " in launcher["command"][-1]
-        assert "amd.com/gpu" not in launcher["resources"]["limits"]
 
 
 def test_the_job_is_the_runs_own(tmp_path: Path) -> None:
@@ -453,28 +439,26 @@ def test_a_secret_is_never_in_it(tmp_path: Path) -> None:
             "token_secret='hub'",
         ),
     ):
-        run.manifest("mpijob", image=IMAGE)
+        run.manifest("pytorchjob", image=IMAGE)
     with pytest.raises(ConfigError, match=r'secrets=\{"WANDB_API_KEY": "secret/key"\}'):
-        run.manifest("mpijob", image=IMAGE, token_secret="hub")
+        run.manifest("pytorchjob", image=IMAGE, token_secret="hub")
     manifest = run.manifest(
-        "mpijob", image=IMAGE, token_secret="hub/t", secrets={"WANDB_API_KEY": "wb/key"}
+        "pytorchjob", image=IMAGE, token_secret="hub/t", secrets={"WANDB_API_KEY": "wb/key"}
     )
     assert "canary" not in f"{manifest}{manifest!r}{manifest._repr_html_()}"
     spec = handed_spec(manifest)
     assert spec["cluster"]["pods"]["env"] == {"HF_TOKEN": "${HF_TOKEN}"}
-    launcher = parts(manifest)["MPIJob"]["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
-        "containers"
-    ][0]
+    job = parts(manifest)["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]
+    master = job["Master"]["template"]["spec"]["containers"][0]
     references = {
         each["name"]: each["valueFrom"]["secretKeyRef"]
-        for each in launcher["env"]
+        for each in master["env"]
         if "valueFrom" in each
     }
     assert references == {
         "HF_TOKEN": {"name": "hub", "key": "t"},
         "WANDB_API_KEY": {"name": "wb", "key": "key"},
     }
-    assert "-x HF_TOKEN -x WANDB_API_KEY" in launcher["command"][-1]
     assert says(manifest, "handover.manifest._notes.secret-kubectl-create", "hub", "t")
 
 
@@ -619,11 +603,11 @@ def test_what_lies_on_this_machine_is_refused(tmp_path: Path) -> None:
 
 
 def test_it_shows_itself(tmp_path: Path) -> None:
-    manifest = run_of(tmp_path, FineTune()).manifest("mpijob", image="<b>&x")
+    manifest = run_of(tmp_path, FineTune()).manifest("pytorchjob", image="<b>&x")
     name = "wb-20261121-140252-zero1-6c8c"
     assert (
         repr(manifest)
-        == f"Manifest(mpijob {name}, 3 x 1 ranks of <b>&x, results in {name}-results:/{name})"
+        == f"Manifest(pytorchjob {name}, 3 x 1 ranks of <b>&x, results in {name}-results:/{name})"
     )
     page = manifest._repr_html_()
     assert "&lt;b&gt;&amp;x" in page

@@ -170,30 +170,6 @@ def test_the_store_of_a_script_listens_on_one_address(tmp_path: Path) -> None:
     assert log == ["False []", "127.0.0.6 True", "127.0.0.1 False"]
 
 
-def test_the_mpijobs_launcher_starts_them_all(tmp_path: Path) -> None:
-    manifest = script_run(tmp_path).manifest("mpijob", image="x")
-    config, claim = mounted(manifest, tmp_path)
-    job: Any = manifest.objects[-1]
-    (shell, option, script) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
-        "containers"
-    ][0]["command"]
-    (tmp_path / "id_rsa.pub").write_text("ecdsa-sha2-nistp521 AAAA comment\n")
-    (tmp_path / "hosts").write_text("localhost slots=3\n")
-    script = script.replace("/etc/mpi-ssh", str(tmp_path)).replace(
-        "/tmp/known_hosts", str(tmp_path / "known_hosts")
-    )
-    script = script.replace(" python3 ", f" {sys.executable} ")
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    hosts = {"OMPI_MCA_orte_default_hostfile": str(tmp_path / "hosts")}
-    code, said = ended(start([shell, option, script], config, claim, {**root, **hosts}))
-    assert code == 0, said
-    result = RunResult.load(claim / manifest.name)
-    assert (result.state, result.launcher, result.world_size) == (RunState.SUCCEEDED, "mpirun", 3)
-    # The port is the first rank's choice, and the same for all.
-    assert len({line.split()[3] for line in said.splitlines() if line.startswith("hello")}) == 1
-    assert (tmp_path / "known_hosts").read_text() == "[*]:2222 ecdsa-sha2-nistp521 AAAA\n"
-
-
 def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside(
     tmp_path: Path,
 ) -> None:

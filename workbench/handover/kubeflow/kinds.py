@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from workbench.handover.kubeflow.mpijob import MPIJob
 from workbench.handover.kubeflow.objects import JobKind
 from workbench.handover.kubeflow.pytorchjob import PyTorchJob
 from workbench.handover.kubeflow.trainjob import TrainJob
 
-_ALL: tuple[JobKind, ...] = (TrainJob(), PyTorchJob(), MPIJob())
+_ALL: tuple[JobKind, ...] = (TrainJob(), PyTorchJob())
 KINDS = {kind.name: kind for kind in _ALL}
 """Kinds of Kubeflow jobs, by the name for `Run.manifest`."""

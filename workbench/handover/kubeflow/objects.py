@@ -44,8 +44,6 @@ class JobKind(ABC):
     """Name for `Run.manifest`."""
     elastic: ClassVar[bool] = False
     """Whether nodes may come and go."""
-    separate_launcher: ClassVar[bool] = False
-    """Whether a pod of its own starts the ranks, so that even one node makes two pods."""
     restarts_ranks: ClassVar[bool] = True
     """Whether the manifest decides on restarts of a failed rank."""
 
@@ -98,7 +96,7 @@ class KubeflowPlan:
 def objects_of(plan: KubeflowPlan) -> list[Object]:
     """Return the objects of a run, the job last."""
     is_elastic = plan.options.elastic is not None
-    several = plan.nodes > 1 or is_elastic or plan.kind.separate_launcher
+    several = plan.nodes > 1 or is_elastic
     claims = {
         volume.claim: volume.claim_spec(2 if several else 1)
         for volume in made_claims(plan.options.volumes)
@@ -193,10 +191,6 @@ def all_volumes(plan: KubeflowPlan) -> list[Object]:
         {"name": "results", "persistentVolumeClaim": {"claimName": plan.claim}},
         *volumes(plan.options),
     ]
-
-
-def run_policy(plan: KubeflowPlan, clean: str) -> Object:
-    return {"cleanPodPolicy": clean, "backoffLimit": RESTARTS if plan.resumes else 0}
 
 
 def head(version: str, kind: str, plan: KubeflowPlan, name: str, *, queued: bool = False) -> Object:

@@ -15,7 +15,6 @@ from workbench.handover.kubeflow.objects import (
     container_of,
     head,
     replica_of,
-    run_policy,
 )
 from workbench.handover.kubeflow.options import HandoverOptions
 
@@ -29,19 +28,20 @@ class PyTorchJob(JobKind):
 
     def job(self, plan: KubeflowPlan) -> Object:
         slots = str(plan.pod.slots)
-        spec: Object = {"nprocPerNode": slots, "runPolicy": run_policy(plan, "None")}
+        restarts = RESTARTS if plan.resumes else 0
+        policy = {"cleanPodPolicy": "None", "backoffLimit": restarts}
+        spec: Object = {"nprocPerNode": slots, "runPolicy": policy}
         if plan.options.elastic is not None:
             least, most = plan.options.elastic
             # The policy sets rendezvous and number of nodes as PET_ variables.
             container = container_of(plan, "pytorch", plan.torchrun(f"--nproc-per-node={slots}"))
             replicas = {"Worker": replica_of(plan, most, container)}
-            policy = {
+            spec["elasticPolicy"] = {
                 "minReplicas": least,
                 "maxReplicas": most,
                 "maxRestarts": RESTARTS,
                 "rdzvBackend": "c10d",
             }
-            spec["elasticPolicy"] = policy
         else:
             # Kubernetes replaces $(…) with the variables set by the operator for the container.
             place = [
