@@ -20,6 +20,7 @@ from workbench.base.errors import BackendError, ConfigError
 from workbench.base.json_values import part, text
 from workbench.base.words import plain
 from workbench.pods.kubernetes.login import LoginFailed, LoginWait
+from workbench.pods.kubernetes.manifests import kueue
 from workbench.pods.kubernetes.manifests.objects import Manifest, Owner
 from workbench.pods.kubernetes.options import KubernetesOptions
 
@@ -97,14 +98,27 @@ class KubeApi:
             if error.status not in (404, 409):  # gone, or another of the same name
                 raise
 
-    def pods_of(self, selector: str) -> list[tuple[str, str]]:
-        """Return the pods of a cluster: name and unique id."""
+    def pods_of(self, selector: str) -> list[Manifest]:
+        """Return the pods of a cluster."""
         listed, _ = self.list("pod", label_selector=selector)
-        pods = []
-        for pod in listed:
-            metadata: Any = pod["metadata"]
-            pods.append((metadata["name"], metadata["uid"]))
-        return pods
+        return listed
+
+    def close_group(self, names: Iterable[str]) -> str:
+        """Tell Kueue that the group of these pods gets no replacement, on the first pod found.
+
+        Without the mark, the quota of a group with a failed pod stays taken. Return the reason if
+        no pod could be marked although some exist.
+        """
+        patch = self._core.patch_namespaced_pod
+        for name in names:
+            try:
+                self._call("patch", "pod", patch, name, self.namespace, kueue.FINAL)
+            except ApiRefusal as error:
+                if error.status == 404:
+                    continue
+                return str(error)
+            return ""
+        return ""
 
     def end_pods(self, pods: Iterable[tuple[str, str]]) -> list[str]:
         """Delete our pods.

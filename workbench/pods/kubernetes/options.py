@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Choice, Positive, Size, Unit, nested
+from workbench.pods.kubernetes.manifests.template import check_template, read_template
 from workbench.pods.kubernetes.manifests.volumes import Name, Volume, check_volumes
 from workbench.pods.place import LocalPath, PlaceOptions
 
@@ -157,6 +158,15 @@ class KubernetesOptions(PlaceOptions):
     pod_group_label: Label = ""
     """A label that is set to the cluster's name on every pod, for other gang schedulers. Default
     none."""
+    pod_template: Annotated[
+        Mapping[str, object],
+        BeforeValidator(read_template),
+        AfterValidator(check_template),
+        Allowed("an object with metadata and spec of a pod, or the path of a YAML file"),
+    ] = Field(default_factory=dict)
+    """A pod of the site's, or the path of its YAML file: sidecars, `hostNetwork`, the runtime class,
+    topology spread, the scheduler and all else without an option here. Its fields are added to the
+    pods; a field with another value than the workbench's is refused. Default none."""
     port: Annotated[
         int,
         Field(ge=1024, le=65535),
