@@ -525,15 +525,16 @@ class Kubelet:
 
     async def _collect(self, uid: str) -> None:
         """Be the garbage collector: delete what the pod owned."""
-        for kind in ("pods", "secrets", "services", "persistentvolumeclaims"):
-            async with self._session.get(f"/api/v1/{kind}") as response:
+        for kind in ("pods", "secrets", "services", "persistentvolumeclaims", "networkpolicies"):
+            api = "apis/networking.k8s.io" if kind == "networkpolicies" else "api"
+            async with self._session.get(f"/{api}/v1/{kind}") as response:
                 items = (await response.json())["items"]
             for item in items:
                 if any(
                     owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ())
                 ):
                     space, name = item["metadata"]["namespace"], item["metadata"]["name"]
-                    path = f"/api/v1/namespaces/{space}/{kind}/{name}"
+                    path = f"/{api}/v1/namespaces/{space}/{kind}/{name}"
                     async with self._session.delete(path) as response:
                         await response.read()
 

@@ -26,7 +26,10 @@ KUBELET = "X-Kubelet"
 """Header of the kubelet's own requests: neither recorded nor refused."""
 ACCOUNT = "system:serviceaccount:lab:workbench"
 
-_PATH = re.compile(r"/api/v1/(?:namespaces/([^/]+)/)?([a-z]+)(?:/([^/]+)(?:/([a-z]+))?)?")
+_PATH = re.compile(
+    r"/(?:api|apis/networking\.k8s\.io)/v1/"
+    r"(?:namespaces/([^/]+)/)?([a-z]+)(?:/([^/]+)(?:/([a-z]+))?)?"
+)
 _VERBS = {"POST": "create", "DELETE": "delete", "PATCH": "patch", "PUT": "update"}
 
 
@@ -78,9 +81,12 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
             "configmaps",
         ):
             self.resources[f"v1/{resource}"] = {"namespaced": True}
+        self.resources["networking.k8s.io/v1/networkpolicies"] = {"namespaced": True}
         self.resources["v1/nodes"] = {"namespaced": False}
 
-    async def __call__(self, raw_request: web.BaseRequest) -> web.StreamResponse:  # noqa: PLR0912
+    async def __call__(  # noqa: C901, PLR0912
+        self, raw_request: web.BaseRequest
+    ) -> web.StreamResponse:
         match = _PATH.fullmatch(raw_request.path)
         if match is None or KUBELET in raw_request.headers:
             return await super().__call__(raw_request)
@@ -112,6 +118,8 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
             return refused(
                 500, "error dialing backend: dial tcp 10.0.0.9:10250: connect: connection refused"
             )
+        if raw_request.query.get("dryRun"):
+            return web.json_response(await raw_request.json(), status=201)
         if sub == "log":
             return self._log(name, int(raw_request.query.get("tailLines", "0")))
         if sub == "portforward":

@@ -101,6 +101,8 @@ def all_of(made: ClusterObjects) -> list[dict[str, Any]]:
         made.pod(0, None),
         made.pod(1, OWNER),
         made.service(OWNER),
+        made.network_policy(OWNER, None, direct=False),
+        made.network_policy(OWNER, OWNER, direct=True),
         made.secret(PUBLIC_KEY, KEYS, OWNER),
         *claims,
     ]
@@ -357,6 +359,23 @@ def test_a_pod_template_that_contradicts_the_workbenchs_pod_is_refused(
     affinity = {"podAffinity": {}}
     with pytest.raises(ConfigError, match=f"(?s)pod_template.*{words}"):
         objects(pod_template=template, affinity=affinity)
+
+
+def test_a_cluster_is_reached_by_its_own_pods_and_the_notebook_alone() -> None:
+    def ingress(notebook: Owner | None, *, direct: bool) -> Any:
+        policy: Any = objects().network_policy(OWNER, notebook, direct=direct)
+        assert policy["spec"]["podSelector"] == {"matchLabels": own}
+        assert policy["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+        return policy["spec"]["ingress"]
+
+    own = {"deepspeed-workbench/cluster": "wb-test-0a1b2c"}
+    peers = {"from": [{"podSelector": {"matchLabels": own}}]}
+    ssh = {"ports": [{"protocol": "TCP", "port": 2222}]}
+    notebook = Owner(name="lab", uid="u", labels={"app": "lab", "pod-template-hash": "5f"})
+    from_notebook = {"from": [{"podSelector": {"matchLabels": {"app": "lab"}}}]}
+    assert ingress(None, direct=False) == [peers]
+    assert ingress(notebook, direct=True) == [peers, {**ssh, **from_notebook}]
+    assert ingress(None, direct=True) == [peers, ssh], "the notebook is in another namespace"
 
 
 def test_a_gpu_pod_gets_cores_for_its_gpus_and_no_limit_of_cores() -> None:

@@ -120,13 +120,43 @@ def test_the_shipped_role_allows_what_is_called_and_no_more(
     place: KubernetesPlace, context: LaunchContext
 ) -> None:
     fault(place, "create", "pods", 500, after=True)  # then it is read, to see whether it was made
-    backend = place.backend(volumes=[Volume(mount="/data", claim="new", size_gib=1)])
+    volume = Volume(mount="/data", claim="new", size_gib=1)
+    backend = place.backend(volumes=[volume], queue="lab")
     pods = backend.launch(PodSpec(), 1, context)
     identity = Identity(context.directory / "identity")
     identity.pin(pods)
     SSHConnection(pods[0], identity).open().close()
     backend.stop()
     assert set(place.server.calls) == role()
+
+
+def test_pods_of_a_cluster_have_a_network_policy_of_their_own(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
+    backend = place.backend()
+    backend.launch(PodSpec(), 1, context)
+    found = {item["kind"]: item for item in place.server.live()}
+    policy, labels = found["NetworkPolicy"], found["Pod"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    backend.stop()
+    assert place.left(context) == []
+
+
+def test_an_account_without_the_right_to_policies_starts_and_is_warned(
+    place: KubernetesPlace, context: LaunchContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.server.allowed = role() - {("create", "networkpolicies")}
+    told: list[str] = []
+    backend = place.backend()
+    backend.launch(PodSpec(), 1, replace(context, report=told.append))
+    found = {item["kind"]: item for item in place.server.live()}
+    assert "NetworkPolicy" not in found
+    assert "deepspeed-workbench/network" not in found["Pod"]["metadata"]["labels"]
+    for words in (told[0], caplog.text):
+        assert says(words, "pods.pods._prepare.other-pods-namespace")
+        assert 'cannot create resource "networkpolicies"' in words
+        assert "docker/kubernetes/rbac.yaml" in words
+    backend.stop()
 
 
 def test_quota_is_told_in_the_servers_words(place: KubernetesPlace, context: LaunchContext) -> None:

@@ -9,6 +9,7 @@ import pytest
 from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
 from workbench.pods.kubernetes.status import (
     as_gone,
+    identity,
     is_hopeless,
     is_pulling,
     is_ready,
@@ -230,7 +231,8 @@ def test_only_what_nobody_looks_after_any_more_is_left_over() -> None:
         *(ended("half", "half-0", old), half),
         *(ended("fresh", "fresh-0", old), ended("fresh", "fresh-1", recent)),
     ]
-    assert leftovers(pods, NOW_S) == [("dead-0", "uid-dead-0"), ("dead-1", "uid-dead-1")]
+    found = [identity(pod) for pod in leftovers(pods, NOW_S)]
+    assert found == [("dead-0", "uid-dead-0"), ("dead-1", "uid-dead-1")]
 
 
 def event(reason: str, message: str, kind: str = "Warning") -> dict[str, Any]:

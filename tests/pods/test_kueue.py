@@ -153,7 +153,7 @@ def test_a_queue_needs_the_right_to_close_its_group(
     place: KubernetesPlace, context: LaunchContext
 ) -> None:
     place.server.allowed = role() - {("patch", "pods")}
-    with pytest.raises(BackendError, match='cannot patch resource "pods".*rbac.yaml'):
+    with pytest.raises(BackendError, match=r'cannot patch resource "pods".*rbac\.yaml'):
         place.backend(queue="lab").launch(PodSpec(), 1, context)
     assert place.left(context) == []
     backend = place.backend()

@@ -153,20 +153,20 @@ class KubernetesOptions(PlaceOptions):
     annotations: Texts = Field(default_factory=dict)
     """Annotations on the pods. Default none."""
     queue: Name = ""
-    """Kueue's local queue: the pods become one pod group, admitted together or not at all. Default
-    none."""
+    """Kueue's local queue. The pods become one pod group: Kueue starts no pod before the queue has
+    quota for all. Default none."""
     pod_group_label: Label = ""
-    """A label that is set to the cluster's name on every pod, for other gang schedulers. Default
-    none."""
+    """A label that is set to the cluster's name on every pod, for a scheduler that reads it. The
+    label alone starts no pods together. Default none."""
     pod_template: Annotated[
         Mapping[str, object],
         BeforeValidator(read_template),
         AfterValidator(check_template),
         Allowed("an object with metadata and spec of a pod, or the path of a YAML file"),
     ] = Field(default_factory=dict)
-    """A pod of the site's, or the path of its YAML file: sidecars, `hostNetwork`, the runtime class,
-    topology spread, the scheduler and all else without an option here. Its fields are added to the
-    pods; a field with another value than the workbench's is refused. Default none."""
+    """A pod of your site, or the path of its YAML file, with fields that have no option here:
+    sidecars, `hostNetwork`, `runtimeClassName`, topology spread, `schedulerName`. The fields are
+    added to every pod. A field with another value than the workbench's is refused. Default none."""
     port: Annotated[
         int,
         Field(ge=1024, le=65535),

@@ -1,6 +1,6 @@
 """`KubernetesPods`: pods of a Kubernetes cluster.
 
-All that is made are a Secret, a headless Service and the pods.
+All that is made are a Secret, a headless Service, a NetworkPolicy and the pods.
 """
 
 from __future__ import annotations
@@ -213,6 +213,13 @@ class KubernetesPods(KubernetesOptions, Place):
             is_given_up=lambda: self._stopped,
         )
         api = KubeApi(self, wait)
+        # A server that refuses this first call has made nothing, so no record may name it.
+        self._sweep(api)
+        refused = api.refusal_of_policies(base)
+        if refused:
+            words = f"other pods of the namespace may reach the ports of the pods: {refused}"
+            _LOG.warning("%s", words)
+            context.report(words)
         objects = ClusterObjects(
             base=base,
             namespace=api.namespace,
@@ -221,9 +228,8 @@ class KubernetesPods(KubernetesOptions, Place):
             count=count,
             lease_s=context.lease_s + _MARGIN_S,
             wait_s=self.pull_timeout_s + context.timeout_s + _MARGIN_S,
+            guarded=not refused,
         )
-        # A server that refuses this first call has made nothing, so no record may name it.
-        self._sweep(api)
         record = {"base": base, "namespace": api.namespace, "server": api.host}
         self._record = note_of(context.directory, RECORD)
         write_note(context.directory, RECORD, record)

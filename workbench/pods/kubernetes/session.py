@@ -233,6 +233,9 @@ class Session:
         secret = objects.secret(self._context.public_key, self._host_keys, owner)
         self._make("secret", secret)
         self._make("service", objects.service(owner))
+        if objects.guarded:
+            policy = objects.network_policy(owner, notebook, direct=not self._forward)
+            self._make("network_policy", policy)
         for volume in objects.claims:
             self._make_claim(volume, owner)
         self._make_pods(range(1, objects.count), owner)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
@@ -27,6 +27,16 @@ POD_LABEL = "deepspeed-workbench/pod"
 TURN_LABEL = "deepspeed-workbench/turn"
 """Label with the number of pods that had this pod's place before."""
 MANAGED_BY = ("app.kubernetes.io/managed-by", "deepspeed-workbench")
+NETWORK_LABEL = "deepspeed-workbench/network"
+"""Label of pods that a NetworkPolicy of their cluster guards. The shipped policy opens the ports of
+all other workers to each other."""
+_PASSING_LABELS = (
+    "pod-template-hash",
+    "controller-revision-hash",
+    "statefulset.kubernetes.io/pod-name",
+    "apps.kubernetes.io/pod-index",
+)
+"""Labels of a notebook's pod that its next pod does not have."""
 _SECRET_PATH = "/etc/workbench"
 _WORK_PATH = "/workbench"
 _ACCOUNT_PATH = "/workbench-account"
@@ -65,6 +75,7 @@ class Owner:
 
     name: str
     uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def references(self) -> list[Manifest]:
         reference: Manifest = {
@@ -99,6 +110,8 @@ class ClusterObjects:
     """Seconds that a pod outlives a silent keeper."""
     wait_s: float
     """Seconds that a pod waits for the first login."""
+    guarded: bool = True
+    """Whether a NetworkPolicy keeps other pods from the pods' ports."""
 
     def __post_init__(self) -> None:
         if not self.image:
@@ -151,6 +164,25 @@ class ClusterObjects:
         }
         return {**self._object("Service", self.base, owner), "spec": spec}
 
+    def network_policy(self, owner: Owner, notebook: Owner | None, *, direct: bool) -> Manifest:
+        """Return the policy by which pods of this cluster alone reach each other's ports.
+
+        A notebook in the namespace reaches the SSH port, by its labels. For another notebook the
+        SSH port is open, and the key guards it. A port-forward needs no rule.
+        """
+        peers = {"podSelector": {"matchLabels": {CLUSTER_LABEL: self.base}}}
+        rules: list[Manifest] = [{"from": [peers]}]
+        if direct:
+            labels = {} if notebook is None else notebook.labels
+            lasting = {key: value for key, value in labels.items() if key not in _PASSING_LABELS}
+            rule: Manifest = {"ports": [{"protocol": "TCP", "port": self.options.port}]}
+            if lasting:
+                rule["from"] = [{"podSelector": {"matchLabels": lasting}}]
+            rules.append(rule)
+        spec = {"podSelector": peers["podSelector"], "policyTypes": ["Ingress"], "ingress": rules}
+        made = self._object("NetworkPolicy", self.base, owner)
+        return {**made, "apiVersion": "networking.k8s.io/v1", "spec": spec}
+
     @property
     def claims(self) -> list[Volume]:
         return made_claims(self.options.volumes)
@@ -167,6 +199,8 @@ class ClusterObjects:
         if options.pod_group_label:
             labels[options.pod_group_label] = self.base
         labels |= {POD_LABEL: f"pod-{index}", TURN_LABEL: str(turn)}
+        if self.guarded:
+            labels[NETWORK_LABEL] = "cluster"
         annotations = {**podspec.STAYS, **options.annotations, **annotations}
         spec: Manifest = {
             "hostname": f"pod-{index}",

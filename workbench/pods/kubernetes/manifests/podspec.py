@@ -74,7 +74,7 @@ STAYS = {
     "karpenter.sh/do-not-disrupt": "true",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
 }
-"""Annotations by which autoscalers let a node with such a pod be. A user's annotation goes first."""
+"""Annotations that keep autoscalers from the pod's node. A user's annotation goes first."""
 
 
 def pod_security(options: KubernetesOptions) -> dict[str, object]:

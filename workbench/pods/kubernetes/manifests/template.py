@@ -83,9 +83,11 @@ def merged(pod: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, obj
     """Return the workbench's pod with the template's further fields.
 
     Example:
-        >>> pod = {"spec": {"restartPolicy": "Never", "tolerations": [{"key": "gpu"}]}}
-        >>> merged(pod, {"spec": {"hostNetwork": True, "tolerations": [{"key": "spot"}]}})["spec"]
-        {'restartPolicy': 'Never', 'tolerations': [{'key': 'gpu'}, {'key': 'spot'}], 'hostNetwork': True}
+        >>> pod = {"spec": {"hostname": "pod-0", "tolerations": [{"key": "gpu"}]}}
+        >>> more = {"spec": {"hostNetwork": True, "tolerations": [{"key": "spot"}]}}
+        >>> spec = merged(pod, more)["spec"]
+        >>> sorted(spec), spec["tolerations"]
+        (['hostNetwork', 'hostname', 'tolerations'], [{'key': 'gpu'}, {'key': 'spot'}])
 
     Raises:
         ConfigError: The template has another value for a field of the workbench's pod.
