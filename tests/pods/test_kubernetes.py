@@ -313,7 +313,9 @@ def test_what_could_not_be_deleted_is_told_and_deleted_later(
         backend.stop()
     with pytest.raises(BackendError, match=words):
         backend.stop()  # a second call must not forget what the first could not remove
-    assert sorted(line.split()[0] for line in place.left(context)) == ["Pod", "Secret", "Service"]
+    assert sorted(line.split()[0] for line in place.left(context)) == [
+        *("NetworkPolicy", "Pod", "Secret", "Service")
+    ]
     place.server.faults.clear()
     for _ in range(2):
         remove_left(backend.to_dict(), context.directory)
@@ -352,7 +354,7 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
         assert record.exists(), "what is left there would be forgotten"
     place.server.away = False
     assert sorted(line.split()[0] for line in place.left(context)) == [
-        *("PersistentVolumeClaim", "Pod", "Pod", "Secret", "Service")
+        *("NetworkPolicy", "PersistentVolumeClaim", "Pod", "Pod", "Secret", "Service")
     ]
     remove_left(backend.to_dict(), context.directory)
     until(lambda: place.left(context) == [])
@@ -777,7 +779,7 @@ def test_a_launch_clears_away_what_ended_long_ago(
     until(lambda: forgotten.refresh()[0].phase is Phase.SUCCEEDED)
     old = place.left(context)
     other.launch(PodSpec(), 1, context)
-    until(lambda: len(place.left(context)) == 3)
+    until(lambda: len(place.left(context)) == 4)
     assert not set(old) & set(place.left(context))
     for backend in (forgotten, other):
         backend.stop()
@@ -950,7 +952,7 @@ def test_what_a_killed_keeper_left_is_removed(
     assert on_pods(pods)
     os.kill(keeper.pid, signal.SIGKILL)
     until(lambda: not keeper.is_alive())
-    assert len(place.left(context)) == 4
+    assert len(place.left(context)) == 5
     cluster.close()
     cluster.close()
     until(lambda: place.left(context) == [] and on_pods(pods) == [])

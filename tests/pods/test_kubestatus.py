@@ -338,3 +338,10 @@ def test_a_config_map_that_is_missing_ends_the_start() -> None:
     assert not is_hopeless(pod(), (), [{**missing, "message": 'secret "wb-a" not found'}]), (
         "ours comes a moment later"
     )
+
+
+def test_the_end_of_a_pod_is_its_start_and_its_deadline() -> None:
+    start = {"status": {"startTime": "2026-01-01T00:00:00Z"}}
+    assert end_of({**start, "spec": {"activeDeadlineSeconds": 3600}}) == 1_767_229_200.0
+    assert end_of({**start, "spec": {}}) is None
+    assert end_of({"spec": {"activeDeadlineSeconds": 3600}}) is None

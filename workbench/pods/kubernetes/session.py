@@ -293,8 +293,7 @@ class Session:
                 if index in self._pods or not look.seen:
                     continue
                 if status.is_ready(look.seen):
-                    address = str(look.seen["status"]["podIP"])
-                    self._admit(index, address)
+                    self._admit(index, look.seen)
             waits = {i: reason for i, reason in waits.items() if i not in self._pods}
             self._report_progress(waits)
             if len(self._pods) == self._objects.count:
@@ -357,7 +356,8 @@ class Session:
             self._context.arrived([pods[index] for index in sorted(pods)])
             self._context.report(line)
 
-    def _admit(self, index: int, address: str) -> None:
+    def _admit(self, index: int, seen: Mapping[str, Any]) -> None:
+        address = str(seen["status"]["podIP"])
         name = self._names[index]
         report = status.report_of(self._api, index, name, self._check_open)
         pod = decode_report(report)
@@ -372,7 +372,9 @@ class Session:
         limit_s = float(self._objects.options.connect_timeout_s)
         if self._forward and not self._pods:
             self._forwards[-1].check(limit_s)
-        self._pods[index] = replace(pod, versions=versions, connect_timeout_s=limit_s)
+        self._pods[index] = replace(
+            pod, versions=versions, connect_timeout_s=limit_s, ends_s=status.end_of(seen)
+        )
 
     def _exit_message(self, index: int, words: str) -> str:
         lines = self.log(f"pod-{index}", _LAST_LINES).splitlines()

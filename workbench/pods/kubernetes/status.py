@@ -93,6 +93,15 @@ def _node_words(pod: Mapping[str, Any]) -> str:
     )
 
 
+def end_of(pod: Mapping[str, Any]) -> float | None:
+    """Return when Kubernetes ends the pod by its deadline, in seconds since the epoch."""
+    start = _status(pod).get("startTime")
+    deadline_s = pod.get("spec", {}).get("activeDeadlineSeconds")
+    if not start or not deadline_s:
+        return None
+    return datetime.fromisoformat(str(start)).timestamp() + float(deadline_s)
+
+
 def is_ready(pod: Mapping[str, Any]) -> bool:
     if _condition(pod, "Ready").get("status") != "True":
         return False
