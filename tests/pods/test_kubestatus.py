@@ -9,6 +9,7 @@ import pytest
 from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
 from workbench.pods.kubernetes.status import (
     as_gone,
+    end_of,
     identity,
     is_hopeless,
     is_pulling,
