@@ -378,6 +378,14 @@ def test_a_cluster_is_reached_by_its_own_pods_and_the_notebook_alone() -> None:
     assert ingress(None, direct=True) == [peers, ssh], "the notebook is in another namespace"
 
 
+@pytest.mark.parametrize("text", ["- a", "a: [", "a: 'b", ""])
+def test_a_pod_template_that_is_no_yaml_of_a_pod_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"pod_template is the file .*pod\.yaml"):
+        KubernetesPods(image="x", pod_template=str(path))
+
+
 def test_a_gpu_pod_gets_cores_for_its_gpus_and_no_limit_of_cores() -> None:
     def resources(spec: PodSpec) -> Any:
         pod: Any = objects(spec).pod(0, None)

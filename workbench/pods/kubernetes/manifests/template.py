@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import gate
 
 WORKER = "worker"
 """Name of the container that runs the ranks."""
@@ -31,7 +32,7 @@ def read_template(template: object) -> object:
 
     path = Path(template).expanduser()
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        found = yaml.safe_load(gate.read_text(path))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"KubernetesPods.pod_template is the file {path}, which cannot be read: {error}"
