@@ -348,6 +348,7 @@ def test_a_pod_template_is_merged_below_the_workbenchs_pod(tmp_path: Path) -> No
         ({"spec": {"volumes": [{"name": "secret", "emptyDir": {}}]}}, r"volumes\[secret\]"),
         ({"spec": {"affinity": {"nodeAffinity": {}}}}, "spec.affinity"),
         ({"spec": []}, "spec: give an object"),
+        ({"metadata": {"labels": {1: "x"}}, "spec": {"hostname": "x"}}, "hostname"),
         ({"kind": "Deployment"}, "kind: Deployment is no pod"),
         ({"hostNetwork": True}, "hostNetwork: .*leave the field out"),
         ("no such file.yaml", "no such file.yaml"),
@@ -378,12 +379,13 @@ def test_a_cluster_is_reached_by_its_own_pods_and_the_notebook_alone() -> None:
     assert ingress(None, direct=True) == [peers, ssh], "the notebook is in another namespace"
 
 
-@pytest.mark.parametrize("text", ["- a", "a: [", "a: 'b", ""])
+@pytest.mark.parametrize("text", ["- a", "a: [", "a: 'canary", ""])
 def test_a_pod_template_that_is_no_yaml_of_a_pod_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "pod.yaml"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"pod_template is the file .*pod\.yaml"):
+    with pytest.raises(ConfigError, match=r"pod_template is the file .*pod\.yaml") as refused:
         KubernetesPods(image="x", pod_template=str(path))
+    assert "canary" not in str(refused.value)
 
 
 def test_a_gpu_pod_gets_cores_for_its_gpus_and_no_limit_of_cores() -> None:

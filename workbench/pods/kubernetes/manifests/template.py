@@ -33,10 +33,17 @@ def read_template(template: object) -> object:
     path = Path(template).expanduser()
     try:
         found = yaml.safe_load(gate.read_text(path))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"KubernetesPods.pod_template is the file {path}, which cannot be read: {error}"
         ) from error
+    except yaml.YAMLError as error:
+        # The file may be another than the user meant, so no word of it is repeated.
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        raise ConfigError(
+            f"KubernetesPods.pod_template is the file {path}, which is no YAML{where}"
+        ) from None
     if not isinstance(found, dict):
         raise ConfigError(
             f"KubernetesPods.pod_template is the file {path}, which must hold one pod as YAML:"
@@ -64,7 +71,7 @@ def check_template(template: Mapping[str, Any]) -> Mapping[str, Any]:
             )
     for part in ("labels", "annotations"):
         for name in _mapping(metadata.get(part), f"metadata.{part}"):
-            if name.startswith(OURS):
+            if str(name).startswith(OURS):
                 raise _refusal(
                     f"metadata.{part}.{name}",
                     "the workbench sets and selects by this name itself; leave the line out, and"
