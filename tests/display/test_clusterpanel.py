@@ -21,6 +21,7 @@ from workbench.display import cluster as panels
 from workbench.display.cluster import ClusterPanel, cluster_doc, follow_start, look_at
 from workbench.display.kit.doc import to_text
 from workbench.pods.local.pods import LocalPods
+from workbench.rundir.view import RunView
 
 
 def test_a_cluster_is_followed_until_its_pods_are_gone(written: WrittenRun) -> None:
@@ -60,6 +61,37 @@ def test_a_closed_cluster_says_from_when_to_when_it_was_ready(written: WrittenRu
     assert f"to {next_day} with" in shown("closed", ready_s=T0, time_s=T0 + 100_000)
     assert "ready from" not in shown("ready", ready_s=T0, time_s=T0 + 660)
     assert "ready from" not in shown("closed", time_s=T0 + 660), "it was never ready"
+
+
+def test_the_end_of_the_pods_is_shown_and_a_run_that_reaches_it_says_so(
+    written: WrittenRun,
+) -> None:
+    cluster = Cluster(LocalPods(), count=3, path=written.cluster.root)
+    written.keeper("ready")
+    written.state("running", "training")
+    for step in range(1, 11):
+        written.step(step)  # a step a second; 90 of 100 are left
+
+    def look(ends_in_s: float | None) -> tuple[str, str]:
+        ends_s = None if ends_in_s is None else time.time() + ends_in_s
+        state = read_json(written.cluster.state)
+        pods = cast("list[dict[str, object]]", state["pods"])
+        write_json(
+            written.cluster.state, {**state, "pods": [{**pod, "ends_s": ends_s} for pod in pods]}
+        )
+        view = RunView(written.paths.root)
+        view.refresh()
+        return to_text(cluster_doc(look_at(cluster))), view.hint
+
+    panel, hint = look(10.0)
+    assert says(panel, "display.cluster.cluster_doc.platform-ends-pods")
+    assert says(hint, "rundir.view._early_end.pods-end-before")
+    panel, hint = look(86_400.0)
+    assert says(panel, "display.cluster.cluster_doc.platform-ends-pods")
+    assert hint == ""
+    panel, hint = look(None)
+    assert "in any case" not in panel
+    assert hint == ""
 
 
 def test_memory_is_that_of_the_run_in_progress(written: WrittenRun) -> None:

@@ -171,11 +171,40 @@ def test_the_least_is_what_kustomize_would_make(render: Render) -> None:
     assert made["PersistentVolumeClaim", "jupyterlab-notebooks"]["metadata"]["annotations"] == {
         "helm.sh/resource-policy": "keep"
     }
+    shipped = list(yaml.safe_load_all((MANIFESTS / "networkpolicy.yaml").read_text()))
     policy = made["NetworkPolicy", "jupyterlab-workers"]["spec"]
-    shipped = next(yaml.safe_load_all((MANIFESTS / "networkpolicy.yaml").read_text()))["spec"]
-    notebook = policy["ingress"][1]["from"][0]["podSelector"]["matchLabels"]
+    notebook = policy["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
     assert notebook.pop("app.kubernetes.io/instance") == "jupyterlab"
-    assert policy == shipped
+    unguarded = made["NetworkPolicy", "jupyterlab-workers-without-own"]["spec"]
+    assert [policy, unguarded] == [document["spec"] for document in shipped[:2]]
+
+
+def test_the_workers_of_a_release_have_a_namespace_of_their_own(render: Render) -> None:
+    made = render({"workers": {"namespace": "workers-anna"}})
+    space = made["Namespace", "workers-anna"]["metadata"]
+    assert space["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+    there = {
+        key for key, document in made.items() if document["metadata"].get("namespace") != "team"
+    }
+    assert there == {
+        ("Namespace", "workers-anna"),
+        ("Role", "lab"),
+        ("RoleBinding", "lab"),
+        ("NetworkPolicy", "lab-workers"),
+        ("NetworkPolicy", "lab-workers-without-own"),
+    }
+    (account,) = made["RoleBinding", "lab"]["subjects"]
+    assert account["namespace"] == "team", "the notebook's account stays where the notebook is"
+    policy = made["NetworkPolicy", "lab-workers"]["spec"]
+    assert policy["ingress"][0]["from"][0]["namespaceSelector"] == {
+        "matchLabels": {"kubernetes.io/metadata.name": "team"}
+    }
+    for document in made.values():
+        for version in VERSIONS:
+            kubernetes_validate.validate(document, version, strict=True)
+    assert "Namespace" not in {
+        kind for kind, _ in render({"workers": {"namespace": "there", "create": False}})
+    }
 
 
 def test_parts_can_be_had_from_elsewhere(render: Render) -> None:
@@ -203,6 +232,7 @@ def test_parts_can_be_had_from_elsewhere(render: Render) -> None:
         ({"image": {"repository": "x", "digest": "latest"}}, "digest"),
         ({"claim": {"size": "much"}}, "size"),
         ({"env": {"A": 1}}, "env"),
+        ({"workers": {"namespace": "Anna"}}, "namespace"),
     ],
 )
 def test_a_value_that_cannot_be_is_refused(

@@ -21,6 +21,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,6 +84,8 @@ class Running:
     root: str = ""
     process: subprocess.Popen[bytes] | None = None
     deleting: asyncio.Event = field(default_factory=asyncio.Event)
+    code: int | None = None
+    """Exit code of a program that ended by itself."""
     ended: dict[str, Any] | None = None
     """What `Kubelet.fail` wants its end to look like."""
 
@@ -202,13 +205,17 @@ class Kubelet:
             folder = self.folder / f"{number}"
             folder.mkdir()
             pod = self.pods[name] = Running(manifest, folder, f"{self._net}.{number}")
-            task = asyncio.create_task(self._live(pod))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._begin(self._live(pod))
         if manifest["metadata"].get("deletionTimestamp") and name in self.pods:
             self.pods[name].deleting.set()
         if event["type"] == "DELETED":
             self.pods.pop(name, None)
+            self._begin(self._collect(manifest["metadata"]["uid"]))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _live(self, pod: Running) -> None:
         """Be one pod from its creation to its deletion."""
@@ -222,24 +229,25 @@ class Kubelet:
                 await self._run_container(pod, behaviour)
             await pod.deleting.wait()
         finally:
-            await asyncio.to_thread(_terminate, pod)
-            await asyncio.to_thread(kill, pod)
-            if pod.root:
+            if pod.code is None:  # else a replacement may have the folder by now
+                await asyncio.to_thread(_terminate, pod)
+                await asyncio.to_thread(kill, pod)
+            if pod.root and pod.code is None:
                 shutil.rmtree(pod.root, ignore_errors=True)
-        if (
-            pod.process is not None and pod.ended is None
-        ):  # its program took SIGTERM and ended with 0
+        if pod.process is not None and pod.code is None:  # its program took SIGTERM
+            code = pod.process.returncode
+            reason = "Error" if code else "Completed"
             ended = _container_status(
-                terminated={"exitCode": 0, "reason": "Completed", "finishedAt": _now()}
+                terminated={"exitCode": code, "reason": reason, "finishedAt": _now()}
             )
-            await self._patch(pod, {"status": {"phase": "Succeeded", "containerStatuses": [ended]}})
+            phase = "Failed" if code else "Succeeded"
+            await self._patch(pod, {"status": {"phase": phase, "containerStatuses": [ended]}})
             await asyncio.sleep(self.going_s)
         await self._let_go(pod)
 
     async def _let_go(self, pod: Running) -> None:
-        """Have the server forget a pod whose processes have ended, and all that it owned."""
+        """Have the server forget a pod whose processes have ended, unless Kueue keeps the pod."""
         await self._patch(pod, {"metadata": {"finalizers": []}})
-        await self._collect(pod.manifest["metadata"]["uid"])
 
     async def _bind(self, pod: Running) -> None:
         """Be the scheduler: note the node."""
@@ -389,6 +397,10 @@ class Kubelet:
                 await asyncio.wait_for(pod.deleting.wait(), _TICK_S)
 
     async def _end(self, pod: Running, code: int) -> None:
+        pod.code = code
+        await asyncio.to_thread(kill, pod)
+        if pod.root:
+            shutil.rmtree(pod.root, ignore_errors=True)
         last = "" if code == 0 else "\n".join((self.read_log(pod.name) or "").splitlines()[-3:])
         ended = {"exitCode": abs(code), "reason": "Error" if code else "Completed", "message": last}
         status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": None}
@@ -513,15 +525,16 @@ class Kubelet:
 
     async def _collect(self, uid: str) -> None:
         """Be the garbage collector: delete what the pod owned."""
-        for kind in ("pods", "secrets", "services", "persistentvolumeclaims"):
-            async with self._session.get(f"/api/v1/{kind}") as response:
+        for kind in ("pods", "secrets", "services", "persistentvolumeclaims", "networkpolicies"):
+            api = "apis/networking.k8s.io" if kind == "networkpolicies" else "api"
+            async with self._session.get(f"/{api}/v1/{kind}") as response:
                 items = (await response.json())["items"]
             for item in items:
                 if any(
                     owner["uid"] == uid for owner in item["metadata"].get("ownerReferences", ())
                 ):
                     space, name = item["metadata"]["namespace"], item["metadata"]["name"]
-                    path = f"/api/v1/namespaces/{space}/{kind}/{name}"
+                    path = f"/{api}/v1/namespaces/{space}/{kind}/{name}"
                     async with self._session.delete(path) as response:
                         await response.read()
 

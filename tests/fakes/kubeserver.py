@@ -21,11 +21,15 @@ from typing import Any
 import kmock
 from aiohttp import WSMsgType, web
 
+KUEUE = "kueue.x-k8s.io/"
 KUBELET = "X-Kubelet"
 """Header of the kubelet's own requests: neither recorded nor refused."""
 ACCOUNT = "system:serviceaccount:lab:workbench"
 
-_PATH = re.compile(r"/api/v1/(?:namespaces/([^/]+)/)?([a-z]+)(?:/([^/]+)(?:/([a-z]+))?)?")
+_PATH = re.compile(
+    r"/(?:api|apis/networking\.k8s\.io)/v1/"
+    r"(?:namespaces/([^/]+)/)?([a-z]+)(?:/([^/]+)(?:/([a-z]+))?)?"
+)
 _VERBS = {"POST": "create", "DELETE": "delete", "PATCH": "patch", "PUT": "update"}
 
 
@@ -63,6 +67,8 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
         """Whether it has gone: it breaks open and new calls, not the kubelet's; objects stay."""
         self.kubelet_away = False
         """Whether the node's kubelet, which has logs and port-forwards, does not answer."""
+        self.kueue = True
+        """Whether Kueue's controller runs; its webhook marks pods of a queue in any case."""
         self.read_log: Callable[[str], str | None] = lambda _name: None
         self.watches: dict[int, web.BaseRequest] = {}  # a request cannot be hashed
         self.forwards: dict[int, web.BaseRequest] = {}
@@ -75,9 +81,12 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
             "configmaps",
         ):
             self.resources[f"v1/{resource}"] = {"namespaced": True}
+        self.resources["networking.k8s.io/v1/networkpolicies"] = {"namespaced": True}
         self.resources["v1/nodes"] = {"namespaced": False}
 
-    async def __call__(self, raw_request: web.BaseRequest) -> web.StreamResponse:  # noqa: PLR0912
+    async def __call__(  # noqa: C901, PLR0912
+        self, raw_request: web.BaseRequest
+    ) -> web.StreamResponse:
         match = _PATH.fullmatch(raw_request.path)
         if match is None or KUBELET in raw_request.headers:
             return await super().__call__(raw_request)
@@ -109,6 +118,8 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
             return refused(
                 500, "error dialing backend: dial tcp 10.0.0.9:10250: connect: connection refused"
             )
+        if raw_request.query.get("dryRun"):
+            return web.json_response(await raw_request.json(), status=201)
         if sub == "log":
             return self._log(name, int(raw_request.query.get("tailLines", "0")))
         if sub == "portforward":
@@ -182,6 +193,10 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
                 metadata["finalizers"] = [
                     "tests/kubelet"
                 ]  # what the kubelet lifts once the pod's processes are gone
+                if f"{KUEUE}queue-name" in (metadata.get("labels") or {}):
+                    metadata["finalizers"].append(f"{KUEUE}managed")
+        elif request.action == kmock.action.UPDATE and request.resource.plural == "pods":
+            self._keep_kueues_finalizer(request)
         elif request.action == kmock.action.DELETE and request.name is not None:
             wanted = ((request.data or {}).get("preconditions") or {}).get("uid")
             key = (request.resource, request.namespace, request.name)
@@ -194,7 +209,51 @@ class ApiServer(kmock.KubernetesEmulator):  # type: ignore[misc]
                 return refused(
                     409, f"the UID in the precondition ({wanted}) does not match the UID in record"
                 )
-        return await super()._handle(request)
+        answer = await super()._handle(request)
+        if request.action and request.resource and request.resource.plural == "pods" and self.kueue:
+            await self.reconcile()
+        return answer
+
+    def _keep_kueues_finalizer(self, request: kmock.Request) -> None:
+        """The kubelet lifts its own finalizer only."""
+        metadata = (request.data or {}).get("metadata") or {}
+        if metadata.get("finalizers") != []:
+            return
+        for (kind, _, name), item in self.objects.items():
+            if kind == request.resource and name == request.name and not item.deleted:
+                held = item.raw["metadata"].get("finalizers") or []
+                metadata["finalizers"] = [each for each in held if each.startswith(KUEUE)]
+
+    async def reconcile(self) -> None:
+        """Be Kueue's controller for plain pods, by the rule of its `pod_controller.go`."""
+        groups: dict[str, list[Any]] = {}
+        async with self._lock:
+            for (kind, _, _), item in self.objects.items():
+                labels = {} if item.deleted else item.raw["metadata"].get("labels") or {}
+                if kind.plural == "pods" and f"{KUEUE}pod-group-name" in labels:
+                    groups.setdefault(labels[f"{KUEUE}pod-group-name"], []).append(item)
+            for members in groups.values():
+                members.sort(key=lambda item: item.raw["metadata"]["creationTimestamp"])
+                for item, is_excess in _released(members):
+                    await self._release(item, delete=is_excess)
+
+    async def _release(self, item: Any, *, delete: bool) -> None:
+        """Lift Kueue's finalizer, and delete a pod that is one too many."""
+        metadata = item.raw["metadata"]
+        held = metadata.get("finalizers") or []
+        if f"{KUEUE}managed" not in held:
+            return
+        others = [each for each in held if not each.startswith(KUEUE)]
+        change: dict[str, Any] = {"finalizers": others}
+        if delete and "deletionTimestamp" not in metadata:
+            change["deletionTimestamp"] = datetime.now(UTC).isoformat()
+        item.patch({"metadata": change})
+        raw = item.raw
+        kind = next(key[0] for key, each in self.objects.items() if each is item)
+        await self._buses[kind].put({"type": "MODIFIED", "object": raw})
+        if not others and "deletionTimestamp" in raw["metadata"]:
+            item.delete()
+            await self._buses[kind].put({"type": "DELETED", "object": raw})
 
     async def _serve_list(self, request: kmock.Request) -> Any:
         found = await super()._serve_list(request)
@@ -269,6 +328,32 @@ def refused(status: int, message: str, headers: dict[str, str] | None = None) ->
     return web.Response(
         text=json.dumps(body), status=status, content_type="application/json", headers=headers
     )
+
+
+def _released(members: list[Any]) -> list[tuple[Any, bool]]:
+    """Return the pods of a group that Kueue releases; True: as one pod too many.
+
+    A pod that ended with exit code 0 counts as done: no other pod may take its place.
+    """
+    total = int(members[0].raw["metadata"]["annotations"][f"{KUEUE}pod-group-total-count"])
+    phases = [(item.raw.get("status") or {}).get("phase") for item in members]
+    is_final = any(
+        (item.raw["metadata"].get("annotations") or {}).get(f"{KUEUE}retriable-in-group") == "false"
+        for item in members
+    )
+    has_ended = all(phase in ("Succeeded", "Failed") for phase in phases)
+    if phases.count("Succeeded") == total or (has_ended and is_final):
+        return [(item, False) for item in members]
+    active, inactive = [], []
+    for item, phase in zip(members, phases, strict=True):
+        on_no_node = "nodeName" not in (item.raw.get("spec") or {})
+        never_runs = "deletionTimestamp" in item.raw["metadata"] and on_no_node
+        (inactive if phase == "Failed" or never_runs else active).append(item)
+    replaced = max(0, len(inactive) + len(active) - total)
+    return [
+        *((item, True) for item in active[total:]),
+        *((item, False) for item in inactive[:replaced]),
+    ]
 
 
 def _selected(request: kmock.Request, item: dict[str, Any]) -> bool:

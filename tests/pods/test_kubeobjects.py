@@ -68,6 +68,15 @@ EVERYTHING: dict[str, Any] = {
     "annotations": {"note": "mine"},
     "queue": "lab",
     "pod_group_label": "scheduling.x-k8s.io/pod-group",
+    "pod_template": {
+        "spec": {
+            "schedulerName": "volcano",
+            "runtimeClassName": "nvidia",
+            "initContainers": [
+                {"name": "rxdm", "image": "example.org/rxdm:1", "restartPolicy": "Always"}
+            ],
+        }
+    },
     "port": 2022,
     "python": "/opt/venv/bin/python",
     "deadline_s": 3600,
@@ -92,6 +101,8 @@ def all_of(made: ClusterObjects) -> list[dict[str, Any]]:
         made.pod(0, None),
         made.pod(1, OWNER),
         made.service(OWNER),
+        made.network_policy(OWNER, None, direct=False),
+        made.network_policy(OWNER, OWNER, direct=True),
         made.secret(PUBLIC_KEY, KEYS, OWNER),
         *claims,
     ]
@@ -213,7 +224,9 @@ def test_all_options_arrive() -> None:
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["activeDeadlineSeconds"] == 3600
     assert spec["securityContext"]["runAsUser"] == spec["securityContext"]["fsGroup"] == 1234
+    assert spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
     assert {"name": "work", "persistentVolumeClaim": {"claimName": "data"}} in spec["volumes"]
+    assert (spec["schedulerName"], spec["runtimeClassName"]) == ("volcano", "nvidia")
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16384Mi"}} in spec[
         "volumes"
     ]
@@ -232,9 +245,161 @@ def test_all_options_arrive() -> None:
     )
     assert pod["metadata"]["annotations"] == {
         "note": "mine",
+        "karpenter.sh/do-not-disrupt": "true",
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
         "kueue.x-k8s.io/pod-group-total-count": "2",
     }
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+
+
+TEMPLATE = """
+apiVersion: v1
+kind: Pod
+metadata:
+  labels: {cost-center: "4711"}
+  annotations: {cluster-autoscaler.kubernetes.io/safe-to-evict: "true"}
+spec:
+  hostNetwork: true
+  dnsPolicy: ClusterFirstWithHostNet
+  runtimeClassName: nvidia
+  schedulerName: volcano
+  nodeSelector: {zone: b}
+  tolerations: [{key: spot, operator: Exists}]
+  topologySpreadConstraints:
+    - {maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule}
+  securityContext: {supplementalGroups: [4000]}
+  initContainers:
+    - {name: rxdm, image: "example.org/rxdm:1", restartPolicy: Always}
+  containers:
+    - name: worker
+      env: [{name: LD_PRELOAD, value: /opt/fast.so}]
+      volumeMounts: [{name: fast, mountPath: /opt/fast}]
+  volumes:
+    - {name: fast, hostPath: {path: /opt/fast}}
+"""
+
+
+def test_a_pod_template_is_merged_below_the_workbenchs_pod(tmp_path: Path) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text(TEMPLATE.replace('safe-to-evict: "true"', 'other: "yes"'))
+    own: dict[str, Any] = {
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "node_selector": {"gpu": "h100"},
+        "run_as_user": None,
+    }
+    options = KubernetesOptions(image="example.org/worker:1", pod_template=str(path), **own)
+    again = KubernetesOptions.from_dict(json.loads(json.dumps(options.to_dict())))
+    assert again.pod_template == options.pod_template, "the file is not read a second time"
+    plain: Any = objects(**own).pod(0, None)
+    pod: Any = objects(pod_template=str(path), **own).pod(0, None)
+    for version in VERSIONS:
+        kubernetes_validate.validate(pod, version, strict=True)
+    spec, before = pod["spec"], plain["spec"]
+    assert pod["metadata"]["labels"] == {**plain["metadata"]["labels"], "cost-center": "4711"}
+    assert spec["tolerations"] == [*before["tolerations"], {"key": "spot", "operator": "Exists"}]
+    assert spec["nodeSelector"] == {"gpu": "h100", "zone": "b"}
+    assert spec["securityContext"] == {**before["securityContext"], "supplementalGroups": [4000]}
+    assert [each["name"] for each in spec["initContainers"]] == ["account", "rxdm"]
+    (worker,) = spec["containers"]
+    assert worker["env"][-1] == {"name": "LD_PRELOAD", "value": "/opt/fast.so"}
+    assert worker["volumeMounts"][-1] == {"name": "fast", "mountPath": "/opt/fast"}
+    assert {name: worker[name] for name in ("command", "ports", "image")} == {
+        name: before["containers"][0][name] for name in ("command", "ports", "image")
+    }
+    assert spec["volumes"] == [
+        *before["volumes"],
+        {"name": "fast", "hostPath": {"path": "/opt/fast"}},
+    ]
+    others = ("hostNetwork", "dnsPolicy", "runtimeClassName", "schedulerName")
+    assert not set(others) & set(before)
+    assert set(others) < set(spec)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ({"metadata": {"name": "mine"}}, "metadata.name"),
+        ({"metadata": {"namespace": "other"}}, "metadata.namespace"),
+        ({"metadata": {"labels": {"deepspeed-workbench/cluster": "x"}}}, "cluster"),
+        ({"metadata": {"labels": {"app.kubernetes.io/managed-by": "x"}}}, "managed-by"),
+        ({"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "x"}}}, "give queue="),
+        ({"spec": {"restartPolicy": "Always"}}, "spec.restartPolicy 'Always'.*'Never'"),
+        ({"spec": {"hostname": "x"}}, "spec.hostname 'x'"),
+        ({"spec": {"activeDeadlineSeconds": 5}}, "activeDeadlineSeconds 5.*86400"),
+        ({"spec": {"automountServiceAccountToken": True}}, "automountServiceAccountToken True"),
+        ({"spec": {"containers": [{"name": "worker", "command": ["sh"]}]}}, "command.*'sh'"),
+        ({"spec": {"containers": [{"name": "worker", "image": "x"}]}}, "worker.*image 'x'"),
+        (
+            {"spec": {"containers": [{"name": "worker", "ports": [{"name": "ssh"}]}]}},
+            r"ports\[ssh\]",
+        ),
+        (
+            {
+                "spec": {
+                    "containers": [{"name": "worker", "env": [{"name": "POD_IP", "value": "1"}]}]
+                }
+            },
+            r"env\[POD_IP\]",
+        ),
+        ({"spec": {"containers": [{"name": "sidecar"}]}}, "sidecar.*restartPolicy: Always"),
+        ({"spec": {"containers": {"name": "worker"}}}, "spec.containers: give a list"),
+        ({"spec": {"containers": [{"image": "x"}]}}, "its name"),
+        ({"spec": {"volumes": [{"name": "a"}, {"name": "a"}]}}, "a stands there twice"),
+        ({"spec": {"volumes": [{"name": "secret", "emptyDir": {}}]}}, r"volumes\[secret\]"),
+        ({"spec": {"affinity": {"nodeAffinity": {}}}}, "spec.affinity"),
+        ({"spec": []}, "spec: give an object"),
+        ({"metadata": {"labels": {1: "x"}}, "spec": {"hostname": "x"}}, "hostname"),
+        ({"kind": "Deployment"}, "kind: Deployment is no pod"),
+        ({"hostNetwork": True}, "hostNetwork: .*leave the field out"),
+        ("no such file.yaml", "no such file.yaml"),
+    ],
+)
+def test_a_pod_template_that_contradicts_the_workbenchs_pod_is_refused(
+    template: Any, words: str
+) -> None:
+    affinity = {"podAffinity": {}}
+    with pytest.raises(ConfigError, match=f"(?s)pod_template.*{words}"):
+        objects(pod_template=template, affinity=affinity)
+
+
+def test_a_cluster_is_reached_by_its_own_pods_and_the_notebook_alone() -> None:
+    def ingress(notebook: Owner | None, *, direct: bool) -> Any:
+        policy: Any = objects().network_policy(OWNER, notebook, direct=direct)
+        assert policy["spec"]["podSelector"] == {"matchLabels": own}
+        assert policy["metadata"]["ownerReferences"][0]["uid"] == "u-1"
+        return policy["spec"]["ingress"]
+
+    own = {"deepspeed-workbench/cluster": "wb-test-0a1b2c"}
+    peers = {"from": [{"podSelector": {"matchLabels": own}}]}
+    ssh = {"ports": [{"protocol": "TCP", "port": 2222}]}
+    notebook = Owner(name="lab", uid="u", labels={"app": "lab", "pod-template-hash": "5f"})
+    from_notebook = {"from": [{"podSelector": {"matchLabels": {"app": "lab"}}}]}
+    assert ingress(None, direct=False) == [peers]
+    assert ingress(notebook, direct=True) == [peers, {**ssh, **from_notebook}]
+    assert ingress(None, direct=True) == [peers, ssh], "the notebook is in another namespace"
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "a: 'canary", ""])
+def test_a_pod_template_that_is_no_yaml_of_a_pod_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"pod_template is the file .*pod\.yaml") as refused:
+        KubernetesPods(image="x", pod_template=str(path))
+    assert "canary" not in str(refused.value)
+
+
+def test_a_gpu_pod_gets_cores_for_its_gpus_and_no_limit_of_cores() -> None:
+    def resources(spec: PodSpec) -> Any:
+        pod: Any = objects(spec).pod(0, None)
+        return pod["spec"]["containers"][0]["resources"]
+
+    eight = resources(PodSpec(gpus=8, memory_gib=64))
+    assert eight["requests"] == {"cpu": "64000m", "memory": "65536Mi", "nvidia.com/gpu": "8"}
+    assert eight["limits"] == {"memory": "65536Mi", "nvidia.com/gpu": "8"}
+    said = resources(PodSpec(gpus=8, cpus=96))
+    assert said["requests"]["cpu"] == said["limits"]["cpu"] == "96000m"
+    without = resources(PodSpec())
+    assert without["requests"] == without["limits"] == {"cpu": "1000m"}
 
 
 def test_volumes_arrive_with_their_sources_and_mounts() -> None:

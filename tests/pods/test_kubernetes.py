@@ -120,13 +120,43 @@ def test_the_shipped_role_allows_what_is_called_and_no_more(
     place: KubernetesPlace, context: LaunchContext
 ) -> None:
     fault(place, "create", "pods", 500, after=True)  # then it is read, to see whether it was made
-    backend = place.backend(volumes=[Volume(mount="/data", claim="new", size_gib=1)])
+    volume = Volume(mount="/data", claim="new", size_gib=1)
+    backend = place.backend(volumes=[volume], queue="lab")
     pods = backend.launch(PodSpec(), 1, context)
     identity = Identity(context.directory / "identity")
     identity.pin(pods)
     SSHConnection(pods[0], identity).open().close()
     backend.stop()
     assert set(place.server.calls) == role()
+
+
+def test_pods_of_a_cluster_have_a_network_policy_of_their_own(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
+    backend = place.backend()
+    backend.launch(PodSpec(), 1, context)
+    found = {item["kind"]: item for item in place.server.live()}
+    policy, labels = found["NetworkPolicy"], found["Pod"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    backend.stop()
+    assert place.left(context) == []
+
+
+def test_an_account_without_the_right_to_policies_starts_and_is_warned(
+    place: KubernetesPlace, context: LaunchContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    place.server.allowed = role() - {("create", "networkpolicies")}
+    told: list[str] = []
+    backend = place.backend()
+    backend.launch(PodSpec(), 1, replace(context, report=told.append))
+    found = {item["kind"]: item for item in place.server.live()}
+    assert "NetworkPolicy" not in found
+    assert "deepspeed-workbench/network" not in found["Pod"]["metadata"]["labels"]
+    for words in (told[0], caplog.text):
+        assert says(words, "pods.pods._prepare.other-pods-namespace")
+        assert 'cannot create resource "networkpolicies"' in words
+        assert "docker/kubernetes/rbac.yaml" in words
+    backend.stop()
 
 
 def test_quota_is_told_in_the_servers_words(place: KubernetesPlace, context: LaunchContext) -> None:
@@ -283,7 +313,9 @@ def test_what_could_not_be_deleted_is_told_and_deleted_later(
         backend.stop()
     with pytest.raises(BackendError, match=words):
         backend.stop()  # a second call must not forget what the first could not remove
-    assert sorted(line.split()[0] for line in place.left(context)) == ["Pod", "Secret", "Service"]
+    assert sorted(line.split()[0] for line in place.left(context)) == [
+        *("NetworkPolicy", "Pod", "Secret", "Service")
+    ]
     place.server.faults.clear()
     for _ in range(2):
         remove_left(backend.to_dict(), context.directory)
@@ -322,7 +354,7 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
         assert record.exists(), "what is left there would be forgotten"
     place.server.away = False
     assert sorted(line.split()[0] for line in place.left(context)) == [
-        *("PersistentVolumeClaim", "Pod", "Pod", "Secret", "Service")
+        *("NetworkPolicy", "PersistentVolumeClaim", "Pod", "Pod", "Secret", "Service")
     ]
     remove_left(backend.to_dict(), context.directory)
     until(lambda: place.left(context) == [])
@@ -747,7 +779,7 @@ def test_a_launch_clears_away_what_ended_long_ago(
     until(lambda: forgotten.refresh()[0].phase is Phase.SUCCEEDED)
     old = place.left(context)
     other.launch(PodSpec(), 1, context)
-    until(lambda: len(place.left(context)) == 3)
+    until(lambda: len(place.left(context)) == 4)
     assert not set(old) & set(place.left(context))
     for backend in (forgotten, other):
         backend.stop()
@@ -920,7 +952,7 @@ def test_what_a_killed_keeper_left_is_removed(
     assert on_pods(pods)
     os.kill(keeper.pid, signal.SIGKILL)
     until(lambda: not keeper.is_alive())
-    assert len(place.left(context)) == 4
+    assert len(place.left(context)) == 5
     cluster.close()
     cluster.close()
     until(lambda: place.left(context) == [] and on_pods(pods) == [])

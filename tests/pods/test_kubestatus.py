@@ -9,6 +9,8 @@ import pytest
 from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
 from workbench.pods.kubernetes.status import (
     as_gone,
+    end_of,
+    identity,
     is_hopeless,
     is_pulling,
     is_ready,
@@ -230,7 +232,8 @@ def test_only_what_nobody_looks_after_any_more_is_left_over() -> None:
         *(ended("half", "half-0", old), half),
         *(ended("fresh", "fresh-0", old), ended("fresh", "fresh-1", recent)),
     ]
-    assert leftovers(pods, NOW_S) == [("dead-0", "uid-dead-0"), ("dead-1", "uid-dead-1")]
+    found = [identity(pod) for pod in leftovers(pods, NOW_S)]
+    assert found == [("dead-0", "uid-dead-0"), ("dead-1", "uid-dead-1")]
 
 
 def event(reason: str, message: str, kind: str = "Warning") -> dict[str, Any]:
@@ -336,3 +339,10 @@ def test_a_config_map_that_is_missing_ends_the_start() -> None:
     assert not is_hopeless(pod(), (), [{**missing, "message": 'secret "wb-a" not found'}]), (
         "ours comes a moment later"
     )
+
+
+def test_the_end_of_a_pod_is_its_start_and_its_deadline() -> None:
+    start = {"status": {"startTime": "2026-01-01T00:00:00Z"}}
+    assert end_of({**start, "spec": {"activeDeadlineSeconds": 3600}}) == 1_767_229_200.0
+    assert end_of({**start, "spec": {}}) is None
+    assert end_of({"spec": {"activeDeadlineSeconds": 3600}}) is None

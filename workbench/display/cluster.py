@@ -50,6 +50,8 @@ class ClusterView:
     """Id of the run in progress."""
     idle_end: str = ""
     """Time of day of the automatic shutdown; empty if none is scheduled."""
+    pods_end: str = ""
+    """Time at which the platform ends the first pod in any case; empty if unknown."""
 
 
 def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> ClusterView:
@@ -70,6 +72,8 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
     idle_end = ""
     if status.idle_end_s:
         idle_end = moment(status.idle_end_s, "%H:%M:%S")
+    ends_s = [pod.ends_s for pod in status.pods if pod.ends_s is not None]
+    is_over = status.phase in ("closed", "failed", "lost")
     memory = {}
     for address, host in run.memory.items() if run else ():
         if host.gib.last:
@@ -78,6 +82,7 @@ def look_at(cluster: Cluster, views: dict[Path, RunView] | None = None) -> Clust
         phase=status.phase,
         message="; ".join(text for text in messages if text),
         idle_end=idle_end,
+        pods_end=moment(min(ends_s), "%Y-%m-%d %H:%M") if ends_s and not is_over else "",
         path=str(cluster.path),
         count=count,
         pods=status.pods or _arriving(status, count),
@@ -137,6 +142,8 @@ def cluster_doc(view: ClusterView) -> Doc:
             f"Pods shut down at {view.idle_end} if idle. "
             "A run or an open cluster panel keeps them up."
         )
+    if view.pods_end:
+        lines.append(f"The platform ends the pods at {view.pods_end} in any case.")
     if view.phase != _NOT_STARTED:
         lines.append(f"Directory: {view.path}")
     return Doc(blocks=[Table(grid), *(Note(line) for line in lines)])

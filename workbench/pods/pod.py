@@ -78,6 +78,9 @@ class Pod:
     """Versions on the pod, by package: python, torch, deepspeed, transformers, workbench, …"""
     message: str = ""
     """Reason for the phase in the platform's words, for people."""
+    ends_s: float | None = None
+    """Time at which the platform ends the pod in any case, in seconds since the epoch. None:
+    unknown, or never."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form; `from_dict` reads it back."""

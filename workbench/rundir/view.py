@@ -13,6 +13,7 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import gate, read_json
 from workbench.base.json_values import number, text, whole
+from workbench.base.words import duration, moment
 from workbench.rundir import metrics
 from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.events import Event, EventKind, EventTail
@@ -207,7 +208,7 @@ class RunView:
             return
         raw = read_json(self.paths.state)
         self.state = state
-        self.hint = self._silence(state) or text(raw.get("hint"))
+        self.hint = self._silence(state) or text(raw.get("hint")) or self._early_end(state)
         if state is RunState.LOST:
             self.message = message_of(self.paths, state)
         else:
@@ -218,6 +219,21 @@ class RunView:
             return ""
         cluster = cluster_of(self.paths)
         return silence_of(cluster, cluster_status(cluster))
+
+    def _early_end(self, state: RunState) -> str:
+        """Say that the platform ends the pods before the estimated end of the run."""
+        left_s = self.progress.eta_s
+        if state.is_terminal or left_s is None:
+            return ""
+        pods = cluster_status(cluster_of(self.paths)).pods
+        ends_s = min((pod.ends_s for pod in pods if pod.ends_s is not None), default=None)
+        if ends_s is None or time.time() + left_s < ends_s:
+            return ""
+        return (
+            f"the pods end at {moment(ends_s, '%Y-%m-%d %H:%M')}, before this run with"
+            f" {duration(left_s)} left. Start a cluster with a later deadline (deadline_s on"
+            " Kubernetes), and continue the run from a checkpoint"
+        )
 
     def _look_at_cluster(self) -> bool:
         before = self.cluster_phase

@@ -27,12 +27,20 @@ app.kubernetes.io/name: jupyterlab
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{- define "workbench.workers" -}}
+{{ .Values.workers.namespace | default .Release.Namespace }}
+{{- end }}
+
 {{- define "workbench.metadata" -}}
-namespace: {{ .Release.Namespace }}
+{{ include "workbench.metadataIn" (dict "root" . "namespace" .Release.Namespace) }}
+{{- end }}
+
+{{- define "workbench.metadataIn" -}}
+namespace: {{ .namespace }}
 labels:
-  {{- include "workbench.selector" . | nindent 2 }}
-  app.kubernetes.io/managed-by: {{ .Release.Service }}
-  helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+  {{- include "workbench.selector" .root | nindent 2 }}
+  app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+  helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 {{- end }}
 
 {{- define "workbench.checkLabels" -}}

@@ -404,7 +404,11 @@ def test_settings_come_from_the_pods_of_the_run_unless_told(tmp_path: Path) -> N
             "app.kubernetes.io/managed-by": "deepspeed-workbench",
             "scheduling.x-k8s.io/pod-group": job["metadata"]["name"],
         },
-        "annotations": {"note": "mine"},
+        "annotations": {
+            "note": "mine",
+            "karpenter.sh/do-not-disrupt": "true",
+            "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+        },
     }
     spec, container = pod["spec"], pod["spec"]["containers"][0]
     assert (spec["nodeSelector"], spec["priorityClassName"]) == ({"gpu": "mi300"}, "high")

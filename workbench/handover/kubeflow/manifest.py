@@ -125,6 +125,11 @@ def _refuse_unused(given: Mapping[str, object]) -> None:
                 f"{name} has no effect in a manifest, as nothing is sent to the cluster: "
                 "leave it out"
             )
+    if "pod_template" in given:
+        raise ConfigError(
+            "pod_template is for the pods of KubernetesPods: Kubeflow makes the pods of a manifest."
+            " Leave pod_template out, and add its fields to the manifest by hand"
+        )
 
 
 def _check(kind: JobKind, options: HandoverOptions) -> None:
@@ -172,6 +177,11 @@ def _notes(plan: KubeflowPlan, run_id: str) -> list[str]:
         f"The results: folder {plan.name} on the claim "
         f"{plan.claim}, a run directory that Run.load reads."
     )
+    if options.pod_template:
+        notes.append(
+            "The cluster's pod_template is not part of the manifest. Add its fields to the pods of"
+            " the job by hand."
+        )
     notes += plan.kind.notes(plan)
     if plan.resumes and plan.kind.restarts_ranks:
         notes.append("A rank that fails is started again and continues from the last checkpoint.")

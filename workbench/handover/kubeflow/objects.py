@@ -15,11 +15,12 @@ from workbench.base import entries
 from workbench.handover.kubeflow.options import HandoverOptions
 from workbench.pods.kubernetes.manifests.objects import MANAGED_BY
 from workbench.pods.kubernetes.manifests.podspec import (
+    STAYS,
     cache_env,
     container_security,
     placement,
     pod_security,
-    resources,
+    requests_and_limits,
     secret_env,
     volume_mounts,
     volumes,
@@ -136,7 +137,7 @@ def replica_of(plan: KubeflowPlan, replicas: int, container: Object) -> Object:
     group = {options.pod_group_label: plan.name} if options.pod_group_label else {}
     # The shipped NetworkPolicy selects pods by the MANAGED_BY label.
     labels = {**options.labels, MANAGED_BY[0]: MANAGED_BY[1], **group}
-    metadata: Object = {"labels": labels, "annotations": dict(options.annotations)}
+    metadata: Object = {"labels": labels, "annotations": {**STAYS, **options.annotations}}
     spec: Object = {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -173,8 +174,7 @@ def environment(plan: KubeflowPlan) -> list[Object]:
 
 
 def requests(plan: KubeflowPlan) -> Object:
-    wanted = resources(plan.pod, plan.options)
-    return {"requests": wanted, "limits": dict(wanted)}
+    return requests_and_limits(plan.pod, plan.options)
 
 
 def mounts(plan: KubeflowPlan) -> list[Object]:

@@ -61,7 +61,8 @@ Nodes = Annotated[tuple[Size, Size], Field(strict=False)]
 class HandoverOptions(KubernetesOptions):
     """Options of `Run.manifest`: options of `KubernetesPods`, and the options below.
 
-    A manifest refuses `connect_timeout_s` and `pull_timeout_s`, as nothing is sent.
+    A manifest refuses `connect_timeout_s` and `pull_timeout_s`, as nothing is sent, and
+    `pod_template`, as Kubeflow makes the pods.
     """
 
     label: ClassVar[str] = "manifest"

@@ -20,6 +20,7 @@ from workbench.handover.kubeflow.objects import (
 from workbench.handover.kubeflow.options import HandoverOptions
 from workbench.pods.kubernetes.manifests.objects import MANAGED_BY
 from workbench.pods.kubernetes.manifests.podspec import (
+    STAYS,
     container_security,
     placement,
     pod_security,
@@ -59,7 +60,8 @@ class TrainJob(JobKind):
             "containers": [node],
         }
         # The shipped NetworkPolicy selects pods by this label.
-        pod = {"metadata": {"labels": {MANAGED_BY[0]: MANAGED_BY[1]}}, "spec": patch}
+        metadata = {"labels": {MANAGED_BY[0]: MANAGED_BY[1]}, "annotations": dict(STAYS)}
+        pod = {"metadata": metadata, "spec": patch}
         template = {
             "spec": {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": pod}}}]}
         }

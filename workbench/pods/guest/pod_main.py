@@ -76,6 +76,11 @@ _LEAVE_S = 25.0
 """Longest time from SIGTERM to the end of the pod, if ranks need the time for a checkpoint."""
 
 
+_TERMINATED = 128 + signal.SIGTERM
+"""Exit code after SIGTERM. Kueue counts a pod that ended with 0 as done, and takes no replacement
+for the pod."""
+
+
 class Stop(BaseException):
     """Unwinds from wherever SIGTERM found us."""
 
@@ -95,7 +100,7 @@ def main(argv: list[str] | None = None) -> int:
     except Stop:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         take_leave(options.root)
-        return 0
+        return _TERMINATED
     except (OSError, RuntimeError) as error:
         return _exit_message(str(error), 1)
     finally:

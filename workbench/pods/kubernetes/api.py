@@ -20,10 +20,11 @@ from workbench.base.errors import BackendError, ConfigError
 from workbench.base.json_values import part, text
 from workbench.base.words import plain
 from workbench.pods.kubernetes.login import LoginFailed, LoginWait
+from workbench.pods.kubernetes.manifests import kueue
 from workbench.pods.kubernetes.manifests.objects import Manifest, Owner
 from workbench.pods.kubernetes.options import KubernetesOptions
 
-Kind = Literal["pod", "event", "secret", "service", "persistent_volume_claim"]
+Kind = Literal["pod", "event", "secret", "service", "persistent_volume_claim", "network_policy"]
 
 _USUAL_CONNECT_S = 5.0
 _ANSWER = 4  # times the limit of a connection
@@ -68,6 +69,7 @@ class KubeApi:
         connect_s = float(options.connect_timeout_s)
         self._timeout_s = (connect_s, _ANSWER * connect_s)
         self._core = client.CoreV1Api(client.ApiClient(self._configuration))
+        self._networking = client.NetworkingV1Api(self._core.api_client)
 
     @property
     def host(self) -> str:
@@ -97,14 +99,45 @@ class KubeApi:
             if error.status not in (404, 409):  # gone, or another of the same name
                 raise
 
-    def pods_of(self, selector: str) -> list[tuple[str, str]]:
-        """Return the pods of a cluster: name and unique id."""
+    def pods_of(self, selector: str) -> list[Manifest]:
+        """Return the pods of a cluster."""
         listed, _ = self.list("pod", label_selector=selector)
-        pods = []
-        for pod in listed:
-            metadata: Any = pod["metadata"]
-            pods.append((metadata["name"], metadata["uid"]))
-        return pods
+        return listed
+
+    def refusal_of_policies(self, name: str) -> str:
+        """Return why the account may not make a NetworkPolicy; empty if it may. Makes nothing."""
+        spec = {"podSelector": {}, "policyTypes": ["Ingress"]}
+        policy = {
+            "apiVersion": "networking.k8s.io/v1",
+            "kind": "NetworkPolicy",
+            "metadata": {"name": name, "namespace": self.namespace},
+            "spec": spec,
+        }
+        create = self._function("create", "network_policy")
+        try:
+            self._call("create", "network_policy", create, self.namespace, policy, dry_run="All")
+        except ApiRefusal as error:
+            if error.status != 403:
+                raise
+            return str(error)
+        return ""
+
+    def close_group(self, names: Iterable[str]) -> str:
+        """Tell Kueue that the group of these pods gets no replacement, on the first pod found.
+
+        Without the mark, the quota of a group with a failed pod stays taken. Return the reason if
+        no pod could be marked although some exist.
+        """
+        patch = self._core.patch_namespaced_pod
+        for name in names:
+            try:
+                self._call("patch", "pod", patch, name, self.namespace, kueue.FINAL)
+            except ApiRefusal as error:
+                if error.status == 404:
+                    continue
+                return str(error)
+            return ""
+        return ""
 
     def end_pods(self, pods: Iterable[tuple[str, str]]) -> list[str]:
         """Delete our pods.
@@ -212,7 +245,8 @@ class KubeApi:
             if error.status == 404:  # a pod on its node's network has the node's name
                 return None
             raise
-        return Owner(name=name, uid=str(metadata["uid"]))
+        labels = {str(key): str(value) for key, value in (metadata.get("labels") or {}).items()}
+        return Owner(name=name, uid=str(metadata["uid"]), labels=labels)
 
     def log(self, name: str, tail: int) -> str:
         what = ("get", "pod/log")
@@ -248,7 +282,8 @@ class KubeApi:
         return opened.sock
 
     def _function(self, verb: str, kind: Kind) -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(self._core, f"{verb}_namespaced_{kind}")
+        api = self._networking if kind == "network_policy" else self._core
+        function: Callable[..., Any] = getattr(api, f"{verb}_namespaced_{kind}")
         return function
 
     def _call(

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Choice, Positive, Size, Unit, nested
+from workbench.pods.kubernetes.manifests.template import check_template, read_template
 from workbench.pods.kubernetes.manifests.volumes import Name, Volume, check_volumes
 from workbench.pods.place import LocalPath, PlaceOptions
 
@@ -152,11 +153,20 @@ class KubernetesOptions(PlaceOptions):
     annotations: Texts = Field(default_factory=dict)
     """Annotations on the pods. Default none."""
     queue: Name = ""
-    """Kueue's local queue: the pods become one pod group, admitted together or not at all. Default
-    none."""
+    """Kueue's local queue. The pods become one pod group: Kueue starts no pod before the queue has
+    quota for all. Default none."""
     pod_group_label: Label = ""
-    """A label that is set to the cluster's name on every pod, for other gang schedulers. Default
-    none."""
+    """A label that is set to the cluster's name on every pod, for a scheduler that reads it. The
+    label alone starts no pods together. Default none."""
+    pod_template: Annotated[
+        Mapping[str, object],
+        BeforeValidator(read_template),
+        AfterValidator(check_template),
+        Allowed("an object with metadata and spec of a pod, or the path of a YAML file"),
+    ] = Field(default_factory=dict)
+    """A pod of your site, or the path of its YAML file, with fields that have no option here:
+    sidecars, `hostNetwork`, `runtimeClassName`, topology spread, `schedulerName`. The fields are
+    added to every pod. A field with another value than the workbench's is refused. Default none."""
     port: Annotated[
         int,
         Field(ge=1024, le=65535),

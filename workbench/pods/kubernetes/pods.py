@@ -1,6 +1,6 @@
 """`KubernetesPods`: pods of a Kubernetes cluster.
 
-All that is made are a Secret, a headless Service and the pods.
+All that is made are a Secret, a headless Service, a NetworkPolicy and the pods.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from workbench.pods.ssh.identity import check_key_line
 
 if TYPE_CHECKING:
     from workbench.pods.kubernetes.api import KubeApi
+    from workbench.pods.kubernetes.manifests.objects import Manifest
     from workbench.pods.kubernetes.session import Session
 
 _LOG = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ RECORD = "kubernetes.json"
 # The agent ends its ranks at the end of the lease. The pod stays a little longer, for a keeper
 # to see.
 _MARGIN_S = 60.0
+_KUEUE_S = 15.0
+_LOOK_S = 0.5
 
 
 class KubernetesPods(KubernetesOptions, Place):
@@ -119,7 +122,11 @@ class KubernetesPods(KubernetesOptions, Place):
             )
         if pods[0].name not in lost:
             return session.restore([index for index, pod in enumerate(pods) if pod.name in lost])
-        session.close()
+        try:
+            session.close()
+        except BackendError as error:
+            # The next start removes what is left. The run must not wait for it.
+            _LOG.warning("replacing the cluster's pods: %s", error)
         again = self._prepare(spec, len(pods), context)
         with self._turn:
             self._session = again
@@ -162,15 +169,21 @@ class KubernetesPods(KubernetesOptions, Place):
         if not base:
             return  # it made nothing, or has removed it
         from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
+        from workbench.pods.kubernetes.manifests.kueue import is_held
         from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
-        from workbench.pods.kubernetes.session import left_behind
+        from workbench.pods.kubernetes.session import held_by_kueue, left_behind
+        from workbench.pods.kubernetes.status import identity
 
         api = KubeApi(self)
         # The kubeconfig's context may name another namespace or server by now.
         api.namespace = str(noted.get("namespace") or api.namespace)
         try:
             pods = api.pods_of(f"{CLUSTER_LABEL}={base}")
-            left = api.end_pods(pods)
+            held = [pod for pod in pods if is_held(pod)]
+            left = [api.close_group(identity(pod)[0] for pod in held)]
+            left = [*filter(None, left), *api.end_pods(map(identity, pods))]
+            if held and not left:
+                left = held_by_kueue(_after_kueue(api, f"{CLUSTER_LABEL}={base}"))
         except ApiRefusal as error:
             pods = []
             left = [str(error)]
@@ -200,6 +213,13 @@ class KubernetesPods(KubernetesOptions, Place):
             is_given_up=lambda: self._stopped,
         )
         api = KubeApi(self, wait)
+        # A server that refuses this first call has made nothing, so no record may name it.
+        self._sweep(api)
+        refused = api.refusal_of_policies(base)
+        if refused:
+            words = f"other pods of the namespace may reach the ports of the pods: {refused}"
+            _LOG.warning("%s", words)
+            context.report(words)
         objects = ClusterObjects(
             base=base,
             namespace=api.namespace,
@@ -208,9 +228,8 @@ class KubernetesPods(KubernetesOptions, Place):
             count=count,
             lease_s=context.lease_s + _MARGIN_S,
             wait_s=self.pull_timeout_s + context.timeout_s + _MARGIN_S,
+            guarded=not refused,
         )
-        # A server that refuses this first call has made nothing, so no record may name it.
-        self._sweep(api)
         record = {"base": base, "namespace": api.namespace, "server": api.host}
         self._record = note_of(context.directory, RECORD)
         write_note(context.directory, RECORD, record)
@@ -219,10 +238,28 @@ class KubernetesPods(KubernetesOptions, Place):
 
     def _sweep(self, api: KubeApi) -> None:
         """Delete ended pods of dead keepers."""
+        from workbench.pods.kubernetes.manifests.kueue import is_held
         from workbench.pods.kubernetes.manifests.objects import MANAGED_BY
-        from workbench.pods.kubernetes.status import leftovers
+        from workbench.pods.kubernetes.status import identity, leftovers
 
         pods, _ = api.list("pod", label_selector="=".join(MANAGED_BY))
-        for name, uid in leftovers(pods, time.time()):
+        for pod in leftovers(pods, time.time()):
+            name, uid = identity(pod)
             _LOG.info("deleting %s, which an earlier cluster left", name)
+            if is_held(pod):
+                refused = api.close_group([name])
+                if refused:
+                    _LOG.warning("%s", refused)
             api.delete("pod", name, uid)
+
+
+def _after_kueue(api: KubeApi, selector: str) -> list[Manifest]:
+    """Return the pods that Kueue still keeps after it had the time to release them."""
+    from workbench.pods.kubernetes.manifests.kueue import is_held
+
+    deadline = time.monotonic() + _KUEUE_S
+    while True:
+        held = [pod for pod in api.pods_of(selector) if is_held(pod)]
+        if not held or time.monotonic() > deadline:
+            return held
+        time.sleep(_LOOK_S)

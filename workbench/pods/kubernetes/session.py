@@ -20,6 +20,7 @@ from workbench.base.json_values import part, text
 from workbench.base.versions import VERSION
 from workbench.pods.kubernetes import status
 from workbench.pods.kubernetes.api import ApiRefusal, Kind, KubeApi
+from workbench.pods.kubernetes.manifests import kueue
 from workbench.pods.kubernetes.manifests.objects import (
     CLUSTER_LABEL,
     ClusterObjects,
@@ -66,6 +67,8 @@ class Session:
         self._forward = forward
         self._host_keys = [HostKey.generate() for _ in range(objects.count)]
         self._public_keys = [key.public for key in self._host_keys]
+        self._turns = [0] * objects.count
+        """How many pods had the place of each pod before."""
         # The pods, by name and unique id. All else goes with the first pod.
         self._made: list[tuple[str, str]] = []
         self._making = threading.Lock()
@@ -105,21 +108,27 @@ class Session:
         finally:
             self._events.close()
 
+    @property
+    def _names(self) -> list[str]:
+        """Names of the pods' objects; a replacement has another name than the lost pod."""
+        return [self._objects.name(index, turn) for index, turn in enumerate(self._turns)]
+
     def restore(self, lost: Collection[int]) -> list[Pod]:
-        """Make lost pods again, except the first, with their names and host keys."""
-        names = {self._objects.names[index] for index in lost}
-        made = self._made
-        self._made = [(name, uid) for name, uid in made if name not in names]
-        for name, uid in made:
+        """Make lost pods again, except the first, with other names and the same host keys."""
+        names = {self._names[index] for index in lost}
+        for name, uid in self._made:
             if name in names:  # at once: a lost node never confirms the end
                 self._api.delete("pod", name, uid, grace_s=0)
+        # On a claim, a replacement has the folder of the lost pod. Kueue keeps the ended pod until
+        # it sees the replacement.
         with self._changed:
-            self._changed.wait_for(lambda: not names & self._watched.names, _GONE_S)
-            self._watched.forget(names)
+            self._changed.wait_for(lambda: not names & self._watched.alive, _GONE_S)
+        for index in lost:
+            self._turns[index] += 1
         before = self._pods
         self._pods = {index: pod for index, pod in self._pods.items() if index not in lost}
-        first = self._objects.names[0]
-        owner = Owner(name=first, uid=dict(made)[first])
+        first = self._names[0]
+        owner = Owner(name=first, uid=dict(self._made)[first])
         try:
             return self._await_made(partial(self._make_pods, lost, owner))
         finally:
@@ -128,8 +137,12 @@ class Session:
     def adopt(self, pods: Sequence[Pod]) -> list[Pod]:
         """Take over the pods of another session, and all their objects."""
         # The names let `close` find the pods if the next call fails.
-        self._made = [(name, "") for name in self._objects.names]
-        self._made = self._api.pods_of(self._objects.selector)
+        self._made = [(name, "") for name in self._names]
+        found = self._api.pods_of(self._objects.selector)
+        self._made = [status.identity(pod) for pod in found]
+        for pod in found:
+            index, turn = status.place_of(pod)
+            self._turns[index] = max(turn, self._turns[index])
         with self._changed:
             self._changed.wait_for(lambda: self._watched.changes, _REPORT_S)
         self._pods = dict(enumerate(pods))
@@ -141,7 +154,7 @@ class Session:
 
     def _forwarded(self, index: int, pod: Pod) -> Pod:
         port = self._objects.options.port
-        name = self._objects.names[index]
+        name = self._names[index]
         connect = partial(self._api.forward, name, port)
         forward = PortForward(connect, port)
         self._forwards.append(forward)
@@ -170,7 +183,7 @@ class Session:
             )
         with suppress(ApiRefusal):
             if not self._closed.is_set():
-                object_name = self._objects.names[names.index(name)]
+                object_name = self._names[names.index(name)]
                 self._logs[name] = self._api.log(object_name, max(tail, _LOG_LINES))
         lines = self._logs.get(name, "").splitlines()
         return "\n".join(lines[-tail:])
@@ -192,10 +205,13 @@ class Session:
             forward.close()
         with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
             list(pool.map(self._keep_log, self._pods))
-        left = self._api.end_pods(made)
+        left = []
+        if self._objects.options.queue:
+            left = [self._api.close_group(name for name, _ in made)]
+        left = [*filter(None, left), *self._api.end_pods(made)]
         if made and not left:
             with suppress(ApiRefusal):  # all is deleted; it is only not seen to go
-                self._await_gone({name for name, _ in made})
+                left = self._await_gone({name for name, _ in made})
         if left:
             raise BackendError(left_behind(self._api.namespace, self._objects.base, left))
         self._watched.close()
@@ -204,22 +220,29 @@ class Session:
     def _make_all(self) -> None:
         """Make the first pod. All later objects belong to the first pod and are removed with it."""
         objects = self._objects
-        # An account that may not delete would be told only when the cluster closes.
-        self._api.delete("pod", objects.names[0])
+        # An account that may not delete or patch would be told only when the cluster closes.
+        self._api.delete("pod", self._names[0])
+        if objects.options.queue:
+            refused = self._api.close_group([self._names[0]])
+            if refused:
+                raise BackendError(refused)
         notebook = self._api.own_pod()
         first = self._make("pod", objects.pod(0, notebook))
         metadata: Any = first["metadata"]
-        owner = Owner(name=objects.names[0], uid=str(metadata["uid"]))
+        owner = Owner(name=self._names[0], uid=str(metadata["uid"]))
         secret = objects.secret(self._context.public_key, self._host_keys, owner)
         self._make("secret", secret)
         self._make("service", objects.service(owner))
+        if objects.guarded:
+            policy = objects.network_policy(owner, notebook, direct=not self._forward)
+            self._make("network_policy", policy)
         for volume in objects.claims:
             self._make_claim(volume, owner)
         self._make_pods(range(1, objects.count), owner)
 
     def _make_pods(self, indices: Iterable[int], owner: Owner) -> None:
         for index in indices:
-            self._make("pod", self._objects.pod(index, owner))
+            self._make("pod", self._objects.pod(index, owner, self._turns[index]))
 
     def _make(self, kind: Kind, manifest: Manifest) -> Manifest:
         asked: Any = manifest["metadata"]
@@ -270,8 +293,7 @@ class Session:
                 if index in self._pods or not look.seen:
                     continue
                 if status.is_ready(look.seen):
-                    address = str(look.seen["status"]["podIP"])
-                    self._admit(index, address)
+                    self._admit(index, look.seen)
             waits = {i: reason for i, reason in waits.items() if i not in self._pods}
             self._report_progress(waits)
             if len(self._pods) == self._objects.count:
@@ -298,7 +320,7 @@ class Session:
         gone = {}
         for item, when_s in self._watched.gone.values():
             gone[item["metadata"]["name"]] = (item, when_s)
-        for name in self._objects.names:
+        for name in self._names:
             seen = by_name.get(name)
             words = ""
             if seen is None and name in gone:
@@ -334,8 +356,9 @@ class Session:
             self._context.arrived([pods[index] for index in sorted(pods)])
             self._context.report(line)
 
-    def _admit(self, index: int, address: str) -> None:
-        name = self._objects.names[index]
+    def _admit(self, index: int, seen: Mapping[str, Any]) -> None:
+        address = str(seen["status"]["podIP"])
+        name = self._names[index]
         report = status.report_of(self._api, index, name, self._check_open)
         pod = decode_report(report)
         expected = (f"pod-{index}", address, self._public_keys[index])
@@ -349,7 +372,9 @@ class Session:
         limit_s = float(self._objects.options.connect_timeout_s)
         if self._forward and not self._pods:
             self._forwards[-1].check(limit_s)
-        self._pods[index] = replace(pod, versions=versions, connect_timeout_s=limit_s)
+        self._pods[index] = replace(
+            pod, versions=versions, connect_timeout_s=limit_s, ends_s=status.end_of(seen)
+        )
 
     def _exit_message(self, index: int, words: str) -> str:
         lines = self.log(f"pod-{index}", _LAST_LINES).splitlines()
@@ -357,7 +382,7 @@ class Session:
         last = (
             f"\nLast lines of its log:\n{tail}" if any(line not in words for line in lines) else ""
         )
-        return f"pod-{index} ({self._objects.names[index]}) did not start: {words}{last}"
+        return f"pod-{index} ({self._names[index]}) did not start: {words}{last}"
 
     def _missing(self, waits: Mapping[int, str]) -> str:
         count = self._objects.count
@@ -379,10 +404,13 @@ class Session:
     def _keep_log(self, index: int) -> None:
         with suppress(WorkbenchError):
             name = f"pod-{index}"
-            self._logs[name] = self._api.log(self._objects.names[index], _LOG_LINES)
+            self._logs[name] = self._api.log(self._names[index], _LOG_LINES)
 
-    def _await_gone(self, names: set[str]) -> None:
-        """Wait until the kubelets have ended the pods, with a limit for pods of lost nodes."""
+    def _await_gone(self, names: set[str]) -> list[str]:
+        """Wait until the kubelets have ended the pods, with a limit for pods of lost nodes.
+
+        Return the reasons of pods that do not end by themselves.
+        """
         deadline = time.monotonic() + _GONE_S
         while True:
             with self._changed:
@@ -399,6 +427,22 @@ class Session:
             _LOG.warning(
                 "%d pods are still being deleted; Kubernetes continues to delete them", len(left)
             )
+        return held_by_kueue(left)
+
+
+def held_by_kueue(pods: Iterable[Manifest]) -> list[str]:
+    """Return the message on ended pods that Kueue has not released; empty without such pods."""
+    held = []
+    for pod in pods:
+        if kueue.is_held(pod) and status.phase_of(pod).is_terminal:
+            name, _ = status.identity(pod)
+            held.append(name)
+    if not held:
+        return []
+    return [
+        f"Kueue keeps {', '.join(sorted(held))} by the finalizer {kueue.FINALIZER}, and the quota"
+        " of the group; check that Kueue's controller runs"
+    ]
 
 
 def left_behind(namespace: str, base: str, why: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from workbench.base.errors import PodError
 from workbench.base.words import duration
 from workbench.pods.guest.pod_main import REPORT
 from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
-from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL
+from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL, POD_LABEL, TURN_LABEL
 from workbench.pods.pod import Phase
 
 _HOPELESS = {
@@ -46,9 +46,23 @@ _PULL_CAUSE = re.compile(r'^(Failed to pull image "[^"]*"|Error): ')
 _FORGOTTEN_S = 600.0
 LOOK_S = 5.0
 """How often the time of a pull is told anew."""
+_TERMINATED = 143
+"""Exit code of a container after SIGTERM."""
 _REPORT_S = 5.0
 _LOG_LINES = 200
 _LAST_LINES = 20
+
+
+def identity(pod: Mapping[str, Any]) -> tuple[str, str]:
+    """Return name and unique id of a pod's object."""
+    metadata = _metadata(pod)
+    return str(metadata["name"]), str(metadata["uid"])
+
+
+def place_of(pod: Mapping[str, Any]) -> tuple[int, int]:
+    """Return a pod's number in its cluster, and how many pods had its place before."""
+    labels = _metadata(pod)["labels"]
+    return int(labels[POD_LABEL].removeprefix("pod-")), int(labels[TURN_LABEL])
 
 
 def phase_of(pod: Mapping[str, Any]) -> Phase:
@@ -79,6 +93,15 @@ def _node_words(pod: Mapping[str, Any]) -> str:
     )
 
 
+def end_of(pod: Mapping[str, Any]) -> float | None:
+    """Return when Kubernetes ends the pod by its deadline, in seconds since the epoch."""
+    start = _status(pod).get("startTime")
+    deadline_s = pod.get("spec", {}).get("activeDeadlineSeconds")
+    if not start or not deadline_s:
+        return None
+    return datetime.fromisoformat(str(start)).timestamp() + float(deadline_s)
+
+
 def is_ready(pod: Mapping[str, Any]) -> bool:
     if _condition(pod, "Ready").get("status") != "True":
         return False
@@ -90,7 +113,7 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 def is_going(pod: Mapping[str, Any]) -> bool:
     """Return whether the pod ends by a deletion.
 
-    Its phase is Succeeded for a moment, with exit code 0.
+    Its phase is Failed for a moment, with the exit code of SIGTERM.
     """
     if not _metadata(pod).get("deletionTimestamp"):
         return False
@@ -179,9 +202,11 @@ def why(pod: Mapping[str, Any], events: Iterable[Mapping[str, Any]] = ()) -> str
     reasons = [_join(status)]
     for container in containers:
         end = _ended(container)
-        if end:
+        is_deletion = _exit_code(container) == _TERMINATED and "deletionTimestamp" in _metadata(pod)
+        if end and not is_deletion:
             reasons.append(_join(end))
     reasons.append(_join(_condition(pod, "DisruptionTarget", "True")))
+    reasons.append(_join(_condition(pod, "TerminationTarget", "True")))  # by Kueue
     if phase_of(pod) is Phase.UNKNOWN:
         reasons.append(_node_words(pod) if _is_on_lost_node(pod) else "its node does not report")
     if not any(reasons):
@@ -203,20 +228,18 @@ def as_gone(pod: Mapping[str, Any], when: str) -> str:
     return f"it was deleted at {when}, not by this cluster" + (f"; {words}" if words else "")
 
 
-def leftovers(pods: Iterable[Mapping[str, Any]], now_s: float) -> list[tuple[str, str]]:
-    """Return name and uid of abandoned pods: all pods of their cluster ended ten minutes ago."""
+def leftovers(pods: Iterable[Mapping[str, Any]], now_s: float) -> list[Mapping[str, Any]]:
+    """Return abandoned pods: all pods of their cluster ended ten minutes ago."""
     clusters: dict[str, list[Mapping[str, Any]]] = {}
     for pod in pods:
         labels = _metadata(pod).get("labels", {})
         cluster = labels.get(CLUSTER_LABEL, "")
         clusters.setdefault(cluster, []).append(pod)
     latest_s = now_s - _FORGOTTEN_S
-    forgotten = []
+    forgotten: list[Mapping[str, Any]] = []
     for members in clusters.values():
         if all(phase_of(pod).is_terminal and _ended_s(pod) < latest_s for pod in members):
-            for pod in members:
-                metadata = _metadata(pod)
-                forgotten.append((str(metadata["name"]), str(metadata["uid"])))
+            forgotten += members
     return forgotten
 
 
@@ -359,6 +382,10 @@ def _warnings(
         warnings.append(_join(event))
     distinct = list(dict.fromkeys(warnings))
     return distinct[-_WARNINGS_SHOWN:]
+
+
+def _exit_code(container: Mapping[str, Any]) -> object:
+    return (container.get("state", {}).get("terminated") or {}).get("exitCode")
 
 
 def _ended(container: Mapping[str, Any]) -> dict[str, str]:

@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from workbench.base.errors import WorkbenchError
@@ -20,6 +20,7 @@ _LOG = logging.getLogger(__name__)
 _BREAK_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _BREATH_S = 0.02
 _GONE = 410
+_ENDED = ("Succeeded", "Failed")
 
 
 class WatchedObjects:
@@ -49,6 +50,15 @@ class WatchedObjects:
         """Names of the existing objects. Hold the lock to read them."""
         return {_name(item) for item in self.objects.values()}
 
+    @property
+    def alive(self) -> set[str]:
+        """Names of the existing objects that have not ended. Hold the lock to read them."""
+        return {
+            _name(item)
+            for item in self.objects.values()
+            if (item.get("status") or {}).get("phase") not in _ENDED
+        }
+
     def trouble(self, least_s: float) -> str:
         """Return the reason for a silent server; empty while the server answers.
 
@@ -57,17 +67,6 @@ class WatchedObjects:
         if self.error is None or time.monotonic() - self._error_since_s < least_s:
             return ""
         return str(self.error)
-
-    def forget(self, names: Collection[str]) -> None:
-        """Drop deleted objects with these names, as new objects take the names.
-
-        Hold the lock to call.
-        """
-        kept = {}
-        for uid, (item, when_s) in self.gone.items():
-            if _name(item) not in names:
-                kept[uid] = (item, when_s)
-        self.gone = kept
 
     def close(self) -> None:
         self._closed.set()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
 from workbench.base.errors import ConfigError
 from workbench.base.process import POD_MARK
 from workbench.pods.guest import pod_main
-from workbench.pods.kubernetes.manifests import podspec
+from workbench.pods.kubernetes.manifests import kueue, podspec, template
 from workbench.pods.kubernetes.manifests.volumes import Volume, made_claims
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
@@ -22,7 +22,21 @@ Manifest = dict[str, object]
 
 CLUSTER_LABEL = "deepspeed-workbench/cluster"
 """Label of all objects of a cluster; the value is their common name."""
+POD_LABEL = "deepspeed-workbench/pod"
+"""Label with the name of a pod within its cluster, `pod-0`; a replacement has the same."""
+TURN_LABEL = "deepspeed-workbench/turn"
+"""Label with the number of pods that had this pod's place before."""
 MANAGED_BY = ("app.kubernetes.io/managed-by", "deepspeed-workbench")
+NETWORK_LABEL = "deepspeed-workbench/network"
+"""Label of pods that a NetworkPolicy of their cluster guards. The shipped policy opens the ports of
+all other workers to each other."""
+_PASSING_LABELS = (
+    "pod-template-hash",
+    "controller-revision-hash",
+    "statefulset.kubernetes.io/pod-name",
+    "apps.kubernetes.io/pod-index",
+)
+"""Labels of a notebook's pod that its next pod does not have."""
 _SECRET_PATH = "/etc/workbench"
 _WORK_PATH = "/workbench"
 _ACCOUNT_PATH = "/workbench-account"
@@ -61,6 +75,7 @@ class Owner:
 
     name: str
     uid: str
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def references(self) -> list[Manifest]:
         reference: Manifest = {
@@ -95,6 +110,8 @@ class ClusterObjects:
     """Seconds that a pod outlives a silent keeper."""
     wait_s: float
     """Seconds that a pod waits for the first login."""
+    guarded: bool = True
+    """Whether a NetworkPolicy keeps other pods from the pods' ports."""
 
     def __post_init__(self) -> None:
         if not self.image:
@@ -102,14 +119,15 @@ class ClusterObjects:
                 "Kubernetes pods need an image with sshd and the pinned "
                 "requirements: KubernetesPods(image=…), or PodSpec(image=…)"
             )
+        self.pod(0, None)  # refuses a pod template that contradicts the pod
 
     @property
     def image(self) -> str:
         return self.spec.image or self.options.image
 
-    @property
-    def names(self) -> list[str]:
-        return [f"{self.base}-{i}" for i in range(self.count)]
+    def name(self, index: int, turn: int = 0) -> str:
+        """Return the name of a pod. A replacement has a turn, as Kueue wants another name."""
+        return f"{self.base}-{index}" + (f"-{turn}" if turn else "")
 
     @property
     def selector(self) -> str:
@@ -146,6 +164,25 @@ class ClusterObjects:
         }
         return {**self._object("Service", self.base, owner), "spec": spec}
 
+    def network_policy(self, owner: Owner, notebook: Owner | None, *, direct: bool) -> Manifest:
+        """Return the policy by which pods of this cluster alone reach each other's ports.
+
+        A notebook in the namespace reaches the SSH port, by its labels. For another notebook the
+        SSH port is open, and the key guards it. A port-forward needs no rule.
+        """
+        peers = {"podSelector": {"matchLabels": {CLUSTER_LABEL: self.base}}}
+        rules: list[Manifest] = [{"from": [peers]}]
+        if direct:
+            labels = {} if notebook is None else notebook.labels
+            lasting = {key: value for key, value in labels.items() if key not in _PASSING_LABELS}
+            rule: Manifest = {"ports": [{"protocol": "TCP", "port": self.options.port}]}
+            if lasting:
+                rule["from"] = [{"podSelector": {"matchLabels": lasting}}]
+            rules.append(rule)
+        spec = {"podSelector": peers["podSelector"], "policyTypes": ["Ingress"], "ingress": rules}
+        made = self._object("NetworkPolicy", self.base, owner)
+        return {**made, "apiVersion": "networking.k8s.io/v1", "spec": spec}
+
     @property
     def claims(self) -> list[Volume]:
         return made_claims(self.options.volumes)
@@ -156,11 +193,15 @@ class ClusterObjects:
         claim = self._object("PersistentVolumeClaim", volume.claim, owned_by)
         return {**claim, "spec": volume.claim_spec(self.count)}
 
-    def pod(self, index: int, owner: Owner | None) -> Manifest:
+    def pod(self, index: int, owner: Owner | None, turn: int = 0) -> Manifest:
         options = self.options
-        labels, annotations = self._gang()
-        labels |= {"deepspeed-workbench/pod": f"pod-{index}"}
-        annotations = {**options.annotations, **annotations}
+        labels, annotations = kueue.marks(options.queue, self.base, self.count)
+        if options.pod_group_label:
+            labels[options.pod_group_label] = self.base
+        labels |= {POD_LABEL: f"pod-{index}", TURN_LABEL: str(turn)}
+        if self.guarded:
+            labels[NETWORK_LABEL] = "cluster"
+        annotations = {**podspec.STAYS, **options.annotations, **annotations}
         spec: Manifest = {
             "hostname": f"pod-{index}",
             "subdomain": self.base,
@@ -176,8 +217,8 @@ class ClusterObjects:
         spec["containers"] = [self._container(index)]
         spec["volumes"] = self._volumes(index)
         spec.update(podspec.placement(options))
-        pod = self._object("Pod", self.names[index], owner, labels, annotations)
-        return {**pod, "spec": spec}
+        pod = self._object("Pod", self.name(index, turn), owner, labels, annotations)
+        return template.merged({**pod, "spec": spec}, options.pod_template)
 
     def _container(self, index: int) -> Manifest:
         options = self.options
@@ -200,15 +241,14 @@ class ClusterObjects:
             mounts.append(dict(_ACCOUNT_MOUNT))
         mounts.append({"name": "work", "mountPath": _WORK_PATH})
         mounts += podspec.volume_mounts(options)
-        wanted = podspec.resources(self.spec, options)
         return {
-            "name": "worker",
+            "name": template.WORKER,
             "image": self.image,
             "command": command,
             "args": args,
             "env": self._env(root),
             "ports": [{"name": "ssh", "containerPort": options.port}],
-            "resources": {"requests": wanted, "limits": wanted},
+            "resources": podspec.requests_and_limits(self.spec, options),
             "securityContext": podspec.container_security(options),
             # Only until it has succeeded once: a probe of the port for ever would fill sshd's log.
             "startupProbe": {
@@ -223,17 +263,12 @@ class ClusterObjects:
     def _account_container(self) -> Manifest:
         """Return the container that names the user id for images without a name, for sshd."""
         options = self.options
-        resources = podspec.resources(self.spec, options)
-        wanted = {}
-        for name in ("cpu", "memory"):
-            if name in resources:
-                wanted[name] = resources[name]
         return {
             "name": "account",
             "image": self.image,
             "command": [options.python, "-P", f"{_SECRET_PATH}/start.py"],
             "args": [pod_main.ACCOUNT, f"{_ACCOUNT_PATH}/passwd"],
-            "resources": {"requests": wanted, "limits": wanted},
+            "resources": podspec.requests_and_limits(self.spec, options, ("cpu", "memory")),
             "securityContext": podspec.container_security(options),
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": [dict(_SECRET_MOUNT), {"name": "account", "mountPath": _ACCOUNT_PATH}],
@@ -277,17 +312,6 @@ class ClusterObjects:
             volumes.append({"name": "account", "emptyDir": {}})
         volumes += podspec.volumes(options)
         return volumes
-
-    def _gang(self) -> tuple[dict[str, str], dict[str, str]]:
-        options = self.options
-        labels: dict[str, str] = {}
-        if options.pod_group_label:
-            labels[options.pod_group_label] = self.base
-        if not options.queue:
-            return labels, {}
-        labels["kueue.x-k8s.io/queue-name"] = options.queue
-        labels["kueue.x-k8s.io/pod-group-name"] = self.base
-        return labels, {"kueue.x-k8s.io/pod-group-total-count": str(self.count)}
 
     def _object(
         self,

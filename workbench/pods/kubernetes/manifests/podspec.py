@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
 
+_CORES_OF_A_GPU = 8
+
 
 def resources(spec: PodSpec, options: KubernetesOptions) -> dict[str, str]:
-    """Return the resources of a pod, as requests and limits alike.
+    """Return the requested resources of a pod. A GPU gets eight cores unless `cpus` is given.
 
     Example:
         >>> resources(PodSpec(cpus=0.5, memory_gib=2), KubernetesOptions())
         {'cpu': '500m', 'memory': '2048Mi'}
+        >>> resources(PodSpec(gpus=8), KubernetesOptions())
+        {'cpu': '64000m', 'nvidia.com/gpu': '8'}
     """
-    wanted = {"cpu": f"{round(spec.cpus * 1000)}m"}
+    cores = _given_cores(spec)
+    if cores is None:
+        cores = _CORES_OF_A_GPU * spec.gpus or 1
+    wanted = {"cpu": f"{round(cores * 1000)}m"}
     if spec.memory_gib is not None:
         wanted["memory"] = f"{round(spec.memory_gib * 1024)}Mi"
     if options.ephemeral_storage_gib is not None:
@@ -23,6 +32,29 @@ def resources(spec: PodSpec, options: KubernetesOptions) -> dict[str, str]:
     for name, amount in options.extra_resources.items():
         wanted[name] = str(amount)
     return wanted
+
+
+def requests_and_limits(
+    spec: PodSpec, options: KubernetesOptions, names: Collection[str] = ()
+) -> dict[str, object]:
+    """Return the resources of a container; with `names`, these alone.
+
+    Limits are the requests, except for a GPU pod without `cpus`: such a pod has no limit of cores,
+    as the kernel would throttle the threads that feed NCCL.
+    """
+    requests = resources(spec, options)
+    limits = dict(requests)
+    if spec.gpus and _given_cores(spec) is None:
+        del limits["cpu"]
+    if names:
+        requests = {name: amount for name, amount in requests.items() if name in names}
+        limits = {name: amount for name, amount in limits.items() if name in names}
+    return {"requests": requests, "limits": limits}
+
+
+def _given_cores(spec: PodSpec) -> float | None:
+    """Return the cores that the user asked for; None without `cpus`."""
+    return spec.cpus if "cpus" in spec.model_fields_set else None
 
 
 def placement(options: KubernetesOptions) -> dict[str, object]:
@@ -38,6 +70,13 @@ def placement(options: KubernetesOptions) -> dict[str, object]:
     return {key: value for key, value in fields.items() if value}
 
 
+STAYS = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+}
+"""Annotations that keep autoscalers from the pod's node. A user's annotation goes first."""
+
+
 def pod_security(options: KubernetesOptions) -> dict[str, object]:
     security: dict[str, object] = {
         "runAsNonRoot": True,
@@ -48,6 +87,8 @@ def pod_security(options: KubernetesOptions) -> dict[str, object]:
         security["runAsUser"] = user
         security["runAsGroup"] = user
         security["fsGroup"] = user
+        # Else the kubelet changes the group of each file of a claim at each start.
+        security["fsGroupChangePolicy"] = "OnRootMismatch"
     return security
 
 

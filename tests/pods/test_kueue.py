@@ -1,0 +1,161 @@
+"""Pods in a queue of Kueue's, against Kueue's own rule for the pods of a group."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from poll import until
+
+from tests.fakes.kubeplace import KubernetesPlace, role
+from tests.support.sentences import sentence
+from workbench.base.errors import BackendError
+from workbench.pods.backends import remove_left
+from workbench.pods.kubernetes import pods as kubepods
+from workbench.pods.kubernetes import session
+from workbench.pods.kubernetes.pods import RECORD
+from workbench.pods.notes import note_of
+from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
+    with KubernetesPlace(tmp_path / "place") as made:
+        yield made
+
+
+@pytest.fixture
+def context(tmp_path: Path, identity: Identity) -> LaunchContext:
+    return LaunchContext(
+        cluster_id="test",
+        directory=tmp_path,
+        public_key=identity.public_key,
+        lease_s=60.0,
+        timeout_s=300.0,
+    )
+
+
+def names(place: KubernetesPlace) -> list[str]:
+    return sorted(item["metadata"]["name"] for item in place.server.live() if item["kind"] == "Pod")
+
+
+def answer(pods: list[Pod], identity: Identity) -> None:
+    """Check that every pod takes a login."""
+    identity.pin(pods)
+    for pod in pods:
+        SSHConnection(pod, identity).open().close()
+
+
+@pytest.mark.parametrize(("queue", "how"), [("lab", "failed"), ("lab", "deleted"), ("", "failed")])
+def test_a_lost_pod_is_replaced_as_often_as_needed(
+    place: KubernetesPlace, context: LaunchContext, identity: Identity, queue: str, how: str
+) -> None:
+    backend = place.backend(queue=queue)
+    first = backend.launch(PodSpec(), 2, context)
+    base = names(place)[0].removesuffix("-0")
+    for turn in (1, 2):
+        lose = place.kubelet.fail("pod-1") if how == "failed" else place.kubelet.delete("pod-1")
+        place.do(lose)
+        until(lambda: backend.refresh()[1].phase.is_terminal)
+        pods = list(backend.restore({"pod-1"}, PodSpec(), context))
+        assert [pod.name for pod in pods] == ["pod-0", "pod-1"]
+        assert [pod.host_key for pod in pods] == [pod.host_key for pod in first]
+        answer(pods, identity)
+        until(lambda turn=turn: names(place) == [f"{base}-0", f"{base}-1-{turn}"])  # type: ignore[misc]
+    # A later keeper finds the replacement by its labels.
+    other = place.backend(queue=queue)
+    adopted = list(other.adopt(pods, PodSpec(), context))
+    assert [pod.phase for pod in adopted] == [Phase.RUNNING] * 2
+    other.stop()
+    assert place.left(context) == []
+
+
+def test_a_group_with_a_lost_pod_is_closed_and_its_quota_free(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
+    backend = place.backend(queue="lab")
+    backend.launch(PodSpec(), 2, context)
+    place.do(place.kubelet.fail("pod-1"))
+    until(lambda: backend.refresh()[1].phase is Phase.FAILED)
+    backend.stop()
+    assert place.left(context) == []
+    assert not note_of(context.directory, RECORD).exists()
+
+
+def test_a_preempted_group_is_restored_as_another_group(
+    place: KubernetesPlace, context: LaunchContext, identity: Identity
+) -> None:
+    backend = place.backend(queue="lab")
+    backend.launch(PodSpec(), 2, context)
+    before = names(place)
+    words = "Preempted to accommodate a workload in the ClusterQueue"
+    for name in ("pod-0", "pod-1"):
+        condition = {"type": "TerminationTarget", "status": "True", "reason": "StoppedByKueue"}
+        place.do(place.kubelet.condition(name, **condition, message=words))
+        place.do(place.kubelet.delete(name))
+    until(lambda: all(pod.phase.is_terminal for pod in backend.refresh()))
+    for pod in backend.refresh():
+        assert re.search(f"not by this cluster; StoppedByKueue: {words}$", pod.message), pod
+    pods = list(backend.restore({"pod-0", "pod-1"}, PodSpec(), context))
+    answer(pods, identity)
+    until(lambda: len(names(place)) == 2)
+    assert not set(before) & set(names(place)), "Kueue keeps the pods of the closed group"
+    backend.stop()
+    assert place.left(context) == []
+
+
+def test_pods_that_kueue_keeps_are_named_until_they_are_gone(
+    place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_GONE_S", 3.0)
+    monkeypatch.setattr(kubepods, "_KUEUE_S", 0.1)
+    backend = place.backend(queue="lab")
+    backend.launch(PodSpec(), 1, context)
+    (name,) = names(place)
+    place.server.kueue = False
+    kept = sentence("pods.session.left_behind.kubernetes-objects-may") + sentence(
+        "pods.session.held_by_kueue.kueue-keeps-finalizer", name
+    )
+    with pytest.raises(BackendError, match=kept):
+        backend.stop()
+    with pytest.raises(BackendError, match=kept):
+        remove_left(backend.to_dict(), context.directory)
+    place.server.kueue = True
+    remove_left(backend.to_dict(), context.directory)
+    until(lambda: place.left(context) == [])
+
+
+def test_a_group_of_a_dead_keeper_is_closed_by_a_later_start(
+    place: KubernetesPlace, context: LaunchContext, tmp_path: Path
+) -> None:
+    forgotten = place.backend(queue="lab")
+    forgotten.launch(PodSpec(), 1, context)
+    ended = {"exitCode": 1, "finishedAt": "2020-01-01T00:00:00Z"}
+    status: Any = {"containerStatuses": [{"name": "worker", "state": {"terminated": ended}}]}
+    place.do(place.kubelet.fail("pod-0", phase="Failed", **status))
+    until(lambda: forgotten.refresh()[0].phase is Phase.FAILED)
+    old = names(place)
+    later = place.backend()
+    later.launch(PodSpec(), 1, replace(context, directory=tmp_path / "later"))
+    until(lambda: not set(old) & set(names(place)))
+    for backend in (forgotten, later):
+        backend.stop()
+
+
+def test_a_queue_needs_the_right_to_close_its_group(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
+    place.server.allowed = role() - {("patch", "pods")}
+    with pytest.raises(BackendError, match=r'cannot patch resource "pods".*rbac\.yaml'):
+        place.backend(queue="lab").launch(PodSpec(), 1, context)
+    assert place.left(context) == []
+    backend = place.backend()
+    backend.launch(PodSpec(), 1, context)
+    backend.stop()

@@ -1,0 +1,178 @@
+"""A site's own pod template, below the workbench's pod: its checks and the merge. Pure.
+
+Maps are merged field by field. Named lists, such as volumes, are merged by the name of their items.
+Two different values for one field are a contradiction, which is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workbench.base.errors import ConfigError
+from workbench.base.files import gate
+
+WORKER = "worker"
+"""Name of the container that runs the ranks."""
+OURS = ("app.kubernetes.io/managed-by", "deepspeed-workbench/", "kueue.x-k8s.io/")
+"""First letters of the labels and annotations that the workbench sets itself."""
+_KEYS = {"volumeMounts": "mountPath"}
+_NAMED = ("containers", "initContainers", "volumes", "env", "ports", "volumeMounts")
+_JOINED = ("tolerations", "topologySpreadConstraints", "imagePullSecrets", "supplementalGroups")
+
+
+def read_template(template: object) -> object:
+    """Return the mapping in a YAML file; other values unchanged."""
+    if not isinstance(template, str | Path):
+        return template
+    if not str(template):
+        return {}
+    import yaml
+
+    path = Path(template).expanduser()
+    try:
+        found = yaml.safe_load(gate.read_text(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"KubernetesPods.pod_template is the file {path}, which cannot be read: {error}"
+        ) from error
+    except yaml.YAMLError as error:
+        # The file may be another than the user meant, so no word of it is repeated.
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f", line {mark.line + 1}"
+        raise ConfigError(
+            f"KubernetesPods.pod_template is the file {path}, which is no YAML{where}"
+        ) from None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"KubernetesPods.pod_template is the file {path}, which must hold one pod as YAML:"
+            " metadata and spec"
+        )
+    return found
+
+
+def check_template(template: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Refuse a template that no pod of the workbench can follow."""
+    known = ("apiVersion", "kind", "metadata", "spec")
+    for key in template:
+        if key not in known:
+            raise _refusal(key, "a pod template has metadata and spec alone; leave the field out")
+    if template.get("kind", "Pod") not in ("Pod", "PodTemplate"):
+        raise _refusal("kind", f"{template['kind']} is no pod; give metadata and spec of a pod")
+    metadata = _mapping(template.get("metadata"), "metadata")
+    spec = _mapping(template.get("spec"), "spec")
+    for key in metadata:
+        if key not in ("labels", "annotations"):
+            raise _refusal(
+                f"metadata.{key}",
+                "the workbench names its pods itself, and namespace= is an option of"
+                " KubernetesPods; leave the field out",
+            )
+    for part in ("labels", "annotations"):
+        for name in _mapping(metadata.get(part), f"metadata.{part}"):
+            if str(name).startswith(OURS):
+                raise _refusal(
+                    f"metadata.{part}.{name}",
+                    "the workbench sets and selects by this name itself; leave the line out, and"
+                    " give queue= for Kueue",
+                )
+    for name in _names(spec.get("containers"), "spec.containers"):
+        if name != WORKER:
+            raise _refusal(
+                f"spec.containers has {name!r}",
+                f"beside {WORKER!r} a container would keep an ended pod alive; write a sidecar"
+                " into initContainers with restartPolicy: Always",
+            )
+    return template
+
+
+def merged(pod: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, object]:
+    """Return the workbench's pod with the template's further fields.
+
+    Example:
+        >>> pod = {"spec": {"hostname": "pod-0", "tolerations": [{"key": "gpu"}]}}
+        >>> more = {"spec": {"hostNetwork": True, "tolerations": [{"key": "spot"}]}}
+        >>> spec = merged(pod, more)["spec"]
+        >>> sorted(spec), spec["tolerations"]
+        (['hostNetwork', 'hostname', 'tolerations'], [{'key': 'gpu'}, {'key': 'spot'}])
+
+    Raises:
+        ConfigError: The template has another value for a field of the workbench's pod.
+    """
+    more = {key: value for key, value in template.items() if key in ("metadata", "spec")}
+    return _merged_maps(pod, more, "")
+
+
+def _merged_maps(ours: Mapping[str, Any], more: Mapping[str, Any], path: str) -> dict[str, Any]:
+    result = dict(ours)
+    for key, value in more.items():
+        where = f"{path}.{key}" if path else key
+        result[key] = _merged(ours[key], value, key, where) if key in ours else value
+    return result
+
+
+def _merged(ours: Any, more: Any, key: str, where: str) -> Any:
+    # The terms of an affinity are alternatives: two lists of terms have no sum.
+    if isinstance(ours, Mapping) and isinstance(more, Mapping) and key != "affinity":
+        return _merged_maps(ours, more, where)
+    if isinstance(ours, list) and isinstance(more, list):
+        if key in _NAMED:
+            return _merged_items(ours, more, _KEYS.get(key, "name"), where)
+        if key in _JOINED:
+            return ours + [each for each in more if each not in ours]
+    return _equal(ours, more, where)
+
+
+def _equal(ours: Any, more: Any, where: str) -> Any:
+    if ours != more:
+        raise _refusal(
+            f"{where} {more!r}",
+            f"pods of this cluster have {ours!r}; leave the line out, or change the option of"
+            " KubernetesPods or PodSpec",
+        )
+    return ours
+
+
+def _merged_items(
+    ours: Sequence[Mapping[str, Any]], more: Sequence[Any], key: str, where: str
+) -> list[Any]:
+    names = _names(more, where, key)
+    own = {each[key]: each for each in ours}
+    theirs = dict(zip(names, more, strict=True))
+    result = []
+    for name, item in own.items():
+        change = theirs.get(name, item)
+        at = f"{where}[{name}]"
+        # Containers take further fields. A volume or variable with two sources would be none.
+        is_container = where in ("spec.containers", "spec.initContainers")
+        result.append(_merged_maps(item, change, at) if is_container else _equal(item, change, at))
+    return result + [item for name, item in theirs.items() if name not in own]
+
+
+def _names(items: Any, where: str, key: str = "name") -> list[str]:
+    """Return the names of a list's items."""
+    if items is None:
+        return []
+    if not isinstance(items, list):
+        raise _refusal(where, f"give a list of objects with {key}")
+    for item in items:
+        if not isinstance(item, Mapping) or not isinstance(item.get(key), str):
+            raise _refusal(where, f"give every object of the list its {key}")
+    names = [item[key] for item in items]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise _refusal(where, f"{', '.join(twice)} stands there twice; keep one")
+    return names
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _refusal(where, "give an object of names to values")
+    return value
+
+
+def _refusal(what: str, why: str) -> ConfigError:
+    return ConfigError(f"KubernetesPods.pod_template: {what}: {why}")
