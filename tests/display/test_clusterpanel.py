@@ -161,7 +161,7 @@ def test_a_start_shows_the_pods_as_they_come_and_leaves_a_line(
         shown[1].count("Pending"),
     ) == (2, 1)
     assert "Pending  pulling example.org/worker:1 for 5.0 s" in shown[2]
-    assert "3 pods are ready, 0." in shown[-1] and "pod-1" not in shown[-1]
+    assert "3 pods are ready, " in shown[-1] and "pod-1" not in shown[-1]
 
 
 def test_a_start_is_waited_for_as_long_as_its_keeper_has_news(
