@@ -80,7 +80,7 @@ def rank_request(
         "argv": [python, "-u", *program.argv],
         "entry": program.entry,
         # Limit the pools of torch and MKL too: 3 pods of one core must not start 3 x all cores.
-        "threads": max(1, int(spec.cpus // pod.slots)),
+        "threads": max(1, int(spec.cores // pod.slots)),
         "restart": context.restart,
         "attempt": context.attempt,
         "max_restarts": job.restarts,

@@ -230,7 +230,7 @@ def _lacks(pod: Pod, host: HostFacts, spec: PodSpec) -> list[str]:
     wanted = max(spec.gpus, pod.slots if spec.gpus else 0)
     if host.gpus < wanted:
         lacks.append(f"{host.gpus} GPUs, {wanted} are asked for")
-    if host.cores < spec.cpus:
+    if spec.cpus is not None and host.cores < spec.cpus:
         lacks.append(f"{host.cores} cores, {spec.cpus:g} are asked for")
     if spec.memory_gib is not None and host.memory_gib < spec.memory_gib:
         lacks.append(f"{host.memory_gib:.1f} GiB of memory, {spec.memory_gib:g} are asked for")

@@ -123,7 +123,7 @@ def sbatch_options(
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={math.ceil(spec.cpus)}",
+        f"--cpus-per-task={math.ceil(spec.cores)}",
         "--no-kill",
         "--no-requeue",
         f"--signal=B:USR1@{NOTICE_S}",

@@ -65,7 +65,7 @@ def node_of(row: dict[str, str], asked: PodSpec, gpu_type: str) -> Node:
     lacks = [
         f"{name}: {wanted:g} {unit}asked, {free:g} free of {whole:g}"
         for name, wanted, free, whole, unit in (
-            ("cores", asked.cpus, idle or 0, cores or 0, ""),
+            ("cores", asked.cores, idle or 0, cores or 0, ""),
             ("memory", asked.memory_gib or 0, round(free_gib, 1), round(memory_gib, 1), "GiB "),
             ("GPUs", asked.gpus, gpus - taken, gpus, ""),
         )

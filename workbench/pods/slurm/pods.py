@@ -221,7 +221,7 @@ class SlurmPods(Place):
             self._ids[name] = ""
             self._job_of.update(dict.fromkeys(names, name))
             self._note(context.directory)
-            script = job.script(name, names, self._folder, spec.cpus, self.setup)
+            script = job.script(name, names, self._folder, spec.cores, self.setup)
             self._ids[name] = commands.submit(options, script)
             self._note(context.directory)
             return self._ids[name]
