@@ -138,7 +138,7 @@ def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
         connect_timeout_s=9,
         setup=["export CUDA_HOME=/opt/cuda PATH=/opt/cuda/bin:$PATH"],
     )
-    spec = PodSpec(cpus=2, memory_gib=0.5, gpus=2)
+    spec = PodSpec(memory_gib=0.5, gpus=2)  # the nodes have two cores for each GPU
     (pod,) = backend.launch(spec, 1, context)
     try:
         identity.pin([pod])
@@ -149,7 +149,7 @@ def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
             groups = connection.run(["cat", "/proc/self/cgroup"]).stdout
     finally:
         backend.stop()
-    assert job.startswith("main|10:00|2|512M|gres:gpu:a100:2|DeepSpeed Workbench, cluster test")
+    assert job.startswith("main|10:00|4|512M|gres:gpu:a100:2|DeepSpeed Workbench, cluster test")
     assert (pod.slots, pod.connect_timeout_s, gpus) == (2, 9, "0,1")
     assert cuda.startswith("/opt/cuda ")
     assert ":/opt/cuda/bin:" in cuda
@@ -264,7 +264,7 @@ def test_the_nodes_of_the_partition_and_what_would_fit(place: SlurmPlace, tmp_pa
         (third, "a100", 2, 0, 0),
     ]
     assert [node.why for node in table.nodes] == [
-        "GPUs: 2 asked, 1 free of 2",
+        "cores: 4 asked, 3 free of 4, GPUs: 2 asked, 1 free of 2",
         "",
         "it is drained (broken fan)",
     ]
@@ -292,7 +292,9 @@ ROW = {
     ("row", "asked", "gpu_type", "gpus", "why"),
     [
         ({}, {"cpus": 8, "memory_gib": 8, "gpus": 3}, "", 6, ""),
-        ({}, {"gpus": 2}, "a100", 4, "GPUs: 2 asked, 1 free of 4"),
+        ({}, {"gpus": 2, "cpus": 4}, "a100", 4, "GPUs: 2 asked, 1 free of 4"),
+        ({"GresUsed": "gpu:0"}, {"gpus": 2}, "a100", 4, "cores: 16 asked, 8 free of 64"),
+        ({"CPUsState": "0/12/0/12", "GresUsed": ""}, {"gpus": 4}, "a100", 4, ""),
         ({}, {"cpus": 9}, "", 6, "cores: 9 asked, 8 free of 64"),
         ({}, {"memory_gib": 9}, "", 6, "memory: 9 GiB asked, 8 free of 512"),
         ({"StateLong": "idle~"}, {}, "", 6, ""),
@@ -588,7 +590,7 @@ def test_the_site_s_own_settings_reach_the_nodes_and_their_sessions(
 
 def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "it's 100% $HOME"
-    options = sbatch_options("name", "comment", folder, PodSpec(), 1, "")
+    options = sbatch_options("name", "comment", folder, PodSpec(), 1, cores=1, gpu_type="")
     assert f"--output={tmp_path}/it's 100%% $HOME/job-%j.log" in options
     folder.mkdir()
     fake = tmp_path / "srun"

@@ -73,7 +73,8 @@ class RunRequest:
     """Folder of the ranks' virtual environment. Empty: the pod's own Python."""
     threads: int = 1
     binding: str = ""
-    """Whether ranks get their own cores: `always`, `cpuset` (if the pod has a cpuset), or ""."""
+    """Whether ranks get their own cores: `always`, `cpuset` (if the pod has a cpuset), `gpu` (the
+    cores near the rank's GPU), or ""."""
     restart: int = 0
     """Number of restarts of the run so far."""
     max_restarts: int = 0

@@ -110,7 +110,14 @@ def script(
 
 
 def sbatch_options(
-    name: str, comment: str, folder: Path, spec: PodSpec, count: int, gpu_type: str
+    name: str,
+    comment: str,
+    folder: Path,
+    spec: PodSpec,
+    count: int,
+    *,
+    cores: float,
+    gpu_type: str,
 ) -> list[str]:
     """Return the package's own options of `sbatch`, with the resources.
 
@@ -123,7 +130,7 @@ def sbatch_options(
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={math.ceil(spec.cores)}",
+        f"--cpus-per-task={math.ceil(cores)}",
         "--no-kill",
         "--no-requeue",
         f"--signal=B:USR1@{NOTICE_S}",

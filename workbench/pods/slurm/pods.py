@@ -36,11 +36,12 @@ from workbench.pods.guest.process import tail_of
 from workbench.pods.notes import note_of, read_note, write_note
 from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
-from workbench.pods.pod_spec import PodSpec
+from workbench.pods.pod_spec import LEAST_CORES_PER_GPU, PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.route import own_address_to
 from workbench.pods.slurm import commands, job
 from workbench.pods.slurm.commands import Job
+from workbench.pods.slurm.gres import cores_to_ask
 from workbench.pods.slurm.notice import leaving_file
 from workbench.pods.slurm.options import check_options, check_root, check_setup
 from workbench.pods.ssh.identity import check_key_line
@@ -205,9 +206,25 @@ class SlurmPods(Place):
     ) -> str:
         """Submit the job. The note has the job's name first, and then its id."""
         comment = f"DeepSpeed Workbench, cluster {context.cluster_id}"
+        cores = spec.cores
+        if spec.gpus and spec.cpus is None:
+            cores = cores_to_ask(spec, commands.gpu_nodes(self.partition, self.gpu_type or ""))
+        if cores < spec.gpus * LEAST_CORES_PER_GPU:
+            context.report(
+                f"the nodes have {cores / spec.gpus:g} cores per GPU; a rank needs"
+                f" {LEAST_CORES_PER_GPU} or more"
+            )
         given = {"partition": self.partition, "time": self.time, "account": self.account}
         options = [
-            *job.sbatch_options(name, comment, self._folder, spec, len(names), self.gpu_type or ""),
+            *job.sbatch_options(
+                name,
+                comment,
+                self._folder,
+                spec,
+                len(names),
+                cores=cores,
+                gpu_type=self.gpu_type or "",
+            ),
             *(f"--{option}={value}" for option, value in given.items() if value is not None),
             *self.arguments,
         ]
@@ -221,7 +238,7 @@ class SlurmPods(Place):
             self._ids[name] = ""
             self._job_of.update(dict.fromkeys(names, name))
             self._note(context.directory)
-            script = job.script(name, names, self._folder, spec.cores, self.setup)
+            script = job.script(name, names, self._folder, cores, self.setup)
             self._ids[name] = commands.submit(options, script)
             self._note(context.directory)
             return self._ids[name]
