@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from workbench.agent.machine import address_for_others
+from workbench.agent.nccl import left_open
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,8 @@ _PATIENCE = timedelta(seconds=40)
 
 def main() -> None:
     request = json.loads(sys.stdin.readline())
-    os.environ.update({**request["defaults"], **os.environ, **request["env"]})
+    own = {**os.environ, **request["env"]}
+    os.environ.update({**left_open(request["defaults"], own), **own})
     import torch
     import torch.distributed as dist
 
