@@ -528,10 +528,10 @@ def test_an_option_without_effect_is_refused(
             for word in ("--container-image=nvcr.io/x", "--container=/images/x", "--cont=x")
         ),
         ({"setup": "module load cuda"}, "setup is 'module load cuda'"),
-        ({"setup": [" "]}, sentence("pods.options.check_setup.slurmpods-setup-write", "' '")),
+        ({"setup": [" "]}, sentence("pods.place._check_setup.slurmpods-setup-write", "' '")),
         (
             {"setup": ["module load a\nmodule load b"]},
-            sentence("pods.options.check_setup.slurmpods-setup-write"),
+            sentence("pods.place._check_setup.slurmpods-setup-write"),
         ),
         ({"root": "tmp"}, sentence("pods.options.check_root.slurmpods-root-must", "tmp")),
         ({"root": "/s/$USER"}, sentence("pods.options.check_root.slurmpods-root-must", "USER")),

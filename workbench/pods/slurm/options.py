@@ -85,17 +85,6 @@ def check_options(options: Sequence[str]) -> tuple[str, ...]:
     return tuple(options)
 
 
-def check_setup(setup: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines unchanged if each is a command of one line."""
-    for line in setup:
-        if not line.strip() or not line.isprintable():
-            raise ConfigError(
-                f"SlurmPods setup has {line!r}. Write each shell command as one text of one line,"
-                ' such as "module load cuda"'
-            )
-    return tuple(setup)
-
-
 def check_root(root: str) -> str:
     """Return the folder unchanged if the path is absolute."""
     path = PurePosixPath(root)

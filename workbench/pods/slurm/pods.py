@@ -36,7 +36,7 @@ from workbench.base.words import counted
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.guest.process import tail_of
 from workbench.pods.notes import note_of, read_note, write_note
-from workbench.pods.place import Place, Port
+from workbench.pods.place import Place, Port, SetupLines
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import LEAST_CORES_PER_GPU, PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
@@ -46,7 +46,7 @@ from workbench.pods.slurm.commands import Job
 from workbench.pods.slurm.container import Container, Runner, runner_here
 from workbench.pods.slurm.gres import cores_to_ask
 from workbench.pods.slurm.notice import leaving_file
-from workbench.pods.slurm.options import check_options, check_root, check_setup
+from workbench.pods.slurm.options import check_options, check_root
 from workbench.pods.ssh.identity import check_key_line
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class SlurmPods(Place):
         default=(), alias="options"
     )
     """More options of `sbatch` in the long form: `--qos=high`, `--constraint=ib` and others."""
-    setup: Annotated[Sequence[Text], AfterValidator(check_setup)] = ()
+    setup: SetupLines = ()
     """Shell commands that run on every node before the pod starts: `module load cuda` and others.
     The ranks have the variables that the commands set, except `PYTHONPATH`."""
     notice_s: NoticeTime = 60
