@@ -73,6 +73,19 @@ class PodSpec(Record):
             return self.cpus
         return self.gpus * CORES_PER_GPU or 1
 
+    def few_cores(self, cores: float) -> str:
+        """Return a warning if a machine has too few cores for the GPUs of a pod, or nothing.
+
+        Example:
+            >>> PodSpec(gpus=8).few_cores(12)
+            '12 cores for 8 GPUs: a rank needs 2 or more'
+            >>> PodSpec(gpus=8).few_cores(16), PodSpec().few_cores(0.5)
+            ('', '')
+        """
+        if cores >= self.gpus * LEAST_CORES_PER_GPU:
+            return ""
+        return f"{cores:g} cores for {self.gpus} GPUs: a rank needs {LEAST_CORES_PER_GPU} or more"
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         least = self.gpus * LEAST_CORES_PER_GPU

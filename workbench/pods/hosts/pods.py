@@ -443,6 +443,9 @@ class SSHPods(Place):
 
         facts = entry.on_all_hosts(enter, range(len(self._pods)), self._pods)
         entry.check_hosts(self._pods, facts, spec)
+        for pod, host in zip(self._pods, facts, strict=True):
+            if few := spec.few_cores(host.cores):
+                context.report(f"{pod.address} has {few}")
         self._pods = [replace(pod, phase=Phase.RUNNING) for pod in self._pods]
 
     def _look(self, pod: Pod) -> Pod:

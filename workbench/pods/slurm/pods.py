@@ -38,7 +38,7 @@ from workbench.pods.guest.process import tail_of
 from workbench.pods.notes import note_of, read_note, write_note
 from workbench.pods.place import Place, Port, SetupLines
 from workbench.pods.pod import LaunchContext, Phase, Pod
-from workbench.pods.pod_spec import LEAST_CORES_PER_GPU, PodSpec
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.route import own_address_to
 from workbench.pods.slurm import commands, job
@@ -216,11 +216,8 @@ class SlurmPods(Place):
         cores = spec.cores
         if spec.gpus and spec.cpus is None:
             cores = cores_to_ask(spec, commands.gpu_nodes(self.partition, self.gpu_type or ""))
-        if cores < spec.gpus * LEAST_CORES_PER_GPU:
-            context.report(
-                f"the nodes have {cores / spec.gpus:g} cores per GPU; a rank needs"
-                f" {LEAST_CORES_PER_GPU} or more"
-            )
+        if few := spec.few_cores(cores):
+            context.report(f"the nodes have {few}")
         given = {"partition": self.partition, "time": self.time, "account": self.account}
         options = [
             *job.sbatch_options(
