@@ -21,6 +21,7 @@ from tests.fakes.proxy import bad_network
 from tests.fakes.sshhosts import HostsPlace, SSHHost
 from tests.support.deep import deep_tree
 from tests.support.sentences import says, sentence
+from workbench import Cluster, Function
 from workbench.agent.setup import setup_variables
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.process import live_descendants
@@ -318,6 +319,20 @@ def test_a_hostfile_is_adopted_with_its_slots(
         ),
     ):
         SSHPods(hostfile=file)
+
+
+def lab() -> tuple[str | None, str | None]:
+    return os.environ.get("LAB"), os.environ.get("OMP_NUM_THREADS")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_ranks_on_hosts_have_what_setup_lines_set(there: HostsPlace, tmp_path: Path) -> None:
+    place = there.backend(setup=["export LAB=here OMP_NUM_THREADS=5"])
+    with Cluster(place, PodSpec(), count=1, path=tmp_path / "cluster", warm=False) as cluster:
+        run = cluster.submit(Function(lab))
+        run.wait(timeout_s=180, progress=False).raise_for_status()
+    assert run.returned == [("here", "5")]
 
 
 PROFILE = """
