@@ -13,7 +13,8 @@ import pytest
 
 from workbench import Cluster, Function, LocalPods, PodSpec
 from workbench.agent import gpus
-from workbench.agent.gpus import GpuWatch
+from workbench.agent.gpus import GpuWatch, cores_near_gpus
+from workbench.agent.ranks.job import bind
 
 SOURCE = """
 typedef struct { unsigned int gpu, memory; } util_t;
@@ -116,6 +117,7 @@ class Nvml:
         self.reads = 0
         self.code = 0
         self.lost: set[int] = set()
+        self.near: dict[int, set[int]] = {}
         self.now_s = 100.0
         self.library = self
         monkeypatch.setattr(ctypes, "CDLL", self.load)
@@ -144,6 +146,15 @@ class Nvml:
         names = [b"GPU-a", b"MIG-b"]
         device._obj.value = names.index(name) + 1 if name in names else 0
         return 0 if name in names else 6
+
+    def nvmlDeviceGetCpuAffinity(self, device: Any, words: Any, bits: Any) -> int:  # noqa: N802 (NVML's name)
+        near = self.near.get(device.value - 1)
+        if near is None:
+            return 3
+        assert words.value == len(bits)
+        for cpu in near:
+            bits[cpu // 64] |= 1 << cpu % 64
+        return 0
 
     def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:  # noqa: N802 (NVML's name)
         memory._obj.used = device.value * GIB + GIB // 3
@@ -256,3 +267,65 @@ def test_the_drivers_own_share_is_left_out_where_it_is_known(
 
     monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo_v2", second_form, raising=False)
     assert GpuWatch().latest()[0]["used_gib"] == used
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, [{0, 1, 200}, {2, 3}, set()]),
+        ("1,0", [{2, 3}, {0, 1, 200}]),
+        ("GPU-a", [{0, 1, 200}]),
+        ("GPU-gone,1", [set(), {2, 3}]),
+        ("", []),
+    ],
+)
+def test_the_cores_near_each_gpu_are_those_of_the_driver(
+    nvml: Nvml, visible: str | None, found: list[set[int]]
+) -> None:
+    nvml.count = 3
+    nvml.near = {0: {0, 1, 200}, 1: {2, 3}}
+    assert cores_near_gpus(visible) == found
+    nvml.lost = {0}
+    assert cores_near_gpus("0") == [set()]
+    nvml.code = 9
+    assert cores_near_gpus(visible) == [] == cores_near_gpus(visible, "libno-such-library.so.1")
+
+
+@pytest.mark.parametrize(
+    ("env", "rank", "bound"),
+    [
+        ({}, 0, [4, 5]),
+        ({}, 1, None),  # none of the cores near its GPU belongs to the pod
+        ({}, 2, None),  # the driver has no answer
+        ({}, 3, None),  # there is no such GPU
+        ({"CUDA_VISIBLE_DEVICES": "1,0"}, 1, [4, 5]),
+        ({"OMP_PLACES": "cores"}, 0, None),
+    ],
+)
+def test_a_rank_runs_on_the_cores_near_its_gpu(
+    nvml: Nvml,
+    monkeypatch: pytest.MonkeyPatch,
+    env: dict[str, str],
+    rank: int,
+    bound: list[int] | None,
+) -> None:
+    given: list[Any] = []
+    nvml.count = 3
+    nvml.near = {0: {0, 4, 5}, 1: {8, 9}}
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {3, 4, 5})
+    monkeypatch.setattr("os.sched_setaffinity", lambda *facts: given.append(facts))
+    bind(50, rank, 4, 2, "gpu", env)
+    assert given == ([] if bound is None else [(50, bound)])
+
+
+def test_a_rank_keeps_all_cores_where_those_near_its_gpu_are_too_few(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    nvml.near = {0: {0, 1, 2}, 1: {0, 1, 2}}
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(8)))
+    monkeypatch.setattr("os.sched_setaffinity", lambda *facts: given.append(facts))
+    bind(50, 0, 2, 2, "gpu", {})  # two ranks with two threads each
+    assert given == []
+    bind(50, 0, 2, 1, "gpu", {})
+    assert given == [(50, [0, 1, 2])]

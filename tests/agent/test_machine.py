@@ -120,6 +120,25 @@ def test_the_smallest_limit_around_a_process_counts(proc: Proc) -> None:
     assert machine.memory_limit_bytes(2) == 7000
 
 
+def test_the_cores_of_a_pod_are_its_cpu_set_or_its_smallest_quota(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _pid: set(range(16)))  # type: ignore[attr-defined]
+    monkeypatch.setattr(machine.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
+    assert machine.cores() == 16.0
+    proc.groups = {1: {"": "a/b"}}
+    proc.group("a/b", cpu_max="max 100000")
+    assert machine.cores() == 16.0
+    proc.group("a", cpu_max="650000 100000")
+    assert machine.cores() == 6.5
+    # Version 1, where the mount shows the container's group alone.
+    proc.groups = {1: {"cpu": "docker/x"}}
+    proc.group("cpu", **{"cpu_cfs_quota_us": "-1", "cpu_cfs_period_us": "100000"})
+    assert machine.cores() == 16.0
+    proc.group("cpu", **{"cpu_cfs_quota_us": "300000"})
+    assert machine.cores() == 3.0
+
+
 def test_kills_are_counted_from_the_start_of_the_run(proc: Proc) -> None:
     proc.groups = {1: {"": "a"}, 2: {"": "b"}}
     proc.group("a", 3, memory_max=40 * MIB)

@@ -106,7 +106,7 @@ from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Run, Scr
 cluster = {scale.cluster}
 """,
         "compose": """
-compose(technique="zero2", count=2, max_steps=200, learning_rate=2e-3, eval_steps=50)
+compose(technique="zero2", count=2, cpus=1, max_steps=200, learning_rate=2e-3, eval_steps=50)
 """,
         "plan": """
 plan(FineTune(model="t5-large", per_device_train_batch_size=32, max_source_length=96,

@@ -137,7 +137,7 @@ def test_text_and_html_state_the_same_and_escape() -> None:
         assert "<img" not in page
         assert "<script" not in page
         assert set(re.findall(r"\w+", str(form))) - set(re.findall(r"\w+", words_of(form))) == set()
-    assert "with Cluster(backend, PodSpec(cpus=1), count=3) as cluster:" in words_of(compose())
+    assert "with Cluster(backend, PodSpec(), count=3) as cluster:" in words_of(compose())
     assert says(words_of(compose()), "display.fields.max-steps-epochs")
 
 

@@ -30,7 +30,7 @@ def test_the_default_can_start() -> None:
         ({"technique": "single", "launcher": "pdsh"}, {"technique", "launcher"}, "Use 'ssh'"),
         ({"technique": "zero-1"}, {"technique"}, "did you mean 'zero1'"),
         ({"count": 0}, {"count"}, "1 or more"),
-        ({"cpus": 0.0}, {"cpus"}, "more than 0"),
+        ({"cpus": -1.0}, {"cpus"}, "more than 0"),
         ({"gpus": 1000}, {"gpus"}, "need 3000 GPUs"),
         ({"dataset": "wikisq"}, {"dataset"}, "did you mean 'wikisql'"),
         ({"model": "/no/such/folder"}, {"model"}, "neither a folder on this machine"),

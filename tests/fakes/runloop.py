@@ -691,6 +691,7 @@ class SimLink(AgentLink):
         self.of, self.sim, self.pod = of, of.sim, of.pod
         self.keeper = of.sim.keeper
         self.package, self.interface, self.shared = "/package/0", "lo", ()
+        self.cores = 0.0
         self.clock_offset_s = 0.0
         self.agent_replaced = ""
         self._retries = False

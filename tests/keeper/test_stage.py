@@ -109,6 +109,39 @@ def test_a_part_of_a_core_is_a_thread(sim: Simulation) -> None:
     assert rank_request(context, links[0], ("a", 1))["threads"] == 1
 
 
+@pytest.mark.parametrize(
+    ("pods", "there", "threads"),
+    [
+        ({"gpus": 4}, 128.0, 32),
+        ({"gpus": 4}, 30.5, 7),
+        ({"gpus": 4}, 2.0, 1),
+        ({"gpus": 4}, 0.0, 8),  # the agent does not know
+        ({"gpus": 4, "cpus": 16}, 128.0, 4),
+        ({}, 128.0, 1),
+    ],
+)
+def test_threads_are_the_cores_of_a_pod_divided_by_its_ranks(
+    sim: Simulation, pods: dict[str, Any], there: float, threads: int
+) -> None:
+    context, links = context_of(sim, **pods)
+    links[0].pod = replace(links[0].pod, slots=pods.get("gpus", 1))
+    links[0].cores = there
+    cluster = context.spec.cluster.replace(backend={"kind": "ssh", "hosts": ["a", "b"]})
+    context = replace(context, spec=context.spec.replace(cluster=cluster))
+    request = rank_request(context, links[0], ("a", 1))
+    assert request["threads"] == threads
+    assert request["binding"] == ("gpu" if pods else "always")
+
+
+def test_local_pods_with_gpus_share_the_cores_of_the_machine(sim: Simulation) -> None:
+    context, links = context_of(sim, gpus=4)
+    links[0].pod = replace(links[0].pod, slots=4)
+    links[0].cores = 64.0
+    cluster = context.spec.cluster.replace(backend={"kind": "local"}, count=2)
+    context = replace(context, spec=context.spec.replace(cluster=cluster))
+    assert rank_request(context, links[0], ("a", 1))["threads"] == 8
+
+
 def test_packages_of_the_pods_are_on_the_path_of_a_rank(
     sim: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,12 +157,12 @@ def test_packages_of_the_pods_are_on_the_path_of_a_rank(
     ("backend", "gpus", "binding"),
     [
         ({"kind": "ssh", "hosts": ["a"]}, 0, "always"),
-        ({"kind": "ssh", "hosts": ["a"]}, 1, ""),
+        ({"kind": "ssh", "hosts": ["a"]}, 1, "gpu"),
         ({"kind": "kubernetes"}, 0, "cpuset"),
         ({"kind": "local"}, 0, ""),
     ],
 )
-def test_ranks_on_cpus_are_bound_to_cores_as_the_place_says(
+def test_ranks_are_bound_near_their_gpus_and_on_cpus_as_the_place_says(
     backend: dict[str, Any], gpus: int, binding: str, sim: Simulation
 ) -> None:
     context, links = context_of(sim, gpus=gpus)

@@ -21,6 +21,8 @@ from tests.fakes.proxy import bad_network
 from tests.fakes.sshhosts import HostsPlace, SSHHost
 from tests.support.deep import deep_tree
 from tests.support.sentences import says, sentence
+from workbench import Cluster, Function
+from workbench.agent.setup import setup_variables
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
@@ -317,6 +319,78 @@ def test_a_hostfile_is_adopted_with_its_slots(
         ),
     ):
         SSHPods(hostfile=file)
+
+
+def lab() -> tuple[str | None, str | None]:
+    return os.environ.get("LAB"), os.environ.get("OMP_NUM_THREADS")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_ranks_on_hosts_have_what_setup_lines_set(there: HostsPlace, tmp_path: Path) -> None:
+    place = there.backend(setup=["export LAB=here OMP_NUM_THREADS=5"])
+    with Cluster(place, PodSpec(), count=1, path=tmp_path / "cluster", warm=False) as cluster:
+        run = cluster.submit(Function(lab))
+        run.wait(timeout_s=180, progress=False).raise_for_status()
+    assert run.returned == [("here", "5")]
+
+
+PROFILE = """
+echo "Welcome to the lab"
+module() { test "$2" != none && export CUDA_HOME="/opt/$2" PATH="/opt/$2/bin:$PATH"; }
+"""
+
+
+def test_setup_lines_run_once_on_a_host_and_the_agent_has_their_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / ".bash_profile").write_text(PROFILE)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    lines = ["module load cuda", "export LAB='a b'; set -- x", "export PYTHONPATH=/opt/site"]
+    answer = enter(root=str(tmp_path / "wb"), folder=f"c-{'0' * 16}", pod="pod-0", setup=lines)
+    place = Path(answer["root"])
+    found = setup_variables(place)
+    assert found.pop("PATH").startswith("/opt/cuda/bin:")
+    assert found == {"CUDA_HOME": "/opt/cuda", "LAB": "a b"}
+    assert [path.name for path in place.iterdir()] == ["setup.json"]
+    assert setup_variables(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (["true", "module load none"], "the setup line module load none ended with exit code 1"),
+        (["nosuch"], "nosuch: command not found"),
+        (["echo 'open", "true"], "the setup line echo 'open ended with exit code"),
+        (["exit 3"], "the setup lines ended with exit code 3"),
+        (["exit 0"], "the setup lines ended with exit code 0"),
+    ],
+)
+def test_a_setup_line_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], words: str
+) -> None:
+    (tmp_path / ".bash_profile").write_text(PROFILE)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    answer = enter(root=str(tmp_path / "wb"), folder=f"c-{'0' * 16}", pod="pod-0", setup=lines)
+    assert list(answer) == ["setup"]
+    assert words in answer["setup"]
+
+
+def test_a_setup_line_that_fails_ends_the_start_with_the_host_and_the_line(
+    there: HostsPlace, launch: Launch
+) -> None:
+    words = sentence("pods.entry.create_pod_folder.correct-sshpods-setup", "127.0.0.2", "nosuch")
+    with pytest.raises(ConfigError, match=words):
+        launch(setup=["nosuch"])
+    assert list(there.root.glob("*")) == []
+
+
+def test_setup_lines_run_on_a_host_before_its_agent(there: HostsPlace, launch: Launch) -> None:
+    (pod,) = launch(setup=["export LAB=here"])
+    assert pod.phase is Phase.RUNNING
+    (kept,) = there.root.glob("*/pod-0/setup.json")
+    assert json.loads(kept.read_text())["LAB"] == "here"
 
 
 def test_what_a_host_lacks_is_said_and_nothing_stays(

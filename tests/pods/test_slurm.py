@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from workbench.pods.notes import read_note, write_note
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.slurm import commands, worker
+from workbench.pods.slurm.container import Container, Runner
 from workbench.pods.slurm.job import sbatch_options, script
 from workbench.pods.slurm.nodes import node_of
 from workbench.pods.slurm.pods import JOBS, SlurmPods, _StartWatch
@@ -138,7 +140,7 @@ def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
         connect_timeout_s=9,
         setup=["export CUDA_HOME=/opt/cuda PATH=/opt/cuda/bin:$PATH"],
     )
-    spec = PodSpec(cpus=2, memory_gib=0.5, gpus=2)
+    spec = PodSpec(memory_gib=0.5, gpus=2)  # the nodes have two cores for each GPU
     (pod,) = backend.launch(spec, 1, context)
     try:
         identity.pin([pod])
@@ -149,7 +151,7 @@ def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
             groups = connection.run(["cat", "/proc/self/cgroup"]).stdout
     finally:
         backend.stop()
-    assert job.startswith("main|10:00|2|512M|gres:gpu:a100:2|DeepSpeed Workbench, cluster test")
+    assert job.startswith("main|10:00|4|512M|gres:gpu:a100:2|DeepSpeed Workbench, cluster test")
     assert (pod.slots, pod.connect_timeout_s, gpus) == (2, 9, "0,1")
     assert cuda.startswith("/opt/cuda ")
     assert ":/opt/cuda/bin:" in cuda
@@ -264,7 +266,7 @@ def test_the_nodes_of_the_partition_and_what_would_fit(place: SlurmPlace, tmp_pa
         (third, "a100", 2, 0, 0),
     ]
     assert [node.why for node in table.nodes] == [
-        "GPUs: 2 asked, 1 free of 2",
+        "cores: 4 asked, 3 free of 4, GPUs: 2 asked, 1 free of 2",
         "",
         "it is drained (broken fan)",
     ]
@@ -292,7 +294,9 @@ ROW = {
     ("row", "asked", "gpu_type", "gpus", "why"),
     [
         ({}, {"cpus": 8, "memory_gib": 8, "gpus": 3}, "", 6, ""),
-        ({}, {"gpus": 2}, "a100", 4, "GPUs: 2 asked, 1 free of 4"),
+        ({}, {"gpus": 2, "cpus": 4}, "a100", 4, "GPUs: 2 asked, 1 free of 4"),
+        ({"GresUsed": "gpu:0"}, {"gpus": 2}, "a100", 4, "cores: 16 asked, 8 free of 64"),
+        ({"CPUsState": "0/12/0/12", "GresUsed": ""}, {"gpus": 4}, "a100", 4, ""),
         ({}, {"cpus": 9}, "", 6, "cores: 9 asked, 8 free of 64"),
         ({}, {"memory_gib": 9}, "", 6, "memory: 9 GiB asked, 8 free of 512"),
         ({"StateLong": "idle~"}, {}, "", 6, ""),
@@ -481,7 +485,6 @@ def test_without_slurms_commands_the_error_says_so(
 @pytest.mark.parametrize(
     ("backend", "spec", "words"),
     [
-        (SlurmPods(), {"image": "x"}, sentence("pods.pods._check.podspec-image-slurmpods", "x")),
         (
             SlurmPods(gpu_type="a100"),
             {},
@@ -510,10 +513,9 @@ def test_an_option_without_effect_is_refused(
         ({"options": ["--part=main"]}, "SlurmPods(partition=…)"),
         ({"options": ["--mem=4G"]}, "PodSpec(memory_gib=…)"),
         ({"options": ["--gpus-per-node=2"]}, "PodSpec(gpus=…)"),
-        (
-            {"options": ["--requeue"]},
-            sentence("pods.options.check_options.slurmpods-options-workbench"),
-        ),
+        ({"options": ["--requeue"]}, "restarts=… of the job: Slurm would start the pods again"),
+        ({"options": ["--signal=TERM@30"]}, "SlurmPods(notice_s=…)"),
+        ({"notice_s": 20}, "notice_s is 20; it must be a whole number from 60 to 65535"),
         (
             {"options": ["--arr=1-4"]},
             sentence("pods.options.check_options.slurmpods-options-workbench"),
@@ -526,10 +528,10 @@ def test_an_option_without_effect_is_refused(
             for word in ("--container-image=nvcr.io/x", "--container=/images/x", "--cont=x")
         ),
         ({"setup": "module load cuda"}, "setup is 'module load cuda'"),
-        ({"setup": [" "]}, sentence("pods.options.check_setup.slurmpods-setup-write", "' '")),
+        ({"setup": [" "]}, sentence("pods.place._check_setup.slurmpods-setup-write", "' '")),
         (
             {"setup": ["module load a\nmodule load b"]},
-            sentence("pods.options.check_setup.slurmpods-setup-write"),
+            sentence("pods.place._check_setup.slurmpods-setup-write"),
         ),
         ({"root": "tmp"}, sentence("pods.options.check_root.slurmpods-root-must", "tmp")),
         ({"root": "/s/$USER"}, sentence("pods.options.check_root.slurmpods-root-must", "USER")),
@@ -588,7 +590,10 @@ def test_the_site_s_own_settings_reach_the_nodes_and_their_sessions(
 
 def test_a_path_reaches_slurm_and_the_shell_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "it's 100% $HOME"
-    options = sbatch_options("name", "comment", folder, PodSpec(), 1, "")
+    options = sbatch_options(
+        "name", "comment", folder, PodSpec(), 1, cores=1, gpu_type="", notice_s=600
+    )
+    assert "--signal=B:USR1@600" in options
     assert f"--output={tmp_path}/it's 100%% $HOME/job-%j.log" in options
     folder.mkdir()
     fake = tmp_path / "srun"
@@ -667,6 +672,135 @@ def test_setup_lines_run_on_a_node_before_the_pod(
     written = (folder / "pod-0.log").read_text()
     assert log in written
     assert ("pod-0-ab12.json" in written) == (code == 0)
+
+
+APPTAINER = """#!/bin/sh
+# Apptainer's command line: `exec`, options, the image, and the command.
+test "$1" = exec || exit 9
+shift
+while :; do
+    case $1 in
+        --nv) echo "with GPUs"; shift ;;
+        --bind) echo "folders $2"; shift 2 ;;
+        *) break ;;
+    esac
+done
+echo "image $1, $MODULE"
+shift
+exec "$@"
+"""
+
+
+def run_script(folder: Path, text: str, **programs: str) -> str:
+    """Run a batch script with stand-ins of programs, and return the log of the pod."""
+    srun = '#!/bin/sh\necho "srun $*"\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n'
+    tools = folder / "tools"
+    tools.mkdir()
+    for name, code in {"srun": srun, **programs}.items():
+        (tools / name).write_text(code)
+        (tools / name).chmod(0o755)
+    (folder / ".bash_profile").write_text(f"PATH={tools}:$PATH\n")
+    subprocess.run(
+        ["sh"],
+        input=text,
+        text=True,
+        check=True,
+        env={"PATH": f"{tools}:/bin:/usr/bin", "SLURM_JOB_ID": "7", "HOME": str(folder)},
+        timeout=120,
+    )
+    return (folder / "pod-0.log").read_text()
+
+
+PYTHON = '#!/bin/sh\necho "python $* with $PYTHONPATH and ${CUDA_HOME-nothing}"\n'
+
+
+def contained(folder: Path, runner: Runner, **changes: Any) -> Container:
+    given = {"image": "nvcr.io/a/b:1", "mounts": [folder, Path("/local")], "gpus": True, **changes}
+    return Container(runner=runner, **given)
+
+
+def test_an_image_runs_by_pyxis_with_the_folders_of_the_pods(tmp_path: Path) -> None:
+    box = contained(tmp_path, Runner.PYXIS)
+    package = tmp_path / "workbench-1.zip"
+    text = script("w-test-ab12", ["pod-0"], tmp_path, 4, (), box, package)
+    log = run_script(tmp_path, text, python3=PYTHON)
+    mounts = f"{tmp_path}:{tmp_path},/local:/local"
+    assert f"--container-image=nvcr.io#a/b:1 --container-mounts={mounts} env PYTHONPATH=" in log
+    config = tmp_path / "pod-0-ab12.json"
+    assert f"python -P -m workbench.pods.slurm.worker {config} with {package} and nothing" in log
+
+
+@pytest.mark.parametrize(
+    ("setup", "program", "module"),
+    [((), "apptainer", ""), (["export MODULE='a b'; set -- x"], "singularity", "a b")],
+)
+def test_an_image_runs_by_apptainer_around_the_pod(
+    tmp_path: Path, setup: list[str], program: str, module: str
+) -> None:
+    box = contained(tmp_path, Runner.APPTAINER)
+    text = script("w-test-ab12", ["pod-0"], tmp_path, 4, setup, box, tmp_path / "w.zip")
+    log = run_script(tmp_path, text, python3=PYTHON, **{program: APPTAINER})
+    assert "--container" not in log
+    assert f"with GPUs\nfolders {tmp_path},/local\nimage docker://nvcr.io/a/b:1, {module}\n" in log
+    assert f"worker {tmp_path}/pod-0-ab12.json with {tmp_path}/w.zip" in log
+
+
+def test_a_node_without_a_program_for_containers_and_a_setup_line_that_fails_are_named(
+    tmp_path: Path,
+) -> None:
+    box = contained(tmp_path, Runner.APPTAINER, gpus=False)
+    text = script("w-test-ab12", ["pod-0"], tmp_path, 4, (), box)
+    assert "PodSpec.image needs pyxis, or apptainer" in run_script(tmp_path, text, python3=PYTHON)
+    (tmp_path / "b").mkdir()
+    text = script("w-test-ab12", ["pod-0"], tmp_path / "b", 4, ["nosuch"], box)
+    log = run_script(tmp_path / "b", text, python3=PYTHON, apptainer=APPTAINER)
+    assert "the setup line nosuch ended with exit code 127" in log
+    assert "image docker" not in log
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"image": "--privileged"}, sentence("pods.container.check.podspec-image-must")),
+        ({"image": "a\nb"}, sentence("pods.container.check.podspec-image-must")),
+        ({"mounts": [Path("/a:b")]}, sentence("pods.container.check.folder-colon-comma", "/a:b")),
+    ],
+)
+def test_an_image_that_the_runner_would_misread_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        contained(tmp_path, Runner.PYXIS, **changes).check()
+
+
+def test_setup_lines_with_pyxis_are_refused(
+    context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workbench.pods.slurm.pods.runner_here", lambda: Runner.PYXIS)
+    words = sentence("pods.pods._container_of.slurmpods-setup-podspec", "module load cuda", "x")
+    with pytest.raises(ConfigError, match=words):
+        SlurmPods(setup=["module load cuda"]).launch(PodSpec(image="x"), 1, context)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_pod_starts_in_its_image(
+    place: SlurmPlace, context: LaunchContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "apptainer").write_text(APPTAINER)
+    (tools / "apptainer").chmod(0o755)
+    (tools / "python3").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    backend = place.backend()
+    try:
+        (pod,) = backend.launch(PodSpec(image="lab/torch"), 1, context)
+    finally:
+        backend.stop()
+    assert pod.python == str(tools / "python3")
+    assert "image docker://lab/torch" in (context.directory / "pods" / "pod-0.log").read_text()
+    assert place.left(context) == []
 
 
 @pytest.mark.parametrize(

@@ -257,10 +257,31 @@ def test_on_gpus_every_row_asks_for_what_pods_with_gpus_take(
 
 
 @pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ([(16, 8), (8, 8)], ""),
+        ([(16, 8), (4, 8)], "rank 1 has 8 threads on 4 cores"),
+        ([(16, 1)], "a rank has 1 core; 2 or more are needed"),
+    ],
+)
+def test_ranks_with_gpus_have_a_core_for_each_thread(
+    tmp_path: Path, found: list[tuple[int, int]], words: str
+) -> None:
+    figures = [{"cores": cores, "threads": threads} for cores, threads in found]
+    pods = pods_of(tmp_path, H100, len(found), returned=figures)
+    if words:
+        with pytest.raises(Broken, match=words):
+            tried("cores-of-gpus", pods)
+    else:
+        assert tried("cores-of-gpus", pods) == "8 threads or more a rank, on 8 or 16 cores"
+
+
+@pytest.mark.parametrize(
     ("name", "why"),
     [
         ("tf32", "no CUDA device"),
         ("gpu-as-cpu", "no CUDA device"),
+        ("cores-of-gpus", "no CUDA device"),
         ("fp16-zero2", "on CPUs only fsdp computes in fp16"),
         ("flash-attention-2", "no CUDA device"),
         ("liger", "written in Triton"),

@@ -11,9 +11,12 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 _EVERY_S = 5.0
 _AGAIN_S = 60.0  # until a driver that gave no list of GPUs is asked again
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _GIB = 1024**3
 _LIBRARY = "libnvidia-ml.so.1"
 _SECOND_FORM = 2 << 24  # NVML's mark of a structure of version 2, beside its size
+
+_CPU_WORDS = 64  # of 64 cores each
 
 
 class _Utilization(ctypes.Structure):
@@ -54,7 +57,7 @@ class GpuWatch:
     def __init__(self, library: str = _LIBRARY):
         self._name = library
         self._library: ctypes.CDLL | None = None
-        self._given_up = os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() == ""
+        self._given_up = os.environ.get(VISIBLE, "all").strip() == ""
         self._due = 0.0
         self._found: list[dict[str, float]] = []
 
@@ -89,7 +92,7 @@ class GpuWatch:
         count = ctypes.c_uint()
         _call(self._library.nvmlDeviceGetCount_v2, ctypes.byref(count))
         readings = []
-        for index, name in _visible(count.value):
+        for index, name in visible(count.value, os.environ.get(VISIBLE)):
             try:
                 readings.append({"index": index, **_figures(self._library, index, name)})
             except NvmlError as error:
@@ -97,13 +100,48 @@ class GpuWatch:
         return readings
 
 
-def _figures(library: ctypes.CDLL, index: int, name: str) -> dict[str, float]:
+def cores_near_gpus(given: str | None, library: str = _LIBRARY) -> list[set[int]]:
+    """Return the cores near each visible GPU, in CUDA's order; empty sets where NVML is silent.
+
+    `given` is the value of `CUDA_VISIBLE_DEVICES`; None: all GPUs.
+    """
+    try:
+        nvml = ctypes.CDLL(library)
+        _call(nvml.nvmlInit_v2)
+        count = ctypes.c_uint()
+        _call(nvml.nvmlDeviceGetCount_v2, ctypes.byref(count))
+        names = visible(count.value, given)
+        return [_cores_near(nvml, index, name) for index, name in names]
+    except (OSError, AttributeError, NvmlError) as error:
+        _log.info("the cores near the GPUs are unknown: %s", error)
+        return []
+
+
+def _cores_near(library: ctypes.CDLL, index: int, name: str) -> set[int]:
+    bits = (ctypes.c_ulong * _CPU_WORDS)()
+    try:
+        device = _device(library, index, name)
+        _call(library.nvmlDeviceGetCpuAffinity, device, ctypes.c_uint(_CPU_WORDS), bits)
+    except NvmlError as error:
+        _log.info("the cores near GPU %d are unknown: %s", index, error)
+        return set()
+    width = 8 * ctypes.sizeof(ctypes.c_ulong)
+    return {cpu for cpu in range(width * _CPU_WORDS) if bits[cpu // width] >> cpu % width & 1}
+
+
+def _device(library: ctypes.CDLL, index: int, name: str) -> ctypes.c_void_p:
+    """Return NVML's handle of a GPU, by UUID if it has a name."""
     device = ctypes.c_void_p()
-    busy = _Utilization()
     if name:
         _call(library.nvmlDeviceGetHandleByUUID, name.encode(), ctypes.byref(device))
     else:
         _call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(index), ctypes.byref(device))
+    return device
+
+
+def _figures(library: ctypes.CDLL, index: int, name: str) -> dict[str, float]:
+    device = _device(library, index, name)
+    busy = _Utilization()
     memory = _memory_of(library, device)
     # A slice of a GPU (MIG) reports its memory but no utilization.
     has_load = library.nvmlDeviceGetUtilizationRates(device, ctypes.byref(busy)) == 0
@@ -133,12 +171,12 @@ def _call(function: Callable[..., int], *arguments: object) -> None:
         raise NvmlError(getattr(function, "__name__", "NVML"), code)
 
 
-def _visible(count: int) -> list[tuple[int, str]]:
-    """Return index and, if given by UUID, the UUID of every GPU that the pod may use.
+def visible(count: int, given: str | None) -> list[tuple[int, str]]:
+    """Return index and, if given by UUID, the UUID of every GPU that a process may use.
 
-    As in CUDA, the list ends before the first number without a GPU.
+    `given` is the value of `CUDA_VISIBLE_DEVICES`; None: all GPUs. As in CUDA, the list ends before
+    the first number without a GPU.
     """
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is None:
         return [(index, "") for index in range(count)]
     found = []

@@ -91,6 +91,35 @@ def memory_limit_bytes(pid: int) -> int | None:
     return min(limits, default=None)
 
 
+def cores() -> float:
+    """Return the processor cores that this process may use: its CPU set, or less by a quota."""
+    limits = [float(len(os.sched_getaffinity(0)))]
+    paths = control_groups(os.getpid())
+    groups = [
+        _ROOT / paths.get("", "").removesuffix(" (deleted)"),
+        _ROOT / "cpu" / paths.get("cpu", ""),
+        _ROOT / "cpu",
+    ]
+    for group in groups:
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(_ROOT):
+                limits += _quota(folder)
+    return min(limits)
+
+
+def _quota(group: Path) -> list[float]:
+    """Return the limit of a group in cores, in either version's form; empty for none."""
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()
+        return [int(quota) / int(period)]  # "max" has no number
+    with contextlib.suppress(OSError, ValueError):
+        quota = (group / "cpu.cfs_quota_us").read_text()
+        period = (group / "cpu.cfs_period_us").read_text()
+        if int(quota) > 0:
+            return [int(quota) / int(period)]
+    return []
+
+
 @dataclass(slots=True)
 class OomWatch:
     """Count of out-of-memory kills in the memory groups of our processes."""

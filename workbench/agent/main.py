@@ -20,6 +20,7 @@ from pathlib import Path
 
 from workbench.agent.clients.client import Client
 from workbench.agent.listener import Server
+from workbench.agent.setup import setup_variables
 from workbench.agent.supervisor import Agent
 from workbench.base import entries
 from workbench.base.child import HOME
@@ -257,6 +258,7 @@ def _run(root: Path, lease_s: float, warm: bool, replaced: str, ready: int) -> N
     (root / "agent.json").write_text(json.dumps(state) + "\n")
     listener = listen(root / "agent.sock")
     share_clock()
+    os.environ.update(setup_variables(root))
     agent = Agent(root, lease_s, replaced)
     life = listen(root / _LIFE)
     threading.Thread(target=_show_life, args=[life, agent.waited_s], daemon=True).start()

@@ -227,6 +227,7 @@ class Agent:
             "time_s": now_s(),
             "address": address,
             "interface": interface,
+            "cores": machine.cores(),
             "lease_s": self.lease_s,
             "replaced": self.replaced,
             "warm": self.warm.state,

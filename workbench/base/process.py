@@ -21,6 +21,8 @@ from pathlib import Path
 
 POD_MARK = "WORKBENCH_POD"
 """Variable with the pod's folder, in every process of a pod."""
+SETUP_FILE = "setup.json"
+"""Name of the file in a pod's folder with the variables that setup lines have set."""
 FORK_SERVER_NAME = "fork-server"
 """Name in place of a pod's folder, as the mark of the local fork server."""
 FORK_SERVER_SOCKET = "WORKBENCH_FORK_SERVER"

@@ -47,7 +47,7 @@ def diagnose(
     exchange: Exchange | None = None
     if not note:
         interfaces = {host.pod: host.interface for host in hosts}
-        threads = max(1, int(spec.cpus // spec.slots))  # as for a rank
+        threads = max(1, int(spec.cores // spec.slots))  # as for a rank
         env = {"OMP_NUM_THREADS": str(threads), **spec.env}
         exchange = measure_exchange(pods, identity, package, interfaces, env)
     return Diagnosis(hosts=hosts, exchange=exchange, note=note, hosts_s=hosts_s)

@@ -259,7 +259,7 @@ def _options(spec: RunSpec | None) -> Mapping[str, str]:
     asked = {
         **spec.job.to_dict(),
         "pods (cluster)": spec.pods or cluster.count,
-        "cpus (cluster)": cluster.pods.cpus,
+        "cpus (cluster)": cluster.pods.cores,
         "gpus (cluster)": cluster.pods.gpus,
     }
     return {name: plain(str(value)) for name, value in asked.items() if name != "env"}

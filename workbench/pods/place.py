@@ -14,7 +14,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from workbench.base.record import Allowed, PathText, Record
+from workbench.base.errors import ConfigError
+from workbench.base.record import Allowed, PathText, Record, Text
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 
@@ -33,6 +34,20 @@ def absolute(path: str) -> str:
 
 
 LocalPath = Annotated[PathText, AfterValidator(absolute)]
+
+
+def _check_setup(setup: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines unchanged if each is a command of one line."""
+    for line in setup:
+        if not line.strip() or not line.isprintable():
+            raise ConfigError(
+                f"setup has {line!r}. Write each shell command as one text of one line, such as"
+                ' "module load cuda"'
+            )
+    return tuple(setup)
+
+
+SetupLines = Annotated[Sequence[Text], AfterValidator(_check_setup)]
 Port = Annotated[int, Field(ge=1, le=65535), Allowed("a port, a whole number from 1 to 65535")]
 
 

@@ -22,6 +22,11 @@ def _requirement(value: str) -> str:
     return value
 
 
+CORES_PER_GPU = 8
+"""Cores for each GPU where the user gives no number."""
+LEAST_CORES_PER_GPU = 2
+"""With fewer cores, a rank and its threads of NCCL and of data loading wait for each other."""
+
 _Requirement = Annotated[str, AfterValidator(_requirement)]
 
 
@@ -30,8 +35,10 @@ class PodSpec(Record):
 
     label: ClassVar[str] = "pods"
 
-    cpus: Annotated[Positive, Unit("cores")] = 1
-    """Processor cores; ranks of the pod share this many threads. Default 1."""
+    cpus: Annotated[Positive, Unit("cores")] | None = None
+    """Processor cores; ranks of the pod share this many threads. Less than 2 cores for each GPU is
+    refused. Default None: 8 cores for each GPU, and 1 core for a pod without GPUs. SSH hosts and
+    local pods with GPUs use all cores of the machine."""
     memory_gib: Annotated[Positive, Unit("GiB")] | None = None
     """Memory in GiB; None leaves it to the place. Default None."""
     gpus: Count = 0
@@ -54,8 +61,40 @@ class PodSpec(Record):
         """Return the number of ranks a pod carries: its GPUs, else `ranks`, else 1."""
         return self.gpus or self.ranks or 1
 
+    @property
+    def cores(self) -> float:
+        """Return the cores to ask for: `cpus`, else 8 for each GPU, else 1.
+
+        Example:
+            >>> PodSpec(gpus=2).cores, PodSpec().cores, PodSpec(cpus=6, gpus=2).cores
+            (16, 1, 6)
+        """
+        if self.cpus is not None:
+            return self.cpus
+        return self.gpus * CORES_PER_GPU or 1
+
+    def few_cores(self, cores: float) -> str:
+        """Return a warning if a machine has too few cores for the GPUs of a pod, or nothing.
+
+        Example:
+            >>> PodSpec(gpus=8).few_cores(12)
+            '12 cores for 8 GPUs: a rank needs 2 or more'
+            >>> PodSpec(gpus=8).few_cores(16), PodSpec().few_cores(0.5)
+            ('', '')
+        """
+        if cores >= self.gpus * LEAST_CORES_PER_GPU:
+            return ""
+        return f"{cores:g} cores for {self.gpus} GPUs: a rank needs {LEAST_CORES_PER_GPU} or more"
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        least = self.gpus * LEAST_CORES_PER_GPU
+        if self.cpus is not None and self.cpus < least:
+            raise ConfigError(
+                f"pods cpus={self.cpus:g} with gpus={self.gpus}: every GPU needs"
+                f" {LEAST_CORES_PER_GPU} cores or more. Give cpus={least} or more, or leave cpus"
+                f" out for {CORES_PER_GPU} cores per GPU"
+            )
         if self.gpus and self.ranks:
             raise ConfigError(
                 f"pods ranks={self.ranks} with gpus={self.gpus}: every GPU carries one rank; "

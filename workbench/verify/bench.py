@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -84,11 +83,7 @@ class Bench:
         if self._make is not None:
             return self.started(self._make(path))
         pods, gpus = layout(len(gpu_names()))
-        cores = os.cpu_count() or 1
-        cpus = max(1, cores // pods) if gpus else 1
-        return self.started(
-            Cluster(LocalPods(), PodSpec(cpus=cpus, gpus=gpus), count=pods, path=path)
-        )
+        return self.started(Cluster(LocalPods(), PodSpec(gpus=gpus), count=pods, path=path))
 
     @cached_property
     def crowded(self) -> Cluster:

@@ -13,10 +13,13 @@ import threading
 import time
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from workbench.agent.machine import address_for_others
+from workbench.agent.nccl import left_open
+from workbench.agent.setup import setup_variables
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +38,9 @@ _PATIENCE = timedelta(seconds=40)
 
 def main() -> None:
     request = json.loads(sys.stdin.readline())
-    os.environ.update({**request["defaults"], **os.environ, **request["env"]})
+    of_setup = setup_variables(Path(sys.argv[1])) if sys.argv[1:] else {}
+    own = {**os.environ, **of_setup, **request["env"]}
+    os.environ.update({**left_open(request["defaults"], own), **own})
     import torch
     import torch.distributed as dist
 

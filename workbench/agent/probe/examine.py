@@ -14,6 +14,7 @@ from pathlib import Path
 from workbench.agent.gpus import GpuWatch
 from workbench.agent.machine import (
     address_for_others,
+    cores,
     interface_of,
     memory_limit_bytes,
     own_addresses,
@@ -40,7 +41,7 @@ def examine(address: str, folder: Path) -> dict[str, object]:
         "memory_limit_gib": memory_limit_gib,
         "disk": _room(folder),
         "shm": _room(Path("/dev/shm")),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "locks": list(compile_locks(extensions_folder())),
     }
 

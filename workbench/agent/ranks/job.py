@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from workbench.agent.gpus import VISIBLE, cores_near_gpus
 from workbench.agent.machine import OomWatch
 from workbench.agent.ranks import stacks
 from workbench.agent.ranks.memory import MemoryWatch
@@ -334,6 +335,30 @@ def shares(cores: Collection[int], ranks: int, threads: int) -> Sequence[Sequenc
     return parts
 
 
+def near_gpus(
+    near: Sequence[Collection[int]], cores: Collection[int], ranks: int, threads: int
+) -> Sequence[Sequence[int]]:
+    """Return the cores near the GPU of each rank, out of the pod's; [] for a rank to leave free.
+
+    Ranks with GPUs on one socket share the cores of the socket. A rank is left free where NVML has
+    no answer, or where the cores would be fewer than the threads of the ranks that share them.
+
+    Args:
+        near: Cores near each GPU by NVML, in the order of the ranks. Empty: unknown.
+        cores: Cores that the pod may use.
+        ranks: Number of ranks on the pod.
+        threads: Number of threads of a rank.
+
+    Example:
+        >>> near_gpus([{0, 1}, {2, 3}], cores={1, 2, 3}, ranks=2, threads=1)
+        [[1], [2, 3]]
+        >>> near_gpus([{0, 1}, {0, 1}, set()], cores={0, 1, 2}, ranks=3, threads=2)
+        [[], [], []]
+    """
+    own = [sorted(set(each) & set(cores)) for each in near[:ranks]]
+    return [each if len(each) >= threads * own.count(each) else [] for each in own]
+
+
 def bind(
     pid: int,
     local_rank: int,
@@ -343,14 +368,17 @@ def bind(
     env: Mapping[str, str],
 ) -> None:
     """Bind a newly started rank to its share of the cores. `binding` comes from the request."""
+    if not env.keys().isdisjoint(_CHOSEN) or not os.environ.keys().isdisjoint(_CHOSEN):
+        return
     try:
         cores = os.sched_getaffinity(0)
-        in_cpuset = len(cores) < (os.cpu_count() or 1)
-        is_wanted = binding == "always" or (binding == "cpuset" and in_cpuset)
-        if not is_wanted or not env.keys().isdisjoint(_CHOSEN):
-            return
-        given = shares(cores, ranks, threads)
-        if local_rank < len(given):
+        given: Sequence[Sequence[int]] = []
+        if binding == "gpu":
+            near = cores_near_gpus(env.get(VISIBLE, os.environ.get(VISIBLE)))
+            given = near_gpus(near, cores, ranks, threads)
+        elif binding == "always" or (binding == "cpuset" and len(cores) < (os.cpu_count() or 1)):
+            given = shares(cores, ranks, threads)
+        if local_rank < len(given) and given[local_rank]:
             os.sched_setaffinity(pid, given[local_rank])
     except OSError as error:  # the rank has ended, or the pod may not bind
         _log.info("local rank %d is not bound to cores: %s", local_rank, error)

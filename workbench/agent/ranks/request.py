@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from workbench.agent.nccl import left_open
 from workbench.base.process import POD_MARK, RANK_MARK, RUN_MARK, RankPlace
 
 Message = Mapping[str, object]
@@ -66,14 +67,15 @@ class RunRequest:
     master_port: int = 0
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     defaults: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Variables of the ranks that the pod's own variables replace."""
+    """Variables of the ranks that the pod's own variables and NCCL's files replace."""
     cwd: str | None = None
     """Folder to start in; None: the run's folder."""
     environment: str = ""
     """Folder of the ranks' virtual environment. Empty: the pod's own Python."""
     threads: int = 1
     binding: str = ""
-    """Whether ranks get their own cores: `always`, `cpuset` (if the pod has a cpuset), or ""."""
+    """Whether ranks get their own cores: `always`, `cpuset` (if the pod has a cpuset), `gpu` (the
+    cores near the rank's GPU), or ""."""
     restart: int = 0
     """Number of restarts of the run so far."""
     max_restarts: int = 0
@@ -176,7 +178,7 @@ def rank_environment(
         # As with torchrun, the pod's own values win.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": str(request.threads),
-        **request.defaults,
+        **left_open(request.defaults, {**base, **request.env}),
         **base,
         **elastic,
         "PYTHONUNBUFFERED": "1",

@@ -30,7 +30,7 @@ from workbench.pods.slurm.pods import SlurmPods
 from workbench.rundir.make.prepare import check_launcher
 from workbench.rundir.spec import ClusterSpec
 
-_ALWAYS = ("model", "dataset", "technique", "cpus", "count")
+_ALWAYS = ("model", "dataset", "technique", "count")
 """Fields that the cell states even at their defaults."""
 
 

@@ -120,7 +120,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     )
     env = {
         **{name: os.environ.get(name, value) for name, value in elastic.items()},
-        "OMP_NUM_THREADS": str(max(1, int(pods.cpus // pods.slots))),
+        "OMP_NUM_THREADS": str(max(1, int(pods.cores // pods.slots))),
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", facts["address"]),
         "MASTER_PORT": os.environ.get("MASTER_PORT", str(facts["port"])),
         **QUIET,

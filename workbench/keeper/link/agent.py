@@ -92,6 +92,8 @@ class AgentLink(PodFiles):
         """Reason why the agent replaced an earlier one that was alive. Empty: none was."""
         self.interface = ""
         """Network interface of the pod's address. Empty: unknown."""
+        self.cores = 0.0
+        """Processor cores that the pod may use. 0: unknown."""
         self.clock_offset_s = 0.0
         """Offset of the pod's clock from this machine's clock, in seconds."""
         self._warm = "--warm" if warm else "--no-warm"
@@ -152,6 +154,8 @@ class AgentLink(PodFiles):
         self.interface = text(hello.get("interface"))
         if self.interface and not _INTERFACE.fullmatch(self.interface):
             raise self._error(f"the agent of {self.pod.name} names no network interface", "hello")
+
+        self.cores = number(hello.get("cores")) or 0.0
 
     @property
     def address(self) -> str:

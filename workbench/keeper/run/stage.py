@@ -80,12 +80,27 @@ def rank_request(
         "argv": [python, "-u", *program.argv],
         "entry": program.entry,
         # Limit the pools of torch and MKL too: 3 pods of one core must not start 3 x all cores.
-        "threads": max(1, int(spec.cpus // pod.slots)),
+        "threads": threads_of(context, link),
         "restart": context.restart,
         "attempt": context.attempt,
         "max_restarts": job.restarts,
         "binding": _core_binding(context),
     }
+
+
+def threads_of(context: RunContext, link: AgentLink) -> int:
+    """Return the threads of a rank: its share of the pod's cores.
+
+    Without a number of the user's, a pod with GPUs has the cores that are there. Local pods share
+    the cores of the machine.
+    """
+    cluster = context.spec.cluster
+    cores = cluster.pods.cores
+    if cluster.pods.gpus and cluster.pods.cpus is None and link.cores:
+        cores = link.cores
+        if backend_class(cluster.backend.get("kind")).on_this_machine:
+            cores /= cluster.count
+    return max(1, int(cores // link.pod.slots))
 
 
 def sent_inputs(job: Job, paths: RunPaths) -> str:
@@ -101,10 +116,12 @@ def sent_inputs(job: Job, paths: RunPaths) -> str:
 
 
 def _core_binding(context: RunContext) -> str:
-    """Return when agents bind ranks to cores. Empty: never, as with GPUs."""
+    """Return when agents bind ranks to cores: near their GPUs, or by the place. Empty: never."""
     cluster = context.spec.cluster
+    if cluster.pods.gpus:
+        return "gpu"
     binding = backend_class(cluster.backend.get("kind")).core_binding
-    return "" if cluster.pods.gpus or binding == "never" else binding
+    return "" if binding == "never" else binding
 
 
 def launch_plan(context: RunContext, master_port: int, *, quiet: bool = False) -> LaunchPlan:

@@ -291,7 +291,7 @@ class CMLPods(Place):
         command = [sys.executable, "-P", *words]
         asked = {
             "n": 1,
-            "cpu": self.cpu if self.cpu is not None else spec.cpus,
+            "cpu": self.cpu if self.cpu is not None else spec.cores,
             "memory": self.memory_gib or spec.memory_gib or 8.0,
             "nvidia_gpu": self._gpus(spec),
             "code": f"import subprocess\nsubprocess.run({command!r}, check=True)\n",

@@ -154,7 +154,9 @@ def measure_exchange(
 ) -> Exchange:
     """Measure the all-reduce; takes some seconds, most of them for importing torch on the pods."""
     start = ["env", f"PYTHONPATH={package}", "OMP_NUM_THREADS=1"]
-    commands = {pod.name: [*start, pod.python, "-P", "-m", entries.ALLREDUCE] for pod in pods}
+    commands = {
+        pod.name: [*start, pod.python, "-P", "-m", entries.ALLREDUCE, pod.root] for pod in pods
+    }
     with ExitStack() as opened:
         errors = {
             pod.name: opened.enter_context(TemporaryFile("w+", errors="replace")) for pod in pods

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pydantic import BaseModel, ValidationError
 
 from workbench.pods.pod import Pod
-from workbench.pods.pod_spec import PodSpec
+from workbench.pods.pod_spec import LEAST_CORES_PER_GPU, PodSpec
 
 
 class DiskSpace(BaseModel):
@@ -50,6 +50,8 @@ class PodFacts(BaseModel):
     versions: Mapping[str, str] = {}
     gpus: Sequence[GpuMemory] = ()
     gpu_gib: float | None = None
+    cores: float | None = None
+    """Processor cores that the pod may use."""
     memory_gib: float | None = None
     """Free memory of the pod's machine in GiB, regardless of the pod's own limit."""
     memory_limit_gib: float | None = None
@@ -84,6 +86,7 @@ CHECKS = (
     "workbench",
     "GPUs",
     "GPU memory",
+    "cores",
     "memory",
     "disk",
     "/dev/shm",
@@ -129,6 +132,7 @@ def judge_facts(
     for package in ("python", "torch", "deepspeed", "transformers", "workbench"):
         yield _version(package, facts.versions.get(package, ""), here.get(package, ""))
     yield from _gpus(facts.gpus, pod, spec)
+    yield _cores(facts.cores, spec)
     yield _memory(facts, spec)
     yield _disk(facts.disk, pod)
     yield _shm(facts.shm, bool(spec.gpus))
@@ -218,6 +222,24 @@ def _gpus(gpus: Sequence[GpuMemory], pod: Pod, spec: PodSpec) -> Iterator[Findin
         detail=f"{whole - used:.1f} of {whole:.1f} GiB free",
         fix=f"something holds memory of {', '.join(taken)}: nvidia-smi on {pod.name} names it"
         if taken
+        else "",
+    )
+
+
+def _cores(cores: float | None, spec: PodSpec) -> Finding:
+    if cores is None:
+        return Finding(check="cores", verdict=Verdict.UNKNOWN, detail="unknown")
+    if not spec.gpus:
+        return Finding(check="cores", verdict=Verdict.GOOD, detail=f"{cores:g}")
+    each = cores / spec.gpus
+    few = each < LEAST_CORES_PER_GPU
+    return Finding(
+        check="cores",
+        verdict=Verdict.WARNING if few else Verdict.GOOD,
+        detail=f"{cores:g}, {each:.3g} for each GPU",
+        fix=f"a rank needs {LEAST_CORES_PER_GPU} cores or more for NCCL and the loading of data:"
+        " give PodSpec(cpus=…), or a pod with fewer GPUs"
+        if few
         else "",
     )
 

@@ -39,6 +39,7 @@ from workbench.base.process import (
 from workbench.base.versions import installed_versions
 from workbench.pods.guest.pod_main import (
     LATE_S,
+    LEAVE_S,
     LEAVING,
     Stop,
     has_sessions,
@@ -81,6 +82,8 @@ class WorkerConfig:
     token: str
     """The cluster's secret in hexadecimal."""
     allowed_from: str = "127.0.0.0/8"
+    leave_s: float = LEAVE_S
+    """Seconds for the ranks to act on the notice of the pod's end."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Installed versions, if the keeper knows them. Asking costs 3 MiB for the life of the pod."""
 
@@ -123,7 +126,7 @@ def main() -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
-        take_leave(Path(config.root))
+        take_leave(Path(config.root), config.leave_s)
         return 0
     except _PortInUse:
         return PORT_IN_USE

@@ -72,7 +72,7 @@ LATE_S = 5.0
 
 LEAVING = "leaving"
 """Name of the file in the pod's folder that announces the end of the pod to its agent."""
-_LEAVE_S = 25.0
+LEAVE_S = 25.0
 """Longest time from SIGTERM to the end of the pod, if ranks need the time for a checkpoint."""
 
 
@@ -335,7 +335,7 @@ def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> 
         time.sleep(_LOOK_S)
 
 
-def take_leave(root: Path) -> None:
+def take_leave(root: Path, leave_s: float = LEAVE_S) -> None:
     """Announce the end of the pod to its agent, and wait until the agent removes the file.
 
     The agent removes the file at once if no rank would use the time.
@@ -349,7 +349,7 @@ def take_leave(root: Path) -> None:
     # No agent was started here, or the disk is full.
     except (OSError, ValueError, KeyError, TypeError):
         return
-    deadline = time.monotonic() + _LEAVE_S
+    deadline = time.monotonic() + leave_s
     while (root / LEAVING).exists() and process.exists() and time.monotonic() < deadline:
         reap()
         time.sleep(0.05)

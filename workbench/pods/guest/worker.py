@@ -22,7 +22,7 @@ from workbench.pods.guest.pod_main import Stop, stop
 from workbench.pods.guest.process import LocalWorker, session_environment
 
 _LOOK_S = 1.0
-_END_S = 30.0  # the guardian leaves ranks the time for a checkpoint
+_END_S = 5.0  # beside the time for a checkpoint that the guardian leaves to ranks
 _PORTS_TRIED = 5  # another process may take a port between the look and the daemon's start
 
 
@@ -72,7 +72,7 @@ def _hold(config: WorkerConfig, leaving: Callable[[], str]) -> int:
     finally:
         worker.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            worker.wait(_END_S)
+            worker.wait(config.leave_s + _END_S)
         worker.kill()
         worker.stdin.close()
 

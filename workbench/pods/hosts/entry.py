@@ -138,11 +138,12 @@ def create_pod_folder(
     root: str,
     folder: str,
     python: str,
+    setup: Sequence[str] = (),
     report: Callable[[str], None] = lambda _line: None,
 ) -> HostFacts:
     pod = connection.pod
     where = f"{pod.address} ({pod.name})"
-    request = {"root": root, "folder": folder, "pod": pod.name}
+    request = {"root": root, "folder": folder, "pod": pod.name, "setup": list(setup)}
     try:
         connection.open().check_sessions()
         answer, login_s = _ask(connection, python, {"enter": request}, _CREATE_S)
@@ -170,6 +171,11 @@ def create_pod_folder(
     if "old" in answer:
         raise ConfigError(
             f"{where}: {answer['python']} is {answer['old']}; 3.11 or newer is needed, see python="
+        )
+    if "setup" in answer:
+        raise ConfigError(
+            f"{where}: {answer['setup']}. Correct SSHPods.setup, or try the line in a login shell"
+            " of bash on the host"
         )
     facts = HostFacts(**answer)  # type: ignore[arg-type]
     if "torch" not in facts.versions:
@@ -230,7 +236,7 @@ def _lacks(pod: Pod, host: HostFacts, spec: PodSpec) -> list[str]:
     wanted = max(spec.gpus, pod.slots if spec.gpus else 0)
     if host.gpus < wanted:
         lacks.append(f"{host.gpus} GPUs, {wanted} are asked for")
-    if host.cores < spec.cpus:
+    if spec.cpus is not None and host.cores < spec.cpus:
         lacks.append(f"{host.cores} cores, {spec.cpus:g} are asked for")
     if spec.memory_gib is not None and host.memory_gib < spec.memory_gib:
         lacks.append(f"{host.memory_gib:.1f} GiB of memory, {spec.memory_gib:g} are asked for")

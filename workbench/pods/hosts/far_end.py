@@ -10,14 +10,18 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import stat
+import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.base.files.folders import remove_folder, weakness
 from workbench.base.process import (
     POD_MARK,
+    SETUP_FILE,
     Process,
     ancestors,
     boot_id,
@@ -38,6 +42,19 @@ _POD = re.compile(r"pod-[0-9]{1,5}")
 _GRACE_S = 1.5
 _KILL_S = 1.0
 _LOG_LINES = 200
+_SETUP_S = 45.0  # below the time limit of the whole request
+_OF_THE_SHELL = ("_", "LC_CTYPE", "OLDPWD", "PWD", "PYTHONPATH", "SHLVL")
+"""Variables of bash and Python themselves. A module's `PYTHONPATH` would replace the packages of
+the environment."""
+_SETUP = """\
+fail() {{
+    echo "the setup line $1 ended with exit code $2" >&2
+    exit "$2"
+}}
+env -0 >{before}
+{lines}
+env -0 >{after}
+"""
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
@@ -68,8 +85,11 @@ def check_names(folder: str, pod: str) -> None:
         raise ValueError(f"{pod[:80]!r} is not the name of a pod, pod-N")
 
 
-def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
-    """Make the pod's folder `root/folder/pod` and return the host's facts."""
+def enter(root: str, folder: str, pod: str, setup: Sequence[str] = ()) -> dict[str, Any]:
+    """Make the pod's folder `root/folder/pod`, run the setup lines, and return the host's facts.
+
+    The answer has the key `setup` alone if a setup line failed.
+    """
     check_names(folder, pod)
     own = Path(root).expanduser().resolve() / folder
     why = weakness(own.parent, elsewhere="choose another folder on the host: SSHPods(root=PATH)")
@@ -87,6 +107,10 @@ def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
             raise ValueError(f"{own} is there already and is not ours alone") from None
     place = own / pod
     place.mkdir(0o700)
+    if setup:
+        why = _set_up(place, setup)
+        if why:
+            return {"setup": why}
     installed = installed_versions()
     # Address and port of the daemon tell hosts apart, as does the boot of the machine.
     login = os.environ.get("SSH_CONNECTION", "").split()
@@ -99,6 +123,48 @@ def enter(root: str, folder: str, pod: str) -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "daemon": [*login[2:], boot_id()],
     }
+
+
+def _set_up(place: Path, lines: Sequence[str]) -> str:
+    """Run the lines, and keep the variables that they set. Return why a line failed, or nothing."""
+    before, after = place / "before", place / "after"
+    quoted = [shlex.quote(line) for line in lines]
+    body = "\n".join(f'eval {line} || fail {line} "$?"' for line in quoted)
+    program = _SETUP.format(
+        before=shlex.quote(str(before)), after=shlex.quote(str(after)), lines=body
+    )
+    try:
+        done = subprocess.run(
+            ["bash", "-l", "-c", program],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SETUP_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"the setup lines did not end in {_SETUP_S:g} s"
+    except FileNotFoundError:
+        return "bash is missing, and setup lines run in bash"
+    if not after.exists():
+        last = done.stderr.strip()[-500:]
+        return last or f"the setup lines ended with exit code {done.returncode}"
+    earlier, now = _variables(before), _variables(after)
+    changed = {
+        name: text
+        for name, text in now.items()
+        if name.isidentifier() and name not in _OF_THE_SHELL and earlier.get(name) != text
+    }
+    before.unlink()
+    after.unlink()
+    (place / SETUP_FILE).write_text(json.dumps(changed))
+    return ""
+
+
+def _variables(file: Path) -> dict[str, str]:
+    texts = file.read_bytes().decode("utf-8", "replace").split("\0")
+    pairs = [text.partition("=") for text in texts]
+    return {name: value for name, _, value in pairs}
 
 
 def leave(root: str, folder: str, pod: str) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from workbench.pods.hosts.names import (
 from workbench.pods.hosts.note import Note, make_folder, note_of, read_note, write_note
 from workbench.pods.hosts.reopening import Reopening
 from workbench.pods.hosts.way import given
-from workbench.pods.place import CoreBinding, LocalPath, Place, Port
+from workbench.pods.place import CoreBinding, LocalPath, Place, Port, SetupLines
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh import master
@@ -155,6 +155,10 @@ class SSHPods(Place):
     """Python on the hosts with torch and DeepSpeed; `~/` is the home folder there."""
     root: Annotated[str, _on_hosts("root")] = "~/.cache/deepspeed-workbench"
     """Folder on the hosts; every cluster makes its own folder inside."""
+    setup: SetupLines = ()
+    """Shell commands that run once on every host before the pod starts: `module load cuda` and
+    others, in a login shell of bash. The ranks have the variables that the commands set, except
+    `PYTHONPATH`."""
     connect_timeout_s: Annotated[Positive, Unit("s")] = entry.CONNECT_S
     """Time limit for the login to all hosts, in seconds. Failed hosts are then named and the start
     fails. Default 5; a line with a round trip of two seconds needs 30."""
@@ -428,6 +432,7 @@ class SSHPods(Place):
                 root=self.root,
                 folder=self._folder,
                 python=self.python,
+                setup=self.setup,
                 report=context.report,
             )
             pod = entry.with_facts(connection.pod, host)
@@ -438,6 +443,9 @@ class SSHPods(Place):
 
         facts = entry.on_all_hosts(enter, range(len(self._pods)), self._pods)
         entry.check_hosts(self._pods, facts, spec)
+        for pod, host in zip(self._pods, facts, strict=True):
+            if few := spec.few_cores(host.cores):
+                context.report(f"{pod.address} has {few}")
         self._pods = [replace(pod, phase=Phase.RUNNING) for pod in self._pods]
 
     def _look(self, pod: Pod) -> Pod:

@@ -100,6 +100,8 @@ class LocalPods(Place):
         loopback = machine.loopback_addresses(count)
         addresses = {f"pod-{number}": address for number, address in enumerate(loopback)}
         devices = _devices(spec, list(addresses))
+        if few := spec.few_cores(len(os.sched_getaffinity(0)) / count):
+            context.report(f"each local pod has {few}")
         folder = context.directory / "pods"
         gate.make_folders(folder, context.directory)
         for _ in range(_ATTEMPTS):

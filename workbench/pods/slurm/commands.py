@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from workbench.base.errors import BackendError, ConfigError
 from workbench.pods.guest.process import is_session_variable
+from workbench.pods.slurm.gres import gpus_of
 
 _LIMIT_S = 60.0  # sbatch itself waits for a busy controller for some ten seconds
 _DEFAULTS = frozenset(
@@ -154,6 +155,25 @@ def node_addresses(partition: str = "") -> list[str]:
     """Return addresses or names of the cluster's nodes, as Slurm reaches the nodes."""
     limits = [f"--partition={partition}"] if partition else []
     return call("sinfo", "--noheader", "--Node", "--format=%o", *limits).split()
+
+
+def gpu_nodes(partition: str | None, gpu_type: str) -> list[tuple[int, int]]:
+    """Return the cores and the GPUs of each node of a partition; None: Slurm's default partition.
+
+    A node whose cores are unknown is left out.
+    """
+    answer = call(
+        "sinfo", "--noheader", "--Node", "--Format=Partition:500|,CPUsState:500|,Gres:500|"
+    )
+    found = []
+    for line in answer.splitlines():
+        name, states, gres, *_ = (*(text.strip() for text in line.split("|")), "", "", "")
+        # sinfo marks the default partition.
+        is_ours = name.endswith("*") if partition is None else name.rstrip("*") == partition
+        cores = states.rpartition("/")[2]
+        if is_ours and cores.isdecimal():
+            found.append((int(cores), gpus_of(gres, gpu_type)[1]))
+    return found
 
 
 def check_here() -> None:

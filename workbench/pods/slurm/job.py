@@ -12,10 +12,8 @@ from pathlib import Path
 from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.pods.pod_spec import PodSpec
+from workbench.pods.slurm.container import Container, Runner
 from workbench.pods.slurm.notice import LEAVING
-
-NOTICE_S = 60
-"""Seconds between the notice of the time limit and the limit."""
 
 _NOTICE = "Slurm will end this job soon"
 _OF_JOB = re.compile(r"\*\*\* (JOB [^*\n]+) \*\*\*")
@@ -25,9 +23,10 @@ _SCRIPT = """\
 # Pods of a cluster of DeepSpeed Workbench: one step on each node of this job.
 umask 077
 export PYTHONPATH={home} PYTHONSAFEPATH=1
+{before}
 pod() {{
     srun --nodes=1 --ntasks=1 --relative="$2" --job-name="$1" --cpus-per-task={cpus} \\
-        --mpi=none --input=none --export=ALL \\
+        --mpi=none --input=none --export=ALL {container}\\
         {worker} {folder}/"$1"{suffix} >>{folder}/"$1".log 2>&1
     echo "*** $1 has ended with exit code $? ***"
 }}
@@ -60,6 +59,15 @@ exec env PYTHONPATH={home} {python} "$workbench_pod" {fd}
 """
 """Program of a step with setup lines. The worker reads the variables before the lines from `fd`."""
 _BEFORE_FD = 3
+_SETUP_FOR_CONTAINER = """\
+fail() {{
+    echo "the setup line $1 ended with exit code $2" >&2
+    exit "$2"
+}}
+workbench_pod=$1
+{lines}
+{run}
+"""
 
 
 def config_of(folder: Path, pod: str, name: str) -> Path:
@@ -75,7 +83,13 @@ def _suffix(name: str) -> str:
 
 
 def script(
-    name: str, pods: Sequence[str], folder: Path, cpus: float, setup: Sequence[str] = ()
+    name: str,
+    pods: Sequence[str],
+    folder: Path,
+    cpus: float,
+    setup: Sequence[str] = (),
+    container: Container | None = None,
+    package: Path = Path(HOME),
 ) -> str:
     """Return the batch script with a pod for every node.
 
@@ -85,21 +99,36 @@ def script(
         folder: Folder with the pods' configurations.
         cpus: Processor cores of a pod.
         setup: Shell commands for every node before the pod.
+        container: Container of each pod; None: pods run in the notebook's Python environment.
+        package: This package inside the container: a folder or a zip file.
     """
     worker = f"{shlex.quote(sys.executable)} -P -m {entries.SLURM_WORKER}"
-    if setup:
-        # A login shell of bash has `module`. A command with an open quote ends only itself.
-        quoted = [shlex.quote(line) for line in setup]
+    # A login shell of bash has `module`. A command with an open quote ends only itself.
+    quoted = [shlex.quote(line) for line in setup]
+    lines = "\n".join(f'eval {line} || fail {line} "$?"' for line in quoted)
+    if container is not None:
+        # Python and its packages are the image's; this package comes with the job.
+        inside = f"env PYTHONPATH={shlex.quote(str(package))} PYTHONSAFEPATH=1"
+        worker = f"{inside} python3 -P -m {entries.SLURM_WORKER}"
+        if container.runner is Runner.APPTAINER:
+            run = container.around(f'{worker} "$workbench_pod"')
+            program = _SETUP_FOR_CONTAINER.format(lines=lines, run=run)
+            shell = "bash -l" if setup else "sh"
+            worker = f"{shell} -c {shlex.quote(program)} sh"
+    elif setup:
         program = _SETUP.format(
-            lines="\n".join(f'eval {line} || fail {line} "$?"' for line in quoted),
+            lines=lines,
             home=shlex.quote(HOME),
             python=worker,
             fd=_BEFORE_FD,
         )
         worker = f"bash -l -c {shlex.quote(program)} bash"
+    words = [] if container is None else container.srun_words
     return _SCRIPT.format(
         home=shlex.quote(HOME),
         cpus=math.ceil(cpus),
+        before="" if container is None else container.before,
+        container="".join(f"{word} " for word in map(shlex.quote, words)),
         worker=worker,
         folder=shlex.quote(str(folder)),
         leaving=LEAVING.format('"$SLURM_JOB_ID"'),
@@ -110,7 +139,15 @@ def script(
 
 
 def sbatch_options(
-    name: str, comment: str, folder: Path, spec: PodSpec, count: int, gpu_type: str
+    name: str,
+    comment: str,
+    folder: Path,
+    spec: PodSpec,
+    count: int,
+    *,
+    cores: float,
+    gpu_type: str,
+    notice_s: int,
 ) -> list[str]:
     """Return the package's own options of `sbatch`, with the resources.
 
@@ -123,10 +160,10 @@ def sbatch_options(
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
-        f"--cpus-per-task={math.ceil(spec.cpus)}",
+        f"--cpus-per-task={math.ceil(cores)}",
         "--no-kill",
         "--no-requeue",
-        f"--signal=B:USR1@{NOTICE_S}",
+        f"--signal=B:USR1@{notice_s}",
         "--export=ALL",
         "--input=/dev/null",
         "--chdir=/",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
-
 from workbench.pods.node_table import Node, NodeTable
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.slurm.commands import call
+from workbench.pods.slurm.gres import cores_to_ask, gpus_of
 from workbench.pods.slurm.pods import SlurmPods
 
 _FIELDS = (
     "Partition NodeList StateLong CPUsState Memory AllocMem Gres GresUsed Reason".split()  # noqa: SIM905
 )
 _FORM = ",".join(f"{field}:500|" for field in _FIELDS)  # sinfo cuts what is longer
-_GPUS = re.compile(r"\bgpu:(?:(?P<type>[^:(),]+):)?(?P<count>\d+)")
 _OPEN = ("idle", "mixed")
 _SILENT = "*"
 _FLAGS = f"{_SILENT}~#!%$@^-+"
@@ -60,12 +58,12 @@ def node_of(row: dict[str, str], asked: PodSpec, gpu_type: str) -> Node:
     memory_gib = (memory or 0) / 1024
     # Without the allocated memory, all memory counts as free.
     free_gib = max(0.0, memory_gib - (_number(row["AllocMem"]) or 0) / 1024)
-    product, gpus = _gpus(row["Gres"], gpu_type)
-    _, taken = _gpus(row["GresUsed"], gpu_type)
+    product, gpus = gpus_of(row["Gres"], gpu_type)
+    _, taken = gpus_of(row["GresUsed"], gpu_type)
     lacks = [
         f"{name}: {wanted:g} {unit}asked, {free:g} free of {whole:g}"
         for name, wanted, free, whole, unit in (
-            ("cores", asked.cpus, idle or 0, cores or 0, ""),
+            ("cores", cores_to_ask(asked, [(cores or 0, gpus)]), idle or 0, cores or 0, ""),
             ("memory", asked.memory_gib or 0, round(free_gib, 1), round(memory_gib, 1), "GiB "),
             ("GPUs", asked.gpus, gpus - taken, gpus, ""),
         )
@@ -106,10 +104,3 @@ def _refusal(row: dict[str, str]) -> str:
 def _number(text: str) -> int | None:
     """Return a number of `sinfo`; None for `N/A`."""
     return int(text) if text.isdecimal() else None
-
-
-def _gpus(text: str, gpu_type: str) -> tuple[str, int]:
-    """Return the GPUs' types and their number: `gpu:a100:4(S:0-1),gpu:t4:2` is 'a100, t4' and 6."""
-    found = [(each["type"] or "", int(each["count"])) for each in _GPUS.finditer(text)]
-    ours = [(kind, number) for kind, number in found if gpu_type in ("", kind)]
-    return ", ".join(kind for kind, _ in ours if kind), sum(number for _, number in ours)

@@ -16,6 +16,11 @@ _INSTEAD = {
     "mem": "PodSpec(memory_gib=…)",
     "gpus": "PodSpec(gpus=…)",
     "gpus-per-node": "PodSpec(gpus=…) and SlurmPods(gpu_type=…)",
+    "signal": "SlurmPods(notice_s=…)",
+    "requeue": (
+        "restarts=… of the job: Slurm would start the pods again without their keeper, and"
+        " restarts submit another job"
+    ),
 }
 """Options of `sbatch` with a counterpart in this package."""
 _OURS = (
@@ -39,8 +44,6 @@ _OURS = (
     "output",
     "parsable",
     "quiet",
-    "requeue",
-    "signal",
     "test-only",
     "usage",
     "version",
@@ -72,8 +75,7 @@ def check_options(options: Sequence[str]) -> tuple[str, ...]:
         if name.startswith(_CONTAINER) or (_CONTAINER.startswith(name) and len(name) > 3):
             raise ConfigError(
                 f"SlurmPods options has {word!r}. The job's script would run in the container,"
-                " where Slurm's commands are missing. Leave the option out: pods run in the"
-                " notebook's Python environment, which the nodes share"
+                " where Slurm's commands are missing. Use PodSpec.image instead"
             )
         if any(each.startswith(name) for each in _OURS):
             raise ConfigError(
@@ -81,17 +83,6 @@ def check_options(options: Sequence[str]) -> tuple[str, ...]:
                 " the option out"
             )
     return tuple(options)
-
-
-def check_setup(setup: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines unchanged if each is a command of one line."""
-    for line in setup:
-        if not line.strip() or not line.isprintable():
-            raise ConfigError(
-                f"SlurmPods setup has {line!r}. Write each shell command as one text of one line,"
-                ' such as "module load cuda"'
-            )
-    return tuple(setup)
 
 
 def check_root(root: str) -> str:

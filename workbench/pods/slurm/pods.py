@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 
+from workbench.base.child import HOME
 from workbench.base.errors import (
     BackendError,
     ConfigError,
@@ -28,21 +29,24 @@ from workbench.base.errors import (
 )
 from workbench.base.files import gate, write_text
 from workbench.base.json_values import part
+from workbench.base.package import package_zip
 from workbench.base.process import POD_MARK
-from workbench.base.record import Positive, Text, Unit
+from workbench.base.record import Allowed, Positive, Text, Unit
 from workbench.base.words import counted
 from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.guest.process import tail_of
 from workbench.pods.notes import note_of, read_note, write_note
-from workbench.pods.place import Place, Port
+from workbench.pods.place import Place, Port, SetupLines
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.rendezvous.listener import Rendezvous
 from workbench.pods.route import own_address_to
 from workbench.pods.slurm import commands, job
 from workbench.pods.slurm.commands import Job
+from workbench.pods.slurm.container import Container, Runner, runner_here
+from workbench.pods.slurm.gres import cores_to_ask
 from workbench.pods.slurm.notice import leaving_file
-from workbench.pods.slurm.options import check_options, check_root, check_setup
+from workbench.pods.slurm.options import check_options, check_root
 from workbench.pods.ssh.identity import check_key_line
 
 logger = logging.getLogger(__name__)
@@ -54,6 +58,10 @@ _LOOK_S = 5.0  # between questions to Slurm's controller
 _REPORT_S = 120.0  # for a pod of a running job; the time in the queue does not count
 _END_S = 10.0
 _EXCLUDE = "--exclude="
+_BESIDES_S = 35.0  # of the notice: until a pod has read the notice, and until it has ended
+NoticeTime = Annotated[
+    int, Field(ge=60, le=65535), Unit("s"), Allowed("a whole number from 60 to 65535")
+]
 _LINES_SHOWN = 10
 _HOPELESS = frozenset(
     [
@@ -87,9 +95,12 @@ class SlurmPods(Place):
         default=(), alias="options"
     )
     """More options of `sbatch` in the long form: `--qos=high`, `--constraint=ib` and others."""
-    setup: Annotated[Sequence[Text], AfterValidator(check_setup)] = ()
+    setup: SetupLines = ()
     """Shell commands that run on every node before the pod starts: `module load cuda` and others.
     The ranks have the variables that the commands set, except `PYTHONPATH`."""
+    notice_s: NoticeTime = 60
+    """Time between the notice of the time limit and the limit, in seconds. The ranks have 35 s less
+    for a checkpoint. Default 60."""
     port: Port = 2222
     """Port of the nodes' SSH daemons. If the port is taken, a free one is used. Default 2222."""
     root: Annotated[str, AfterValidator(check_root)] = "/tmp"
@@ -120,6 +131,7 @@ class SlurmPods(Place):
         self._stopped = False
         self._folder = context.directory.absolute() / "pods"
         gate.make_folders(self._folder, context.directory)
+        self._container_of(spec)  # refuses before the job
         names = [f"pod-{i}" for i in range(count)]
         root = self.root.rstrip("/")
         own = f"{root}/workbench-{context.cluster_id}-{secrets.token_hex(8)}"
@@ -132,11 +144,6 @@ class SlurmPods(Place):
             raise
 
     def _check(self, spec: PodSpec) -> None:
-        if spec.image is not None:
-            raise ConfigError(
-                f"PodSpec.image is {spec.image!r}, and SlurmPods starts no containers. Leave image"
-                " out; the pods use the notebook's own Python"
-            )
         if self.gpu_type is not None and not spec.gpus:
             raise ConfigError(
                 f"SlurmPods.gpu_type is {self.gpu_type!r}, and PodSpec.gpus is 0. Give"
@@ -169,6 +176,7 @@ class SlurmPods(Place):
                     rendezvous=(rendezvous.host, rendezvous.port),
                     token=rendezvous.token.hex(),
                     allowed_from=rendezvous.host,
+                    leave_s=self.notice_s - _BESIDES_S,
                 )
                 file = job.config_of(self._folder, pod, name)
                 self._files.append(file)
@@ -205,9 +213,23 @@ class SlurmPods(Place):
     ) -> str:
         """Submit the job. The note has the job's name first, and then its id."""
         comment = f"DeepSpeed Workbench, cluster {context.cluster_id}"
+        cores = spec.cores
+        if spec.gpus and spec.cpus is None:
+            cores = cores_to_ask(spec, commands.gpu_nodes(self.partition, self.gpu_type or ""))
+        if few := spec.few_cores(cores):
+            context.report(f"the nodes have {few}")
         given = {"partition": self.partition, "time": self.time, "account": self.account}
         options = [
-            *job.sbatch_options(name, comment, self._folder, spec, len(names), self.gpu_type or ""),
+            *job.sbatch_options(
+                name,
+                comment,
+                self._folder,
+                spec,
+                len(names),
+                cores=cores,
+                gpu_type=self.gpu_type or "",
+                notice_s=self.notice_s,
+            ),
             *(f"--{option}={value}" for option, value in given.items() if value is not None),
             *self.arguments,
         ]
@@ -221,10 +243,40 @@ class SlurmPods(Place):
             self._ids[name] = ""
             self._job_of.update(dict.fromkeys(names, name))
             self._note(context.directory)
-            script = job.script(name, names, self._folder, spec.cpus, self.setup)
+            container = self._container_of(spec)
+            package = Path(HOME)
+            if container is not None:
+                package = self._packed()
+            script = job.script(name, names, self._folder, cores, self.setup, container, package)
             self._ids[name] = commands.submit(options, script)
             self._note(context.directory)
             return self._ids[name]
+
+    def _container_of(self, spec: PodSpec) -> Container | None:
+        if spec.image is None:
+            return None
+        container = Container(
+            image=spec.image,
+            runner=runner_here(),
+            mounts=[self._folder.parent, Path(self.root)],
+            gpus=spec.gpus > 0,
+        )
+        container.check()
+        if self.setup and container.runner is Runner.PYXIS:
+            raise ConfigError(
+                f"SlurmPods.setup is {list(self.setup)!r} with PodSpec.image {spec.image!r}. pyxis"
+                " starts the pod inside the container, where the node's modules are missing. Leave"
+                " setup out, and set variables by PodSpec(env=…)"
+            )
+        return container
+
+    def _packed(self) -> Path:
+        """Write this package beside the pods' configurations, for the image's Python."""
+        name, data = package_zip()
+        file = self._folder / name
+        gate.write_bytes(file, data, within=self._folder.parent)
+        self._files.append(file)
+        return file
 
     def _note(self, directory: Path) -> None:
         note = note_of(directory, JOBS)
@@ -300,7 +352,8 @@ class SlurmPods(Place):
         self._files = []
         if note:
             configs = gate.files_in(self._folder, "pod-*.json")
-            self._files = [note_of(directory, JOBS), *configs]
+            packages = gate.files_in(self._folder, "workbench-*.zip")
+            self._files = [note_of(directory, JOBS), *configs, *packages]
 
     def _id_of(self, pod: str) -> str:
         return self._ids.get(self._job_of.get(pod, ""), "")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from workbench.verify.claims.jobs import tiny
 from workbench.verify.claims.techniques import on_device
 from workbench.verify.outcome import Broken
-from workbench.verify.ranks.facts import how_started
+from workbench.verify.ranks.facts import cores_of_rank, how_started
 from workbench.verify.ranks.models import hang_at_second_call
 from workbench.verify.row import Row
 from workbench.verify.turn import Turn
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SUBJECT = "processes"
 _PATIENCE_S = 10.0
+_LEAST_CORES = 2
 
 
 def _warm_start(turn: Turn) -> str:
@@ -69,12 +70,31 @@ def _flight_recorder(turn: Turn) -> str:
     return "; ".join(waits)
 
 
+def _cores(turn: Turn) -> str:
+    turn.need_gpus()
+    found = turn.call(cores_of_rank)
+    for rank, own in enumerate(found):
+        if own["threads"] > own["cores"]:
+            raise Broken(f"rank {rank} has {own['threads']} threads on {own['cores']} cores")
+    least = min(own["threads"] for own in found)
+    if least < _LEAST_CORES:
+        raise Broken(f"a rank has {least} core; {_LEAST_CORES} or more are needed")
+    cores = sorted({own["cores"] for own in found})
+    return f"{least} threads or more a rank, on {' or '.join(map(str, cores))} cores"
+
+
 ROWS = (
     Row(
         name="warm-start",
         subject=SUBJECT,
         claim="ranks are forks, and CUDA starts after the fork",
         check=_warm_start,
+    ),
+    Row(
+        name="cores-of-gpus",
+        subject=SUBJECT,
+        claim="a rank with a GPU has two cores or more, and a core for each thread",
+        check=_cores,
     ),
     Row(
         name="stall",

@@ -65,3 +65,12 @@ def how_started(predictions: list[str], references: list[str]) -> dict[str, floa
         "forked": float(b"workbench.agent.imports" not in arguments),
         "cuda_before_fork": float(in_bad_fork()),
     }
+
+
+def cores_of_rank() -> dict[str, int]:
+    """Return the number of cores that this rank may use, and the number of its threads."""
+    import os
+
+    import torch
+
+    return {"cores": len(os.sched_getaffinity(0)), "threads": torch.get_num_threads()}
