@@ -7,8 +7,6 @@ from collections.abc import Collection
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod_spec import PodSpec
 
-_CORES_OF_A_GPU = 8
-
 
 def resources(spec: PodSpec, options: KubernetesOptions) -> dict[str, str]:
     """Return the requested resources of a pod. A GPU gets eight cores unless `cpus` is given.
@@ -19,10 +17,7 @@ def resources(spec: PodSpec, options: KubernetesOptions) -> dict[str, str]:
         >>> resources(PodSpec(gpus=8), KubernetesOptions())
         {'cpu': '64000m', 'nvidia.com/gpu': '8'}
     """
-    cores = _given_cores(spec)
-    if cores is None:
-        cores = _CORES_OF_A_GPU * spec.gpus or 1
-    wanted = {"cpu": f"{round(cores * 1000)}m"}
+    wanted = {"cpu": f"{round(spec.cores * 1000)}m"}
     if spec.memory_gib is not None:
         wanted["memory"] = f"{round(spec.memory_gib * 1024)}Mi"
     if options.ephemeral_storage_gib is not None:
@@ -44,17 +39,12 @@ def requests_and_limits(
     """
     requests = resources(spec, options)
     limits = dict(requests)
-    if spec.gpus and _given_cores(spec) is None:
+    if spec.gpus and spec.cpus is None:
         del limits["cpu"]
     if names:
         requests = {name: amount for name, amount in requests.items() if name in names}
         limits = {name: amount for name, amount in limits.items() if name in names}
     return {"requests": requests, "limits": limits}
-
-
-def _given_cores(spec: PodSpec) -> float | None:
-    """Return the cores that the user asked for; None without `cpus`."""
-    return spec.cpus if "cpus" in spec.model_fields_set else None
 
 
 def placement(options: KubernetesOptions) -> dict[str, object]:
