@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from workbench.base.errors import RunFailed as RunFailed
     from workbench.base.errors import WorkbenchError as WorkbenchError
     from workbench.benchmark.benchmark import Benchmark as Benchmark
+    from workbench.benchmark.cluster import Cluster as Cluster
     from workbench.client.comparison import tensorboard as tensorboard
     from workbench.client.history import history as history
     from workbench.client.result import RunResult as RunResult
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from workbench.finetune.job.deepspeed_config import resolve
     from workbench.finetune.job.finetune import FineTune as FineTune
     from workbench.finetune.model.text.tokenizer import train_tokenizer as train_tokenizer
-    from workbench.finetune.notebook.cluster import Cluster as Cluster
     from workbench.finetune.notebook.comparison import compare as compare
     from workbench.finetune.notebook.result import FineTuneResult as FineTuneResult
     from workbench.finetune.notebook.run import FineTuneRun as FineTuneRun
@@ -76,7 +76,7 @@ _HOME = {
     "Benchmark": "workbench.benchmark.benchmark",
     "CMLPods": "workbench.pods.cml.pods",
     "CMLProject": "workbench.pods.cml.project",
-    "Cluster": "workbench.finetune.notebook.cluster",
+    "Cluster": "workbench.benchmark.cluster",
     "ConfigError": "workbench.base.errors",
     "FineTune": "workbench.finetune.job.finetune",
     "FineTuneResult": "workbench.finetune.notebook.result",

@@ -221,7 +221,7 @@ def _plan(args: argparse.Namespace) -> bool:
 
 def _verify(args: argparse.Namespace) -> bool:
     """Try the claims that depend on the machine, on local pods or on the pods of a `SPEC.json`."""
-    from workbench.finetune.notebook.cluster import Cluster
+    from workbench.benchmark.cluster import Cluster
     from workbench.rundir.spec import RunSpec
     from workbench.verify.claims.registry import chosen
     from workbench.verify.command import verify

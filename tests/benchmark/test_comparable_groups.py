@@ -177,19 +177,3 @@ def test_published_rows_agree_with_themselves() -> None:
 def test_a_row_of_older_code_is_no_other_work() -> None:
     rows = [made(), replace(made(pods=2), provenance=Provenance(data="aaaa", code="other"))]
     assert len(groups(rows)) == 1
-
-
-def test_a_row_on_several_pods_has_the_forecast_from_one_pod() -> None:
-    one = made("single", step_s=1.25, micro_batch_s=0.5, per_device_batch=24, accumulation=2)
-    scaling = {"sending_s": 0.5, "slowdown": 1.5, "shards": 3}
-    several = made("zero1", pods=3, per_device_batch=8, accumulation=2, scaling=scaling)
-    plain, folded = (summary.row for group in groups([one, several]) for summary in group.summaries)
-    assert plain.predicted_samples_per_s is None
-    # A third of the rows takes a third of 0.5 s, twice; a third of 0.25 s is the update.
-    step_s = (2 * 0.5 / 3 + 0.25 / 3) * 1.5 + 0.5
-    assert folded.predicted_samples_per_s == pytest.approx(3 * 2 * 8 / step_s)
-    unknown = made("zero1", pods=3, per_device_batch=8, accumulation=2)
-    assert [s.row.predicted_samples_per_s for g in groups([one, unknown]) for s in g.summaries] == [
-        None,
-        None,
-    ]

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from workbench.base.table import Bar
 from workbench.display.kit.doc import Doc, Fold, Table, to_html, to_text
-from workbench.display.records.plan import _between, plan_doc
+from workbench.display.records.plan import plan_doc
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.plan.table import Fit, Interval, PlanRow, PlanTable
+from workbench.finetune.plan.table import Fit, PlanRow, PlanTable
 from workbench.finetune.techniques.sizes import Memory
 
 GIB = 2**30
@@ -138,8 +138,3 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert first_table(unknown).grid.caption == "No verdict without a limit; ddp needs least"
     refused = plan_doc(table(PlanRow(technique="fsdp", fit=Fit.REFUSED, why="no 4-bit weights")))
     assert "fsdp is refused: no 4-bit weights" in to_text(refused)
-
-
-def test_an_interval_is_a_range_or_one_number() -> None:
-    assert _between(Interval(1.304, 2.12)) == "1.30 to 2.12"
-    assert _between(Interval(1.0, 1.0)) == "1"

@@ -23,13 +23,13 @@ from workbench import cli
 from workbench.base import shown
 from workbench.base.table import as_grid
 from workbench.benchmark.benchmark import Benchmark
+from workbench.benchmark.cluster import Cluster
 from workbench.benchmark.finished_rows import FinishedRows
 from workbench.benchmark.result import BenchmarkResult, Report, rows_below, write_report
 from workbench.client.kinds import recipe_for
 from workbench.client.result import card_of
 from workbench.client.run import Run
 from workbench.finetune.export.recipe import recipe_of
-from workbench.finetune.notebook.cluster import Cluster
 from workbench.handover.kubeflow.kinds import KINDS
 from workbench.jobs.launcher import Launcher
 from workbench.lab.listing import Listing

@@ -340,8 +340,7 @@ def test_pods_exchange_and_leave_nothing(launched: Launched) -> None:
     assert exchange.sizes[0][0] == 1 << 20
     assert [size for size, _ in exchange.sizes] == sorted(size for size, _ in exchange.sizes)
     assert exchange.bandwidth_gb_per_s is not None
-    assert [among for among, _ in exchange.slowdowns] == [2]
-    assert exchange.meeting_s is not None and exchange.waited_s is not None
+    assert exchange.slowdown >= 1
     until(lambda: {p.pid for p in on_pods(launched.pods)} <= before)
 
 
@@ -417,7 +416,7 @@ def test_text_and_html_state_the_same_and_escape() -> None:
             backend="gloo",
             latency_s=0.0002,
             sizes=((1 << 20, 0.002), (1 << 24, 0.02)),
-            slowdowns=((2, 1.5),),
+            slowdown=1.5,
         ),
         hosts_s=0.8,
     )

@@ -17,6 +17,7 @@ from workbench import FineTune, Function, PodSpec, RunError, resolve_deepspeed_c
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of
+from workbench.pods.doctor.exchange import Exchange
 from workbench.rundir.events import Event
 from workbench.verify.bench import Facts
 from workbench.verify.claims.registry import ROWS
@@ -137,7 +138,7 @@ class MadeUpPods:
     result: Mapping[str, Any] = field(default_factory=dict)
     """Facts of the result of every run."""
     busy: int = 0
-    """Number of refused plans, while the last run is cleared."""
+    """Number of refused measurements, while the last run is cleared."""
     panel: str = ""
     returned: Any = None
     jobs: list[FineTune] = field(default_factory=list)
@@ -177,15 +178,12 @@ class MadeUpPods:
     def pods(self) -> Sequence[object]:
         return self.facts
 
-    def plan(self, job: FineTune, *, turns: int) -> Any:
-        assert turns == 1
+    def doctor(self) -> Any:
         if self.busy:
             self.busy -= 1
-            raise RunError(
-                "the bandwidth between the pods was not measured: run-1 is using the pods"
-            )
-        self.submit(job)
-        return SimpleNamespace(rows=[SimpleNamespace(technique=job.technique, step_s=0.11)])
+            return SimpleNamespace(exchange=None, note="run-1 is using the pods")
+        exchange = Exchange(pods=2, backend="gloo", latency_s=0.001, sizes=((1 << 20, 0.002),))
+        return SimpleNamespace(exchange=exchange, note="")
 
     def known_run(self, job: FineTune, pods: int | None) -> None:
         return None
@@ -377,7 +375,6 @@ STALL = SimpleNamespace(
         ("warm-start", {"metrics": {}}, "was not forked"),
         ("predicted-memory", {"peak_memory_gib": {"a": 2.4}}, "allowed 0.5 to 1.15"),
         ("predicted-memory", {"peak_memory_gib": {"a": 0.9}}, "allowed 0.5 to 1.15"),
-        ("predicted-step-time", {"step_s": 0.05}, "off by 1.2"),
         ("stall", {"error": None}, "ended without a stall: succeeded"),
         ("flight-recorder", {"error": None}, "ended without a stall: succeeded"),
     ],
@@ -398,16 +395,14 @@ def test_the_recorder_must_name_a_collective_of_the_backend(tmp_path: Path) -> N
         tried("flight-recorder", pods_of(tmp_path, H100, 1, result={"error": STALL}))
 
 
-def test_a_plan_waits_until_the_last_run_is_cleared(
+def test_the_network_is_measured_once_the_last_run_is_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workbench.verify.turn._LOOK_S", 0.01)
-    assert "planned 110 ms, measured 100 ms" in tried(
-        "predicted-step-time", pods_of(tmp_path, CPU, 2, busy=2)
-    )
+    assert "latency 1000 µs" in tried("between-pods", pods_of(tmp_path, CPU, 2, busy=2))
     monkeypatch.setattr("workbench.verify.turn._FREE_S", 0.05)
     with pytest.raises(RunError, match="is using the pods"):
-        tried("predicted-step-time", pods_of(tmp_path, CPU, 2, busy=1000))
+        tried("between-pods", pods_of(tmp_path, CPU, 2, busy=1000))
 
 
 def test_every_gpu_must_be_in_the_panel(tmp_path: Path) -> None:

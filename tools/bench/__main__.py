@@ -20,7 +20,6 @@ from contextlib import closing
 from pathlib import Path
 
 from tools.bench.equal_samples import equal_samples
-from tools.bench.forecast import forecasts
 from tools.bench.link import link
 from tools.bench.pair import Laps, Measured, Pair, Turn, measure
 from tools.bench.starts import first_steps, launchers, many_pods, output
@@ -83,7 +82,6 @@ GROUPS: Sequence[Callable[[Path], Rows]] = (
         yardsticks,
         answers,
         reading,
-        forecasts,
         link,
         first_steps,
         launchers,

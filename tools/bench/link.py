@@ -22,7 +22,6 @@ from tests.fakes.sshhosts import SSHHost
 from tests.poll import until
 from tools.bench.pair import Pair
 from workbench import Cluster, FineTune, PodSpec, SSHPods
-from workbench.finetune.plan.plan import plan
 from workbench.pods.ssh.identity import Identity
 
 __all__ = ["link"]
@@ -60,10 +59,7 @@ def link(root: Path) -> Iterator[Sequence[Pair]]:
         print("  link: needs root, tc and the CPU cgroup of version 1", file=sys.stderr)
         return
     with _pods(root / "link") as measured:
-        planned = measured.recommended()
-        done = [(pods, options) for _, pods, _, options in planned]
-        others = [way for way in WAYS if (way[1], way[3]) not in done]
-        for what, pods, bound, options in (*planned, *others):
+        for what, pods, bound, options in WAYS:
             steps = f"{MICRO_BATCHES // pods} micro-batches a step, R = {measured.ratio:.1f}"
             yield [
                 Pair(
@@ -95,28 +91,6 @@ class _Link:
         result = self._cluster.submit(job, pods=pods).wait(progress=False).raise_for_status()
         assert result.step_s is not None
         return job.global_batch(pods) / result.step_s
-
-    def recommended(self) -> list[tuple[str, int, str, dict[str, object]]]:
-        """Return the ways that `cluster.plan` finds fastest on three pods, and `plan` on two."""
-        three = self._cluster.plan(_JOB.replace(gradient_accumulation_steps=MICRO_BATCHES // 3))
-        two = _JOB.replace(gradient_accumulation_steps=MICRO_BATCHES // 2)
-        ways: list[tuple[str, int, str, dict[str, object]]] = []
-        for table, bound in (
-            (three, ">= 2 x"),
-            (plan(two, pods=2, turns=three.turns, exchange=three.exchange), ">= 1.5 x"),
-        ):
-            print(table, table.exchange, file=sys.stderr, flush=True)
-            best = table.leaders[0]  # of several, the highest figure
-            technique, speed_up = best.technique, best.speed_up
-            ways.append(
-                (
-                    f"{technique}, as planned ({speed_up:.2f})",
-                    table.pods,
-                    bound,
-                    {"technique": technique},
-                )
-            )
-        return ways
 
     def _calibrate(self) -> None:
         rows = _JOB.per_device_train_batch_size

@@ -10,8 +10,6 @@ from workbench.base.json_values import part
 from workbench.base.words import counted
 from workbench.benchmark.labels import differing_options
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.finetune.plan.forecast import Scaling
-from workbench.finetune.plan.table import Pace
 from workbench.finetune.techniques.registry import YARDSTICK
 
 FIGURES = (
@@ -251,7 +249,7 @@ def _fold(name: str, rows: Sequence[BenchmarkRow]) -> Summary:
 
 
 def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
-    """Add the speed-up over the one-pod line, and the prediction by that line and the exchange."""
+    """Add the speed-up over the one-pod line."""
     row = summary.row
     base = _baseline(row, among)
     if base is None:
@@ -265,38 +263,8 @@ def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
         figures["speed_up"] = speed_up
         figures["efficiency"] = speed_up / ranks_ratio
         baseline = base.name
-    predicted = _predicted_samples_per_s(row, one)
-    if predicted is not None:
-        figures["predicted_samples_per_s"] = predicted
     compared = replace(row, **figures)  # type: ignore[arg-type]
     return replace(summary, row=compared, baseline=baseline)
-
-
-def _predicted_samples_per_s(row: BenchmarkRow, one: BenchmarkRow) -> float | None:
-    """Return the rows per second from the one-pod row and the scaling; None if unknown."""
-    sending_s = row.scaling.get("sending_s")
-    slowdown = row.scaling.get("slowdown")
-    shards = row.scaling.get("shards")
-    if not isinstance(sending_s, float) or not isinstance(slowdown, float):
-        return None
-    if not isinstance(shards, int) or one.step_s is None:
-        return None
-    pace = Pace.of(
-        step_s=one.step_s,
-        micro_batch_s=one.micro_batch_s or one.step_s,
-        rows=one.per_device_batch or 1,
-        accumulation=one.accumulation or 1,
-    )
-    rows = row.per_device_batch or 1
-    accumulation = row.accumulation or 1
-    scaling = Scaling(sending_s=sending_s, slowdown=slowdown, shards=shards)
-    step_s = scaling.step_s(
-        pace,
-        rows=rows,
-        accumulation=accumulation,
-        spread_s=pace.update_s,
-    )
-    return rows * accumulation * row.slots / step_s
 
 
 def _baseline(row: BenchmarkRow, among: Sequence[Summary]) -> Summary | None:

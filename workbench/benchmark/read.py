@@ -73,7 +73,6 @@ def row_of(run_dir: Path) -> BenchmarkRow:
         repeat=whole(note.get("repeat")) or 0,
         reason=reason,
         predicted_memory_gib=number(info.get("predicted_memory_gib")),
-        scaling=part(info, "scaling"),
         provenance=provenance,
         **columns,  # type: ignore[arg-type]
     )

@@ -60,8 +60,8 @@ class BenchmarkResult(Shown):
         """Return the rows as a pandas DataFrame, a row per run, with units in the column names.
 
         Columns are the fields of `BenchmarkRow`, `device`, `devices`, `seed` and `commit`, and
-        `option.NAME` for every option of the job with several values. `speed_up`, `efficiency` and
-        `predicted_samples_per_s` are computed over all repeats of a row.
+        `option.NAME` for every option of the job with several values. `speed_up` and `efficiency`
+        are computed over all repeats of a row.
         """
         # The folded row of every row, with the comparisons over all repeats.
         folded: dict[int, BenchmarkRow] = {}
@@ -75,9 +75,9 @@ class BenchmarkResult(Shown):
         for row, job in zip(self.rows, jobs, strict=True):
             facts = row.to_dict()
             compared = folded[id(row)]
-            for name in ("speed_up", "efficiency", "predicted_samples_per_s"):
+            for name in ("speed_up", "efficiency"):
                 facts[name] = getattr(compared, name)
-            for name in ("spec", "provenance", "scaling"):
+            for name in ("spec", "provenance"):
                 del facts[name]
             for name in ("device", "devices", "seed", "commit"):
                 facts[name] = getattr(row.provenance, name)

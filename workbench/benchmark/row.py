@@ -93,10 +93,6 @@ class BenchmarkRow(Measurements):
 
     samples_per_s: float | None = None
     """Rows a second in the training loop, all ranks together."""
-    predicted_samples_per_s: float | None = None
-    """The forecast from a one-pod row and the exchange between the pods; set by the comparison."""
-    scaling: Mapping[str, object] = field(default_factory=dict)
-    """Effect of the exchange on a pod's step: `sending_s`, `slowdown`, `shards`."""
     tflops_per_device: float | None = None
     """10^12 floating-point operations a second and device that training needed (no recomputation
     counted in)."""

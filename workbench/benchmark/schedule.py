@@ -19,7 +19,6 @@ from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.cluster import Cluster
 from workbench.client.run import Run
 from workbench.keeper.checkpoints import held_checkpoint
-from workbench.pods.doctor.exchange import Exchange
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.totals import Progress
@@ -85,7 +84,6 @@ class Schedule:
     ):
         self._cluster = cluster
         self._folder = folder
-        self._exchange: Exchange | None = None
         finished = FinishedRows(folder)
         code = code_of()
         versions: dict[str, str] = {}
@@ -132,7 +130,7 @@ class Schedule:
                 # Start the next rows that have room.
                 while todo and self._has_room(todo[0], live, side_by_side):
                     item = todo.popleft()
-                    live += self._begin(item, live)
+                    live += self._begin(item)
                 # Store the rows of finished runs. A row that must run again comes next.
                 ended = [each for each in live if not each.goes_on()]
                 for each in ended:
@@ -159,7 +157,7 @@ class Schedule:
         taken = sum(each.item.planned.pods for each in live)
         return taken + item.planned.pods <= len(self._cluster.pods)
 
-    def _begin(self, item: _Item, live: Sequence[_Live]) -> list[_Live]:
+    def _begin(self, item: _Item) -> list[_Live]:
         left = item.left
         if left is not None:
             item.left = None
@@ -174,36 +172,13 @@ class Schedule:
             ask_pods = partial(held_checkpoint, Path())
             root = self._new_folder(item)
             prepared = prepare_run(item.spec, root=root, ask_pods=ask_pods)
-            scaling = self._scaling(item.planned, alone=not live)
             memory_gib = item.memory.gib
-            note = {**item.note, "scaling": scaling, "predicted_memory_gib": memory_gib}
+            note = {**item.note, "predicted_memory_gib": memory_gib}
             run = self._cluster.submit_prepared(prepared, note)
             return [_Live(item, run)]
         except ConfigError as error:
             item.row = replace(item.row, outcome=Outcome.FAILED, reason=str(error))
             return []
-
-    def _scaling(self, planned: PlannedRun, *, alone: bool) -> Mapping[str, object]:
-        """Return what several pods are predicted to make of the step of the one-pod row.
-
-        Empty where there is none.
-        """
-        # A job that takes one pod of two is the yardstick for jobs of the same kind.
-        has_yardstick = False
-        for item in self._items:
-            job = item.planned.job
-            if type(job) is type(planned.job) and job.rules.capped(2) == 1:
-                has_yardstick = True
-        if planned.pods < 2 or not has_yardstick:
-            return {}
-        spec = self._cluster.spec
-        job = spec.chosen(planned.job)
-        forecast = job.views.forecast(pods=planned.pods, gpus=spec.pods.gpus)
-        if forecast is None:
-            return {}
-        if self._exchange is None and alone:
-            self._exchange = self._cluster.doctor().exchange
-        return forecast.scaling(self._exchange)
 
     def _end(self, ended: _Live) -> list[_Item]:
         """Store the row of a finished run; return the row if it must run again."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from workbench.base.json_values import text
 
@@ -51,12 +51,6 @@ class Forecast(Protocol):
         """Return the memory of every pod. Takes seconds for a new model.
 
         Raise WorkbenchError if the memory is unknown.
-        """
-
-    def scaling(self, exchange: Any) -> Mapping[str, object]:
-        """Return the effect of the network on a pod's step, by the fields of a benchmark's row.
-
-        `exchange` is the doctor's measurement between the pods, or None. Empty: unknown.
         """
 
     def plan(self, *, gpu_memory_gib: float | None, memory_gib: float | None) -> Plan:

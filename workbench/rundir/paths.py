@@ -52,8 +52,8 @@ class ClusterPaths:
     """Folder of results that could not be written into their run directories, by run id."""
     runs = _Below("runs")
     """Folder of run directories without a path of their own."""
-    timed = _Below(".timed")
-    """Folder of the short runs that measure for a plan. Lists of runs skip hidden folders."""
+    measured = _Below(".measured")
+    """Folder of the short runs of a plan. Lists of runs skip hidden folders."""
 
     @property
     def socket(self) -> Path:

@@ -10,9 +10,8 @@ import pytest
 from workbench import FineTune, plan
 from workbench.finetune.plan.plan import as_planned, fit_of, most_rows, row_of
 from workbench.finetune.plan.setting import setting_of
-from workbench.finetune.plan.table import Fit, TimedStep
+from workbench.finetune.plan.table import Fit
 from workbench.finetune.techniques.sizes import CONTEXT_BYTES, Moment, Parameters, Setting, Trace
-from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.node_table import Node, NodeTable
 from workbench.pods.pod_spec import PodSpec
 
@@ -170,22 +169,6 @@ def test_the_step_is_traced_in_every_arithmetic_of_the_asked_techniques(
     table = plan(muon, pods=2, techniques=["local-sgd"])
     assert asked == [["autocast-bf16", "bf16"], ["fp32"]]
     assert table.row("local-sgd").fit is Fit.REFUSED and table.parameters == 2**28
-
-
-@pytest.mark.usefixtures("traced")
-def test_a_timed_step_of_a_technique_decides_its_speed_in_the_table() -> None:
-    single = TimedStep(
-        technique="single", pods=1, rows=8, accumulation=1, step_s=2.0, micro_batch_s=1.5
-    )
-    measured = replace(single, technique="ddp", pods=2, step_s=5.0, micro_batch_s=4.5)
-    exchange = Exchange(pods=2, latency_s=0.0, sizes=((2**30, 0.5),))
-    job = FineTune(precision="fp32", per_device_train_batch_size=8)
-    table = plan(job, pods=2, turns=[(single, measured)], exchange=exchange)
-    assert table.row("ddp").step_s == pytest.approx(5.0)
-    assert list(table.speed_ups) == [1, 2, 4, 8, 16, 32, 64]
-    # Techniques that do not fit are no advice.
-    small = plan(job, pods=2, turns=[(single, measured)], exchange=exchange, memory_gib=1)
-    assert {row.fit for row in small.rows} == {Fit.NOT} and small.speed_ups == {}
 
 
 @pytest.mark.usefixtures("traced")

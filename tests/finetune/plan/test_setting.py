@@ -59,7 +59,6 @@ def test_a_plain_job_trains_fp32_weights_of_fp32_files_with_adamw() -> None:
             },
         ),
         ({"gradient_accumulation_steps": 2}, {"accumulates": True}),
-        ({"communication": "bf16"}, {"reduce_bytes": 2}),
         ({"optimizer": "lion"}, {"state_bytes": 4.0, "update_bytes": 4.0, "updates_apart": True}),
         ({"technique": "zero1", "tensor_parallel": 2}, {"sharers": 2, "shards": 4}),
     ],

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING
 
 from workbench.agent.machine import address_for_others
@@ -31,7 +31,6 @@ _LONG_S = 0.5
 _STEP_S = 0.04
 _TURNS = 5
 _ROUNDS = 2
-_MEETINGS = 50
 _LATENCIES = 100
 _PATIENCE = timedelta(seconds=40)
 
@@ -70,16 +69,7 @@ def main() -> None:
         _say(request, {"bytes": size, "took_s": took_s})
         if longest_s > _LONG_S:
             break
-    chunks = _chunks(device)
-    world_size = request["world_size"]
-    # A few numbers of computing ranks: doubled from 4 on.
-    doubled = [1 << bits for bits in range(2, 12)]
-    crowds = [count for count in (2, 3, *doubled) if count < world_size]
-    for among in (*crowds, world_size):
-        slowdown, waited_s = _slowdown_and_waited_s(device, among, chunks)
-        _say(request, {"computing": among, "slowdown": slowdown})
-    _, meeting_s = _computed_and_waited_s(device, request["world_size"], 1, _MEETINGS)
-    _say(request, {"meeting_s": meeting_s, "waited_s": waited_s})
+    _say(request, {"slowdown": _slowdown(device, request["world_size"], _chunks(device))})
     _say(request, {"over": True})
     dist.destroy_process_group()
 
@@ -113,25 +103,20 @@ def _chunks(device: torch.device) -> int:
     return max(1, round(float(rounds) / 4))
 
 
-def _slowdown_and_waited_s(device: torch.device, among: int, chunks: int) -> tuple[float, float]:
-    """Return how many times longer `among` ranks compute than rank 0 alone, and the mean wait.
+def _slowdown(device: torch.device, ranks: int, chunks: int) -> float:
+    """Return how many times longer all ranks compute than rank 0 alone, at least 1.
 
-    Rank 0 alone and all `among` ranks take turns, because the pods' other load changes with time.
+    Rank 0 alone and all ranks take turns, because the pods' other load changes with time.
     """
     ratios = []
-    waits_s = []
     for _ in range(_TURNS):
-        alone_s, _ = _computed_and_waited_s(device, 1, chunks, _ROUNDS)
-        computed_s, waited_s = _computed_and_waited_s(device, among, chunks, _ROUNDS)
-        ratios.append(computed_s / alone_s)
-        waits_s.append(waited_s)
-    return max(1.0, median(ratios)), fmean(waits_s)
+        alone_s = _computed_s(device, 1, chunks)
+        ratios.append(_computed_s(device, ranks, chunks) / alone_s)
+    return max(1.0, median(ratios))
 
 
-def _computed_and_waited_s(
-    device: torch.device, among: int, chunks: int, rounds: int
-) -> tuple[float, float]:
-    """Return the mean seconds of computing and of waiting.
+def _computed_s(device: torch.device, among: int, chunks: int) -> float:
+    """Return the mean seconds of computing.
 
     The first `among` ranks run `chunks` small computations per round and then meet all other ranks.
     """
@@ -139,25 +124,18 @@ def _computed_and_waited_s(
     import torch.distributed as dist
 
     one = torch.zeros(1, device=device)
-    took_s = torch.zeros(2, device=device)
+    took_s = torch.zeros(1, device=device)
     dist.all_reduce(one)
-    if dist.get_rank() < among:
-        for _ in range(rounds):
+    for _ in range(_ROUNDS):
+        if dist.get_rank() < among:
             began = time.perf_counter()
             for _ in range(chunks):
                 _compute(device)
-            computed = time.perf_counter()
-            dist.all_reduce(one)
-            float(one)  # on a GPU the call returns before the end
-            took_s += torch.tensor(
-                [computed - began, time.perf_counter() - computed], device=device
-            )
-    else:
-        for _ in range(rounds):
-            dist.all_reduce(one)
+            took_s += time.perf_counter() - began
+        dist.all_reduce(one)
+        float(one)  # on a GPU the call returns before the end
     dist.all_reduce(took_s)
-    computed_s, waited_s = (took_s / rounds / among).tolist()
-    return computed_s, waited_s
+    return float(took_s) / _ROUNDS / among
 
 
 def _compute(device: torch.device) -> None:

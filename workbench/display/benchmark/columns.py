@@ -101,7 +101,6 @@ WORK = "work"
 
 COLUMNS: tuple[Column, ...] = (
     Column("samples_per_s", "samples/s", "speed", best=_MOST),
-    Column("predicted_samples_per_s", "forecast", "speed", alone="forecast of samples/s"),
     Column("speed_up", "speed-up", "speed", unit="x", best=_MOST),
     Column("efficiency", "efficiency", "speed", _SHARE),
     Column("peak_memory_gib", "measured", MEMORY, _GIB, best=_LEAST, alone="peak memory measured"),

@@ -18,6 +18,7 @@ from workbench.base.child import Helpers
 from workbench.base.errors import WorkbenchError
 from workbench.base.shown import as_html, as_live, as_text
 from workbench.base.table import facts
+from workbench.benchmark.cluster import Cluster
 from workbench.display.compose.composition import Composition
 from workbench.display.compose.fields import FIELDS, SECTIONS
 from workbench.display.compose.lists import proposals_in
@@ -37,7 +38,6 @@ from workbench.display.kit.doc import (
 )
 from workbench.display.kit.live import has_widgets, put, reserve
 from workbench.display.kit.widgets import act_in_thread, make_widget, widget_bundle
-from workbench.finetune.notebook.cluster import Cluster
 from workbench.finetune.plan.reading import preview as preview_rows
 
 if TYPE_CHECKING:

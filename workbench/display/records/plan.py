@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from statistics import median
-
 from workbench.base.table import Bar, Cell, Grid
-from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled, short_list
+from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
-from workbench.finetune.plan.calibration import LAYERS, Calibration
-from workbench.finetune.plan.forecast import alone_in, slowdowns_of, timed_by, widening
 from workbench.finetune.plan.gpus import GpuTable
-from workbench.finetune.plan.table import Fit, Interval, PlanRow, PlanTable, Turn
-from workbench.finetune.techniques.registry import technique_of
+from workbench.finetune.plan.table import Fit, PlanRow, PlanTable
 from workbench.finetune.techniques.sizes import Memory
 
 _PARTS = (
@@ -49,9 +42,9 @@ def plan_doc(table: PlanTable) -> Doc:
     scheduling = (
         [Note(table.scheduling[:1].upper() + table.scheduling[1:])] if table.scheduling else []
     )
-    calibration = [] if table.calibration is None else [*map(Note, _calibrated(table))]
+    measured = [*map(Note, _measured(table))]
     what = Note(_what(table))
-    blocks: list[Block] = [Table(_grid(table)), what, *calibration, *scheduling, *refused]
+    blocks: list[Block] = [Table(_grid(table)), what, *measured, *scheduling, *refused]
     return Doc(
         blocks=[*blocks, Fold("what it is made of, and how it was worked out", made_of)], full=True
     )
@@ -105,32 +98,31 @@ def gpus_doc(table: GpuTable) -> Doc:
 
 def _grid(table: PlanTable) -> Grid:
     unit, size = _unit(table)
-    speeds = _speed_titles(table)
+    measured = _measured_titles(table)
     first = [
         "technique",
         "",
-        *speeds,
+        *measured,
         "largest micro-batch",
         f"memory of a {_place(table)}",
         f"needed {unit}",
     ]
     titles = [*first, f"pod's own memory {unit}"] if table.gpu_memory_gib else first
-    # Speeds decide if they are known: nothing is marked where their intervals overlap.
-    best = table.fastest if table.leaders else table.cheapest
+    best = table.cheapest
     rows = []
     for row in table.rows:
         memory = _memory(row)
         cells: list[Cell] = [
             f"★ {row.technique}" if row is best else row.technique,
             f"{_MARKS.get(row.fit, '')}{row.fit}",
-            *[_between(row.within.get(field)) for field in speeds.values()],
+            *(_measured_cells(row, size) if measured else ()),
             UNKNOWN if row.micro_batch is None else count(row.micro_batch),
             UNKNOWN if memory is None else _bar(table, memory, row),
             UNKNOWN if memory is None else _written(memory.total, size),
             UNKNOWN if row.host is None else _written(row.host.total, size),
         ]
         rows.append(cells[: len(titles)])
-    right = {*speeds, "largest micro-batch", f"needed {unit}", f"pod's own memory {unit}"}
+    right = {*measured, "largest micro-batch", f"needed {unit}", f"pod's own memory {unit}"}
     return Grid(
         columns=titles,
         rows=rows,
@@ -140,21 +132,42 @@ def _grid(table: PlanTable) -> Grid:
     )
 
 
-def _speed_titles(table: PlanTable) -> dict[str, str]:
-    """Return the columns of predicted speed, with their fields.
+def _measured_titles(table: PlanTable) -> list[str]:
+    """Return the columns of measured steps. Empty: no technique was run."""
+    if not any(row.measured for row in table.rows):
+        return []
+    unit, _ = _unit(table)
+    return ["rows/s", f"measured {unit}", "time of the job"]
 
-    None without a timing.
-    """
-    if not _turns(table):
-        return {}
-    titles = {
-        **({"seconds a step": "step_s"} if table.calibration is not None else {}),
-        "samples/s": "samples_per_s",
-        "speed-up": "speed_up",
-        "pod-hours for 10⁶ rows": "pod_hours",
-    }
-    priced = any(row.cost is not None for row in table.rows)
-    return {**titles, "cost of 10⁶ rows": "cost"} if priced else titles
+
+def _measured_cells(row: PlanRow, size: int) -> list[str]:
+    measured = row.measured
+    if measured is None:
+        return [UNKNOWN] * 3
+    if measured.why:
+        return ["failed", UNKNOWN, UNKNOWN]
+    memory_gib = measured.memory_gib
+    return [
+        UNKNOWN if measured.samples_per_s is None else number(measured.samples_per_s),
+        UNKNOWN if memory_gib is None else _written(memory_gib * _GIB, size),
+        UNKNOWN if measured.job_s is None else duration(measured.job_s),
+    ]
+
+
+def _measured(table: PlanTable) -> list[str]:
+    """State the measured steps, and the reason of every failure."""
+    ran = [row.measured for row in table.rows if row.measured]
+    if not ran:
+        return []
+    notes = [
+        f"Measured: {counted(ran[0].steps, 'step')} of every technique that fits, on the rows of "
+        "the job. Rows/s leave out the first step. The time of the job is its number of steps at "
+        "the measured speed, without loading, evaluations and checkpoints."
+    ]
+    for row in table.rows:
+        if row.measured and row.measured.why:
+            notes.append(f"The run of {row.technique} has no figures: {row.measured.why}")
+    return notes
 
 
 def _parts_grid(table: PlanTable) -> Grid:
@@ -238,15 +251,12 @@ def _verdict(table: PlanTable) -> str:
     limits = [f"{size:g} GiB of a {what}" for what, size in places if size]
     need = f"{least.technique} needs least"
     if not limits:
-        subject = " on memory" if table.leaders else ""
-        return f"{_fastest(table)}No verdict{subject} without a limit; {need}"
+        return f"No verdict without a limit; {need}"
     fits = [row for row in planned if row.fit in (Fit.FITS, Fit.TIGHT)]
     into = (
         f"{count(len(fits))} of {counted(len(table.rows), 'technique')} "
         f"fit into {' and '.join(limits)}"
     )
-    if table.leaders:
-        return f"{_fastest(table)}{into}; {need} memory"
     best = table.cheapest
     if best is None:
         smaller = (
@@ -262,95 +272,6 @@ def _verdict(table: PlanTable) -> str:
     return f"{into}. ★ {best.technique} is {why}" + (
         f"; {need} memory" if best is not least else ""
     )
-
-
-def _fastest(table: PlanTable) -> str:
-    """Name the fastest row that fits, and state when a single pod is the fastest."""
-    leaders = table.leaders
-    if not leaders:
-        return ""
-    best = leaders[0]
-    speed_up = best.speed_up or 0.0
-    if len(leaders) > 1:
-        return f"{_undecided(table)}{_more(table, speed_up)}{_apart(table, speed_up)}. "
-    several = [
-        row
-        for row in table.rows
-        if row.ranks > 1 and row.speed_up and technique_of(row.technique).same_losses
-    ]
-    accumulation = table.job.gradient_accumulation_steps
-    micro = _micro_batches(accumulation)
-    if best.ranks > 1 or not several:
-        pods = counted(table.pods if best.ranks > 1 else 1, "pod")
-        fastest = (
-            f"★ {best.technique} on {pods} is the fastest "
-            f"that fits: {_between(best.within['speed_up'])} times one pod"
-        )
-        return f"{fastest}{_more(table, speed_up)}{_apart(table, speed_up)}. "
-    other = max(several, key=lambda row: row.speed_up or 0.0)
-    pays = "more micro-batches a step do not change that"
-    if table.pays_from:
-        pays = f"from gradient_accumulation_steps={table.pays_from} on, more are faster"
-    return (
-        f"★ One pod is faster: {other.technique} on {counted(table.pods, 'pod')} with {micro} "
-        f"a step makes {_between(other.within['speed_up'])} times its samples/s; "
-        f"{pays}{_apart(table, 1.0)}. "
-    )
-
-
-def _micro_batches(accumulation: int) -> str:
-    return "1 micro-batch" if accumulation == 1 else f"{count(accumulation)} micro-batches"
-
-
-def _undecided(table: PlanTable) -> str:
-    """Name the rows that may be the fastest, and the range of their speed."""
-    leaders = table.leaders
-    names = short_list([row.technique for row in leaders], most=8)
-    intervals = [row.within["speed_up"] for row in leaders]
-    whole = Interval(
-        min(interval.low for interval in intervals),
-        max(interval.high for interval in intervals),
-    )
-    return (
-        f"No ★: the speeds of {names} overlap on {counted(table.pods, 'pod')}, "
-        f"at {_between(whole)} times one pod"
-    )
-
-
-def _between(interval: Interval | None) -> str:
-    """Write an interval as a range, or as one number if both ends are equal."""
-    if interval is None:
-        return UNKNOWN
-    if interval.low == interval.high:
-        return number(interval.low)
-    return f"{_rounded(interval.low)} to {_rounded(interval.high)}"
-
-
-def _rounded(value: float) -> str:
-    if value < 0.1:
-        return f"{value:.2g}"
-    decimals = 2 if value < 10 else 1 if value < 100 else 0
-    return f"{value:.{decimals}f}"
-
-
-def _more(table: PlanTable, speed_up: float) -> str:
-    """Return the number of micro-batches per step at which several pods would be faster."""
-    most = max(table.speed_ups.values(), default=0.0)
-    if speed_up > 0.9 * most:
-        return ""
-    enough = next(k for k, reached in table.speed_ups.items() if reached > 0.9 * most)
-    return f", {table.speed_ups[enough]:.2f} with gradient_accumulation_steps={enough}"
-
-
-def _apart(table: PlanTable, speed_up: float) -> str:
-    """State the speed of local-sgd if it is the fastest."""
-    for row in table.rows:
-        if row.fit in (Fit.NOT, Fit.REFUSED) or technique_of(row.technique).same_losses:
-            continue
-        if row.speed_up is not None and row.speed_up > 1.1 * speed_up:
-            return f"; {row.technique}, whose losses are others, makes {row.speed_up:.2f}"
-        return ""
-    return ""
 
 
 def _what(table: PlanTable) -> str:
@@ -390,14 +311,6 @@ def _method(table: PlanTable) -> list[str]:
             "has; give memory_gib, or gpu_memory_gib for GPUs."
         )
     notes += _stages(table)
-    turns = _turns(table)
-    if turns:
-        notes.append(_timed(table, turns))
-    if turns and table.job.gradient_accumulation_steps > 1 and table.pods > 1:
-        notes.append(
-            "zero2, zero3 and fsdp send gradients after every micro-batch, since "
-            "no rank holds them whole; zero1 and ddp send them once a step."
-        )
     notes.append(
         "Each row is the highest moment of a step: what is 0 is not held at that moment. "
         "Activations and logits are counted on the model's own step at the longest rows; "
@@ -433,94 +346,3 @@ def _stages(table: PlanTable) -> list[str]:
         "GiB of the model's files are read once a pod; the kernel takes "
         "their pages back where memory is short, so they are not counted."
     ]
-
-
-def _calibrated(table: PlanTable) -> list[str]:
-    """State the memory and the time of a step, as measured on shallow copies."""
-    calibration = table.calibration
-    assert calibration is not None
-    if calibration.why:
-        memory = (
-            f"Nothing was measured on a shallow copy, so no memory is scaled: {calibration.why}."
-        )
-    else:
-        memory = (
-            f"Measured {calibration.scale:.2f} of planned; scaled. A copy with {LAYERS} layers "
-            f"took {calibration.measured_gib:.2f} GiB beside the runtime's own, and "
-            f"{calibration.planned_gib:.2f} were planned."
-        )
-    if not calibration.rounds:
-        return [memory, f"No step of shallow copies was timed: {calibration.untimed}."]
-    return [memory, _step_of_copies(table, calibration)]
-
-
-def _step_of_copies(table: PlanTable, calibration: Calibration) -> str:
-    """State the step as predicted by copies, and the timed step of the whole model, if any."""
-    source, target = calibration.lengths
-    accumulation = table.job.gradient_accumulation_steps
-    step_s = _single_step_s(timed_by((), calibration, calibration.lengths), accumulation)
-    copies = " and ".join(sorted({f"{copy.layers}" for copy in calibration.rounds[0]}))
-    text = (
-        f"Copies with {copies} layers predict {duration(step_s)} for a step of single on one "
-        f"rank: {_micro_batches(accumulation)} of {counted(calibration.rows, 'row')} with "
-        f"{source} + {target} tokens"
-    )
-    if table.turns:
-        timed_s = _single_step_s(table.turns, accumulation)
-        return (
-            f"{text}. The whole model took {duration(timed_s)} on the job's own rows, "
-            f"{timed_s / step_s:.2f} of the prediction. Speeds are predicted from the whole model."
-        )
-    if not _turns(table):
-        return f"{text}. The rows of this plan have other lengths, so no speeds are predicted."
-    return (
-        f"{text}. Speeds are predicted from that step and the network alone: the techniques "
-        "themselves were not timed, so speed marks no row."
-    )
-
-
-def _single_step_s(turns: Sequence[Turn], accumulation: int) -> float:
-    paces = [alone_in(turn).pace for turn in turns]
-    return median(accumulation * pace.micro_batch_s + pace.update_s for pace in paces)
-
-
-def _turns(table: PlanTable) -> Sequence[Turn]:
-    """Return the turns that predict the speeds, or none without speeds."""
-    return timed_by(table.turns, table.calibration, table.lengths)
-
-
-def _timed(table: PlanTable, timed: Sequence[Turn]) -> str:
-    paces = [alone_in(turn).pace for turn in timed]
-    micro_batch_s = median(pace.micro_batch_s for pace in paces)
-    update_s = median(pace.update_s for pace in paces)
-    turns = len(timed)
-    steps = "steps" if table.turns else "steps of shallow copies"
-    parts = [
-        f"Speeds are predicted from {steps} timed in {counted(turns, 'turn')}; on one pod "
-        f"{duration(micro_batch_s)} for forward and backward pass of "
-        f"{counted(paces[0].rows, 'row')}, {duration(update_s)} for the rest of a step"
-    ]
-    exchange = table.exchange
-    if (
-        exchange is not None
-        and exchange.latency_s is not None
-        and (speed := exchange.bandwidth_gb_per_s) is not None
-    ):
-        parts.append(
-            f"an all-reduce has {duration(exchange.latency_s)} of latency and {speed:.2f} GB/s"
-        )
-        slowdowns = []
-        for turn in timed:
-            seen = replace(exchange, slowdowns=slowdowns_of(turn, exchange))
-            slowdowns.append(seen.slowdown(table.pods))
-        if (slowdown := median(slowdowns)) > 1.05:
-            parts.append(
-                f"{counted(table.pods, 'pod')} that compute "
-                f"at once take {slowdown:.2f} times as long"
-            )
-    return (
-        "; ".join(parts)
-        + ". An interval runs from the lowest turn to the highest, and "
-        + f"{100 * (widening(turns) - 1):.0f} % beyond. "
-        + "Speed-up is over single. local-sgd is not marked: its losses are others."
-    )

@@ -131,10 +131,9 @@ def _speed(diagnosis: Diagnosis) -> list[str]:
         return []
     bandwidth = exchange.bandwidth_gb_per_s
     speed = UNKNOWN if bandwidth is None else f"{bandwidth:.2f} GB/s"
-    slowdown = exchange.slowdown(exchange.pods)
     shared = ""
-    if slowdown > _SHARED:
-        shared = f" While all pods compute, each takes {slowdown:.1f} times as long."
+    if exchange.slowdown > _SHARED:
+        shared = f" While all pods compute, each takes {exchange.slowdown:.1f} times as long."
     return [
         f"Latency {duration(exchange.latency_s)}, bandwidth {speed}.{_prediction(exchange)}{shared}"
     ]

@@ -1,4 +1,4 @@
-"""`plan`: predict fit and speed of every technique before a run starts, without importing torch."""
+"""`plan`: predict the fit of every technique before a run starts, without importing torch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import check_configuration
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.options.groups.adapters import check_experts
-from workbench.finetune.plan.calibration import Calibration, check, scaled
-from workbench.finetune.plan.forecast import Scaling, Speeds, scaling_of, timed_by
 from workbench.finetune.plan.memory import host_of, need_of
 from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.setting import request_of, setting_of
-from workbench.finetune.plan.table import GIB, Fit, PlanRow, PlanTable, Turn
+from workbench.finetune.plan.table import GIB, Fit, PlanRow, PlanTable
 from workbench.finetune.plan.tracing import Request, cached_trace, trace_step
 from workbench.finetune.techniques.registry import TECHNIQUES, by_preference, technique_of
 from workbench.finetune.techniques.sizes import Setting, Trace
 from workbench.jobs.launcher import Launcher
-from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.node_table import NodeTable
 
 Limits = tuple[float | None, float | None]
@@ -41,11 +38,10 @@ class _Hardware(Record):
     gpus: Size
     gpu_memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
     memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
-    price_per_pod_hour: Annotated[Positive | None, Allowed("a number more than 0, or None")]
 
 
 @suggests("plan")
-def plan(  # noqa: PLR0913
+def plan(
     job: FineTune,
     *,
     pods: int = 1,
@@ -54,13 +50,9 @@ def plan(  # noqa: PLR0913
     memory_gib: float | None = None,
     techniques: Sequence[str] | None = None,
     lengths: tuple[int, int] | RowPreview | None = None,
-    turns: Sequence[Turn] = (),
-    exchange: Exchange | None = None,
-    price_per_pod_hour: float | None = None,
     nodes: NodeTable | None = None,
-    calibration: Calibration | None = None,
 ) -> PlanTable:
-    """Predict the memory, the fit and the speed of a job under every technique.
+    """Predict the memory and the fit of a job under every technique.
 
     Args:
         job: The job; its own technique is only one of the rows.
@@ -73,17 +65,9 @@ def plan(  # noqa: PLR0913
         techniques: Techniques to show. Default: all.
         lengths: Tokens of a row's source and target, or `preview(job)` for the tokens that 99 of
             100 micro-batches stay within. Default: the longest allowed by the job.
-        turns: Timed steps of this job, as in `cluster.plan(job).turns`. Default (): no speeds are
-            predicted.
-        exchange: The doctor's measurement between the pods, as `cluster.doctor().exchange`.
-        price_per_pod_hour: Price of a pod for an hour. Default None: costs are in pod-hours only.
         nodes: Nodes of the cluster, as `workbench.nodes(backend, pod=…, count=…)`. The table then
             shows whether the pods could be scheduled now, and `gpu_memory_gib` None is read from
             the labels of the nodes. Default None.
-        calibration: Measured steps of shallow copies of the model, as in
-            `cluster.plan(job, measure=True).calibration`. The measured share of the plan scales the
-            memory. Without `turns`, the measured times predict the speeds, if rows have the same
-            lengths. Default None.
 
     Raises:
         ConfigError: The model's shape is unknown on this machine, a number is not allowed, or the
@@ -95,13 +79,11 @@ def plan(  # noqa: PLR0913
         gpus=gpus,
         gpu_memory_gib=gpu_memory_gib,
         memory_gib=memory_gib,
-        price_per_pod_hour=price_per_pod_hour,
     )
     if nodes is not None and nodes.pod.gpus and gpu_memory_gib is None:
         gpu_memory_gib = nodes.gpu_memory_gib
     gpus = gpus if gpu_memory_gib else 0
     tokens = tokens_of(lengths)
-    scale = check(calibration)
     job = choose(job, gpus=gpus)
     check_configuration(job)
     check_experts(job, model_config(job.model, job.model_revision))
@@ -112,22 +94,7 @@ def plan(  # noqa: PLR0913
     micro = job.per_device_train_batch_size
     rows = []
     for name in techniques or _NAMES:
-        rows.append(refused.get(name) or _row(settings[name], trace, micro, limits, scale))
-    accumulation = job.gradient_accumulation_steps
-    speed_ups = dict[int, float]()
-    planned = tokens or job.planned_lengths
-    timed = timed_by(turns, calibration, planned)
-    if timed:
-        speeds = Speeds(
-            settings=settings,
-            timed_settings=_timed_settings(job, timed, gpus=gpus),
-            trace=trace,
-            micro=micro,
-            turns=timed,
-            exchange=exchange,
-        )
-        rows = [speeds.added(row, accumulation, price=price_per_pod_hour) for row in rows]
-        speed_ups = speeds.speed_ups(rows, accumulation)
+        rows.append(refused.get(name) or _row(settings[name], trace, micro, limits))
     return PlanTable(
         model=job.model,
         parameters=trace.parameters,
@@ -136,17 +103,13 @@ def plan(  # noqa: PLR0913
         gpu_memory_gib=gpu_memory_gib,
         memory_gib=memory_gib,
         job=job,
-        lengths=planned,
+        lengths=tokens or job.planned_lengths,
         rows=_marked(rows),
-        turns=turns,
-        exchange=exchange,
-        speed_ups=speed_ups,
         scheduling=nodes.verdict if nodes is not None else "",
-        calibration=calibration,
     )
 
 
-def _row(setting: Setting, trace: Trace, rows: int, limits: Limits, scale: float) -> PlanRow:
+def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
     if setting.spread and trace.unplaced:
         return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=trace.unplaced)
     why = trace.failed.get(setting.arithmetic)
@@ -155,7 +118,7 @@ def _row(setting: Setting, trace: Trace, rows: int, limits: Limits, scale: float
             f"the model cannot be traced in {setting.arithmetic}, so its memory is not known: {why}"
         )
         return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=what)
-    return row_of(setting, trace, rows, limits, scale=scale)
+    return row_of(setting, trace, rows, limits)
 
 
 def _settings(
@@ -182,21 +145,6 @@ def _settings(
     return settings, refused
 
 
-def _timed_settings(
-    job: FineTune,
-    turns: Sequence[Turn],
-    *,
-    gpus: int,
-) -> dict[tuple[str, int], Setting]:
-    """Return the settings of timed steps by technique and pods, without refused techniques."""
-    found: dict[tuple[str, int], Setting] = {}
-    for name, pods in sorted({(timed.technique, timed.pods) for turn in turns for timed in turn}):
-        settings, _ = _settings(job, [name], pods=pods, gpus=gpus)
-        for setting in settings.values():
-            found[name, pods] = setting
-    return found
-
-
 def _decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, Request]:
     """Return the job with its open options chosen, its setting and its tracing request."""
     job = choose(job, gpus=gpus)
@@ -212,16 +160,6 @@ def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanR
     if there is None:
         return None
     return row_of(setting, there, job.per_device_train_batch_size, (None, None))
-
-
-def scaling(job: FineTune, *, pods: int, gpus: int, exchange: Exchange | None) -> Scaling | None:
-    """Return the scaling of a job from one pod to several, or None if its trace is not cached."""
-    job, setting, request = _decided(job, pods=pods, gpus=gpus)
-    there = cached_trace(request)
-    if there is None:
-        return None
-    accumulation = job.gradient_accumulation_steps
-    return scaling_of(setting, there, accumulation=accumulation, exchange=exchange)
 
 
 def as_planned(job: FineTune, technique: str) -> FineTune:
@@ -302,19 +240,15 @@ def row_of(
     limits: Limits,
     *,
     searches: bool = True,
-    scale: float = 1.0,
 ) -> PlanRow:
-    """Compute a row of the table. With `searches` the row has the largest micro-batch.
-
-    `scale` is the measured share of the planned memory.
-    """
+    """Compute a row of the table. With `searches` the row has the largest micro-batch."""
     # A bucket in CPU memory takes room only for its written part: at most all gradients.
     if not setting.gpu:
         setting = replace(setting, bucket=min(setting.bucket, trace.trained))
     gpu_limit_gib, host_limit_gib = limits
     # A spread model needs most memory on its fullest GPU.
     fullest = trace.part if setting.spread and trace.part else trace
-    need = scaled(need_of(setting, fullest, rows), scale)
+    need = need_of(setting, fullest, rows)
     gpu_bytes = None if gpu_limit_gib is None else gpu_limit_gib * GIB
     stages = host_of(setting, trace, need, gpu_bytes)
     host = max(stages.values(), key=lambda memory: memory.total)
@@ -327,7 +261,7 @@ def row_of(
         gpus_on_pod = setting.on_pod
     micro_batch = None
     if searches and fit is not Fit.UNKNOWN:
-        micro_batch = most_rows(setting, trace, limits, scale=scale)
+        micro_batch = most_rows(setting, trace, limits)
     return PlanRow(
         technique=str(setting.technique),
         fit=fit,
@@ -340,13 +274,13 @@ def row_of(
     )
 
 
-def most_rows(setting: Setting, trace: Trace, limits: Limits, *, scale: float = 1.0) -> int:
+def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
     """Return the largest micro-batch that fits, tight or not. The need grows with the rows."""
     low = 0
     high = _MOST_ROWS
     while low < high:
         middle = (low + high + 1) // 2
-        row = row_of(setting, trace, middle, limits, searches=False, scale=scale)
+        row = row_of(setting, trace, middle, limits, searches=False)
         if row.fit is Fit.NOT:
             high = middle - 1
         else:

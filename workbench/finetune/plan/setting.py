@@ -1,4 +1,4 @@
-"""Reduce a job to the numbers that decide its memory and its network traffic. Pure."""
+"""Reduce a job to the numbers that decide its memory. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.adapters import Lora
-from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
+from workbench.finetune.options.choices import Optimizer, Peft, Precision
 from workbench.finetune.options.groups.sequence import check_ranks
 from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of
@@ -73,7 +73,6 @@ def setting_of(
         updates_apart=optimizer.is_own,
         paged=job.optimizer.startswith("paged"),
         accumulates=job.gradient_accumulation_steps > 1,
-        reduce_bytes=2 if job.communication == Communication.BF16 else 4,
     )
     return technique.setting(method_of(job.method).setting(plain, job, model), job, config)
 

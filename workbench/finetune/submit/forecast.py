@@ -5,7 +5,6 @@ The planner is imported on first use, because keepers import this room too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ from workbench.jobs.views import MemoryNeed, Plan
 
 if TYPE_CHECKING:
     from workbench.finetune.job.finetune import FineTune
-    from workbench.pods.doctor.exchange import Exchange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,18 +34,6 @@ class JobForecast:
             pod_gpu_gib=row.pod_gpu_gib,
             host_gib=row.host_gib,
         )
-
-    def scaling(self, exchange: Exchange | None) -> Mapping[str, object]:
-        """Return the fields of `Scaling`; empty if the network's speed or the trace is unknown."""
-        from workbench.finetune.plan.plan import scaling
-
-        forecast = scaling(
-            self.job,
-            pods=self.pods,
-            gpus=self.gpus,
-            exchange=exchange,
-        )
-        return asdict(forecast) if forecast else {}
 
     def plan(self, *, gpu_memory_gib: float | None, memory_gib: float | None) -> Plan:
         """Return the plan of all techniques, and whether the job's own technique fits."""

@@ -8,7 +8,6 @@ from typing import Any
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.points import TechniquePoints
-from workbench.finetune.techniques.sizes import Exchanges
 
 
 class TensorPoints(TechniquePoints):
@@ -47,7 +46,6 @@ class DDP(Plain):
     engine_of_one = "none"  # accelerate wraps a model for one rank on CPUs, not for one on a GPU
     copies_gradients = True
     preference = 10
-    timed_as = "single"
 
     def bound_to_ranks(self, job: FineTuneOptions) -> str:
         # Every rank has whole states, in any block format.
@@ -63,7 +61,3 @@ class DDP(Plain):
         wrapped = trainer.model_wrapped
         wrapped = getattr(wrapped, "_orig_mod", wrapped)  # of a compiled model
         return isinstance(wrapped, DistributedDataParallel)
-
-    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        del accumulation  # gradients are sent once a step
-        return exchanges.wait_s + exchanges.reduced_s

@@ -15,7 +15,6 @@ from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import (
     FOUR_BITS,
     FP32,
-    Exchanges,
     Memory,
     Moment,
     Parameters,
@@ -224,16 +223,6 @@ class FSDP(Plain):
 
     def saving(self, setting: Setting, trace: Trace) -> Memory:
         return gathered_to_save(setting, trace)
-
-    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        setting = exchanges.setting
-        trace = exchanges.trace
-        # Shards are within a pod, with a replica on every pod.
-        if setting.shards < setting.ranks:
-            size = setting.reduce_bytes * trace.trained
-            return accumulation * exchanges.network.all_reduce_s(size, exchanges.pods)
-        layers = [layer for layer in trace.layers if layer.largest > 0]
-        return exchanges.by_layers_s(accumulation, persist=0, scatters=len(layers) + 1)
 
 
 def _whole(setting: Setting, group: Parameters) -> float:

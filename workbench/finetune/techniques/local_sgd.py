@@ -12,7 +12,7 @@ from workbench.finetune.options.adapters import LocalSgd as Options
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.points import TechniquePoints
-from workbench.finetune.techniques.sizes import Exchanges, Setting
+from workbench.finetune.techniques.sizes import Setting
 
 
 class ApartPoints(TechniquePoints):
@@ -57,7 +57,6 @@ class LocalSGD(Plain):
     # Local SGD sends least, but its losses differ from the other techniques' losses.
     preference = 80
     no_muon = "averages the weights of ranks that train apart, which is untested with Muon"
-    timed_as = "single"
     same_losses = False
     recipe = False
 
@@ -91,15 +90,6 @@ class LocalSGD(Plain):
 
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
         del config
-        # The last synchronised weights and a momentum, both in FP32. Weights are also sent in FP32.
+        # The last synchronised weights and a momentum, both in FP32.
         outer = 8.0 if Options.from_dict(job.local_sgd).outer_momentum else 4.0
-        return replace(
-            plain,
-            outer_bytes=outer,
-            reduce_bytes=4,
-            sync_steps=self.sync_steps(job),
-        )
-
-    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        del accumulation
-        return (exchanges.wait_s + exchanges.reduced_s) / exchanges.setting.sync_steps
+        return replace(plain, outer_bytes=outer)

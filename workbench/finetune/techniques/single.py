@@ -7,7 +7,6 @@ from typing import Any
 from workbench.base.errors import ConfigError
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
-from workbench.finetune.techniques.sizes import Exchanges
 from workbench.jobs.launcher import Launcher
 
 
@@ -38,7 +37,3 @@ class Single(Plain):
         del trainer
         # No object reveals this technique: the audit names an unwrapped model `none`.
         return False
-
-    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        del exchanges, accumulation
-        return 0.0

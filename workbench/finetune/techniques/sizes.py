@@ -1,7 +1,7 @@
-"""Numbers for the memory and the traffic of a technique. Pure functions and records.
+"""Numbers for the memory of a technique. Pure functions and records.
 
 The planner makes `Setting` from a job and `Trace` from the job's model. A technique turns both into
-`Memory` and seconds.
+`Memory`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 SAVED_AT_ONCE = 1 << 30
 """Bytes of weights after which rank 0 writes the gathered weights, at the end of a layer."""
@@ -210,21 +210,19 @@ class Trace:
         """Whether the output layer has no separate weight, beside the embeddings."""
         return self.rest.small.get(self.rest.largest, 0) < 2
 
-    def no_larger_than(self, elements: int) -> tuple[int, int]:
-        """Return the elements and the number of all parameters with at most `elements` elements."""
+    def no_larger_than(self, elements: int) -> int:
+        """Return the elements of all parameters with at most `elements` elements."""
         small_elements = 0
-        small_parameters = 0
         for group in self._groups:
             for size, times in group.small.items():
                 if size <= elements:
                     small_elements += size * times
-                    small_parameters += times
-        return small_elements, small_parameters
+        return small_elements
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """Numbers of a technique's training for the prediction of memory and speed.
+    """Numbers of a technique's training for the prediction of memory.
 
     Buckets and similar sizes have DeepSpeed's own defaults:
     https://www.deepspeed.ai/docs/config-json/#zero-optimizations-for-fp16-training
@@ -295,8 +293,6 @@ class Setting:
     """Elements of a rank's weights that stay in memory, at most, despite an offload to a disk."""
     reduce_bytes: int = 4
     """Bytes of a gradient in messages to other ranks."""
-    sync_steps: int = 1
-    """Steps between two synchronisations of local SGD."""
     sequences: float = 1.0
     """Sequences that the model reads for a row: 2 for a pair of answers."""
     reference_bytes: int = 0
@@ -309,89 +305,6 @@ class Setting:
     """Tokens that a method's own loss scores at once. None: all."""
     cache_bytes: float = 0.0
     """Bytes of the keys and values of all answers that a rank writes at once."""
-
-
-class Network(Protocol):
-    """Measurements of the network between the pods of a cluster."""
-
-    @property
-    def backend(self) -> str: ...
-
-    @property
-    def latency_s(self) -> float | None: ...
-
-    def all_reduce_s(self, size: float, ranks: int) -> float: ...
-
-    def meet_s(self, pods: int) -> float: ...
-
-    def wait_s(self, pods: int) -> float: ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Exchanges:
-    """Seconds of the exchanges between the ranks of a job in a step."""
-
-    setting: Setting
-    trace: Trace
-    network: Network
-
-    @property
-    def pods(self) -> int:
-        return self.setting.ranks // self.setting.on_pod
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds until every pod has reached the exchange."""
-        return self.network.wait_s(self.pods)
-
-    @property
-    def reduced_s(self) -> float:
-        """Seconds of an all-reduce of all gradients."""
-        size = self.setting.reduce_bytes * self.trace.trained
-        return self.network.all_reduce_s(size, self.setting.ranks)
-
-    @property
-    def gathered_s(self) -> float:
-        """Seconds of gathering the trained weights on every rank."""
-        return self.gather_s(self.trace.trained)
-
-    def gather_s(self, elements: int) -> float:
-        """Return the seconds of gathering `elements` weights on every rank."""
-        size = self.setting.compute_bytes * elements
-        return self.network.all_reduce_s(size, self.setting.ranks) / 2
-
-    def by_layers_s(self, accumulation: int, *, persist: int, scatters: int) -> float:
-        """Return the seconds of a step with separately gathered layers.
-
-        A layer is gathered before the forward pass and again before the backward pass, unless the
-        layer was kept. The layer's gradients are then scattered. gloo scatters by an all-reduce.
-
-        Args:
-            accumulation: Micro-batches of the step.
-            persist: Largest number of elements of an undivided weight. Small weights are
-                gathered once a step.
-            scatters: Messages to scatter the gradients of a micro-batch.
-        """
-        setting = self.setting
-        trace = self.trace
-        network = self.network
-        kept, small = trace.no_larger_than(persist)
-        layers = [layer for layer in trace.layers if layer.largest > persist]
-        twice = 0 if setting.gathers_all else sum(layer.all for layer in layers)
-        gathered = max(0, trace.parameters - kept) + max(0, twice - kept)
-        whole_s = self.gather_s(gathered)
-        kept_s = self.gather_s(kept)
-        reduced_s = self.reduced_s
-        scattered_s = reduced_s if network.backend == "gloo" else reduced_s / 2
-        gathers = len(layers) if setting.gathers_all else 2 * len(layers)
-        if trace.rest.largest > persist:
-            gathers += 1
-        messages = gathers + scatters
-        at_the_end_s = 0.0
-        if small:
-            at_the_end_s = kept_s + (small - 1) * (network.latency_s or 0.0)
-        latency_s = network.meet_s(self.pods)
-        return accumulation * (whole_s + scattered_s + messages * latency_s) + at_the_end_s
 
 
 def weights_of(setting: Setting, trace: Trace) -> float:

@@ -15,7 +15,7 @@ from workbench.finetune.options.adapters import Fsdp
 from workbench.finetune.options.choices import Optimizer, Precision
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.points import TechniquePoints
-from workbench.finetune.techniques.sizes import Exchanges, Memory, Moment, Setting, Trace
+from workbench.finetune.techniques.sizes import Memory, Moment, Setting, Trace
 
 Parts = Callable[[Any, Fsdp], Sequence[Any]]
 """Function that finds the parts of a model to shard separately."""
@@ -83,18 +83,13 @@ class Technique(ABC):
     no_muon: ClassVar[str] = ""
     """Why optimizer `muon` cannot train under the technique; empty if it can."""
 
-    # Forecasts.
+    # The planner.
     preference: ClassVar[int]
     """Position in `plan`'s order of choice among fitting techniques, the lowest first.
 
     Techniques with the least traffic for a step come first, then techniques with waits for the
     host. Measured with 3 ranks and gloo, in units of the FP32 model: DDP 1.33, ZeRO-1 2.00 for any
     number of micro-batches, ZeRO-2, ZeRO-3 and FSDP 2.00 or more for each micro-batch.
-    """
-    timed_as: ClassVar[str] = ""
-    """Technique with an equally valid timed step on one pod; empty: its own step is timed.
-
-    This technique is timed itself.
     """
     same_losses: ClassVar[bool] = True
     """Whether losses follow the losses of `single` at the same global batch."""
@@ -285,7 +280,7 @@ class Technique(ABC):
             RunError: The parts belong to another model, or cannot be cut.
         """
 
-    # Memory and speed, for the planner.
+    # Memory, for the planner.
 
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
         """Return the numbers of a job under the technique.
@@ -333,7 +328,3 @@ class Technique(ABC):
     @abstractmethod
     def saving(self, setting: Setting, trace: Trace) -> Memory:
         """Return the host memory of rank 0 while the model is saved."""
-
-    @abstractmethod
-    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        """Return the seconds of a step's exchanges, for `accumulation` micro-batches."""

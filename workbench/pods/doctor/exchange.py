@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from subprocess import Popen, TimeoutExpired
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -36,92 +35,10 @@ class Exchange:
     sizes: tuple[tuple[int, float], ...] = ()
     """Pairs of size in bytes and median seconds of an all-reduce, in growing size. The first size
     above 0.5 s is the last."""
-    slowdowns: tuple[tuple[int, float], ...] = ()
-    """How many times longer a pod takes to compute while so many pods do: 1 but where pods share a
-    processor."""
-    meeting_s: float | None = None
-    """Mean seconds of an all-reduce of four bytes between computations of some milliseconds, which
-    end unevenly where pods share a processor."""
-    waited_s: float | None = None
-    """The same after computations of some 40 milliseconds."""
+    slowdown: float = 1.0
+    """How many times longer a pod takes to compute while all pods do, at least 1. Pods that share
+    a processor are slower."""
     problem: str = ""
-
-    def slowdown(self, pods: int) -> float:
-        """Return the slowdown for a number of pods, interpolated between measured numbers.
-
-        Example:
-            >>> Exchange(pods=4, slowdowns=((2, 1.0), (4, 2.0))).slowdown(3)
-            1.5
-        """
-        points = [(1, 1.0), *self.slowdowns]
-        # The first measured number that is not below `pods`, or else the last.
-        above = len(points) - 1
-        for place, (measured, _) in enumerate(points):
-            if measured >= pods:
-                above = place
-                break
-        below = max(0, above - 1)
-        few, low = points[below]
-        many, high = points[above]
-        if few == many:
-            return max(1.0, high)
-        between = low + (high - low) * (pods - few) / (many - few)
-        return max(1.0, between)
-
-    def meet_s(self, pods: int) -> float:
-        """Return the seconds of the smallest all-reduce of busy ranks, at least the latency.
-
-        Example:
-            >>> slowdowns = ((2, 1.25), (3, 1.5))
-            >>> Exchange(pods=3, latency_s=0.001, slowdowns=slowdowns, meeting_s=0.005).meet_s(2)
-            0.003
-        """
-        idle_s = self.latency_s or 0.0
-        meeting_s = self.meeting_s or 0.0
-        extra_s = max(0.0, meeting_s - idle_s)
-        return idle_s + extra_s * self._unevenness(pods)
-
-    def wait_s(self, pods: int) -> float:
-        """Return the seconds that a rank waits for the others at the end of a step.
-
-        0 without slowdown.
-
-        Example:
-            >>> slowdowns = ((2, 1.25), (3, 1.5))
-            >>> Exchange(pods=3, latency_s=0.001, slowdowns=slowdowns, waited_s=0.005).wait_s(2)
-            0.002
-        """
-        idle_s = self.latency_s or 0.0
-        waited_s = self.waited_s or 0.0
-        extra_s = max(0.0, waited_s - idle_s)
-        return extra_s * self._unevenness(pods)
-
-    def _unevenness(self, pods: int) -> float:
-        most = self.slowdown(self.pods) - 1
-        if not most:
-            return 1.0
-        return (self.slowdown(pods) - 1) / most
-
-    def all_reduce_s(self, size: float, ranks: int) -> float:
-        """Return the seconds of an all-reduce of a number of bytes among a number of ranks.
-
-        Between measured sizes the time is interpolated. Beyond the largest size, the time per byte
-        stays constant. For other numbers of ranks, the bandwidth of the link stays constant.
-
-        Example:
-            >>> measured = Exchange(pods=2, latency_s=0.001, sizes=((1_000_000, 0.011),))
-            >>> measured.all_reduce_s(2_000_000, 2)
-            0.022
-        """
-        assert self.latency_s is not None
-        share = (ranks - 1) / ranks / ((self.pods - 1) / self.pods)
-        points = [(0, self.latency_s), *self.sizes]
-        for (small, quick_s), (large, long_s) in pairwise(points):
-            if size <= large:
-                took_s = quick_s + (long_s - quick_s) * (size - small) / (large - small)
-                return self.latency_s + max(0.0, took_s - self.latency_s) * share
-        largest, largest_s = self.sizes[-1]
-        return largest_s * size / largest * share
 
     @property
     def bandwidth_gb_per_s(self) -> float | None:
@@ -235,7 +152,6 @@ def _tell(process: Popen[str], message: Mapping[str, object]) -> None:
 def _read(lines: Sequence[Mapping[str, Any]], pods: int) -> Exchange:
     fields: dict[str, Any] = {}
     sizes = []
-    slowdowns = []
     for line in lines:
         if "latency_s" in line:
             fields["backend"] = line["backend"]
@@ -243,20 +159,12 @@ def _read(lines: Sequence[Mapping[str, Any]], pods: int) -> Exchange:
         elif "bytes" in line:
             sizes.append((line["bytes"], line["took_s"]))
         elif "slowdown" in line:
-            slowdowns.append((line["computing"], line["slowdown"]))
-        elif "meeting_s" in line:
-            fields["meeting_s"] = line["meeting_s"]
-            fields["waited_s"] = line["waited_s"]
+            fields["slowdown"] = line["slowdown"]
         elif "problem" in line:
             fields["problem"] = line["problem"]
     if not any(line.get("over") for line in lines):
         fields.setdefault("problem", "the measurement broke off")
-    return Exchange(
-        pods=pods,
-        sizes=tuple(sizes),
-        slowdowns=tuple(slowdowns),
-        **fields,
-    )
+    return Exchange(pods=pods, sizes=tuple(sizes), **fields)
 
 
 def _kill(processes: Sequence[Popen[str]]) -> None:

@@ -1,4 +1,4 @@
-"""Claims about memory and time: offload, predictions beside measurements, the panel."""
+"""Claims about memory: offload, a prediction beside a measurement, the panel."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from workbench.verify.outcome import Broken, Cannot
 from workbench.verify.ranks.collectives import held_memory
 from workbench.verify.ranks.models import write_llama
 from workbench.verify.row import Row
-from workbench.verify.turn import Turn, at_most, engine
+from workbench.verify.turn import Turn, engine
 
 if TYPE_CHECKING:
     from workbench import FineTune, FineTuneRun
 
-SUBJECT = "memory and time"
+SUBJECT = "memory"
 _SIZES = {True: (768, 12), False: (256, 4)}
 """Hidden size and layers of the measured model, on GPUs and on CPUs."""
 _HOLD_GIB = 1.0
@@ -23,7 +23,6 @@ _HOLD_S = 14.0
 """The driver is asked every 5 s."""
 _BETWEEN = (0.5, 1.15)
 """Measured memory relative to the prediction. More than the prediction may not fit."""
-_STEP_OFF = 0.5
 
 
 def _offload_zero2(turn: Turn) -> str:
@@ -99,20 +98,6 @@ def _measured_job(turn: Turn) -> FineTune:
     )
 
 
-def _step_time(turn: Turn) -> str:
-    technique = "ddp" if turn.ranks > 1 else "zero1"
-    job = tiny(turn, technique, max_steps=24, gradient_accumulation_steps=2)
-    table = turn.once_free(lambda: turn.bench.main.plan(job, turns=1))
-    (planned,) = [row for row in table.rows if row.technique == technique]
-    measured = turn.train(job).result.step_s
-    if planned.step_s is None or measured is None:
-        raise Broken(f"planned {planned.step_s} s a step, measured {measured}")
-    off = abs(measured - planned.step_s) / measured
-    words = f"{technique}: planned {1000 * planned.step_s:.0f} ms, "
-    words += f"measured {1000 * measured:.0f} ms"
-    return f"{words}, {at_most('off by', off, _STEP_OFF)}"
-
-
 def _panel(turn: Turn) -> str:
     from workbench import Function
 
@@ -155,13 +140,6 @@ ROWS = (
         claim="the measured peak is near the prediction",
         check=_predicted_memory,
         limit_s=240.0,
-    ),
-    Row(
-        name="predicted-step-time",
-        subject=SUBJECT,
-        claim="a step takes about the planned time",
-        check=_step_time,
-        limit_s=300.0,
     ),
     Row(
         name="memory-in-panel",

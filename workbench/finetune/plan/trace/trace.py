@@ -223,13 +223,7 @@ def _depth(config: Any) -> int:
     return int(depths.pop()) if len(depths) == 1 else 0
 
 
-def make_model(
-    config: Any,
-    request: Mapping[str, Any],
-    depth: int,
-    *,
-    device: torch.device = _META,
-) -> Any:
+def make_model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
     """Make the model of a request, with `depth` layers per stack if `depth` is not 0."""
     raw = config.to_dict()
     if depth:
@@ -243,7 +237,7 @@ def make_model(
         family = AutoModelForSequenceClassification
         shallow.num_labels = 1
         shallow.pad_token_id = 0
-    with device:
+    with _META:
         model = family.from_config(shallow)
     model.train()
     # As in the Trainer: a layer that is recomputed would find the keys of its forward pass.
@@ -255,7 +249,7 @@ def make_model(
     if request.get("checkpointing") and not (layers or policy):
         model.gradient_checkpointing_enable()
     if request.get("lora") is not None:
-        with device:
+        with _META:
             checkpointing = bool(request.get("checkpointing"))
             model = with_lora(model, Lora.from_dict(request["lora"]), checkpointing=checkpointing)
     recompute(model, layers, policy)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
-from workbench.finetune.options.choices import Communication, Optimizer, Precision
+from workbench.finetune.options.choices import Optimizer, Precision
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import (
@@ -141,12 +141,6 @@ class Zero(Technique, shared=True):
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
         zero = config.get("zero_optimization", {})
         half = job.number_format in (Precision.BF16, Precision.FP16)
-        # Gradients are sent in the format of the arithmetic, unless the job or its JSON sets
-        # another.
-        asked = config.get("communication_data_type") or job.communication
-        reduce_bytes = 2 if half else 4
-        if asked:
-            reduce_bytes = 4 if asked == Communication.FP32 else 2
         # On CPUs DeepSpeed's own AdamW, not fused, updates if the JSON has an optimizer or an
         # offload.
         own = not plain.gpu and bool("optimizer" in config or zero.get("offload_optimizer"))
@@ -186,7 +180,6 @@ class Zero(Technique, shared=True):
             offload=tuple(offload),
             pinned=tuple(pinned),
             **buffers_of(zero),
-            reduce_bytes=reduce_bytes,
         )
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workbench.finetune.techniques.sizes import Exchanges, Setting, Trace
+from workbench.finetune.techniques.sizes import Setting, Trace
 from workbench.finetune.techniques.zero.zero import Zero
 
 
@@ -21,7 +21,3 @@ class Zero1(Zero):
         if setting.accumulates:
             return float(setting.weight_bytes * trace.trained)
         return super().gradients_kept(setting, trace, arrived)
-
-    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        del accumulation  # gradients are sent once a step
-        return exchanges.wait_s + exchanges.reduced_s + exchanges.gathered_s

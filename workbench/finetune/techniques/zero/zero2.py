@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from workbench.finetune.techniques.sizes import Exchanges
 from workbench.finetune.techniques.zero.zero import Zero
 
 
@@ -15,8 +14,3 @@ class Zero2(Zero):
     config = "zero2.json"
     zero_stage = 2
     preference = 30
-    timed_as = "zero1"
-
-    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        sent_s = exchanges.wait_s + exchanges.reduced_s  # gradients, after every micro-batch
-        return accumulation * sent_s + exchanges.gathered_s

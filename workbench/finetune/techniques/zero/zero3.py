@@ -12,7 +12,6 @@ from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import (
     BEGIN,
     FP32,
-    Exchanges,
     Memory,
     Moment,
     Setting,
@@ -162,7 +161,7 @@ class Zero3(Zero):
         device, host = self.kept(setting, trace)
         at_once = min(trace.trained / setting.shards, setting.sub_group)
         work = Memory(gradients=FP32 * at_once, optimizer=setting.update_bytes * at_once)
-        small, _ = trace.no_larger_than(setting.persist)
+        small = trace.no_larger_than(setting.persist)
         whole = Memory(communication=float(setting.weight_bytes * small))
         device = device.plus(whole)
         if "optimizer" not in setting.offload:
@@ -185,13 +184,6 @@ class Zero3(Zero):
 
     def saving(self, setting: Setting, trace: Trace) -> Memory:
         return gathered_to_save(setting, trace)
-
-    def sending_s(self, exchanges: Exchanges, accumulation: int) -> float:
-        # Small parameters are gathered separately, once a step; gradients are scattered by buckets.
-        setting = exchanges.setting
-        trace = exchanges.trace
-        scatters = -(-trace.trained // setting.bucket)
-        return exchanges.by_layers_s(accumulation, persist=setting.persist, scatters=scatters)
 
 
 def _weights_on_host(setting: Setting, trace: Trace) -> float:
@@ -232,7 +224,7 @@ def _gathered(setting: Setting, trace: Trace, moment: Moment) -> float:
     # that distance. The weights at work stay whole in any case.
     kept = min(whole, setting.reuse / 2, ahead_of)
     at_work = max(trace.largest_layer.all, trace.rest.largest)
-    small, _ = trace.no_larger_than(setting.persist)
+    small = trace.no_larger_than(setting.persist)
     gathered = max(gathered, kept, at_work, small)
     # What the backward pass gathers ahead arrives in a buffer, from which the weights are copied.
     if setting.prefetch and moment.gradients:

@@ -16,7 +16,6 @@ class Zero3Offload(Zero3):
     offloads = True
     may_offload = 2
     preference = 60
-    timed_as = "zero3"
 
     def refuse(self, job: FineTuneOptions) -> None:
         if Optimizer(job.optimizer).uses_bitsandbytes:
