@@ -145,6 +145,7 @@ class Cluster(client.Cluster):
             measure=measure,
             pods=pods or len(taken),
             gpus=self.spec.pods.slots,
+            ranks=0 if gpus_gib else self.spec.pods.ranks,
             gpu_memory_gib=min(gpus_gib, default=None),
             memory_gib=min(known_gib, default=None),
             price_per_pod_hour=price_per_pod_hour,
