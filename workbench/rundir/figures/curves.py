@@ -434,11 +434,10 @@ class ScalarWriter:
                 oldest = next(iter(self._writers))
                 self._writers.pop(oldest).close()
             folder = self._folder
-            library(folder)
             if training > 1:
                 folder /= f"training-{training}"
                 make_folders(folder, self._folder)
-            writer = EventFileWriter(str(folder), flush_secs=2)
+            writer = EventFileWriter(library(folder), flush_secs=2)
         self._writers[training] = writer
         return writer
 
