@@ -205,7 +205,7 @@ def _plan(args: argparse.Namespace) -> bool:
     spec = RunSpec.load(args.spec)
     pod = spec.cluster.pods
     pods = spec.pods or spec.cluster.count
-    forecast = spec.job.views.forecast(pods=pods, gpus=pod.gpus)
+    forecast = spec.job.views.forecast(pods=pods, gpus=pod.gpus, ranks=pod.ranks)
     if forecast is None:
         raise ConfigError(
             f"{args.spec}: the needs of a {spec.job.kind} job are unknown, so there is no plan. "

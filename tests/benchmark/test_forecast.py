@@ -129,7 +129,8 @@ class Job:
         self.need = need
         self.asked: list[tuple[int, int]] = []
 
-    def forecast(self, *, pods: int, gpus: int) -> Any:
+    def forecast(self, *, pods: int, gpus: int, ranks: int) -> Any:
+        assert ranks == 0
         self.asked.append((pods, gpus))
         return None if self.need is None else SimpleNamespace(memory=self.memory)
 
@@ -142,7 +143,7 @@ class Job:
 
 def spec(job: Job, *, pods: int | None = None) -> Any:
     cluster = SimpleNamespace(
-        count=3, pods=SimpleNamespace(gpus=2), pod_memory_gib=lambda number: 12.0 / number
+        count=3, pods=SimpleNamespace(gpus=2, ranks=0), pod_memory_gib=lambda number: 12.0 / number
     )
     return SimpleNamespace(job=job, cluster=cluster, pods=pods)
 

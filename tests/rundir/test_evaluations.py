@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.sentences import says
 from tests.writtenrun import write_run
 from workbench.base.process import RUN_MARK
-from workbench.display.kit.plots.runs import curve_plot
+from workbench.client.comparison import compare
+from workbench.display.kit.plots.figure import look_of_run
+from workbench.display.kit.plots.runs import curve_plot, losses_plot
 from workbench.rundir import events as events_module
 from workbench.rundir.events import Event, log
-from workbench.rundir.figures.curves import Curve
+from workbench.rundir.figures.curves import Curve, ScalarWriter
 from workbench.rundir.totals import RunTotals
 from workbench.rundir.view import RunView
 
@@ -156,7 +159,34 @@ def test_a_restart_repeats_the_trainings_and_adds_no_line(tmp_path: Path) -> Non
     every = [event for fold in FOLDS for event in fold]
     restarted = curve_plot(viewed(tmp_path / "restarted", [*first, again, *every]))
     alone = curve_plot(viewed(tmp_path / "alone", every))
-    assert [list(one.ys) for one in restarted.series] == [list(one.ys) for one in alone.series]
+    assert [(one.name, list(one.ys)) for one in restarted.series] == [
+        (one.name, list(one.ys)) for one in alone.series
+    ]
+
+
+@pytest.mark.parametrize("is_evaluated_first", [True, False])
+def test_a_comparison_draws_every_training_of_each_run_as_its_own_panel(
+    tmp_path: Path, is_evaluated_first: bool
+) -> None:
+    folds = FOLDS if is_evaluated_first else [fold[1:] for fold in FOLDS]
+    several = viewed(tmp_path / "several", [event for fold in folds for event in fold])
+    single = viewed(tmp_path / "single", folds[0])
+    both = compare([several.paths.root, single.paths.root], names=["a", "b"])
+    plot = losses_plot([(run.name, run.view) for run in both.runs])
+    for name, view in (("a", several), ("b", single)):
+        titles = {"training loss": name, "evaluation loss": f"{name}, evaluation"}
+        panel = []
+        for one in curve_plot(view).series:
+            curve, _, training = one.name.partition(",")
+            title = titles[curve] + (training and f",{training}")
+            panel.append((title, [*one.xs["optimizer step"]], [*one.ys]))
+        own = [one for one in plot.series if one.name.startswith(name)]
+        drawn = [(one.name, [*one.xs["optimizer step"]], [*one.ys]) for one in own]
+        assert sorted(drawn) == sorted(panel)
+        assert {one.look.colour for one in own} == {look_of_run(view.id).colour}
+        trainings = {one.name.rpartition("training ")[2] for one in own if "training " in one.name}
+        assert len({one.look.marker for one in own}) == max(1, len(trainings))
+    assert "a, training 2: " in str(both), "the text names what the picture shows"
 
 
 def test_a_run_of_very_many_trainings_keeps_the_last_lines(tmp_path: Path) -> None:
@@ -207,3 +237,68 @@ def test_a_log_within_a_job_of_the_product_replaces_none_of_its_figures(
     assert (totals.eval_loss, totals.metrics["accuracy"]) == (2.0, 0.5)
     assert totals.metrics == {"accuracy": 0.5, "log.loss": 0.0, "log.accuracy": 0.0}
     assert totals.step_figures == {"loss": 3.0, "log.loss": 0.0, "log.accuracy": 0.25, "f1": 0.75}
+
+
+LATER = [Event(time_s=9, rank=1, kind="memory", data={"step": 2, "rss_gib": 0.5})]
+
+
+def board_of(folder: Path, events: list[Event]) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Return the points that TensorBoard reads, by its run and tag."""
+    writer = ScalarWriter(folder)
+    for event in events:
+        writer.add(event)
+    writer.close()
+    runs = {}
+    for place in [folder, *sorted(path for path in folder.iterdir() if path.is_dir())]:
+        board = EventAccumulator(str(place))
+        board.Reload()
+        name = "" if place == folder else place.name
+        runs[name] = {
+            tag: [(point.step, round(point.value, 4)) for point in board.Scalars(tag)]
+            for tag in board.Tags()["scalars"]
+        }
+    return runs
+
+
+@pytest.mark.parametrize("is_evaluated_first", [True, False])
+def test_every_training_of_a_run_is_a_run_of_tensorboard(
+    tmp_path: Path, is_evaluated_first: bool
+) -> None:
+    folds = FOLDS if is_evaluated_first else [fold[1:] for fold in FOLDS]
+    every = board_of(tmp_path / "all", [event for fold in folds for event in [*fold, *LATER]])
+    assert list(every) == ["", "training-2", "training-3", "training-4"]
+    for (number, fold), points in zip(enumerate(folds, 1), every.values(), strict=True):
+        alone = board_of(tmp_path / f"{number}", [*fold, *LATER])
+        assert alone == {"": points}
+
+
+def test_a_restart_repeats_the_trainings_in_their_runs_of_tensorboard(tmp_path: Path) -> None:
+    again = Event(time_s=9, rank=None, kind="restarted", data={"step": None, "lost_s": 8.0})
+    first = [event for fold in FOLDS[:3] for event in fold]
+    every = [event for fold in FOLDS for event in fold]
+    alone = board_of(tmp_path / "alone", every)
+    assert board_of(tmp_path / "restarted", [*first, again, *every]) == alone
+    assert board_of(tmp_path / "unstarted", [again, *every]) == alone
+    # A restart from a checkpoint continues the last training.
+    kept = [event for event in first if not (event.kind == "eval" and event.whole("step"))]
+    back = Event(time_s=9, rank=None, kind="restarted", data={"step": 3, "lost_s": 8.0})
+    rest = [trained(step, loss=7.0) for step in (4, 5)]
+    resumed = board_of(tmp_path / "resumed", [*kept, back, *rest])
+    assert list(resumed) == ["", "training-2", "training-3"]
+    steps = [step for step, _ in resumed["training-3"]["train/loss"]]
+    assert steps == [1, 2, 3, 4, 5]
+
+
+def test_counters_of_their_own_and_very_many_trainings_in_tensorboard(tmp_path: Path) -> None:
+    two = [
+        trained(step, **{name: 1.0})
+        for n in range(1, 9)
+        for step, name in ((n, "d_loss"), (n // 2 + 1, "g_loss"))
+    ]
+    assert list(board_of(tmp_path / "two", two)) == [""]
+    many = [trained(step, loss=1.0) for _ in range(203) for step in (1, 2)]
+    writer = ScalarWriter(tmp_path / "many")
+    for event in many:
+        writer.add(event)
+    writer.close()
+    assert len(list((tmp_path / "many").iterdir())) == 200

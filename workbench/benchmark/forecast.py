@@ -93,7 +93,8 @@ def forecast_memory(spec: RunSpec, *, gpu_memory_gib: float | None = None) -> Me
     """Predict a row's memory on every pod, and whether it fits; takes seconds for a new model."""
     cluster = spec.cluster
     pods = spec.pods or cluster.count
-    forecast = spec.job.views.forecast(pods=pods, gpus=cluster.pods.gpus)
+    hardware = cluster.pods
+    forecast = spec.job.views.forecast(pods=pods, gpus=hardware.gpus, ranks=hardware.ranks)
     if forecast is None:
         return MemoryForecast(unknown=f"the memory of a {spec.job.kind} job is not predicted")
     try:

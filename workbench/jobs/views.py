@@ -157,6 +157,9 @@ class JobViews(Generic[J]):
             ConfigError: The job cannot work, for the reason in the message.
         """
 
-    def forecast(self, *, pods: int, gpus: int) -> Forecast | None:
-        """Return predictions for the job on pods with `gpus` GPUs. None: the kind has none."""
+    def forecast(self, *, pods: int, gpus: int, ranks: int = 0) -> Forecast | None:
+        """Return predictions for the job on pods with `gpus` GPUs. None: the kind has none.
+
+        `ranks` counts the ranks of a pod without GPUs; 0 means 1.
+        """
         return None

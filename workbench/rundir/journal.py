@@ -247,8 +247,9 @@ class Journal:
         """
         with suppress(OSError):
             self._scalars.close()
-        for curves in gate.files_in(self._paths.tensorboard, "events.out.tfevents.*"):
-            gate.remove(curves, self._paths.root)
+        for curves in gate.files_below(self._paths.tensorboard, self._paths.root):
+            if curves.name.startswith("events.out.tfevents."):
+                gate.remove(curves, self._paths.root)
         self._scalars = ScalarWriter(self._paths.tensorboard)
         for event in events:
             self._scalars.add(event)

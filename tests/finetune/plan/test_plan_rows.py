@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.sentences import sentence
 from workbench import FineTune, plan
-from workbench.finetune.plan.plan import as_planned, fit_of, most_rows, row_of
+from workbench.base.errors import ConfigError
+from workbench.finetune.plan.plan import as_planned, fit_of, most_rows, predict, row_of
 from workbench.finetune.plan.setting import setting_of
 from workbench.finetune.plan.table import Fit
 from workbench.finetune.techniques.sizes import CONTEXT_BYTES, Moment, Parameters, Setting, Trace
@@ -67,6 +69,30 @@ def test_a_row_needs_the_gpu_for_a_step_and_the_pod_for_all_its_ranks() -> None:
     on_cpu = row_of(setting("ddp", gpus=0), TRACE, 8, (None, None))
     assert (on_cpu.gpu, on_cpu.gpus_on_pod, on_cpu.fit) == (None, 0, Fit.UNKNOWN)
     assert on_cpu.micro_batch is None, "without a limit there is no largest micro-batch"
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_pod_without_gpus_holds_all_of_its_ranks() -> None:
+    job = FineTune(precision="fp32")
+    one, two = (plan(job, pods=2, ranks=ranks, memory_gib=100.0) for ranks in (0, 2))
+    for name in ("ddp", "single"):
+        alone, both = one.row(name), two.row(name)
+        assert alone.host is not None and both.host is not None
+        several = 1 if name == "single" else 2
+        assert both.ranks == several * alone.ranks
+        need = both.stages["training"]
+        assert need.total == pytest.approx(several * alone.stages["training"].total)
+    # Four ranks share a state under ZeRO-3, two on a pod; the activations are of every rank.
+    alone, both = one.row("zero3"), two.row("zero3")
+    assert alone.stages["training"].optimizer == both.stages["training"].optimizer
+    assert 2 * alone.stages["training"].activations == both.stages["training"].activations
+    assert 2 * alone.stages["training"].overhead == both.stages["training"].overhead
+    assert predict(job.replace(technique="ddp"), pods=2, gpus=0, ranks=2) == replace(
+        plan(job, pods=2, ranks=2).row("ddp"), cheapest=False
+    )
+    assert plan(job, nodes=NodeTable(nodes=[], pod=PodSpec(ranks=2), count=2)).row("ddp").ranks == 2
+    with pytest.raises(ConfigError, match=sentence("finetune.plan.plan.plan-ranks-gpu")):
+        plan(job, ranks=2, gpu_memory_gib=80)
 
 
 def test_a_bucket_larger_than_the_model_takes_room_on_a_gpu_only() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from workbench.finetune.model.shapes import model_config
 from workbench.finetune.plan.plan import row_of, traced
 from workbench.finetune.plan.setting import setting_of
 from workbench.finetune.plan.table import GIB, Fit, PlanRow
+from workbench.finetune.techniques.sizes import HALF, Moment, Trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("forked", "cache")]
 
@@ -55,8 +57,27 @@ def planned(published: Published, folder: Path) -> PlanRow:
         cached = 4.0 * keys * job.per_device_train_batch_size * beams
         setting = replace(setting, cache_bytes=cached)
     trace = traced(job, [setting.arithmetic], gpus=published.gpus, lengths=None)
+    if published.keeps_gradients:
+        tokens = job.max_source_length + job.max_target_length
+        input_bytes = HALF * tokens * int(str(config["hidden_size"]))
+        trace = keeping_gradients(trace, int(str(config["num_hidden_layers"])), input_bytes)
     limits = (published.limit_gib, None)
     return row_of(setting, trace, job.per_device_train_batch_size, limits, searches=False)
+
+
+def keeping_gradients(trace: Trace, layers: int, input_bytes: int) -> Trace:
+    """Add the inputs of finished layers and their gradients to the moments of a backward pass."""
+
+    def kept(moment: Moment) -> Moment:
+        if not moment.gradients:
+            return moment
+        finished = math.ceil(layers * moment.gradients / trace.trained) - 1
+        # The trace counts the gradient that arrives from the layer before.
+        kept_bytes = max(0, 2 * finished - 1) * input_bytes
+        return moment._replace(row=moment.row + kept_bytes)
+
+    moments = {name: [kept(each) for each in some] for name, some in trace.moments.items()}
+    return replace(trace, moments=moments)
 
 
 def named(field: str) -> list[str]:

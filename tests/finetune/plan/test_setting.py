@@ -17,8 +17,11 @@ BF16 = {"precision": "bf16"}
 SPREAD = {"technique": "single", "device_map": "auto"}
 
 
-def setting(gpus: int = 4, model: dict[str, object] | None = None, **options: Any) -> Setting:
-    return setting_of(FineTune(**{**GPU_JOB, **options}), pods=2, gpus=gpus, model=model)
+def setting(
+    gpus: int = 4, ranks: int = 0, model: dict[str, object] | None = None, **options: Any
+) -> Setting:
+    job = FineTune(**{**GPU_JOB, **options})
+    return setting_of(job, pods=2, gpus=gpus, ranks=ranks, model=model)
 
 
 def request(gpus: int = 2, lengths: tuple[int, int] = (16, 8), **options: Any) -> dict[str, Any]:
@@ -77,7 +80,10 @@ def test_a_pod_without_gpus_has_one_rank_on_its_cpu() -> None:
     assert (without.ranks, without.on_pod, without.gpu) == (2, 1, False)
     one = setting(gpus=1)
     assert (one.ranks, one.on_pod, one.gpu) == (2, 1, True)
-    # `single` leaves the other GPUs and pods idle.
+    several = setting(gpus=0, ranks=3)
+    assert (several.ranks, several.on_pod, several.gpu) == (6, 3, False)
+    # `single` leaves the other GPUs, ranks and pods idle.
+    assert setting(gpus=0, ranks=3, technique="single").ranks == 1
     alone = setting(gpus=4, technique="single")
     assert (alone.ranks, alone.on_pod, alone.gpu) == (1, 1, True)
 

@@ -115,6 +115,17 @@ CAUSAL: dict[str, dict[str, object]] = {
     "DeepseekV3": {**DENSE_FIRST, **LATENT},
     "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
     "Jamba": {"num_experts": 2, "use_mamba_kernels": False, "attn_layer_offset": 1},
+    "Gemma3n": {
+        **HEADS,
+        "vocab_size_per_layer_input": 64,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 8,
+        "altup_num_inputs": 2,
+        "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "activation_sparsity_pattern": [0.0, 0.0],
+        "sliding_window": 8,
+    },
 }
 TRANSLATORS: dict[str, dict[str, object]] = {
     "T5": T5,
@@ -152,7 +163,9 @@ def one_rank() -> Iterator[None]:
 
 def folder_of(family: str, folder: Path) -> Path:
     translates = family in TRANSLATORS
-    config = getattr(transformers, f"{family}Config")
+    # A language model of a composite family has a configuration of its own.
+    text = getattr(transformers, f"{family}TextConfig", None)
+    config = text or getattr(transformers, f"{family}Config")
     end = "ForConditionalGeneration" if translates else "ForCausalLM"
     kind = getattr(transformers, f"{family}{'MTModel' if family == 'Marian' else end}", None)
     if family == "GPT2":

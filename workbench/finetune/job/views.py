@@ -147,8 +147,8 @@ class FineTuneViews(JobViews["FineTune"]):
     def check_early(self, *, gpus: int) -> None:
         verbs().check_early(self.job, gpus=gpus)
 
-    def forecast(self, *, pods: int, gpus: int) -> Forecast:
-        forecast: Forecast = verbs().forecast(self.job, pods=pods, gpus=gpus)
+    def forecast(self, *, pods: int, gpus: int, ranks: int = 0) -> Forecast:
+        forecast: Forecast = verbs().forecast(self.job, pods=pods, gpus=gpus, ranks=ranks)
         return forecast
 
 

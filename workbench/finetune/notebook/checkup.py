@@ -19,7 +19,7 @@ def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> D
     """Add a finding on the job's memory to every pod of a diagnosis. May take seconds."""
     pods = cluster.count
     try:
-        row = predict(job, pods=pods, gpus=cluster.pods.gpus)
+        row = predict(job, pods=pods, gpus=cluster.pods.gpus, ranks=cluster.pods.ranks)
     except WorkbenchError as error:
         findings = [Finding(check=MEMORY_OF_JOB, verdict=Verdict.UNKNOWN, detail=str(error))] * pods
     else:

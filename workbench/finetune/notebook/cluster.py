@@ -95,6 +95,7 @@ class Cluster(client.Cluster):
             self.spec.chosen(job),
             pods=pods or len(taken),
             gpus=self.spec.pods.slots,
+            ranks=0 if gpus_gib else self.spec.pods.ranks,
             gpu_memory_gib=min(gpus_gib, default=None),
             memory_gib=min(known_gib, default=None),
             lengths=lengths,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Annotated
 
 from workbench.base.errors import ConfigError, suggests
-from workbench.base.record import Allowed, Positive, Record, Size
+from workbench.base.record import Allowed, Count, Positive, Record, Size
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import check_configuration
@@ -36,6 +36,7 @@ _NAMES = [technique.name for technique in TECHNIQUES]
 class _Hardware(Record):
     pods: Size
     gpus: Size
+    ranks: Count
     gpu_memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
     memory_gib: Annotated[Positive | None, Allowed("a number of GiB more than 0, or None")]
 
@@ -46,6 +47,7 @@ def plan(
     *,
     pods: int = 1,
     gpus: int = 1,
+    ranks: int = 0,
     gpu_memory_gib: float | None = None,
     memory_gib: float | None = None,
     techniques: Sequence[str] | None = None,
@@ -58,6 +60,8 @@ def plan(
         job: The job; its own technique is only one of the rows.
         pods: Number of pods.
         gpus: GPUs per pod, used only if `gpu_memory_gib` is known.
+        ranks: Ranks of a pod without GPUs, as in `PodSpec(ranks=2)`; 0 means 1. Default 0, or the
+            number of `nodes`.
         gpu_memory_gib: Memory per GPU in GiB, as torch reports it: 14.6 for a T4 of 16 GB, see the
             kinds of `gpus_for`. None plans for CPUs.
         memory_gib: Memory per pod in GiB. None leaves pod memory out of the verdict with GPUs; on
@@ -77,17 +81,25 @@ def plan(
     _Hardware(
         pods=pods,
         gpus=gpus,
+        ranks=ranks,
         gpu_memory_gib=gpu_memory_gib,
         memory_gib=memory_gib,
     )
     if nodes is not None and nodes.pod.gpus and gpu_memory_gib is None:
         gpu_memory_gib = nodes.gpu_memory_gib
+    if ranks and gpu_memory_gib:
+        raise ConfigError(
+            f"plan has ranks={ranks} and gpu_memory_gib={gpu_memory_gib:g}: every GPU carries one "
+            "rank. Leave ranks out"
+        )
     gpus = gpus if gpu_memory_gib else 0
+    if nodes is not None and not gpus:
+        ranks = ranks or nodes.pod.ranks
     tokens = tokens_of(lengths)
     job = choose(job, gpus=gpus)
     check_configuration(job)
     check_experts(job, model_config(job.model, job.model_revision))
-    settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus)
+    settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus, ranks=ranks)
     arithmetic = [setting.arithmetic for setting in settings.values()]
     trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=tokens)
     limits = (gpu_memory_gib, memory_gib)
@@ -127,6 +139,7 @@ def _settings(
     *,
     pods: int,
     gpus: int,
+    ranks: int = 0,
 ) -> tuple[dict[str, Setting], dict[str, PlanRow]]:
     """Return the settings of a job by technique, and the rows of refused techniques."""
     settings: dict[str, Setting] = {}
@@ -138,6 +151,7 @@ def _settings(
                 as_planned(job, name),
                 pods=pods,
                 gpus=gpus,
+                ranks=ranks,
                 model=config,
             )
         except ConfigError as error:
@@ -145,17 +159,21 @@ def _settings(
     return settings, refused
 
 
-def _decided(job: FineTune, *, pods: int, gpus: int) -> tuple[FineTune, Setting, Request]:
+def _decided(
+    job: FineTune, *, pods: int, gpus: int, ranks: int = 0
+) -> tuple[FineTune, Setting, Request]:
     """Return the job with its open options chosen, its setting and its tracing request."""
     job = choose(job, gpus=gpus)
     config = model_config(job.model, job.model_revision)
-    setting = setting_of(job, pods=pods, gpus=gpus, model=config)
+    setting = setting_of(job, pods=pods, gpus=gpus, ranks=ranks, model=config)
     return job, setting, request_of(job, config, [setting.arithmetic], gpus=gpus, lengths=None)
 
 
-def predict(job: FineTune, *, pods: int, gpus: int, trace: bool = True) -> PlanRow | None:
+def predict(
+    job: FineTune, *, pods: int, gpus: int, ranks: int = 0, trace: bool = True
+) -> PlanRow | None:
     """Predict the need of a job as it is. None: `trace` is false and no trace is cached."""
-    job, setting, request = _decided(job, pods=pods, gpus=gpus)
+    job, setting, request = _decided(job, pods=pods, gpus=gpus, ranks=ranks)
     there = trace_step(request) if trace else cached_trace(request)
     if there is None:
         return None

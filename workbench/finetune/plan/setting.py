@@ -38,15 +38,20 @@ def setting_of(
     *,
     pods: int,
     gpus: int,
+    ranks: int = 0,
     model: Mapping[str, object] | None = None,
 ) -> Setting:
-    """Return a job's setting. `model` is the configuration with the format of the files."""
+    """Return a job's setting.
+
+    `ranks` counts the ranks of a pod without GPUs; 0 means 1. `model` is the configuration with
+    the format of the files.
+    """
     technique = technique_of(job.technique)
-    on_pod = 1 if technique.alone else max(1, gpus)
-    ranks = technique.ranks_of(pods, on_pod)
-    technique.refuse_ranks(ranks)
-    check_ranks(job, ranks)
-    check_pod(job, on_pod)
+    on_pod = 1 if technique.alone else gpus or ranks or 1
+    every_rank = technique.ranks_of(pods, on_pod)
+    technique.refuse_ranks(every_rank)
+    check_ranks(job, every_rank)
+    check_pod(job, 1 if technique.alone else max(1, gpus))
     config = load(job)[0] if technique.uses_deepspeed else {}
     half = job.number_format in (Precision.BF16, Precision.FP16)
     model = model or {}
@@ -56,8 +61,8 @@ def setting_of(
     optimizer = Optimizer(job.optimizer)
     plain = Setting(
         technique=technique.name,
-        ranks=ranks,
-        shards=technique.shards(job, ranks=ranks // job.tensor_parallel, on_pod=on_pod),
+        ranks=every_rank,
+        shards=technique.shards(job, ranks=every_rank // job.tensor_parallel, on_pod=on_pod),
         sharers=job.tensor_parallel,
         on_pod=on_pod,
         spread=job.device_map is not None and gpus > 1,

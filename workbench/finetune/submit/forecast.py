@@ -22,12 +22,14 @@ class JobForecast:
     pods: int
     gpus: int
     """Number of GPUs of each pod."""
+    ranks: int = 0
+    """Number of ranks of each pod without GPUs. 0 means 1."""
 
     def memory(self) -> MemoryNeed:
         """Return the memory of every pod. Takes seconds for a new model."""
         from workbench.finetune.plan.plan import predict
 
-        row = predict(self.job, pods=self.pods, gpus=self.gpus)
+        row = predict(self.job, pods=self.pods, gpus=self.gpus, ranks=self.ranks)
         assert row is not None  # a step that is not traced yet is traced now
         return MemoryNeed(
             gpu_gib=row.gpu_gib,
@@ -44,6 +46,7 @@ class JobForecast:
             self.job,
             pods=self.pods,
             gpus=max(1, self.gpus),
+            ranks=0 if gpu_memory_gib else self.ranks,
             gpu_memory_gib=gpu_memory_gib,
             memory_gib=memory_gib,
         )
@@ -76,6 +79,6 @@ class JobForecast:
         return Plan(text=str(table), fits=fits, facts=facts)
 
 
-def forecast(job: FineTune, *, pods: int, gpus: int) -> JobForecast:
-    """Return the predictions for a job on pods with `gpus` GPUs each."""
-    return JobForecast(job=job, pods=pods, gpus=gpus)
+def forecast(job: FineTune, *, pods: int, gpus: int, ranks: int = 0) -> JobForecast:
+    """Return the predictions for a job on pods with `gpus` GPUs each, or `ranks` ranks."""
+    return JobForecast(job=job, pods=pods, gpus=gpus, ranks=ranks)

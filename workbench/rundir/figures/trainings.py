@@ -8,6 +8,11 @@ from collections.abc import Mapping
 _MOST = 50  # names, so that memory stays bounded
 
 
+def begins_again(step: float, *, first: float, last: float) -> bool:
+    """Return whether a report goes back to the first step of its line: another training began."""
+    return step < last and step <= first
+
+
 class Trainings:
     """Steps of every figure. A figure whose first step comes again belongs to a new training.
 

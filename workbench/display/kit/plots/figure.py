@@ -74,6 +74,12 @@ def look(place: int) -> Look:
     )
 
 
+def with_marker(style: Look, place: int) -> Look:
+    """Return the look with the marker that is `place` after its own."""
+    marker = _MARKERS[(_MARKERS.index(style.marker) + place) % len(_MARKERS)]
+    return replace(style, marker=marker)
+
+
 def look_of_run(run_id: str) -> Look:
     """Return the look of a run, which depends on the run's id alone.
 

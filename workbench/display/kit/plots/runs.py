@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from workbench.display.kit.plots.figure import (
@@ -16,6 +16,7 @@ from workbench.display.kit.plots.figure import (
     look_of_run,
     looks_of_runs,
     time_axis,
+    with_marker,
 )
 from workbench.rundir.events import EventKind
 from workbench.rundir.figures.curves import Curve
@@ -46,30 +47,28 @@ def curve_plot(view: RunView, name: str = "loss") -> Plot:
     for place, curve in enumerate(curves_of(name)):
         if curve not in view.curves:
             continue
-        last = view.curves[curve]
-        several = [*last.earlier, last]
-        first = last.begun - len(last.earlier)
-        for number, its in enumerate(several, first):
-            line = _Line(metric_of(curve).title, view, curve, its, look(place))
-            if len(several) > 1:
-                # The steps and the evaluations of a training have the same look.
-                line = line._replace(name=f"{line.name}, training {number}", look=look(number - 1))
-            lines.append(line)
+        whole = _Line(metric_of(curve).title, view, curve, view.curves[curve], look(place))
+        for number, line in _trainings(whole):
+            # The steps and the evaluations of a training have the same look.
+            lines.append(line._replace(look=look(number - 1)) if number else line)
     return _plot(title, unit, lines)
 
 
 def losses_plot(runs: Sequence[tuple[str, RunView]], *, distinct: bool = False) -> Plot:
     """Return the losses of several runs in a plot.
 
-    Every run keeps its own look beside any other runs; evaluations are markers. `distinct`: a run
-    whose colour an earlier one has gets a free colour.
+    Every run keeps its own look beside any other runs; evaluations are markers. Every training of a
+    run has a line in the run's colour, with a marker of its own. `distinct`: a run whose colour an
+    earlier one has gets a free colour.
     """
     ids = [view.id for _, view in runs]
     looks = looks_of_runs(ids) if distinct else [look_of_run(run_id) for run_id in ids]
     lines = []
     for (name, view), style in zip(runs, looks, strict=True):
         for curve, title in (("loss", name), ("eval_loss", f"{name}, evaluation")):
-            lines.append(_Line(title, view, curve, view.curves[curve], style))
+            whole = _Line(title, view, curve, view.curves[curve], style)
+            for number, line in _trainings(whole):
+                lines.append(line._replace(look=with_marker(style, number - 1)) if number else line)
     unit = _loss_unit([view for _, view in runs])
     return _plot("loss of the runs", unit, lines)
 
@@ -110,6 +109,17 @@ class _Line(NamedTuple):
     metric: str
     curve: Curve
     look: Look
+
+
+def _trainings(last: _Line) -> Iterator[tuple[int, _Line]]:
+    """Yield the line of every training with its number; 0 for the line of a single training."""
+    earlier = last.curve.earlier
+    if not earlier:
+        yield 0, last
+        return
+    first = last.curve.begun - len(earlier)
+    for number, curve in enumerate([*earlier, last.curve], first):
+        yield number, last._replace(name=f"{last.name}, training {number}", curve=curve)
 
 
 def _plot(label: str, y: str, lines: Sequence[_Line]) -> Plot:
