@@ -16,8 +16,8 @@ import pytest
 from poll import until
 
 from tests.fakes.sshhosts import HostsPlace, SSHHost
-from tests.support.sentences import says
-from workbench.base.errors import WorkbenchError
+from tests.support.sentences import says, sentence
+from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files.private import cluster_folder
 from workbench.pods.guest.machine import free_port
 from workbench.pods.hosts.pods import SSHPods
@@ -256,6 +256,88 @@ def test_a_path_that_a_launcher_cannot_use_is_left_by_the_advised_variable(
         use()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "plain"))
     use()
+
+
+SAME = "Host a b\n  HostName 10.0.0.1\n"
+BEHIND = "Host gate\n  HostName 10.0.0.1\nHost a b\n  HostName localhost\n  ProxyJump gate\n"
+OWN = [{"address": name, "internal_address": f"10.0.0.{n}"} for n, name in enumerate("ab", 5)]
+NO_KEY = sentence("pods.names.completed.key-log-sshpods")
+KEYED = {"key": "k"}
+
+
+@pytest.mark.parametrize(
+    ("config", "refused", "words", "advised"),
+    [
+        ("", {"hosts": ["a"]}, NO_KEY, {"hosts": ["a"], "key": "k"}),
+        ("", {"hosts": ["a"]}, NO_KEY, {"hosts": [{"address": "a", "key": "k"}]}),
+        ("", {"hosts": ["a"]}, NO_KEY, {"hosts": ["a"], "ssh_config": "config"}),
+        (
+            "",
+            {"hosts": ["lab/a"], **KEYED},
+            sentence("pods.pods.SSHPods.name-your-ssh"),
+            {"hosts": [{"address": "lab/a", "internal_address": "a"}], "ssh_config": "config"},
+        ),
+        (
+            "",
+            {"hosts": ["a", "a"], **KEYED},
+            sentence("pods.pods._check_once.host-named-twice"),
+            {"hosts": [{"address": "a", "slots": 2}], **KEYED},
+        ),
+        (
+            SAME,
+            {"hosts": ["a", "b"], "ssh_config": "config"},
+            sentence("pods.names.check_between.same-address-pods"),
+            {"hosts": OWN, "ssh_config": "config"},
+        ),
+        (
+            BEHIND,
+            {"hosts": ["a", {**OWN[1]}], "ssh_config": "config"},
+            sentence("pods.names.check_between.address-behind-jump"),
+            {"hosts": OWN, "ssh_config": "config"},
+        ),
+        (
+            "",
+            {"hosts": ["a"], "jump": {"address": "b", "slots": 2}, **KEYED},
+            sentence("pods.pods._check_jump.jump-host-ranks"),
+            {"hosts": ["a"], "jump": {"address": "b"}, **KEYED},
+        ),
+        (
+            "",
+            {"hosts": ["a"], "root": "$SCRATCH/x", **KEYED},
+            sentence("pods.pods.check.sshpods-must-path"),
+            {"hosts": ["a"], "root": "~/x", **KEYED},
+        ),
+        (
+            "",
+            {"hosts": ["::1:22"], **KEYED},
+            sentence("pods.names._read_text.host-write-name"),
+            {"hosts": ["[::1]:22"], **KEYED},
+        ),
+        (
+            "",
+            {"hosts": [7], **KEYED},
+            sentence("pods.names.read_host.host-write-name"),
+            {"hosts": ["ada@a:22", {"address": "b", "port": 22}], **KEYED},
+        ),
+    ],
+)
+def test_options_are_accepted_as_the_message_asks_for_them(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: str,
+    refused: dict[str, object],
+    words: str,
+    advised: dict[str, object],
+) -> None:
+    def use(options: dict[str, object]) -> None:
+        backend = SSHPods(**options)  # type: ignore[arg-type]
+        backend.hosts_for(len(backend.hosts))
+
+    monkeypatch.chdir(tmp_path)
+    Path("config").write_text(config)
+    with pytest.raises(ConfigError, match=words):
+        use(refused)
+    use(advised)
 
 
 @pytest.mark.skipif(
