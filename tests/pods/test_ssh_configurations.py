@@ -296,7 +296,7 @@ def test_a_certificate_has_an_end_or_none(tmp_path: Path, validity: str, has_end
     key = new_key(tmp_path / "mine")
     file = sign(new_key(tmp_path / "ca"), key, validity)
     words = ["-F", "none", "-o", f"IdentityFile={key}", "--", "127.0.0.1"]
-    assert list(ends(words)) == ([str(file)] if has_end else [])
+    assert list(ends([words])) == ([str(file)] if has_end else [])
     assert ended(words) == ""
 
 
@@ -329,7 +329,8 @@ def test_a_certificate_of_an_agent_is_named_with_its_hour(
 ) -> None:
     ca, host = authority
     key = new_key(tmp_path / "mine")
-    sign(ca, key, "-1h:+2h")
+    copy = tmp_path / "copy-cert.pub"
+    copy.write_text(sign(ca, key, "-1h:+2h").read_text().replace("\n", " with a comment\n"))
     hand_over(agent, key)
     site.known.write_text(f"@cert-authority * {Path(f'{ca}.pub').read_text()}")
     more = f"  IdentityAgent {agent}\n"
@@ -341,11 +342,13 @@ def test_a_certificate_of_an_agent_is_named_with_its_hour(
     # An agent that ssh does not ask, or asks for keys of files alone, has no certificate to name.
     other = new_key(tmp_path / "other")
     only = ["-F", str(config), "-o", f"IdentityFile={other}", "-o", "IdentitiesOnly=yes"]
-    assert ends([*only, "--", "lab"]) == {}
-    assert ends(["-F", "none", "--", "lab"]) == {}
+    assert ends([[*only, "--", "lab"]]) == {}
+    assert ends([["-F", "none", "--", "lab"]]) == {}
     monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
-    assert list(ends(["-F", "none", "--", "lab"])) == ["'ada' of the agent"]
-    assert ends(["-F", "none", "-o", "IdentityAgent=none", "--", "lab"]) == {}
+    assert list(ends([["-F", "none", "--", "lab"]])) == ["'ada' of the agent"]
+    assert ends([["-F", "none", "-o", "IdentityAgent=none", "--", "lab"]]) == {}
+    both = ["-F", "none", "-o", f"CertificateFile={copy}", "-i", "~nobody-has-this/k", "--", "lab"]
+    assert list(ends([both, both])) == [str(copy)]
 
 
 def launch_before_the_end(

@@ -21,41 +21,45 @@ _LOOK_S = 5.0
 _DAY = timedelta(days=1)
 
 
-def ends(words: Sequence[str]) -> dict[str, datetime]:
-    """Return the certificates for a host and their ends, local time; none without an end.
+def ends(ways: Sequence[Sequence[str]]) -> dict[str, datetime]:
+    """Return the certificates for hosts and their ends, local time; none without an end.
 
-    `words`: arguments of `ssh` for the host. A file is named by its path, and a certificate of an
+    `ways`: arguments of `ssh` for each host. A file is named by its path, and a certificate of an
     agent by its key id.
     """
-    try:
-        told = ask_ssh(words)
-    except ConfigError:  # the login itself meets the same error, and names it
-        return {}
-    found = {}
-    seen = set()
-    for name, line in [*_in_files(told), *_in_agent(told)]:
-        text = line.split()[1]
-        if text in seen:
+    offered: dict[str, tuple[str, str]] = {}
+    agents = []
+    for words in ways:
+        try:
+            told = ask_ssh(words)
+        except ConfigError:  # the login itself meets the same error, and names it
             continue
-        seen.add(text)
+        for path, line in _in_files(told):
+            offered.setdefault(_text_of(line), (path, line))
+        agents.append(_agent_of(told))
+    for agent in dict.fromkeys(filter(None, agents)):
+        held = _output(["ssh-add", "-L"], "", agent=agent).splitlines()
+        for line in filter(_is_certificate, held):
+            offered.setdefault(_text_of(line), ("", line))
+
+    found = {}
+    for path, line in offered.values():
         shown = _output(["ssh-keygen", "-L", "-f", "-"], f"{line}\n")
         end = _ENDS.search(shown)
         if end is None or not _USERS.search(shown):
             continue
         key_id = _NAME.search(shown)
-        found[name or _of_agent(key_id[1] if key_id else "")] = datetime.fromisoformat(end[1])
+        name = path or _of_agent(key_id[1] if key_id else "")
+        found[name] = datetime.fromisoformat(end[1])
     return found
 
 
 def ending_soon(ways: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line per certificate with an end within a day. `ways`: the words for each host."""
-    found: dict[str, datetime] = {}
-    for words in ways:
-        found.update(ends(words))
+    """Return a line per certificate with an end within a day. `ways`: as for `ends`."""
     return [
         f"the certificate {name} ends at {end:%Y-%m-%d %H:%M}: no host can be logged in to again"
         " after that"
-        for name, end in found.items()
+        for name, end in ends(ways).items()
         if end < datetime.now() + _DAY
     ]
 
@@ -64,7 +68,7 @@ def ended(words: Sequence[str]) -> str:
     """Return the sentence on a host's certificates that have ended; empty: there is none."""
     lines = [
         f"the certificate {name} ended at {end:%Y-%m-%d %H:%M}"
-        for name, end in ends(words).items()
+        for name, end in ends([words]).items()
         if end < datetime.now()
     ]
     return f"{'; '.join(lines)}: renew the certificate" if lines else ""
@@ -75,32 +79,34 @@ def _in_files(told: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
     found = []
     for name in [*told.get("certificatefile", []), *told.get("identityfile", [])]:
         for each in (name, f"{name}-cert.pub"):
-            path = Path(each).expanduser()
             try:
+                path = Path(each).expanduser()
                 lines = path.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError):
+            except (OSError, UnicodeDecodeError, RuntimeError):  # the last: no such account
                 continue
             found += [(str(path), line) for line in lines if _is_certificate(line)]
     return found
 
 
-def _in_agent(told: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    """Return the certificates of the agent that ssh asks, without names."""
+def _agent_of(told: Mapping[str, Sequence[str]]) -> str:
+    """Return the socket of the agent whose certificates ssh offers; empty: of none."""
     # With IdentitiesOnly, ssh offers no other keys of an agent than those of the files.
     if told.get("identitiesonly", ["no"])[0] == "yes":
-        return []
+        return ""
     agent = told.get("identityagent", ["SSH_AUTH_SOCK"])[0]
     if agent == "SSH_AUTH_SOCK":
-        agent = os.environ.get(agent, "")
-    if not agent or agent == "none":
-        return []
-    lines = _output(["ssh-add", "-L"], "", agent=agent).splitlines()
-    return [("", line) for line in lines if _is_certificate(line)]
+        return os.environ.get(agent, "")
+    return "" if agent == "none" else agent
 
 
 def _is_certificate(line: str) -> bool:
     words = line.split()
     return len(words) > 1 and words[0].endswith(_KIND)
+
+
+def _text_of(certificate: str) -> str:
+    """Return a line's certificate without the comment: a file and an agent may hold the same."""
+    return certificate.split()[1]
 
 
 def _of_agent(key_id: str) -> str:
