@@ -347,8 +347,8 @@ def test_a_certificate_of_an_agent_is_named_with_its_hour(
     monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
     assert list(ends([["-F", "none", "--", "lab"]])) == ["'ada' of the agent"]
     assert ends([["-F", "none", "-o", "IdentityAgent=none", "--", "lab"]]) == {}
-    both = ["-F", "none", "-o", f"CertificateFile={copy}", "-i", "~nobody-has-this/k", "--", "lab"]
-    assert list(ends([both, both])) == [str(copy)]
+    both = ["-F", "none", "-o", f"CertificateFile={copy}", "-o", "IdentityFile=~no-account/k"]
+    assert list(ends([[*both, "--", name] for name in ("lab", "lab-2")])) == [str(copy)]
 
 
 def launch_before_the_end(
