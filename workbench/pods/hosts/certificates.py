@@ -76,15 +76,17 @@ def ended(words: Sequence[str]) -> str:
 
 def _in_files(told: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
     """Return the certificates that are configured, or lie beside a key: path and line."""
+    beside = [f"{key}-cert.pub" for key in told.get("identityfile", [])]
     found = []
-    for name in [*told.get("certificatefile", []), *told.get("identityfile", [])]:
-        for each in (name, f"{name}-cert.pub"):
-            try:
-                path = Path(each).expanduser()
-                lines = path.read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError, RuntimeError):  # the last: no such account
+    for name in [*told.get("certificatefile", []), *beside]:
+        try:
+            path = Path(name).expanduser()
+            if not path.is_file():  # a pipe would wait
                 continue
-            found += [(str(path), line) for line in lines if _is_certificate(line)]
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError, RuntimeError):  # the last: no such account
+            continue
+        found += [(str(path), line) for line in lines if _is_certificate(line)]
     return found
 
 
