@@ -161,6 +161,7 @@ class Kept:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))  # for the cluster's key
     monkeypatch.setattr(module, "backend_from_dict", lambda _options: StubPlace())
     monkeypatch.setattr(module, "AgentLink", StubLink)
     monkeypatch.setattr(module, "Identity", StubIdentity)
