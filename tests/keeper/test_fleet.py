@@ -129,8 +129,15 @@ class Kept:
     def __init__(self, root: Path, **options: Any) -> None:
         self.reports: list[str] = []
         self.changes = 0
+        self.is_closing = False
         spec = ClusterSpec(count=2, **options)
-        self.fleet = Fleet(ClusterPaths(root), spec, self.reports.append, self._change)
+        self.fleet = Fleet(
+            ClusterPaths(root),
+            spec,
+            self.reports.append,
+            self._change,
+            closing=lambda: self.is_closing,
+        )
         self.place: StubPlace = self.fleet._backend  # type: ignore[assignment]
 
     def _change(self) -> None:
@@ -154,6 +161,7 @@ class Kept:
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))  # for the cluster's key
     monkeypatch.setattr(module, "backend_from_dict", lambda _options: StubPlace())
     monkeypatch.setattr(module, "AgentLink", StubLink)
     monkeypatch.setattr(module, "Identity", StubIdentity)
@@ -373,6 +381,21 @@ def test_a_line_asks_why_its_pod_has_gone(kept: Kept) -> None:
     assert "evicted" in kept.links[1].reason_gone()
     kept.place.pods[1] = pod(1, phase=Phase.FAILED)
     assert says(kept.links[1].reason_gone(), "keeper.fleet._reason_gone.more-known")
+
+
+@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING, Phase.UNKNOWN, Phase.FAILED])
+@pytest.mark.parametrize("is_closing", [False, True])
+def test_a_closing_cluster_has_lost_a_pod_that_may_answer_again(
+    kept: Kept, phase: Phase, is_closing: bool
+) -> None:
+    kept.launched()
+    kept.place.pods[1] = pod(1, phase=phase, message="the connection broke")
+    kept.is_closing = is_closing
+    why = kept.links[1].reason_gone()
+    is_lost = phase is Phase.FAILED or (phase is Phase.UNKNOWN and is_closing)
+    assert bool(why) is is_lost
+    assert not why or ("pod-1" in why and "the connection broke" in why)
+    assert kept.links[0].reason_gone() == ""
 
 
 # Lost pods.

@@ -660,7 +660,7 @@ def test_what_an_ssh_configuration_cannot_ask(
     for text, words in {
         f"{here} ProxyCommand no-such-program %h %p\n": "no-such-program: (command )?not found",
         f"{here} ProxyJump b\n": "leads in a circle",
-        "Hots *\n": sentence("pods.names._ask_ssh.ssh-read-configuration"),
+        "Hots *\n": sentence("pods.names.ask_ssh.ssh-read-configuration"),
     }.items():
         config.write_text(text)
         with pytest.raises(WorkbenchError, match=words):

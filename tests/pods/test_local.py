@@ -550,7 +550,10 @@ def test_a_process_that_only_looks_like_ours_lives_on(
     words = Path(f"/proc/{worker.pid}/cmdline").read_text().split("\0")[1:-1]
     sleeper = ["-c", "import time; time.sleep(60)"]
     decoy = subprocess.Popen(
-        [f"sshd: {pods[0].root}", *sleeper, *words, pods[0].root], executable=sys.executable
+        [f"sshd: {pods[0].root}", *sleeper, *words, pods[0].root],
+        executable=sys.executable,
+        # By another name it does not find a standard library that was moved.
+        env={**os.environ, "PYTHONHOME": sys.base_prefix},
     )
     try:
         local.stop()

@@ -173,6 +173,31 @@ def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
     assert list(there.root.glob("*")) == []
 
 
+@pytest.mark.parametrize(
+    ("login", "advice", "mended"),
+    [
+        ("exits", "let them do so only with a terminal", "[ -t 0 ] && exit 0\n"),
+        ("execs", "let them do so only with a terminal", "[ -t 0 ] && exec sh\n"),
+        ("reads", "COMMAND </dev/null", "cat </dev/null >/dev/null\n"),
+        ("reads-line", "COMMAND </dev/null", "read -r line </dev/null\n"),
+        ("no-path", "let them add to PATH", "export PATH=/nowhere:$PATH\n"),
+    ],
+)
+def test_a_login_serves_once_its_start_up_file_follows_the_advice(
+    there: Strangers, context: LaunchContext, login: str, advice: str, mended: str
+) -> None:
+    backend = there.pods(login)
+    with pytest.raises((ConfigError, PodError), match=advice):
+        backend.launch(PodSpec(), 1, context)
+    file = there.host.folder.parent / "homes" / login / ".bashrc"
+    file.write_text(mended)
+    try:
+        backend.launch(PodSpec(), 1, context)
+    finally:
+        backend.stop()
+        file.write_text(EVERY[login].files[".bashrc"])
+
+
 def left_host(there: Strangers, context: LaunchContext, tmp_path: Path) -> tuple[Pod, Identity]:
     """Return a host that a cluster has left, and an identity for logins to it."""
     backend = there.pods("bash")

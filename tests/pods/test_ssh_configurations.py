@@ -5,23 +5,29 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from poll import until
 
 from tests.fakes.sshhosts import HostsPlace, SSHHost
-from tests.support.sentences import sentence
-from workbench.base.errors import ConfigError, PodError, WorkbenchError
+from tests.support.sentences import says, sentence
+from workbench.base.errors import ConfigError, PodError, RemoteError, WorkbenchError
 from workbench.base.process import live_descendants
+from workbench.keeper.fleet import Fleet
+from workbench.pods.hosts.certificates import ended, ends
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.bulk.transfer import fetch_file, route_to
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
+from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.spec import ClusterSpec
 
 
 @dataclass
@@ -272,9 +278,192 @@ def test_certificates_of_users_and_of_hosts(
         assert any(f"the certificate {certificate} ends at 20" in line for line in reports), reports
         sign(ca, key, "-2h:-1h")
         with pytest.raises(
-            PodError, match=sentence("pods.login._login_advice.certificate-ended", certificate)
+            PodError, match=sentence("pods.certificates.ended.certificate-ended", certificate)
         ):
             site.backend("lab", config).launch(PodSpec(), 1, context)
+
+
+@pytest.mark.parametrize(
+    ("validity", "has_end"),
+    [
+        ("-1h:+2h", True),
+        ("always:20300101", True),
+        ("20200101:forever", False),
+        ("always:forever", False),
+    ],
+)
+def test_a_certificate_has_an_end_or_none(tmp_path: Path, validity: str, has_end: bool) -> None:
+    key = new_key(tmp_path / "mine")
+    file = sign(new_key(tmp_path / "ca"), key, validity)
+    words = ["-F", "none", "-o", f"IdentityFile={key}", "--", "127.0.0.1"]
+    assert list(ends([words])) == ([str(file)] if has_end else [])
+    assert ended(words) == ""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Path]:
+    """Give the socket of an agent without keys."""
+    socket = tmp_path / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
+    until(socket.exists)
+    yield socket
+    process.kill()
+    process.wait()
+
+
+def hand_over(agent: Path, key: Path) -> None:
+    """Give a key and the certificate beside it to an agent alone."""
+    environment = {**os.environ, "SSH_AUTH_SOCK": str(agent)}
+    subprocess.run(["ssh-add", "-q", str(key)], check=True, timeout=120, env=environment)
+    key.unlink()
+    Path(f"{key}-cert.pub").unlink()
+
+
+def test_a_certificate_of_an_agent_is_named_with_its_hour(
+    site: Site,
+    authority: tuple[Path, SSHHost],
+    context: LaunchContext,
+    tmp_path: Path,
+    agent: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ca, host = authority
+    key = new_key(tmp_path / "mine")
+    copy = tmp_path / "copy-cert.pub"
+    copy.write_text(sign(ca, key, "-1h:+2h").read_text().replace("\n", " with a comment\n"))
+    hand_over(agent, key)
+    site.known.write_text(f"@cert-authority * {Path(f'{ca}.pub').read_text()}")
+    more = f"  IdentityAgent {agent}\n"
+    config = site.config(site.entry("lab", host, f"{more}  IdentityFile ~/none\n"), key=False)
+    reports: list[str] = []
+    told = replace(context, report=reports.append)
+    try_login(site.backend("lab", config), told, tmp_path)
+    assert any("the certificate 'ada' of the agent ends at 20" in line for line in reports), reports
+    # An agent that ssh does not ask, or asks for keys of files alone, has no certificate to name.
+    other = new_key(tmp_path / "other")
+    only = ["-F", str(config), "-o", f"IdentityFile={other}", "-o", "IdentitiesOnly=yes"]
+    assert ends([[*only, "--", "lab"]]) == {}
+    assert ends([["-F", "none", "--", "lab"]]) == {}
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
+    assert list(ends([["-F", "none", "--", "lab"]])) == ["'ada' of the agent"]
+    assert ends([["-F", "none", "-o", "IdentityAgent=none", "--", "lab"]]) == {}
+    both = ["-F", "none", "-o", f"CertificateFile={copy}", "-o", "IdentityFile=~no-account/k"]
+    assert list(ends([[*both, "--", name] for name in ("lab", "lab-2")])) == [str(copy)]
+
+
+def launch_before_the_end(
+    site: Site, authority: tuple[Path, SSHHost], context: LaunchContext, key: Path
+) -> tuple[SSHPods, Pod, Path]:
+    """Launch with a certificate that ends some seconds later: more of them on a busy machine."""
+    ca, host = authority
+    site.known.write_text(f"@cert-authority * {Path(f'{ca}.pub').read_text()}")
+    more = f"  IdentityFile {key}\n"
+    config = site.config(site.entry("lab", host, more), key=False)
+    for seconds in (4, 20, 100):
+        certificate = sign(ca, key, f"-1m:+{seconds}s")
+        backend = site.backend("lab", config)
+        try:
+            (pod,) = backend.launch(PodSpec(), 1, context)
+        except PodError as error:
+            assert says(error, "pods.certificates.ended.certificate-ended")
+        else:
+            return backend, pod, certificate
+    raise AssertionError("the machine does not log in within 100 s")
+
+
+@pytest.mark.slow
+def test_a_certificate_that_ends_during_a_run_ends_no_connection_and_is_named_at_the_next(
+    site: Site,
+    authority: tuple[Path, SSHHost],
+    context: LaunchContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("workbench.pods.hosts.reopening._PAUSES_S", ())
+    monkeypatch.setattr("workbench.pods.hosts.reopening._LONGEST_S", 0.0)
+    ca, host = authority
+    key = new_key(tmp_path / "mine")
+    backend, pod, certificate = launch_before_the_end(site, authority, context, key)
+    words = backend._masters[pod.name].master.words
+    try:
+        identity = Identity.create(tmp_path / "own")
+        identity.pin([pod])
+        with SSHConnection(pod, identity) as connection:
+            run = connection.stream(["cat"])
+            until(lambda: ended(words), 180)
+            run.write(b"step\n")
+            assert run.read(60) == b"step\n"
+            assert connection.run(["echo", "more"]).stdout == "more\n"
+            fetch_file(route_to(pod, identity, 60.0), "/etc/hostname", tmp_path / "here")
+        assert backend.refresh()[0].phase is Phase.RUNNING
+
+        for session in live_descendants(host.process.pid):
+            session.send(9)
+        until(lambda: backend.refresh()[0].phase is Phase.FAILED)
+
+        def gone() -> str:
+            return backend.refresh()[0].message
+
+        said = r"Permission denied \(publickey\); the certificate .*mine-cert.pub ended at 20\d\d-"
+        with pytest.raises(WorkbenchError, match=said):
+            fetch_file(route_to(pod, identity, 3600.0, gone), "/etc/hostname", tmp_path / "here")
+        assert says(gone(), "pods.certificates.ended.certificate-ended", certificate)
+
+        # The remedy that the words name.
+        sign(ca, key, "-1m:+2h")
+        monkeypatch.setattr("workbench.pods.hosts.reopening._REFUSED_S", 0.0)
+        until(lambda: backend.refresh()[0].phase is Phase.RUNNING)
+        fetch_file(route_to(pod, identity, 60.0), "/etc/hostname", tmp_path / "here")
+    finally:
+        backend.stop()
+
+
+@pytest.mark.slow
+def test_a_closing_cluster_waits_for_no_retry_of_a_copy_whose_connection_broke(
+    site: Site, context: LaunchContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = SSHHost(
+        tmp_path / "dies",
+        "127.0.0.9",
+        site.host.port,
+        site.place.user.public_key,
+        prefix=site.place.prefix,
+    ).start()
+    config = site.config(site.entry("lab", host))
+    with site.known.open("a") as known:
+        public = (host.folder / "host_key.pub").read_text()
+        known.write(f"[{host.address}]:{host.port} {public}")
+    backend = site.backend("lab", config)
+    closing = threading.Event()
+    spec = ClusterSpec(count=1, backend=backend.to_dict())
+    fleet = Fleet(ClusterPaths(tmp_path / "c"), spec, lambda _line: None, closing=closing.is_set)
+    monkeypatch.setattr(fleet, "_backend", backend)
+    tries: list[Sequence[str]] = []
+    try:
+        fleet.pods = backend.launch(PodSpec(), 1, context)
+        pod = fleet.pods[0]
+        identity = Identity.create(tmp_path / "own")
+        identity.pin([pod])
+        host.die()
+        route = route_to(pod, identity, 86_400.0, lambda: fleet._reason_gone(pod.name))
+
+        def tried(argv: Sequence[str]) -> list[str]:
+            tries.append(argv)
+            return route.command(argv)
+
+        def copy() -> str:
+            return fetch_file(replace(route, command=tried), "/etc/hostname", tmp_path / "here")
+
+        with ThreadPoolExecutor() as pool:
+            copying = pool.submit(copy)
+            until(lambda: len(tries) > 1)
+            assert not copying.done(), "a break alone is tried again"
+            closing.set()
+            with pytest.raises(RemoteError, match=r"Unknown: .*the connection broke"):
+                copying.result(180)
+    finally:
+        closing.set()
+        backend.stop()
 
 
 def test_a_key_in_the_form_pkcs8_is_a_key(
@@ -352,7 +541,7 @@ def test_a_user_without_a_name_logs_in_where_all_is_given(
         assert not pod.control
     finally:
         backend.stop()
-    with pytest.raises(ConfigError, match=sentence("pods.names._ask_ssh.ssh-read-configuration")):
+    with pytest.raises(ConfigError, match=sentence("pods.names.ask_ssh.ssh-read-configuration")):
         site.backend("lab", site.config("")).launch(PodSpec(), 1, context)
     with pytest.raises(ConfigError, match=sentence("pods.keys._try_one.sshpods-trust-host")):
         site.place.backend(user=user, trust={}).launch(PodSpec(), 1, context)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, PodError, WorkbenchError
 from workbench.base.files import gate
+from workbench.pods.hosts.certificates import ended
 from workbench.pods.hosts.names import Host
 from workbench.pods.hosts.way import words_to
 from workbench.pods.ssh import master
@@ -30,9 +29,7 @@ _CHANGED = re.compile(r"IDENTIFICATION HAS CHANGED")
 _REVOKED = re.compile(r"marked as revoked")
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key in (\S+:\d+)")
 _SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
-_ENDS = re.compile(r"Valid: from \S+ to (\S+)")
 _LOOK_S = 5.0
-_DAY = timedelta(days=1)
 
 
 class Logins:
@@ -164,13 +161,8 @@ class Logins:
 
     def _login_advice(self, host: Host) -> str:
         """Return the next step after a refused login."""
-        ended = []
-        for certificate in certificates(host):
-            end = end_of(certificate)
-            if end is not None and end < datetime.now():
-                ended.append(f"the certificate {certificate} ended at {end:%Y-%m-%d %H:%M}")
-        if ended:
-            return f"{'; '.join(ended)}: renew the certificate"
+        if old := ended(self.words(host)):
+            return old
         if host.key:
             return (
                 key_remedy(Path(host.key))
@@ -191,39 +183,6 @@ def vouched(host: Host, trust: Mapping[str, str]) -> str:
     """Return the user's vouched fingerprint of a host, by its name or its address and port."""
     names = (host.address, f"{host.address}:{host.port}", host.where, host.reached)
     return next((trust[name] for name in names if name in trust), "")
-
-
-def certificates(host: Host) -> list[Path]:
-    """Return the existing certificates beside a host's keys, and the configured ones."""
-    names = [host.key] if host.key else host.identities
-    beside = [name for key in names for name in (key, f"{key}-cert.pub")]
-    return [Path(name) for name in beside if name.endswith("-cert.pub") and Path(name).is_file()]
-
-
-def end_of(certificate: Path) -> datetime | None:
-    """Return the hour when a certificate ends, local time; None: never, or unknown."""
-    argv = ["ssh-keygen", "-L", "-f", str(certificate)]
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_LOOK_S, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = _ENDS.search(done.stdout)
-    return datetime.fromisoformat(found[1]) if found else None
-
-
-def ending_soon(hosts: Sequence[Host]) -> list[str]:
-    """Return a line per certificate with an end within a day."""
-    lines = []
-    for certificate in dict.fromkeys(each for host in hosts for each in certificates(host)):
-        end = end_of(certificate)
-        if end is not None and end < datetime.now() + _DAY:
-            lines.append(
-                f"the certificate {certificate} ends at {end:%Y-%m-%d %H:%M}: no host can be"
-                " logged in to again after that"
-            )
-    return lines
 
 
 def changed(host: Host | str, said: str) -> PodError:

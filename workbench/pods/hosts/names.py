@@ -69,8 +69,6 @@ class Host:
     """The hosts that the configuration goes through (ProxyJump)."""
     is_behind: bool = False
     """Whether the configuration goes through another host, or a command."""
-    identities: tuple[str, ...] = ()
-    """Files of keys and certificates in the configuration, as far as its text names them."""
 
     @property
     def where(self) -> str:
@@ -143,7 +141,7 @@ def resolved(host: Host, options: Sequence[str]) -> Host:
 
     `options`: those of `ssh` for the host. The way to the host is OpenSSH's own matter.
     """
-    told = _ask_ssh(host.address, options)
+    told = ask_ssh([*options, "--", host.address])
     hops = []
     for hop in told.get("proxyjump", ["none"])[0].split(","):
         if hop != "none":
@@ -151,7 +149,6 @@ def resolved(host: Host, options: Sequence[str]) -> Host:
     reached = told["hostname"][0]
     if not host.internal_address:  # the other hosts use the address, and so do the launchers
         check_address(reached)
-    identities = [*told.get("certificatefile", []), *told.get("identityfile", [])]
     return replace(
         host,
         user=host.user or check_user(told["user"][0]),
@@ -160,7 +157,6 @@ def resolved(host: Host, options: Sequence[str]) -> Host:
         known_hosts=tuple(told.get("userknownhostsfile", [""])[0].split()),
         hops=tuple(hops),
         is_behind=bool(hops) or told.get("proxycommand", ["none"])[0] != "none",
-        identities=tuple(str(Path(name).expanduser()) for name in identities),
     )
 
 
@@ -224,10 +220,15 @@ def _read_text(text: str) -> dict[str, object]:
     return fields
 
 
-def _ask_ssh(name: str, options: Sequence[str]) -> dict[str, list[str]]:
+def ask_ssh(words: Sequence[str]) -> dict[str, list[str]]:
+    """Return the options of `ssh` for a host, by their names in small letters; some repeat.
+
+    `words`: arguments of `ssh`, the host last.
+    """
+    name = words[-1]
     if why := nameless("ssh"):
         raise ConfigError(f"ssh cannot read its configuration for {name}: {why}")
-    argv = ["ssh", "-G", *options, "--", name]
+    argv = ["ssh", "-G", *words]
     try:
         done = subprocess.run(
             argv,

@@ -25,7 +25,8 @@ from workbench.base.files import gate, write_text
 from workbench.base.record import Allowed, PathText, Positive, Unit
 from workbench.pods.hostfile import check_address, check_user
 from workbench.pods.hosts import entry
-from workbench.pods.hosts.login import Logins, ending_soon
+from workbench.pods.hosts.certificates import ending_soon
+from workbench.pods.hosts.login import Logins
 from workbench.pods.hosts.names import (
     Host,
     check_between,
@@ -220,7 +221,7 @@ class SSHPods(Place):
             context.arrived(self._pods)
             addresses = ", ".join(host.address for host in hosts)
             context.report(f"{count} of {count} hosts let us in: {addresses}")
-            for line in ending_soon(hosts):
+            for line in ending_soon([each.master.words for each in self._masters.values()]):
                 context.report(line)
             with self._working:
                 self._enter(spec, context)

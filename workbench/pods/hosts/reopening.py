@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from workbench.pods.hosts.certificates import ended
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.ssh.master import Master, is_refusal
 
@@ -24,6 +25,8 @@ class Reopening:
         self._limit_s = connect_timeout_s + _END_S
         self._tries = 0
         self._refusals = 0
+        self._ended = ""
+        """Certificates that had ended at the last refusal."""
         self._counted = True
         """Whether the end of the last try was looked at."""
 
@@ -39,6 +42,8 @@ class Reopening:
             self.master.drop()
         said = self.master.note_end() or "ssh ended without a word"
         self._count(said)
+        if self._refusals and self._ended:
+            said = f"{said.rstrip('.')}; {self._ended}"
         if self.master.tried_s >= self._pause_s:
             self._tries += 1
             self._counted = False
@@ -50,7 +55,9 @@ class Reopening:
     def _count(self, said: str) -> None:
         """Count a refused try."""
         if self._tries and not self._counted:
-            self._refusals = self._refusals + 1 if is_refusal(said) else 0
+            is_refused = is_refusal(said)
+            self._refusals = self._refusals + 1 if is_refused else 0
+            self._ended = ended(self.master.words) if is_refused else ""
             self._counted = True
 
     @property

@@ -180,8 +180,8 @@ def passphrase_advice(path: Path) -> str:
     return (
         f"the key {path} has a passphrase, and the keeper cannot ask for the passphrase. Make"
         " a key without a passphrase:"
-        f" ssh-keygen -t ed25519 -N '' -f {path}_workbench, and add its .pub to the hosts'"
-        " authorized_keys"
+        f" ssh-keygen -t ed25519 -N '' -f {shlex.quote(f'{path}_workbench')}, and add its .pub to"
+        " the hosts' authorized_keys"
     )
 
 
