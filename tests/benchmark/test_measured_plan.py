@@ -15,7 +15,7 @@ from tests.support.sentences import sentence
 from workbench import Cluster, FineTune, LocalPods, history
 from workbench.base.errors import ConfigError
 from workbench.benchmark.benchmark import Benchmark
-from workbench.benchmark.cluster import measured, measured_by, short_job
+from workbench.benchmark.measured_plan import measured, measured_by, short_job
 from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import Outcome
 from workbench.display.kit.doc import to_html, to_text
@@ -143,7 +143,7 @@ def test_the_time_of_a_job_by_epochs_comes_from_the_rows_that_the_steps_took(
 ) -> None:
     progress = SimpleNamespace(step=20, epoch=0.16)
     monkeypatch.setattr(
-        "workbench.benchmark.cluster.Run.load", lambda _: SimpleNamespace(progress=progress)
+        "workbench.benchmark.measured_plan.Run.load", lambda _: SimpleNamespace(progress=progress)
     )
     row = PlanRow(technique="ddp", fit=Fit.FITS)
     ran = make_row("ddp", 2, None, step_s=0.5, path=Path("run"))

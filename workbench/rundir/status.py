@@ -130,7 +130,8 @@ def cluster_status(root: Path) -> ClusterStatus:
         if status.phase in ("closed", "failed") or status.alive:
             return status
         # The state names no live process. Another keeper may have the lock and be about to write.
-        held = is_locked(paths.keeper_lock)
+        # No keeper can write into a directory that is gone.
+        held = paths.root.is_dir() and is_locked(paths.keeper_lock)
     except Unreadable as error:
         return ClusterStatus(phase=UNKNOWN, message=str(error), unread=str(error))
     except OSError as error:
