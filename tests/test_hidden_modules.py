@@ -49,6 +49,6 @@ def test_files_that_hide_nothing_that_is_used_do_no_harm(tmp_path: Path) -> None
 def test_another_failure_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("")
     last = imported(tmp_path, f"import code, sys; sys.modules['pydantic'] = None; {IMPORT}")
-    assert last.startswith("ModuleNotFoundError: import of pydantic halted")
+    assert last.startswith("ModuleNotFoundError: ") and "pydantic" in last  # in Python's words
     last = imported(tmp_path, f"import json; del json.JSONDecoder; {IMPORT}")
     assert last.startswith("ImportError: workbench.Cluster cannot be imported: module 'json' has")

@@ -93,7 +93,7 @@ ROWS = (
     Row(
         name="cores-of-gpus",
         subject=SUBJECT,
-        claim="a rank with a GPU has two cores or more, and a core for each thread",
+        claim="a rank with a GPU has two cores, and one for each thread",
         check=_cores,
     ),
     Row(
