@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from workbench.agent import nccl
 from workbench.agent.ranks.request import RunRequest, rank_environment
+from workbench.agent.site import nccl
 from workbench.base.process import RankPlace
 
 OURS = {"NCCL_SOCKET_IFNAME": "=eno1", "GLOO_SOCKET_IFNAME": "eno1"}

@@ -22,7 +22,7 @@ from tests.fakes.sshhosts import HostsPlace, SSHHost
 from tests.support.deep import deep_tree
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Function
-from workbench.agent.setup import setup_variables
+from workbench.agent.site.setup import setup_variables
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.process import live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left

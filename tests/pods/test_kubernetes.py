@@ -49,17 +49,6 @@ def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
 
 
 @pytest.fixture
-def context(tmp_path: Path, identity: Identity) -> LaunchContext:
-    return LaunchContext(
-        cluster_id="test",
-        directory=tmp_path,
-        public_key=identity.public_key,
-        lease_s=2.0,
-        timeout_s=300.0,
-    )
-
-
-@pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> HurriedClock:
     """The clock of starts, and of the words about pods that wait."""
     made = HurriedClock()

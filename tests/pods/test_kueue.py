@@ -32,14 +32,9 @@ def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
 
 
 @pytest.fixture
-def context(tmp_path: Path, identity: Identity) -> LaunchContext:
-    return LaunchContext(
-        cluster_id="test",
-        directory=tmp_path,
-        public_key=identity.public_key,
-        lease_s=60.0,
-        timeout_s=300.0,
-    )
+def context(context: LaunchContext) -> LaunchContext:
+    """The lease outlives the waits for Kueue."""
+    return replace(context, lease_s=60.0)
 
 
 def names(place: KubernetesPlace) -> list[str]:

@@ -719,6 +719,27 @@ def contained(folder: Path, runner: Runner, **changes: Any) -> Container:
     return Container(runner=runner, **given)
 
 
+@pytest.mark.parametrize(
+    ("image", "by_pyxis", "by_apptainer"),
+    [
+        (
+            "nvcr.io/nvidia/pytorch:25.01-py3",
+            "nvcr.io#nvidia/pytorch:25.01-py3",
+            "docker://nvcr.io/nvidia/pytorch:25.01-py3",
+        ),
+        ("nvcr.io#nvidia/pytorch", "nvcr.io#nvidia/pytorch", "docker://nvcr.io/nvidia/pytorch"),
+        ("/images/torch.sqsh", "/images/torch.sqsh", "/images/torch.sqsh"),
+    ],
+)
+def test_an_image_has_the_name_that_its_runner_reads(
+    tmp_path: Path, image: str, by_pyxis: str, by_apptainer: str
+) -> None:
+    words = contained(tmp_path, Runner.PYXIS, image=image).srun_words
+    assert words[0] == f"--container-image={by_pyxis}"
+    program = contained(tmp_path, Runner.APPTAINER, image=image).around("true")
+    assert f" {by_apptainer} true" in program
+
+
 def test_an_image_runs_by_pyxis_with_the_folders_of_the_pods(tmp_path: Path) -> None:
     box = contained(tmp_path, Runner.PYXIS)
     package = tmp_path / "workbench-1.zip"

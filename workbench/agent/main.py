@@ -20,7 +20,7 @@ from pathlib import Path
 
 from workbench.agent.clients.client import Client
 from workbench.agent.listener import Server
-from workbench.agent.setup import setup_variables
+from workbench.agent.site.setup import setup_variables
 from workbench.agent.supervisor import Agent
 from workbench.base import entries
 from workbench.base.child import HOME

@@ -18,8 +18,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from workbench.agent.machine import address_for_others
-from workbench.agent.nccl import left_open
-from workbench.agent.setup import setup_variables
+from workbench.agent.site.nccl import left_open
+from workbench.agent.site.setup import setup_variables
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.agent.nccl import left_open
+from workbench.agent.site.nccl import left_open
 from workbench.base.process import POD_MARK, RANK_MARK, RUN_MARK, RankPlace
 
 Message = Mapping[str, object]

@@ -91,12 +91,7 @@ def _is_plain(image: str) -> bool:
 
 
 def _pyxis_name(image: str) -> str:
-    """Return an image's name for pyxis, which separates the registry by `#`.
-
-    Example:
-        >>> _pyxis_name("nvcr.io/nvidia/pytorch:25.01-py3"), _pyxis_name("/images/torch.sqsh")
-        ('nvcr.io#nvidia/pytorch:25.01-py3', '/images/torch.sqsh')
-    """
+    """Return an image's name for pyxis, which separates the registry by `#`."""
     registry, slash, rest = image.partition("/")
     is_registry = "." in registry or ":" in registry or registry == "localhost"
     if _is_plain(image) and slash and is_registry and "#" not in image:
@@ -105,10 +100,5 @@ def _pyxis_name(image: str) -> str:
 
 
 def _apptainer_name(image: str) -> str:
-    """Return an image's name for Apptainer.
-
-    Example:
-        >>> _apptainer_name("nvcr.io#nvidia/pytorch"), _apptainer_name("/images/torch.sif")
-        ('docker://nvcr.io/nvidia/pytorch', '/images/torch.sif')
-    """
+    """Return an image's name for Apptainer."""
     return f"docker://{image.replace('#', '/')}" if _is_plain(image) else image
