@@ -30,6 +30,7 @@ HEADER = """\
 # ///
 import trl
 """
+HASH = "0123456789abcdef" * 4
 LOCK = """\
 version = 1
 revision = 3
@@ -41,8 +42,8 @@ version = "0.1.0"
 source = { virtual = "." }
 dependencies = [
     { name = "above", extra = ["fast"] },
-    { name = "wide", version = "1.0", marker = "sys_platform == 'linux'" },
-    { name = "wide", version = "2.0", marker = "sys_platform != 'linux'" },
+    { name = "wide", version = "1.0", marker = "sys_platform == 'linux'", source = PYPI },
+    { name = "wide", version = "2.0", marker = "sys_platform != 'linux'", source = PYPI },
 ]
 
 [package.dev-dependencies]
@@ -52,6 +53,7 @@ dev = [{ name = "unasked" }]
 name = "above"
 version = "1.5"
 source = { registry = "https://pypi.org/simple" }
+wheels = [{ url = "https://files.example.org/above-1.5-py3-none-any.whl", hash = "sha256:HASH" }]
 dependencies = [{ name = "below", marker = "python_full_version < '3.13'" }]
 
 [package.optional-dependencies]
@@ -61,26 +63,37 @@ fast = [{ name = "quick" }, { name = "above" }]
 name = "below"
 version = "2.0"
 source = { registry = "https://download.example.org/cpu" }
+wheels = [{ url = "https://files.example.org/below-2.0-py3-none-any.whl", hash = "sha256:HASH" }]
 
 [[package]]
 name = "quick"
 version = "3.1"
-source = { git = "https://example.org/quick.git?rev=main#0123abcd" }
+source = { git = "https://example.org/quick.git?rev=main#0123abcd0123abcd0123abcd0123abcd0123abcd" }
 
 [[package]]
 name = "unasked"
 version = "9"
 source = { registry = "https://pypi.org/simple" }
+wheels = [{ url = "https://files.example.org/unasked-9-py3-none-any.whl", hash = "sha256:HASH" }]
 
 [[package]]
 name = "wide"
 version = "1.0"
 source = { registry = "https://pypi.org/simple" }
+wheels = [{ url = "https://files.example.org/wide-1.0-py3-none-any.whl", hash = "sha256:HASH" }]
 
 [[package]]
 name = "wide"
 version = "2.0"
 source = { registry = "https://pypi.org/simple" }
+wheels = [{ url = "https://files.example.org/wide-2.0-py3-none-any.whl", hash = "sha256:HASH" }]
+""".replace("HASH", HASH).replace("PYPI", '{ registry = "https://pypi.org/simple" }')
+PROJECT = """\
+[project]
+name = "project"
+version = "0.1.0"
+requires-python = ">=3.11"
+dependencies = ["above[fast]", "wide"]
 """
 
 
@@ -235,36 +248,69 @@ def test_a_secret_is_refused_and_a_reference_is_not(tmp_path: Path) -> None:
     assert lines(tmp_path, asked) == asked
 
 
-def test_the_packages_of_a_lock_are_pinned(tmp_path: Path) -> None:
-    lock = tmp_path / "uv.lock"
-    lock.write_text(LOCK)
-    found = read(tmp_path, str(lock))
+def of_lock(folder: Path, lock: str) -> Requirements:
+    (folder / "uv.lock").write_text(lock)
+    (folder / "pyproject.toml").write_text(PROJECT)
+    found = read(folder, str(folder / "uv.lock"))
     assert found is not None
+    return found
+
+
+def test_the_packages_of_a_lock_are_pinned(tmp_path: Path) -> None:
+    found = of_lock(tmp_path, LOCK)
     assert found.requires_python == ">=3.11"
     assert found.lines == [
         "--extra-index-url https://download.example.org/cpu",
         "above==1.5",
-        "below==2.0 ; (python_full_version < '3.13')",
-        "quick @ git+https://example.org/quick.git@0123abcd",
-        "wide==1.0 ; (sys_platform == 'linux')",
-        "wide==2.0 ; (sys_platform != 'linux')",
+        "below==2.0 ; python_full_version < '3.13'",
+        f"quick @ git+https://example.org/quick.git@{'0123abcd' * 5}",
+        "wide==1.0 ; sys_platform == 'linux'",
+        "wide==2.0 ; sys_platform != 'linux'",
     ]
     # The project file stands for its lock.
     project = tmp_path / "pyproject.toml"
-    project.write_text("[project]\nname='project'\ndependencies=['above']\n")
     assert lines(tmp_path, str(project)) == found.lines
-    lock.unlink()
-    assert lines(tmp_path, str(project)) == ["above"]
+    (tmp_path / "uv.lock").unlink()
+    assert lines(tmp_path, str(project)) == ["above[fast]", "wide"]
 
 
-def test_a_lock_with_a_local_package_is_refused(tmp_path: Path) -> None:
-    lock = tmp_path / "uv.lock"
-    lock.write_text(LOCK.replace('"https://download.example.org/cpu"', '"../wheels"'))
-    with pytest.raises(ConfigError, match="below is a file or folder of this machine"):
-        read(tmp_path, str(lock))
-    lock.write_text("version = 2\n")
-    with pytest.raises(ConfigError, match="uv export"):
-        read(tmp_path, str(lock))
+def test_a_lock_of_an_index_alone_keeps_its_hashes(tmp_path: Path) -> None:
+    packages = of_lock(tmp_path, LOCK.replace('{ name = "quick" }, ', "")).packages
+    assert packages[0] == f"above==1.5      --hash=sha256:{HASH}"
+    assert len(packages) == 4 and all(line.endswith(f"sha256:{HASH}") for line in packages)
+
+
+def test_a_long_chain_of_markers_is_read(tmp_path: Path) -> None:
+    # Our own reader needed time that doubled with every diamond of the chain.
+    parts = [LOCK[: LOCK.index("[[package]]")]]
+    parts.append('[[package]]\nname = "project"\nversion = "0.1.0"\nsource = { virtual = "." }\n')
+    parts.append('dependencies = [{ name = "p0a" }]\n')
+    ends = [(f"p{n}{side}", [f"p{n + 1}a", f"p{n + 1}b"]) for n in range(40) for side in "ab"]
+    for name, needs in [*ends, ("p40a", []), ("p40b", [])]:
+        each = [f"{{ name = '{need}', marker = \"sys_platform == '{name}'\" }}" for need in needs]
+        parts.append(
+            f'[[package]]\nname = "{name}"\nversion = "1"\nsource = {{ registry = '
+            '"https://pypi.org/simple" }\n'
+            f'wheels = [{{ url = "https://files.example.org/{name}-1-py3-none-any.whl", '
+            f'hash = "sha256:{HASH}" }}]\ndependencies = [{", ".join(each)}]\n'
+        )
+    assert len(of_lock(tmp_path, "\n".join(parts)).packages) >= 1
+
+
+def test_a_lock_that_pods_cannot_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"below comes from the folder \.\./wheels"):
+        of_lock(tmp_path, LOCK.replace('"https://download.example.org/cpu"', '"../wheels"'))
+    with pytest.raises(ConfigError, match="uv lock writes the lock again"):
+        of_lock(tmp_path, "version = 2\n")
+    other = tmp_path / "poetry.lock"
+    other.write_text(LOCK)
+    with pytest.raises(ConfigError, match=r"pyproject\.toml and uv\.lock are known"):
+        read(tmp_path, str(other))
+    monkeypatch.setattr("shutil.which", lambda *_args, **_options: None)
+    with pytest.raises(ConfigError, match="this machine has no uv"):
+        of_lock(tmp_path, LOCK)
 
 
 def test_an_isolated_environment_needs_requirements(tmp_path: Path) -> None:

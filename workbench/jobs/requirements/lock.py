@@ -1,121 +1,96 @@
-"""Read the pinned packages of a `uv.lock`, without uv.
-
-Read are the packages of the locked project, without groups and without extras beyond its own
-dependencies. Versions are pinned. Hashes are not checked.
-"""
+"""Read the pinned packages of a `uv.lock`, as `uv export` writes them."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, items, part, text
+from workbench.base.files import read_given
+from workbench.base.json_values import items, part, text
 
 _PYPI = "https://pypi.org/simple"
-_OWN = ("virtual", "editable", "directory")
-_KNOWN_VERSIONS = (1,)
-_EXTRA = re.compile(r"\bextra\b")
+_EXPORT = (
+    "export",
+    "--frozen",
+    "--offline",
+    "--no-default-groups",
+    "--no-emit-project",
+    "--no-header",
+    "--no-annotate",
+    "--quiet",
+    "--color=never",
+)
+_LIMIT_S = 120
+_BY_HAND = "uv export --no-emit-project > requirements.txt"
 
-_Name = tuple[str, str]
-"""Name and version of a package."""
-_Markers = set[frozenset[str]]
-"""Ways to a package, as sets of markers. All markers of a set must hold. An empty set: always."""
+
+def export_lock(path: Path) -> str:
+    """Return the packages of a lock as the text of a requirements.txt, without optional groups.
+
+    The lines have hashes unless a package comes from a repository: pip checks all or none.
+
+    Raises:
+        ConfigError: uv is not installed, or cannot read the lock.
+    """
+    lines = _exported(path)
+    if any(" @ " in line for line in lines):
+        lines = _exported(path, "--no-hashes")
+    return "\n".join([*_indexes(path), *lines])
 
 
-def locked_lines(lock: Json, path: Path) -> list[str]:
-    """Return the packages of a lock as lines of a requirements.txt."""
-    if lock.get("version") not in _KNOWN_VERSIONS:
-        raise ConfigError(
-            f"{path} is of version {lock.get('version')!r}, and version 1 is known here. Export "
-            "the packages: uv export --no-hashes > requirements.txt"
+def _exported(path: Path, *options: str) -> list[str]:
+    command = [_find_uv(path), *_EXPORT, *options, "--project", str(path.parent)]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, "UV_PYTHON_DOWNLOADS": "never"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_LIMIT_S,
+            check=False,
         )
-    packages: dict[_Name, Json] = {}
-    for package in _tables(lock, "package"):
-        packages[text(package.get("name")), text(package.get("version"))] = package
-    roots = [name for name, package in packages.items() if _is_root(package, path)]
-    if not roots:
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"uv cannot read {path}: {error}. Export: {_BY_HAND}") from error
+    if done.returncode:
+        words = " ".join(done.stderr.split())[:600]
         raise ConfigError(
-            f"{path} locks no project. Export the packages: uv export --no-hashes > "
-            "requirements.txt"
+            f"uv cannot read {path}: {words}. The pyproject.toml of the lock belongs beside the "
+            "lock; uv lock writes the lock again"
         )
-    found: dict[tuple[_Name, str], _Markers] = {}
-    waiting = [(name, "", frozenset[str]()) for name in roots]
-    while waiting:
-        name, extra, way = waiting.pop()
-        for needed, marker, extras in _edges(packages, name, extra, path):
-            onward = way | {marker} if marker else way
-            for each in ("", *extras):
-                ways = found.setdefault((needed, each), set())
-                # A known way with fewer markers includes this one.
-                if not any(known <= onward for known in ways):
-                    ways.add(onward)
-                    waiting.append((needed, each, onward))
-    lines = []
-    indexes: dict[str, None] = {}
-    for name in sorted({name for name, _ in found} - set(roots)):
-        lines.append(_line(packages[name], found[name, ""], path))
-        registry = text(part(packages[name], "source").get("registry"))
-        if registry and registry.rstrip("/") != _PYPI:
-            indexes[registry] = None
-    return [*(f"--extra-index-url {index}" for index in indexes), *lines]
+    return done.stdout.splitlines()
 
 
-def _edges(
-    packages: Mapping[_Name, Json], name: _Name, extra: str, path: Path
-) -> Iterator[tuple[_Name, str, list[str]]]:
-    """Yield the needed packages of a package, or of an extra, with markers and extras."""
-    package = packages[name]
-    needs = _tables(package, "dependencies")
-    if extra:
-        needs = _tables(part(package, "optional-dependencies"), extra)
-    for need in needs:
-        wanted = text(need.get("name"))
-        version = text(need.get("version"))
-        fits = [
-            each for each in packages if each[0] == wanted and (not version or each[1] == version)
-        ]
-        if len(fits) != 1:
+def _find_uv(path: Path) -> str:
+    found = shutil.which("uv") or shutil.which(Path(sys.executable).with_name("uv"))
+    if found is None:
+        raise ConfigError(
+            f"{path} is read by uv, and this machine has no uv. Install uv: pip install uv; or "
+            f"export the packages where uv is: {_BY_HAND}"
+        )
+    return found
+
+
+def _indexes(path: Path) -> list[str]:
+    """Return an option of pip for each index of the lock except PyPI, which pip knows."""
+    lock = tomllib.loads(read_given(path))
+    found: dict[str, None] = {}
+    for package in items(lock.get("package")):
+        source = part(package, "source") if isinstance(package, dict) else {}
+        registry = text(source.get("registry"))
+        if not registry or registry.rstrip("/") == _PYPI:
+            continue
+        if "://" not in registry or registry.startswith("file:"):
             raise ConfigError(
-                f"{path}: {name[0]} needs {wanted}, which the lock names {len(fits)} times. "
-                "Lock again: uv lock"
+                f"{path}: {text(package.get('name'))} comes from the folder {registry} of this "
+                "machine, which is not on the pods. Put the package into the script's folder, or "
+                "lock a published version"
             )
-        marker = text(need.get("marker"))
-        if _EXTRA.search(marker):
-            raise ConfigError(
-                f"{path} has conflicting extras. Export the packages: uv export --no-hashes > "
-                "requirements.txt"
-            )
-        yield fits[0], marker, [text(each) for each in items(need.get("extra"))]
-
-
-def _line(package: Json, ways: _Markers, path: Path) -> str:
-    name = text(package.get("name"))
-    source = part(package, "source")
-    line = f"{name}=={text(package.get('version'))}"
-    if "git" in source:
-        address, _, commit = text(source.get("git")).partition("#")
-        line = f"{name} @ git+{address.partition('?')[0]}@{commit}"
-    elif "url" in source:
-        line = f"{name} @ {text(source.get('url'))}"
-    elif "registry" not in source or "://" not in text(source.get("registry")):
-        raise ConfigError(
-            f"{path}: {name} is a file or folder of this machine, which is not on the pods. "
-            "Put the package into the script's folder, or lock a published version"
-        )
-    if frozenset() in ways:
-        return line
-    shortest = [way for way in ways if not any(other < way for other in ways)]
-    each = sorted(" and ".join(f"({marker})" for marker in sorted(way)) for way in shortest)
-    return f"{line} ; {' or '.join(each)}"
-
-
-def _is_root(package: Json, path: Path) -> bool:
-    source = part(package, "source")
-    places = [text(source.get(kind)) for kind in _OWN if kind in source]
-    return bool(places) and (path.parent / places[0]).resolve() == path.parent.resolve()
-
-
-def _tables(table: Json, key: str) -> list[Json]:
-    return [each for each in items(table.get(key)) if isinstance(each, dict)]
+        found[registry] = None
+    return [f"--extra-index-url {registry}" for registry in found]

@@ -11,7 +11,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import part
-from workbench.jobs.requirements.lock import locked_lines
+from workbench.jobs.requirements.lock import export_lock
 from workbench.jobs.requirements.requirements import (
     OPTIONS,
     WITHOUT_HEADER,
@@ -135,11 +135,11 @@ def _of_file(path: Path) -> Requirements:
     if path.name == _PROJECT:
         locked = path.with_name(_LOCK)
         return _of_lock(locked) if is_there(locked) else _of_project(path)
-    if path.suffix == ".lock":
+    if path.name == _LOCK:
         return _of_lock(path)
-    if path.suffix == ".toml":
+    if path.suffix in (".lock", ".toml"):
         raise ConfigError(
-            f"requirements is {path}: of TOML files, {_PROJECT} and {_LOCK} are known. "
+            f"requirements is {path}: of TOML files and locks, {_PROJECT} and {_LOCK} are known. "
             "Export the packages to a requirements.txt"
         )
     lines: list[str] = []
@@ -152,8 +152,15 @@ def _add_file(path: Path, lines: list[str], constraints: list[str], seen: Sequen
     """Add the lines of a requirements.txt, and of the files named in the file."""
     if path in seen:
         raise ConfigError(f"{path} names itself, through {seen[-1]}. Remove a line")
-    content = _JOINED.sub(" ", _read(path))
-    for number, raw in enumerate(content.splitlines(), 1):
+    _add_lines(_read(path), path, lines, constraints, seen=seen)
+
+
+def _add_lines(
+    content: str, path: Path, lines: list[str], constraints: list[str], seen: Sequence[Path]
+) -> None:
+    """Add the lines of the text of a requirements.txt at `path`."""
+    joined = _JOINED.sub(" ", content)
+    for number, raw in enumerate(joined.splitlines(), 1):
         line = _COMMENT.sub("", raw).strip()
         if not line:
             continue
@@ -210,9 +217,11 @@ def _of_project(path: Path) -> Requirements:
 
 def _of_lock(path: Path) -> Requirements:
     table = _toml(_read(path), str(path))
+    lines: list[str] = []
+    _add_lines(export_lock(path), path, lines, [], seen=())
     return Requirements(
         source=path.name,
-        lines=locked_lines(table, path),
+        lines=lines,
         requires_python=check_specifier(table.get("requires-python"), path.name),
     )
 
