@@ -248,6 +248,41 @@ def test_a_secret_is_refused_and_a_reference_is_not(tmp_path: Path) -> None:
     assert lines(tmp_path, asked) == asked
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "requests @ https://h.example.org/x.whl\n--index-url=http://other.example.org/simple",
+        "requests --hash\n--index-url=http://other.example.org/simple",
+        "requests\r--pre",
+        "requests @ https://h.example.org/x.whl\u2028--pre",
+        "requests\u202e",
+    ],
+)
+def test_a_requirement_cannot_hold_a_second_line(line: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has a control character"):
+        read(tmp_path, [line])
+    header = f"# /// script\n# dependencies = [{json.dumps(line)}]\n# ///\n"
+    with pytest.raises(ConfigError, match="has a control character"):
+        read(tmp_path, None, header)
+
+
+def test_a_deep_requirement_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a requirement"):
+        read(tmp_path, [f"requests; {'(' * 5000}"])
+
+
+def test_a_header_ends_at_the_last_closing_line_of_its_comment(tmp_path: Path) -> None:
+    inner = "# /// script\n# dependencies = ['rich']\n# [tool.x]\n# y = '''\n# ///\n#'''\n# ///\n"
+    assert lines(tmp_path, None, inner.replace("#'", "# '")) == ["rich"]
+    for text in ("# /// script\n# ///\n", "# /// script\n# dependencies = []\n\n# ///\n"):
+        assert read(tmp_path, None, text) is None
+
+
+def test_a_long_header_is_read_line_by_line(tmp_path: Path) -> None:
+    for text in ("# /// script\n", "# /// script\n#\n", "# /// script\n#x\n"):
+        assert read(tmp_path, None, text * 200_000) is None
+
+
 def of_lock(folder: Path, lock: str) -> Requirements:
     (folder / "uv.lock").write_text(lock)
     (folder / "pyproject.toml").write_text(PROJECT)

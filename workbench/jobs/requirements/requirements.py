@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
@@ -40,6 +41,8 @@ WITHOUT_HEADER = "; requirements=[] ignores the header and uses the pods' own pa
 """Way out of an error of a script's header."""
 _HEADER = "the header of"
 _HASH = re.compile(r"\s--hash[=\s]\S+")
+_HIDDEN = ("Cc", "Cf", "Zl", "Zp")
+"""Unicode's categories of control characters, of invisible ones, and of ends of lines."""
 _SETTINGS = ("PIP_", "UV_")
 
 
@@ -134,9 +137,15 @@ def parsed(line: str, where: str) -> Requirement:
     """Parse a requirement. Raise ConfigError for anything else."""
     from packaging.requirements import InvalidRequirement, Requirement
 
+    hidden = [letter for letter in line if unicodedata.category(letter) in _HIDDEN]
+    if any(letter != "\t" for letter in hidden):
+        raise ConfigError(
+            f"{where}: {line[:200]!r} has a control character, which begins a new line or hides "
+            "letters. Write a requirement on a line of its own"
+        )
     try:
         return Requirement(_HASH.sub("", line))
-    except InvalidRequirement as error:
+    except (InvalidRequirement, RecursionError) as error:
         reason = str(error).splitlines()[0]
         hint = "such as 'trl==1.16.0'"
         if line.startswith("-"):
