@@ -11,13 +11,12 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
-
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there
 from workbench.base.package import file_digest, zip_files
 from workbench.base.redact import Redactor
 from workbench.base.words import counted, size
+from workbench.jobs.ignore_patterns import IgnorePatterns
 
 IGNORE_FILE = ".workbenchignore"
 _GIT_FILE = ".gitignore"
@@ -95,10 +94,10 @@ _LARGEST = 200 << 20  # bytes of a script's folder; more is data, or the wrong f
 _NAMED = 5
 _IGNORED = "it is left out"
 _LINK = "it leads to something that does not travel"
-_SECRET = GitIgnoreSpec.from_lines(SECRETS)
-_DEFAULT = GitIgnoreSpec.from_lines(DEFAULTS)
+_SECRET = IgnorePatterns(SECRETS)
+_DEFAULT = IgnorePatterns(DEFAULTS)
 
-_Rules = Sequence[tuple[Path, GitIgnoreSpec]]
+_Rules = Sequence[tuple[Path, IgnorePatterns]]
 """Ignore files with their folders; the last match decides."""
 
 
@@ -119,7 +118,7 @@ def check_outputs(patterns: Sequence[str]) -> None:
     """Refuse an invalid pattern before the script starts."""
     for pattern in patterns:
         try:
-            GitIgnoreSpec.from_lines([pattern])
+            IgnorePatterns([pattern])
         except ValueError as error:
             raise ConfigError(
                 f"outputs has {pattern!r}, not a pattern of "
@@ -141,7 +140,7 @@ def check_script(script: Path, root: Path | None = None) -> None:
             "Give a folder above the script"
         )
     name = script.relative_to(folder).as_posix()
-    if _spec(folder / IGNORE_FILE).match_file(name):
+    if _spec(folder / IGNORE_FILE).decide(name):
         raise ConfigError(
             f"{folder / IGNORE_FILE} leaves out {name}, the script itself; add a line !{name}"
         )
@@ -188,7 +187,7 @@ def left_out(folder: Path) -> list[str]:
     return sorted(
         name
         for name, stays in _script_walk(folder)
-        if stays and (stays == _LINK or _SECRET.match_file(name))
+        if stays and (stays == _LINK or _SECRET.decide(name))
     )
 
 
@@ -248,7 +247,7 @@ def _ignored(rules: _Rules, path: Path, is_folder: bool) -> bool:
     for base, spec in rules:
         if path.is_relative_to(base):
             name = path.relative_to(base).as_posix() + ("/" if is_folder else "")
-            decided = spec.check_file(name).include
+            decided = spec.decide(name)
             verdict = verdict if decided is None else decided
     return verdict
 
@@ -298,7 +297,7 @@ def _is_cluster(folder: Path) -> bool:
     return (folder / "cluster.json").is_file() and (folder / "keeper.log").is_file()
 
 
-def _spec(path: Path) -> GitIgnoreSpec:
+def _spec(path: Path) -> IgnorePatterns:
     """Read an ignore file; skip invalid lines of a `.gitignore`, as git does."""
     of_git = path.name == _GIT_FILE
     lines: list[str] = []
@@ -314,10 +313,10 @@ def _spec(path: Path) -> GitIgnoreSpec:
     patterns = []
     for number, line in enumerate(lines, 1):
         try:
-            GitIgnoreSpec.from_lines([line])
+            IgnorePatterns([line])
             patterns.append(line)
         except ValueError as error:  # pathspec raises a subclass
             if not of_git:
                 why = f"is not a pattern of a .gitignore: {error}"
                 raise ConfigError(f"{path}, line {number}: {line!r} {why}") from error
-    return GitIgnoreSpec.from_lines(patterns)
+    return IgnorePatterns(patterns)

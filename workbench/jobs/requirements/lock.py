@@ -82,8 +82,9 @@ def _indexes(path: Path) -> list[str]:
     lock = tomllib.loads(read_given(path))
     found: dict[str, None] = {}
     for package in items(lock.get("package")):
-        source = part(package, "source") if isinstance(package, dict) else {}
-        registry = text(source.get("registry"))
+        if not isinstance(package, dict):
+            continue
+        registry = text(part(package, "source").get("registry"))
         if not registry or registry.rstrip("/") == _PYPI:
             continue
         if "://" not in registry or registry.startswith("file:"):

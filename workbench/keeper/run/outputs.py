@@ -13,13 +13,12 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
-
 from workbench.base.errors import RemoteError
 from workbench.base.files import gate, read_json, write_json
 from workbench.base.files.gate import make_folders
 from workbench.base.json_values import items, text, whole
 from workbench.base.words import counted, middle_cut, plain, short_list, size
+from workbench.jobs.ignore_patterns import IgnorePatterns
 from workbench.jobs.job import FolderOutputs
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -115,7 +114,7 @@ class FolderCollector:
         self._context = context
         self._report = report
         self._rest = rest
-        self._wanted = GitIgnoreSpec.from_lines(wanted.patterns)
+        self._wanted = IgnorePatterns(wanted.patterns)
         self._limit = wanted.limit_gib * 2**30
         if rest:
             self._limit = float("inf")
@@ -189,7 +188,7 @@ class FolderCollector:
             is_taken = place in folders or not places.isdisjoint({place, *_folders_of([place])})
             if is_allowed and not is_taken:
                 is_taken = _is_blocked(root / place, root)
-            is_wanted = first or self._rest or self._wanted.match_file(name)
+            is_wanted = first or self._rest or self._wanted.decide(name)
             if not is_allowed or is_taken:
                 why = "the name is not allowed here, or is taken"
             elif not is_wanted:
