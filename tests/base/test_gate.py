@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from writtenrun import write_run
@@ -275,3 +277,74 @@ def test_a_tree_of_any_depth_is_removed_and_no_link_is_followed(root: Path, outs
         gate.remove_tree(root / "logs", root)
         assert names(root) == []
     assert (outside / "secret").read_text() == "mine\n"
+
+
+class Disk:
+    """What a disk without power would have: the files and folders that were synced, in order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.synced: list[str] = []
+        real = os.fsync
+
+        def fsync(handle: int) -> None:
+            self.synced.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_a_record_is_on_the_disk_before_its_name_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    renamed: list[int] = []
+    real = os.replace
+
+    def replace(*args: Any, **options: Any) -> None:
+        renamed.append(len(disk.synced))
+        real(*args, **options)
+
+    monkeypatch.setattr(os, "replace", replace)
+    gate.write_bytes(tmp_path / "a", b"1")
+    assert renamed == [1]
+    assert disk.synced[0].startswith(f"{tmp_path}/.a.")
+    assert disk.synced[1:] == [str(tmp_path)]
+
+
+def test_all_files_of_a_folder_are_synced_and_no_link_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "run"
+    (root / "logs").mkdir(parents=True)
+    (tmp_path / "outside").write_text("1")
+    (root / "a").write_text("1")
+    (root / "logs" / "b").write_text("1")
+    (root / "link").symlink_to(tmp_path / "outside")
+    (root / "folder").symlink_to(tmp_path)
+    os.mkfifo(root / "pipe")
+    disk = Disk(monkeypatch)
+    gate.sync_below(root)
+    names = [Path(path).relative_to(tmp_path).as_posix() for path in disk.synced]
+    assert names == ["run/logs/b", "run/logs", "run/a", "run"]
+
+
+def test_a_folder_that_cannot_be_synced_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").is_dir():
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    gate.write_bytes(tmp_path / "a", b"1")
+    assert (tmp_path / "a").read_bytes() == b"1"
+
+    def broken(_handle: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        gate.write_bytes(tmp_path / "a", b"2")
+    assert (tmp_path / "a").read_bytes() == b"1"
+    with pytest.raises(OSError, match="Input/output error"):
+        gate.sync_below(tmp_path)

@@ -369,7 +369,10 @@ def _fetch(parts: Sequence[PodPart], paths: RunPaths, step: int) -> str:
         for problem in problems:
             if problem:
                 return problem
+        # After a power cut, a folder of this name holds a whole checkpoint.
+        gate.sync_below(part)
         gate.move(part, final, paths.root)
+        gate.sync_below(paths.checkpoints)
     except (OSError, WorkbenchError) as error:
         return str(error)
     finally:

@@ -6,6 +6,7 @@ without an error.
 
 from __future__ import annotations
 
+import logging
 import re
 import stat
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +23,7 @@ from workbench.base.json_values import Json, items, part, whole
 from workbench.base.record.tolerant import Whole
 from workbench.rundir.paths import RunPaths
 
+logger = logging.getLogger(__name__)
 NAME = "manifest.json"
 """Name of the manifest file in a rank's part of a checkpoint."""
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -102,11 +104,22 @@ def keep_newest(folder: Path, most: int = 2, busy: Collection[int] = ()) -> list
         number_in(path.name, "step") for path in gate.folders_in(folder, "step-*", folder.parent)
     ]
     steps.sort(reverse=True)
-    for step in steps[most:]:
-        if step in busy:
-            continue
+    kept = steps[:most]
+    old = [step for step in steps[most:] if step not in busy]
+    if not old:
+        return kept
+    try:
+        # After a power cut, the disk has the old checkpoints or the new ones.
+        for step in kept:
+            gate.sync_below(folder / f"step-{step}")
+    except OSError as error:
+        logger.warning(
+            "older checkpoints in %s stay: the newer cannot be synced: %s", folder, error
+        )
+        return kept
+    for step in old:
         gate.remove_tree(folder / f"step-{step}", folder.parent)
-    return steps[:most]
+    return kept
 
 
 def remove_after(folder: Path, step: int) -> None:

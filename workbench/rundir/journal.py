@@ -62,6 +62,8 @@ class Journal:
         """
         self.result: Mapping[str, object] = {}
         """Result of the run, after `finish`."""
+        self.is_synced = False
+        """Whether all files of the ended run are on the disk."""
         self._spare = spare
         self._paths = paths
         self._redact = redact or Redactor()
@@ -283,11 +285,12 @@ class Journal:
             self._fill(spec.job.traits.events)
             self._unordered = True
         self._close_scalars()
+        not_synced = self.sync()
         started_s = float(str(facts.get("started_s", now_s())))
         ended_s = now_s()
         duration_s = max(0.0, ended_s - started_s)
         figures, left_out = self._figures(started_s)
-        message += left_out
+        message += left_out + not_synced
         versions = dict(pods[0].versions) if pods else {}
         hosts = []
         for pod in pods:
@@ -322,6 +325,20 @@ class Journal:
             self._keep_elsewhere(error)
         self._write_late()
         self._change(state=state, message=message, hint="", wish="")
+
+    def sync(self) -> str:
+        """Write all files of the run to the disk, before a message or a cleared pod relies on them.
+
+        Return a remark if the disk does not take a file, otherwise an empty string.
+        """
+        try:
+            gate.sync_below(self._paths.root)
+        except OSError as error:
+            self.is_synced = False
+            logger.error("cannot sync %s: %s", self._paths.root, error)
+            return f"; files of the run may not be on the disk ({error.strerror or error})"
+        self.is_synced = True
+        return ""
 
     def _figures(self, started_s: float) -> tuple[Mapping[str, object], str]:
         """Return the figures of the events, and a remark if the sum fails.
@@ -375,6 +392,7 @@ class Journal:
 
     def amend(self, remark: str, facts: Mapping[str, object] | None = None) -> None:
         """Add a remark and figures to the result of a run that has ended."""
+        self.sync()
         result = read_json(self._paths.result)
         if not remark or not result:
             return
@@ -389,6 +407,7 @@ class Journal:
 
     def mend(self, message: str, facts: Mapping[str, object]) -> None:
         """Mark a run as succeeded if only its results were missing."""
+        self.sync()
         mended = {"state": RunState.SUCCEEDED, "message": message}
         result = {
             **read_json(result_file(self._paths)),

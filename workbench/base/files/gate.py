@@ -126,7 +126,11 @@ def write_all(out: BinaryIO, data: bytes) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, within: Path | None = None) -> None:
-    """Replace a file atomically. A link there is replaced, and the link's target is untouched."""
+    """Replace a file atomically. A link there is replaced, and the link's target is untouched.
+
+    Content and name are on the disk when the function returns: a power cut leaves the earlier file
+    or the new one.
+    """
     part = f".{path.name}.{secrets.token_hex(4)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
     with _place_of(path, within) as (place, name):
@@ -136,7 +140,10 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, within: Path | No
             with full_disk_named(path.parent, len(data)), os.fdopen(handle, "wb") as out:
                 os.fchmod(out.fileno(), mode)
                 out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
             os.replace(part, name, src_dir_fd=place, dst_dir_fd=place)
+            _sync_folder(place)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part, dir_fd=place)
@@ -146,6 +153,36 @@ def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, within: Path | No
 def write_text(path: Path, text: str, *, mode: int = 0o600, within: Path | None = None) -> None:
     """Replace a text file atomically, in UTF-8."""
     write_bytes(path, text.encode(), mode=mode, within=within)
+
+
+def sync_below(folder: Path) -> None:
+    """Write a folder and all below it to the disk, so that nothing is lost when the power goes.
+
+    Blocks as long as the disk needs for what is not written yet. Links are not followed.
+
+    Raises:
+        OSError: The disk does not take a file.
+    """
+    for _, _, names, place in os.fwalk(folder, topdown=False):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                if not stat.S_ISREG(os.stat(name, dir_fd=place, follow_symlinks=False).st_mode):
+                    continue
+                handle = os.open(name, os.O_RDONLY | _FILE, dir_fd=place)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+        _sync_folder(place)
+
+
+def _sync_folder(handle: int) -> None:
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems cannot sync a folder, and write names at once.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
 
 
 def names_in(folder: Path, pattern: str = "*", within: Path | None = None) -> list[str]:

@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 
 from workbench.agent.rank import collectives as ranks
 from workbench.base.errors import DiskFull, RunError
+from workbench.base.files.gate import sync_below
 from workbench.base.process import pod_name
 from workbench.finetune.checkpoint import snapshot
 from workbench.finetune.checkpoint.reshard import resharded
@@ -164,11 +165,13 @@ class Checkpoints(TrainerCallback):  # type: ignore[misc]  # transformers publis
             self._tell(step, error)
             return
         part.rename(final)
-        ranks.barrier()
+        # After a power cut, every pod has all parts of the new checkpoint or of an older one.
+        (unsynced,) = ranks.sums([float(not _is_synced(final.parent))])
         self._good.append(step)
         if best.wanted and best.step == step:
             best.kept = step
-        self._remove_old(best.kept)
+        if not unsynced:
+            self._remove_old(best.kept)
         if ranks.rank() == 0:
             took_s = round(time.monotonic() - began, 3)
             emit("checkpoint", step=step, bytes=int(total), took_s=took_s)
@@ -250,6 +253,14 @@ def _write(part: Path, tree: dict[str, object], step: int) -> tuple[int, OSError
     except OSError as error:
         return 0, error
     return size, None
+
+
+def _is_synced(folder: Path) -> bool:
+    try:
+        sync_below(folder)
+    except OSError:
+        return False
+    return True
 
 
 def _sent(folder: Path) -> list[Path]:

@@ -189,7 +189,9 @@ class Runner:
             self._write_result(state, message, fault)
             self.context.decide(What.ENDED, state=state, message=message)
             self._ended = True
-            if fault is None and self._attempt.ledger.all_done and not self._attempt.ledger.cut:
+            is_whole = fault is None and self._attempt.ledger.all_done
+            # The copies on the pods are the only ones while the disk does not have the files.
+            if is_whole and not self._attempt.ledger.cut and self._journal.is_synced:
                 self._clear()
                 self._cleared = not (self._keeps_checkpoints or self._brought.keeps)
                 self.context.decide(What.CLEARED)

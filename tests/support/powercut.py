@@ -1,0 +1,131 @@
+"""A power cut: a file system in an image, of which only what was synced is left.
+
+`before` and `after` each run in a process of their own with its own mounts and processes, which end
+with the process. The image is copied while the file system is mounted: the copy has what the disk
+would have had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
+from workbench.base.files import gate
+from workbench.rundir.checkpoints import newest_good
+from workbench.rundir.paths import RunPaths
+
+_BOOT = "/proc/sys/kernel/random/boot_id"
+_SCRIPT = """
+import os, time, workbench
+for step in range(int(os.environ["STEPS"])):
+    workbench.log(step=step, loss=1 / (step + 1))
+    print("line", step, flush=True)
+    time.sleep(0.01)
+with open("out.bin", "wb") as out:
+    out.write(bytes(3_000_000))
+"""
+
+
+def isolated(phase: str, *args: str) -> dict[str, object]:
+    """Run a phase in its own mount and process namespaces. Return what the phase told."""
+    command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "tests.support.powercut", phase, *args],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:] + done.stdout[-4000:]
+    told: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+def before(image: str, disk: str, cut: str, moment: str) -> dict[str, object]:
+    """Start a cluster and a run, and copy the image at the moment: ended, printing or training."""
+    _mount(image, disk)
+    folder = Path(disk)
+    for name in ("home", "job"):
+        (folder / name).mkdir()
+    (folder / "job" / "train.py").write_text(_SCRIPT)
+    cluster = Cluster(
+        LocalPods(), PodSpec(cpus=1), path=folder / "cluster", count=2, warm=False
+    ).start()
+    if moment == "training":
+        run = cluster.submit(_training())
+        while not gate.folders_in(RunPaths(run.path).checkpoints, "step-*"):
+            time.sleep(0.05)
+        time.sleep(2)
+    else:
+        steps = "100" if moment == "ended" else "1000000"
+        job = Script(folder / "job" / "train.py", outputs=["out.bin"], env={"STEPS": steps})
+        run = cluster.submit(job)
+    if moment == "ended":
+        run.wait(progress=False)
+    elif moment == "printing":
+        while "line 99" not in run.logs(0):
+            time.sleep(0.05)
+    subprocess.run(["cp", "--sparse=always", image, cut], check=True)
+    return {"run": str(run.path), "state": str(run.state)}
+
+
+def after(image: str, disk: str, path: str, moment: str) -> dict[str, object]:
+    """Come back after the cut, on a machine that was booted anew."""
+    _mount(image, disk)
+    boot = Path(disk, "home", "boot_id")
+    boot.write_text("11111111-2222-3333-4444-555555555555\n")
+    subprocess.run(["mount", "--bind", boot, _BOOT], check=True)
+    run = Run.load(path)
+    ended = run.wait(progress=False)
+    cluster = Cluster.attach(Path(disk, "cluster"))
+    job = Script(Path(disk, "job", "next.py"))
+    Path(disk, "job", "next.py").write_text("print('fine')\n")
+    told: dict[str, object] = {}
+    if moment == "training":
+        step = newest_good(Path(path)).step
+        job = _training().replace(resume=path, max_steps=step + 3)
+        told["checkpoint"] = step
+    result = cluster.submit(job).wait(progress=False)
+    cluster.close()
+    output = RunPaths(Path(path)).outputs / "out.bin"
+    return {
+        **told,
+        "state": str(ended.state),
+        "message": ended.message,
+        "steps": ended.steps,
+        "lines": len(run.logs(0).splitlines()),
+        "bytes": output.stat().st_size if output.exists() else 0,
+        "next": str(result.state),
+        "resumed": result.steps,
+    }
+
+
+def _training() -> FineTune:
+    rows = {"kind": "wikisql-mini", "train_rows": 64, "eval_rows": 4}
+    return FineTune(
+        dataset=rows,
+        technique="ddp",
+        max_steps=100_000,
+        save_steps=2,
+        checkpoints="bring",
+        predict_rows=0,
+        profile_step=0,
+    )
+
+
+def _mount(image: str, disk: str) -> None:
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    os.environ["XDG_STATE_HOME"] = f"{disk}/state"
+    os.environ["HOME"] = f"{disk}/home"
+
+
+if __name__ == "__main__":
+    name, *rest = sys.argv[1:]
+    answer = {"before": before, "after": after}[name](*rest)
+    print(json.dumps(answer), flush=True)
+    os._exit(0)
