@@ -17,8 +17,8 @@ from transformers import AutoTokenizer, DataCollatorForSeq2Seq
 
 
 def ours(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    from workbench.finetune.data.training.pod_rows import PodRanks, SharedRows, rows_of_pod
     from workbench.finetune.data.training.rows import load
-    from workbench.finetune.data.training.tokens import TokenRows, shared_rows
     from workbench.finetune.job.finetune import FineTune
     from workbench.finetune.model.load import load as load_model
     from workbench.finetune.model.text.encode import Encoder
@@ -27,9 +27,9 @@ def ours(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
     model = str(folder / "model")
     outline = load_model(model, (), seed=0, weights=False)
     encoder = Encoder(outline, FineTune(model=model, dataset=str(folder), technique="single"))
-    rows = TokenRows(
-        shared_rows(load(str(folder / "train.jsonl"), None, None).train, encoder.rows), folder
-    )
+    examples = load(str(folder / "train.jsonl"), None, None).train
+    alone = PodRanks(folder=folder / "tokens", number=0, count=1)
+    rows = rows_of_pod(SharedRows(examples, encoder.rows, alone))
     one = {"micro_batch": 32, "accumulation": 1, "rank": 0, "world_size": 1, "seed": 0}
     sampler = GlobalBatchSampler(rows=len(rows), lengths=rows.lengths, **one)
     loader = torch.utils.data.DataLoader(rows, batch_sampler=sampler, collate_fn=encoder.collator)

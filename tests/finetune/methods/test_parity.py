@@ -159,7 +159,9 @@ def on_two(
             whole = {"technique": "single", "gradient_accumulation_steps": 2}
         add(plan, "alone", 1, REWARD + CHOSEN, **{**how, **whole})
         for technique in TWO:
-            add(plan, technique, 2, REWARD + CHOSEN, **how, technique=technique)
+            # The ranks share the rows of their pod; those of dpo are on pods of their own.
+            pod = {"more": {"on_pod": 2}}
+            add(plan, technique, 2, REWARD + CHOSEN, **how, **pod, technique=technique)
         plans.append(plan)
     return dict(zip(BESIDE_DPO, run_all(*plans, timeout_s=PATIENCE_S), strict=True))
 

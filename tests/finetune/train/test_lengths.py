@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from workbench.finetune.data.rows import Example
-from workbench.finetune.data.training.tokens import TokenRows, shared_lengths
+from workbench.finetune.data.training.tokens import TokenRows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
@@ -132,4 +132,3 @@ def test_lengths_are_kept_with_the_tokens(tmp_path: Path) -> None:
     rows.copy_to(tmp_path / "kept")
     kept = TokenRows.read(tmp_path / "kept")
     assert kept is not None and kept.texts == rows.texts == lengths
-    assert shared_lengths(lengths) == lengths

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -21,14 +21,10 @@ from workbench.finetune.data.judged import Answer, share, write_answers
 from workbench.finetune.data.meant import LEFT_OUT
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training import rows as data
-from workbench.finetune.data.training.rows import Rows, content_digest
+from workbench.finetune.data.training.pod_rows import PodRanks, SharedRows, rows_of_pod
+from workbench.finetune.data.training.rows import Row, Rows, content_digest
 from workbench.finetune.data.training.token_cache import kept_rows
-from workbench.finetune.data.training.tokens import (
-    TokenRows,
-    packed,
-    shared_lengths,
-    shared_rows,
-)
+from workbench.finetune.data.training.tokens import TokenRows, packed
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import check_loaded
 from workbench.finetune.methods.registry import method_of
@@ -313,16 +309,17 @@ def _tokens(
         given = encoder.depends_on(work.rank_folder)
         return {**given, "rows": content_digest(examples), "packed": packs}
 
-    def make() -> TokenRows:
-        encoder.taken()
-        made = shared_rows(examples, encoder.rows)
-        rows = TokenRows(made, work.rank_folder, lambda: shared_lengths(encoder.taken()))
-        if not packs:
-            return rows
+    def joined(rows: TokenRows) -> Iterator[Row]:
         most = encoder.text_tokens
         if None in (work.job.max_source_length, work.job.max_target_length):
             most = max(most, int(rows.lengths[:, 0].max()))
-        return TokenRows(packed(rows, most), work.rank_folder, lambda: rows.texts)
+        return packed(rows, most)
+
+    def make() -> TokenRows:
+        encoder.taken()
+        pod = PodRanks.of(work.rank_folder)
+        shared = SharedRows(examples, encoder.rows, pod, encoder.taken)
+        return rows_of_pod(shared, joined if packs else None)
 
     return kept_rows(work.token_files, parts, make)
 

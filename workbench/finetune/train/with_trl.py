@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 import warnings
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from workbench.agent.rank import collectives as ranks
 from workbench.base.words import counted
 from workbench.finetune.data.rows import Example
+from workbench.finetune.data.training.pod_rows import PodRanks, SharedRows
 from workbench.finetune.data.training.rows import Rows
-from workbench.finetune.data.training.tokens import shared_lengths, shared_rows
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.on_pods.evaluation import MethodEvaluator
 from workbench.finetune.methods.rows import EQUAL
@@ -57,14 +56,16 @@ def trl_trainer(
         answer_figures = Evaluator(job, encoder, rows.eval, work.metric_inputs).answer_figures
     parts.evaluator = MethodEvaluator(answer_figures)
     # The rows stay readable after the folder is gone: their files are mapped into memory.
-    with tempfile.TemporaryDirectory(prefix="rows-", dir=work.rank_folder) as scratch:
-        folder = Path(scratch)
+    pod = PodRanks.of(work.rank_folder)
+    with pod.shared_folder():
         encoder.taken()
-        train = _tokens(method, encoder, rows.train, folder, "train")
+        train = _tokens(method, encoder, rows.train, pod, "train")
+        encoder.lengths = train.texts
         evaluation = None
         if evaluates(job) and rows.eval:
-            evaluation = _tokens(method, encoder, rows.eval, folder, "eval").dataset
-        encoder.lengths = shared_lengths(encoder.taken())
+            held_out = _tokens(method, encoder, rows.eval, pod, "eval")
+            encoder.lengths += held_out.texts
+            evaluation = held_out.dataset
         if train.equal > {**work.remarks, **rows.remarks}.get(EQUAL, 0):
             note(
                 f"{train.equal} of {len(rows.train)} training pairs have the same tokens in both "
@@ -107,9 +108,15 @@ def trainer_class(method: Method) -> type[Any]:
 
 
 def _tokens(
-    method: Method, encoder: Encoder, examples: Sequence[Example], folder: Path, name: str
+    method: Method, encoder: Encoder, examples: Sequence[Example], pod: PodRanks, name: str
 ) -> WrittenRows:
-    from workbench.finetune.methods.on_pods.rows import written
+    from workbench.finetune.methods.on_pods.rows import read_rows, write_rows
 
     make = partial(method.on_pods().token_rows, encoder)
-    return written(shared_rows(examples, make), folder, name)
+    shared = SharedRows(examples, make, pod, encoder.taken)
+    if pod.leads:
+        write_rows(shared, pod.folder, name)
+    else:
+        shared.write_share()
+    ranks.barrier()
+    return read_rows(pod.folder, name)

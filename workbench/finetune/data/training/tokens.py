@@ -1,29 +1,25 @@
-"""Tokenized rows in a file. A rank tokenizes its share and sends the rows to all ranks."""
+"""Tokenized rows in a file, and rows packed to longer rows."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import struct
 import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, astuple, fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import IO
 
 import torch
 
-from workbench.agent.rank import collectives as ranks
-from workbench.finetune.data.rows import Example
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.options.text.lengths import TextLengths
 
-_AT_ONCE = 2048  # examples that a rank tokenizes between two exchanges
 _COLUMNS = ("input_ids", "labels", "position_ids")
 _BYTES = array("i").itemsize
-_PIECE = 1 << 20
+_PIECE = 1 << 16
 
 FORMAT = "tokens-2"
 """Version of the file's form: a header, the rows' integers, and the sizes of the columns."""
@@ -41,14 +37,20 @@ class TokenRows(Sequence[Row]):
         rows: Iterable[Row],
         folder: Path,
         texts: Callable[[], TextLengths] = TextLengths,
+        *,
+        name: str = "",
     ) -> None:
-        """Write rows to an unnamed file that is deleted with the process.
+        """Write rows to a file of this name, or to an unnamed file that ends with the process.
 
         `texts` returns the lengths of the rows' texts, and is called after the last row.
         """
         self.kept = False
         """Whether an earlier run made the rows."""
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # as long as the rows
+        # The file is open as long as the rows are used.
+        if name:
+            file: IO[bytes] = (folder / name).open("w+b")
+        else:
+            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         file.write(bytes(_HEADER_BYTES))
         digest = hashlib.sha256()
         integers = 0
@@ -168,29 +170,6 @@ def _checked(file: IO[bytes]) -> tuple[array[int], int, TextLengths]:
     if header != FORMAT.encode() + digest.digest() + counts:
         raise ValueError("the content is not the written content")
     return sizes, width, TextLengths(**dict(zip(_TEXTS, texts, strict=True)))
-
-
-def shared_lengths(own: TextLengths) -> TextLengths:
-    """Return the lengths of all ranks' texts together. Collective."""
-    together = TextLengths()
-    for part in ranks.gather_bytes(json.dumps(asdict(own)).encode()):
-        together += TextLengths(**json.loads(part))
-    return together
-
-
-def shared_rows(
-    examples: Sequence[Example], make: Callable[[Sequence[Example], int], Sequence[Row]]
-) -> Iterator[Row]:
-    """Tokenize a share of the examples per rank, and yield all rows in order on every rank.
-
-    Every rank must consume all rows.
-    """
-    for begin in range(0, len(examples), _AT_ONCE * ranks.world_size()):
-        first = begin + _AT_ONCE * ranks.rank()
-        mine = make(examples[first : first + _AT_ONCE], first + 1)
-        sent = json.dumps(mine).encode()
-        for part in ranks.gather_bytes(sent):
-            yield from json.loads(part)
 
 
 def packed(rows: Iterable[Row], most: int) -> Iterator[Row]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import json
+from array import array
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from datasets import Dataset, disable_progress_bars
 from datasets.arrow_writer import ArrowWriter
 
 from workbench.finetune.data.rows import Example
+from workbench.finetune.data.training.pod_rows import SharedRows
 from workbench.finetune.methods.rows import with_rejected
+from workbench.finetune.options.text.lengths import TextLengths
 from workbench.finetune.recipe.order import IGNORED
 
 Tokens = list[int]
@@ -54,27 +58,40 @@ class WrittenRows:
     """Tokens of the prompt and of the longest answer, rows x 2."""
     equal: int
     """Number of pairs whose answers are the same tokens."""
+    texts: TextLengths
+    """Lengths of the rows' texts."""
 
 
-def written(rows: Iterable[TokenRow], folder: Path, name: str) -> WrittenRows:
-    """Write rows into a file that is read as memory."""
-    disable_progress_bars()
-    sizes: list[tuple[int, int]] = []
-    equal = 0
-    path = folder / f"{name}.arrow"
-    writer = ArrowWriter(path=str(path))
-    for row in rows:
-        sizes.append(_sizes(row))
-        equal += _are_equal(row)
-        writer.write(dict(row))
-    if not sizes:
-        return WrittenRows(
-            dataset=None, lengths=torch.zeros((0, 2), dtype=torch.int64), equal=equal
-        )
-    writer.finalize()
+def write_rows(rows: SharedRows, folder: Path, name: str) -> None:
+    """Write rows into files for `read_rows`."""
+    sizes = array("i")
+    writer = ArrowWriter(path=str(folder / f"{name}.arrow"))
+    for each in rows:
+        row = {name: list(v) if isinstance(v, array) else v for name, v in each.items()}
+        sizes.extend((*_sizes(row), _are_equal(row)))
+        writer.write(row)
+    # A file without rows has no columns, and cannot be finished.
+    if sizes:
+        writer.finalize()
     writer.close()
-    dataset = Dataset.from_file(str(path))
-    return WrittenRows(dataset=dataset, lengths=torch.tensor(sizes), equal=equal)
+    with (folder / f"{name}.sizes").open("wb") as file:
+        file.write(json.dumps(asdict(rows.texts)).encode() + b"\n")
+        file.write(sizes)
+
+
+def read_rows(folder: Path, name: str) -> WrittenRows:
+    """Map the rows of a file into memory. The rows stay readable without the folder."""
+    disable_progress_bars()
+    with (folder / f"{name}.sizes").open("rb") as file:
+        texts = TextLengths(**json.loads(file.readline()))
+        sizes = array("i", file.read())
+    columns = torch.tensor(sizes, dtype=torch.int64).view(-1, 3)
+    return WrittenRows(
+        dataset=Dataset.from_file(str(folder / f"{name}.arrow")) if sizes else None,
+        lengths=columns[:, :2],
+        equal=int(columns[:, 2].sum()),
+        texts=texts,
+    )
 
 
 def _are_equal(row: TokenRow) -> bool:
