@@ -25,6 +25,7 @@ from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 
 _T = TypeVar("_T")
+_NOT_FOR_USERS = frozenset(("at", "derived", "of_kind", "read"))
 
 
 class Recipe(Protocol):
@@ -130,6 +131,10 @@ class RunResult(Shown, ResultRecord):
             f"{type(self).__name__}({self.state}, {self.technique} on "
             f"{counted(len(self.hosts), 'pod')}{measured})"
         )
+
+    def __dir__(self) -> list[str]:
+        """Return what an editor completes."""
+        return [name for name in object.__dir__(self) if name not in _NOT_FOR_USERS]
 
     if not TYPE_CHECKING:  # a type checker must still find a misspelled name
 
