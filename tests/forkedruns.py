@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from measured import MEASURED
 
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.deepspeed.not_done import own_keys
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune

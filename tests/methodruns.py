@@ -8,7 +8,7 @@ from pathlib import Path
 
 from forkedruns import Plan
 
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.methods.registry import method_of
 
 Row = Mapping[str, object]

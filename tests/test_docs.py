@@ -31,6 +31,7 @@ from playwright.sync_api import Page, sync_playwright
 import workbench
 from tests.browser.readings import PICTURES, RECORDS, digest, load_records
 from tests.support import executed
+from tools.options import PUBLIC, find
 from workbench.finetune.advice import rules
 from workbench.rundir.result import RunFault
 
@@ -94,8 +95,9 @@ def private_names(source: str) -> list[str]:
         match node:
             case ast.ImportFrom(module="workbench", names=names):
                 private += [alias.name for alias in names if alias.name not in workbench.__all__]
-            case ast.ImportFrom(module=str(module)) if module.startswith("workbench."):
-                private.append(module)
+            case ast.ImportFrom(module=str(module), names=names) if module.startswith("workbench."):
+                public = all(f"{module}.{alias.name}" in PUBLIC for alias in names)
+                private += [] if public else [module]
             case ast.Import(names=names):
                 private += [alias.name for alias in names if alias.name.startswith("workbench.")]
     return private
@@ -139,9 +141,7 @@ def test_numbers_of_the_promises_are_those_of_the_code() -> None:
     promised = {
         (owner, option): float(value.replace(" ", "")) for value, owner, option in row.findall(page)
     }
-    code = {
-        (o, n): inspect.signature(getattr(workbench, o)).parameters[n].default for o, n in promised
-    }
+    code = {(o, n): inspect.signature(find(o)).parameters[n].default for o, n in promised}
     assert len(promised) == 10
     assert promised == code
 
@@ -447,10 +447,10 @@ def test_options_have_anchors_and_the_api_has_every_name_on_the_site(site: Path)
     assert row is not None
     assert row.select_one('a[href="#learning-rate"]').get_text() == "learning_rate"
     api = BeautifulSoup((site / "api.html").read_text(), "html.parser")
-    for name in workbench.__all__:
-        described = api.find(id=f"workbench.{name}")
+    for name, value in PUBLIC.items():
+        described = api.find(id=name)
         assert described is not None and described.parent is not None, name
-        first = (inspect.getdoc(getattr(workbench, name)) or "").partition("\n")[0]
+        first = (inspect.getdoc(value) or "").partition("\n")[0]
         words = re.sub(r"\W+", " ", first)
         assert words in re.sub(r"\W+", " ", described.parent.get_text()), name
 

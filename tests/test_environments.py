@@ -14,7 +14,9 @@ from poll import until
 from takeover import kill_keeper
 
 from tests.support.wheels import wheel
-from workbench import Cluster, ConfigError, LocalPods, PodSpec, Run, RunResult, Script
+from workbench import Cluster, LocalPods, PodSpec, Run, Script
+from workbench.errors import ConfigError
+from workbench.results import RunResult
 
 pytestmark = pytest.mark.slow
 LOOK = """\

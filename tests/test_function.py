@@ -11,7 +11,8 @@ import pytest
 from poll import until
 
 from tests.support.sentences import sentence
-from workbench import Cluster, ConfigError, Function, Run, RunError, RunFailed
+from workbench import Cluster, Function, Run
+from workbench.errors import ConfigError, RunError, RunFailed
 from workbench.rundir.state import RunState
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.sentences import sentence
 from tests.support.wheels import wheel
-from workbench import Cluster, ConfigError, FineTune, LocalPods, PodError, PodSpec, PodTimeout
+from workbench import Cluster, FineTune, LocalPods, PodSpec
+from workbench.errors import ConfigError, PodError, PodTimeout
 
 pytestmark = pytest.mark.slow
 TRACKER = Path(__file__).parent / "samples" / "trackers" / "mlflow.py"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import inspect
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import workbench
+from tools.options import MODULES, PUBLIC
 
 PACKAGE = Path(workbench.__file__).parent
 FRAMEWORKS = {
@@ -59,7 +61,8 @@ def test_a_bare_import_is_light() -> None:
 def test_public_names_exist_and_need_no_framework() -> None:
     code = (
         "import sys, workbench; [getattr(workbench, name) for name in workbench.__all__]; "
-        "print(*sys.modules)"
+        + "".join(f"import workbench.{module}; " for module in MODULES)
+        + "print(*sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(run.stdout.split()) & FRAMEWORKS == set()
@@ -152,8 +155,9 @@ def test_one_file_alone_reads_a_pickle_and_pods_run_it() -> None:
 
 def test_files_and_what_is_exported_say_what_they_are() -> None:
     silent = [str(path) for path in FILES if not ast.get_docstring(parsed(path))]
-    for name in workbench.__all__:
-        text = inspect.getdoc(getattr(workbench, name)) or ""
+    for path, value in PUBLIC.items():
+        name = path.rpartition(".")[2]
+        text = inspect.getdoc(value) or ""
         silent += (
             [name] if not text or text.startswith(f"{name}(") else []
         )  # what a dataclass writes for itself
@@ -161,9 +165,7 @@ def test_files_and_what_is_exported_say_what_they_are() -> None:
 
 
 def test_methods_of_what_is_exported_say_what_they_do() -> None:
-    exported = [
-        each for name in workbench.__all__ if inspect.isclass(each := getattr(workbench, name))
-    ]
+    exported = [each for each in PUBLIC.values() if inspect.isclass(each)]
     members = [
         (owner, name, member)
         for each in exported
@@ -184,3 +186,22 @@ def test_no_test_is_skipped_for_a_package_that_make_setup_installs() -> None:
     skip = "import" + "orskip"
     tests = PACKAGE.parent / "tests"
     assert [str(path) for path in tests.rglob("*.py") if skip in path.read_text()] == []
+
+
+def test_twenty_names_stand_in_the_package_and_every_other_name_in_one_module() -> None:
+    assert len(workbench.__all__) <= 20
+    elsewhere = {
+        module: sorted(importlib.import_module(f"workbench.{module}").__all__) for module in MODULES
+    }
+    assert {module: sorted(names) for module, names in workbench._ELSEWHERE.items()} == elsewhere
+    names = [path.rpartition(".")[2] for path in PUBLIC]
+    assert len(set(names)) == len(names)
+    # `from workbench import NAME` falls back to a module of the name.
+    assert {*names} & {*MODULES} == set()
+
+
+def test_an_import_from_the_package_names_the_module_of_the_name() -> None:
+    with pytest.raises(ImportError, match=r"^parse_sql is in workbench\.wikisql;"):
+        from workbench import parse_sql  # noqa: F401
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        from workbench import nothing  # noqa: F401

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.sentences import sentence
-from workbench import Cluster, ConfigError, LocalPods, PodSpec, Script
+from workbench import Cluster, LocalPods, PodSpec, Script
 from workbench.agent.machine import free_port
 from workbench.agent.ranks.request import RunRequest, rank_environment, torchrun_variables
+from workbench.errors import ConfigError
 
 TELL = "import json, os; print('variables', json.dumps(dict(os.environ)))"
 PREFIXES = (

@@ -150,8 +150,10 @@ NOTEBOOK = """
 import json, sys
 from importlib.util import find_spec
 import workbench
+import workbench.data
 import workbench.display.views
-from workbench import Cluster, ConfigError, FineTune, PodSpec, SSHPods
+from workbench import Cluster, FineTune, PodSpec, SSHPods
+from workbench.errors import ConfigError
 
 assert not [name for name in sys.argv[2:] if find_spec(name)], "the environment has them"
 for name in workbench.__all__:
@@ -182,7 +184,7 @@ print(json.dumps({
         refused(lambda: workbench.plan(small)),
         refused(lambda: workbench.preview(job)),
         refused(lambda: run.predict(["Who?"])),
-        refused(lambda: workbench.train_tokenizer(["a"])),
+        refused(lambda: workbench.data.train_tokenizer(["a"])),
     ],
 }))
 """

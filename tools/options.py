@@ -18,7 +18,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
 from enum import StrEnum
@@ -27,10 +27,28 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import workbench
 
-__all__ = ["PAGES", "Option", "anchors_of", "find", "options_of", "renewed", "table_of"]
+__all__ = [
+    "MODULES",
+    "PAGES",
+    "PUBLIC",
+    "Option",
+    "anchors_of",
+    "find",
+    "options_of",
+    "renewed",
+    "table_of",
+]
 
 _ROOT = Path(__file__).resolve().parent.parent
 _PACKAGE = _ROOT / "workbench"
+MODULES = ("data", "deepspeed", "errors", "forms", "places", "results", "wikisql")
+"""Public modules below `workbench`."""
+PUBLIC: Mapping[str, object] = {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in (workbench, *(importlib.import_module(f"workbench.{each}") for each in MODULES))
+    for name in module.__all__
+}
+"""Every public name of the package by its import path."""
 PAGES = sorted(path for path in (_ROOT / "docs").rglob("*.md") if "_build" not in path.parts)
 """Every page of docs/."""
 _TABLE = re.compile(
@@ -56,13 +74,14 @@ class Option:
 
 
 def find(name: str) -> Any:
-    """Return the object of a name: a public one of `workbench`, or the only one below it.
+    """Return the object of a name: a public one, or the only one below `workbench`.
 
     Raises:
         LookupError: There is none, or more than one.
     """
-    if name in workbench.__all__:
-        return getattr(workbench, name)
+    for path, value in PUBLIC.items():
+        if path.rpartition(".")[2] == name:
+            return value
     defines = re.compile(rf"^(?:class|def) {re.escape(name)}\b", re.MULTILINE)
     homes = [
         path
@@ -122,12 +141,12 @@ def fields_of(options: Sequence[Option]) -> list[str]:
 
 def names_table() -> list[str]:
     """Return the lines of a table of public names and the first lines of their docstrings."""
-    first = {
-        name: (inspect.getdoc(find(name)) or "").partition("\n")[0]
-        for name in sorted(workbench.__all__, key=str.lower)
-    }
-    rows = [f"| [`{n}`](#{_slug(n)}) | {_cell(text)} |" for n, text in first.items()]
-    return ["| name | is |", "|---|---|", *rows]
+    rows = []
+    for path in sorted(PUBLIC, key=lambda each: each.rpartition(".")[2].lower()):
+        module, _, name = path.rpartition(".")
+        first = (inspect.getdoc(PUBLIC[path]) or "").partition("\n")[0]
+        rows.append(f"| [`{name}`](#{_slug(name)}) | `{module}` | {_cell(first)} |")
+    return ["| name | module | is |", "|---|---|---|", *rows]
 
 
 def anchors_of(owner: str, options: Sequence[Option], taken: set[str]) -> list[str]:

@@ -247,7 +247,7 @@ def uses() -> dict[str, Callable[[str], object]]:
     from workbench.base.words import plain
     from workbench.display.kit.logs import clean, fold
     from workbench.finetune.advice.rules import advise
-    from workbench.finetune.data.sql.query import parse
+    from workbench.finetune.data.wikisql.query import parse
     from workbench.finetune.profile.parse import parse_profile
     from workbench.rundir.figures.flight import nccl_words
     from workbench.rundir.output.collect import _unfinished
@@ -326,7 +326,7 @@ def main(part: str) -> None:
         texts = {gram: long(gram, PATTERN_BYTES) for gram in [*FIXED[:20], *grams(8)[-8:]]}
         for where, pattern, method in found:
             if where.startswith(
-                "finetune/data/sql/query.py"
+                "finetune/data/wikisql/query.py"
             ):  # which refuses longer texts, and matches from their start
                 texts_here, method = (
                     {gram: text[:20_000] for gram, text in texts.items()},

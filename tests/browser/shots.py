@@ -102,7 +102,8 @@ def cells(scale: Scale) -> dict[str, str]:
     """
     return {
         "start": f"""
-from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Run, Script, compose, plan
+from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Run, Script, plan
+from workbench.forms import compose
 cluster = {scale.cluster}
 """,
         "compose": """

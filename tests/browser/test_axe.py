@@ -27,7 +27,8 @@ from benchrows import make_row, mixed_rows, write_row
 from writtenrun import T0, write_run
 from tests.display.test_plan import LARGE, table
 from tests.browser.test_tables import answers
-from workbench import Cluster, LocalPods, Run, compare, compose, history
+from workbench import Cluster, LocalPods, Run, compare, history
+from workbench.forms import compose
 from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import Outcome
 from workbench.finetune.answers.conversation import Conversation

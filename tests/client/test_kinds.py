@@ -12,9 +12,10 @@ import pytest
 from writtenrun import WrittenRun, write_run
 
 from tests.support.sentences import sentence
-from workbench import FineTuneResult, FineTuneRun, Run, RunResult, history
+from workbench import Run, history
 from workbench.base import entries
 from workbench.base.errors import ConfigError, RunError
+from workbench.results import FineTuneResult, FineTuneRun, RunResult
 
 SCRIPT = {"kind": "script", "path": "train.py"}
 OF_FINETUNE = ("predict", "chat", "export", "merge", "push")

@@ -35,7 +35,7 @@ from workbench.finetune.data.meant import RowTally
 from workbench.finetune.data.rows import any_row
 from workbench.finetune.data.sources.convert import read_row, read_tables
 from workbench.finetune.data.sources.read import read_rows
-from workbench.finetune.data.sql.query import parse
+from workbench.finetune.data.wikisql.query import parse
 from workbench.finetune.profile.parse import parse_profile
 from workbench.finetune.profile.trace import read_trace
 from workbench.keeper.requests import request_from

@@ -1,6 +1,6 @@
 """Every call, member, view, command and handler that reads a run's or cluster's directory.
 
-The lists come from the code: `workbench.__all__`, members of the public classes, the parser of the
+The lists come from the code: the public names, members of the public classes, the parser of the
 command line, the list of the sidebar and the table of drawings. A new name is called as well. A new
 parameter without a default needs a value in `GIVEN`.
 """
@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import workbench
+import workbench.data
+import workbench.results
 from tests.fakes.hostile_folder import Reader
+from tools.options import PUBLIC
 from workbench import cli
 from workbench.base import shown
 from workbench.base.table import as_grid
@@ -99,7 +102,7 @@ def values(reader: Reader, run: Run) -> Mapping[str, Callable[[], object]]:
         "answers": lambda: ["a"],
         "changes": lambda: {"name": "a name", "tags": ["a tag"]},
         "beside": lambda: None,
-        "dataset": lambda: workbench.dataset_from(run.spec.job.dataset),
+        "dataset": lambda: workbench.data.dataset_from(run.spec.job.dataset),
         "folder": lambda: reader.out / "folder",
         "job": lambda: run.spec.job,
         "key": lambda: "0" * 20,
@@ -182,15 +185,15 @@ def public(reader: Reader, run: Run) -> Iterator[Look]:
     """Yield a look through each public name of the package."""
     objects: dict[str, Callable[[], object]] = {
         "Run": lambda: Run(run.path),
-        "FineTuneRun": lambda: workbench.FineTuneRun(run.path),
+        "FineTuneRun": lambda: workbench.results.FineTuneRun(run.path),
         "RunResult": lambda: run.result,
-        "FineTuneResult": lambda: workbench.FineTuneResult.load(run.path),
+        "FineTuneResult": lambda: workbench.results.FineTuneResult.load(run.path),
         "Cluster": lambda: Cluster.from_spec(run.spec.cluster, path=reader.given.root),
         "Benchmark": lambda: Benchmark.from_specs([run.paths.spec], path=reader.given.root),
-        "Predictions": lambda: workbench.FineTuneResult.load(run.path).predictions,
+        "Predictions": lambda: workbench.results.FineTuneResult.load(run.path).predictions,
     }
-    for name in workbench.__all__:
-        value = getattr(workbench, name)
+    for path, value in PUBLIC.items():
+        name = path.rpartition(".")[2]
         if name in NOT_CALLED:
             continue
         if name in objects:

@@ -13,10 +13,10 @@ from pathlib import Path
 import matplotlib.font_manager  # noqa: F401 (its cache is written before the looks)
 import pytest
 
-import workbench
 from tests.fakes.hostile_folder import ATTACKS, given_to, places, write_whole
 from tests.hostile.looks import looks
 from tests.hostile.watched import faults
+from tools.options import PUBLIC
 from workbench.base.shown import as_html, load_views
 from workbench.client.run import Run
 
@@ -34,8 +34,7 @@ Trial = tuple[dict[str, str], str]
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert load_views()
-    for name in workbench.__all__:
-        getattr(workbench, name)
+    assert PUBLIC
     cluster = write_whole(tmp_path_factory.mktemp("whole"))
     # Fonts and templates are read before the looks, so no child reads them again.
     assert as_html(Run(next((cluster / "runs").iterdir())))

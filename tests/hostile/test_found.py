@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from writtenrun import WrittenRun
 
-from workbench import Cluster, judge_answers
+from workbench import Cluster
 from workbench.base.errors import ConfigError, RemoteError, RunError, WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.shown import as_text
@@ -22,6 +22,7 @@ from workbench.lab.listing import Listing
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk import transfer
 from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_answer, fetch_file
+from workbench.results import judge_answers
 from workbench.rundir.checkpoints import number_in, problem_of
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.outcome import rank_statuses

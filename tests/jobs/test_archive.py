@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.sql.archive import unpack
+from workbench.finetune.data.wikisql.archive import unpack
 
 WANTED = ("train.jsonl", "dev.jsonl")
 
@@ -88,20 +88,20 @@ def test_evil_archives_are_refused_and_leave_nothing(tmp_path: Path, shape: str)
 
 
 def test_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workbench.finetune.data.sql.archive.MAX_MEMBERS", 49)
+    monkeypatch.setattr("workbench.finetune.data.wikisql.archive.MAX_MEMBERS", 49)
     path = archive(tmp_path / "data.tar.bz2", *(member(f"{i}") for i in range(50)))
     with pytest.raises(
         ConfigError, match=sentence("finetune.archive._unpack.more-than-members", 49)
     ):
         unpack(path, tmp_path / "out", WANTED)
-    monkeypatch.setattr("workbench.finetune.data.sql.archive.MAX_MEMBERS", 50)
+    monkeypatch.setattr("workbench.finetune.data.wikisql.archive.MAX_MEMBERS", 50)
     assert unpack(path, tmp_path / "out", WANTED) == {}
 
 
 def test_a_bomb_is_stopped_by_what_comes_out_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.finetune.data.sql.archive.MAX_BYTES", 4 * 2**20)
+    monkeypatch.setattr("workbench.finetune.data.wikisql.archive.MAX_BYTES", 4 * 2**20)
     path = archive(tmp_path / "data.tar.bz2", *(member(f"x{i}", bytes(2**20)) for i in range(8)))
     assert path.stat().st_size < 2000
     with pytest.raises(

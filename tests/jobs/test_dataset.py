@@ -17,7 +17,7 @@ from workbench.finetune.data.sources.dataset import (
     dataset_from,
     prepare,
 )
-from workbench.finetune.data.sql.datasets import Mini, Release
+from workbench.finetune.data.wikisql.datasets import Mini, Release
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import row_refusal
 

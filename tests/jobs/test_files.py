@@ -18,7 +18,7 @@ from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.sources.dataset import Hub, Mix, RowFiles, dataset_from, prepare
 from workbench.finetune.data.sources.read import read_rows
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec

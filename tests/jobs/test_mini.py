@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.sql.mini import MAX_ROWS, mini_rows, mini_tables
-from workbench.finetune.data.sql.query import AGGREGATES, OPERATORS, fold, format_query, parse
-from workbench.finetune.data.sql.tables import execute
 from workbench.finetune.data.tasks import TASK
+from workbench.finetune.data.wikisql.mini import MAX_ROWS, mini_rows, mini_tables
+from workbench.finetune.data.wikisql.query import AGGREGATES, OPERATORS, fold, format_query, parse
+from workbench.finetune.data.wikisql.tables import execute
 
 
 def test_there_are_some_forty_tables_with_rows() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.sentences import sentence
-from workbench import ConfigError, RunError, Script
+from workbench import Script
+from workbench.errors import ConfigError, RunError
 from workbench.jobs.job import HandoverRequest, NewRun
 from workbench.jobs.requirements.read import header_in, read_requirements
 from workbench.jobs.requirements.requirements import Requirements, check_secrets, parsed

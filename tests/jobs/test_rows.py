@@ -18,10 +18,10 @@ from workbench.finetune.data.rows import (
     renamed,
     row_from,
 )
-from workbench.finetune.data.sql.query import parse
-from workbench.finetune.data.sql.rows import table_from
-from workbench.finetune.data.sql.tables import SqlTable
 from workbench.finetune.data.tasks import TASK
+from workbench.finetune.data.wikisql.query import parse
+from workbench.finetune.data.wikisql.rows import table_from
+from workbench.finetune.data.wikisql.tables import SqlTable
 
 NAMED = {
     "table_id": "1-10015132-11",

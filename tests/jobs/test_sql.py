@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from workbench.finetune.data.sql.query import (
+from workbench.finetune.data.wikisql.query import (
     AGGREGATES,
     OPERATORS,
     Condition,

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.sql.query import Condition, Query
-from workbench.finetune.data.sql.rows import table_from
-from workbench.finetune.data.sql.tables import SqlTable, execute
+from workbench.finetune.data.wikisql.query import Condition, Query
+from workbench.finetune.data.wikisql.rows import table_from
+from workbench.finetune.data.wikisql.tables import SqlTable, execute
 
 TABLE = SqlTable(
     id="1-1",

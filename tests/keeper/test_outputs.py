@@ -11,7 +11,8 @@ import pytest
 from poll import until
 
 from tests.support.sentences import says, sentence
-from workbench import Cluster, ConfigError, LocalPods, PodSpec, Run, RunError, Script, history, log
+from workbench import Cluster, LocalPods, PodSpec, Run, Script, history, log
+from workbench.errors import ConfigError, RunError
 from workbench.keeper.run.outputs import _folders_of
 from workbench.rundir.paths import is_output
 

@@ -13,6 +13,7 @@ import pytest
 from poll import until
 
 import workbench
+import workbench.places
 from tests.support.sentences import says
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.process import find
@@ -123,7 +124,7 @@ def test_a_login_helper_that_fails_is_quoted_and_nothing_is_asked_without_creden
     place = kubeconfig(tmp_path / "config", server.url, helper(tmp_path / "expired", script))
     for ask in (
         lambda: place.launch(PodSpec(), 1, context),
-        lambda: workbench.nodes(place),
+        lambda: workbench.places.nodes(place),
     ):
         with pytest.raises(ConfigError) as caught:
             ask()
@@ -227,7 +228,7 @@ def test_a_request_without_an_account_is_no_matter_of_a_role(
     place = kubeconfig(tmp_path / "config", server.url, {})
     for ask in (
         lambda: place.launch(PodSpec(), 1, context),
-        lambda: workbench.nodes(place),
+        lambda: workbench.places.nodes(place),
     ):
         with pytest.raises(BackendError) as caught:
             ask()
@@ -295,7 +296,7 @@ def test_an_answer_that_is_not_kubernetes_is_named(
     place = kubeconfig(tmp_path / "config", server.url, {"token": "t"})
     for ask in (
         lambda: place.launch(PodSpec(), 1, context),
-        lambda: workbench.nodes(place),
+        lambda: workbench.places.nodes(place),
     ):
         with pytest.raises(BackendError) as caught:
             ask()
@@ -318,18 +319,18 @@ def test_a_kubeconfig_that_a_later_cell_names_counts(
     monkeypatch.delenv("KUBECONFIG", raising=False)
     place = KubernetesPods(image="example.org/worker:1")
     with pytest.raises(ConfigError) as caught:
-        workbench.nodes(place)
+        workbench.places.nodes(place)
     assert says(str(caught.value), "pods.access._check_exists.kubeconfig-missing-kubeconfig")
     kubeconfig(tmp_path / "good", server.url, {"token": "good"})
     missing = tmp_path / "missing"
     monkeypatch.setenv("KUBECONFIG", str(missing))
     with pytest.raises(ConfigError, match=f"kubeconfig {missing} cannot be used: there is no such"):
-        workbench.nodes(place)
+        workbench.places.nodes(place)
     monkeypatch.setenv("KUBECONFIG", f"{missing}:{tmp_path / 'good'}")
-    workbench.nodes(place)
+    workbench.places.nodes(place)
     monkeypatch.delenv("KUBECONFIG")
     kubeconfig(tmp_path / "home" / ".kube" / "config", server.url, {"token": "home"})
-    workbench.nodes(place)
+    workbench.places.nodes(place)
     assert list(dict.fromkeys(server.tokens)) == ["Bearer good", "Bearer home"]
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import workbench
+import workbench.places
 from tests.fakes.kubeplace import MANIFESTS, KubernetesPlace
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
@@ -146,7 +147,7 @@ def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
 
 def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPlace) -> None:
     backend = place.backend()
-    nothing = workbench.nodes(backend, pod=ASKED, count=3)
+    nothing = workbench.places.nodes(backend, pod=ASKED, count=3)
     words = "this account may not list nodes; docker/kubernetes/nodes/role.yaml is the ClusterRole"
     assert nothing.verdict.startswith(words)
     assert words[1:] in as_text(nothing).replace("\n", " ") and "free cores" not in as_text(nothing)
@@ -163,7 +164,7 @@ def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPl
     place.do(fill())
     place.kubelet.behave[""] = "creating"
     place.server.allowed_everywhere = {("list", "nodes")}
-    blind = workbench.nodes(backend, pod=ASKED, count=3)
+    blind = workbench.places.nodes(backend, pod=ASKED, count=3)
     assert (blind.schedulable, blind.nodes[0].taken) == (2, None)
     assert says(as_text(blind).replace("\n", " ").lower(), "pods.nodes.nodes.account-may-list-pods")
 
@@ -172,7 +173,7 @@ def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPl
     from workbench.pods.kubernetes.api import KubeApi
 
     KubeApi(backend).create("pod", pod("other", "gpu-1", gpus(3)))
-    table = workbench.nodes(backend, pod=ASKED, count=3)
+    table = workbench.places.nodes(backend, pod=ASKED, count=3)
     assert set(place.server.calls[calls:]) - {("create", "pods")} == cluster_role()
     first = table.nodes[0]
     assert (first.name, first.product, first.gpus, first.taken) == (
@@ -207,7 +208,7 @@ def test_nodes_of_another_place_are_refused() -> None:
     with pytest.raises(
         ConfigError, match=sentence("pods.nodes.nodes.nodes-matter-kubernetes", "LocalPods")
     ):
-        workbench.nodes(LocalPods())
+        workbench.places.nodes(LocalPods())
 
 
 def cluster_role() -> set[tuple[str, str]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.sentences import sentence
-from workbench import ConfigError, PodSpec
+from workbench import PodSpec
+from workbench.errors import ConfigError
 
 
 @pytest.mark.parametrize(

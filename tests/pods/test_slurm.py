@@ -17,6 +17,7 @@ from smalljobs import small_job
 from takeover import counting, printed
 
 import workbench
+import workbench.places
 from tests.fakes.slurmplace import SlurmPlace
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Script
@@ -254,10 +255,10 @@ def test_the_nodes_of_the_partition_and_what_would_fit(place: SlurmPlace, tmp_pa
     do("scontrol", "update", f"NodeName={third}", "State=DRAIN", "Reason=broken fan")
     try:
         until(lambda: do("squeue", "--noheader", "--format=%T") == "RUNNING", 20)
-        table = workbench.nodes(place.backend(), pod=PodSpec(memory_gib=2, gpus=2), count=2)
+        table = workbench.places.nodes(place.backend(), pod=PodSpec(memory_gib=2, gpus=2), count=2)
         spec = ClusterSpec.from_dict({"backend": place.backend().to_dict(), "pods": {"gpus": 2}})
         more = more_pods(spec)
-        none = workbench.nodes(place.backend(partition="nope"))
+        none = workbench.places.nodes(place.backend(partition="nope"))
     finally:
         do("scontrol", "update", f"NodeName={third}", "State=RESUME")
     assert [(n.name, n.product, n.gpus, n.taken, n.fits) for n in table.nodes] == [

@@ -16,11 +16,13 @@ from workbench.base.shown import as_bundle
 from workbench.display.kit.doc import to_html
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_view_doc
+from workbench.finetune.options.reported import perplexity
 from workbench.rundir import metrics
 from workbench.rundir.catalog.store import record_of
 from workbench.rundir.events import Event, EventKind, read_events
 from workbench.rundir.figures.curves import ScalarWriter
-from workbench.rundir.metrics import METRICS, Better, Metric, curves_of, less_is_better, perplexity
+from workbench.rundir.metric import Better, Metric
+from workbench.rundir.metrics import METRICS, curves_of, less_is_better, rows
 from workbench.rundir.totals import RunTotals
 from workbench.rundir.view import RunView
 
@@ -178,7 +180,7 @@ def test_last_values_are_finite_and_few(written: WrittenRun) -> None:
     totals = RunTotals.of([Event(time_s=0.0, rank=0, kind="step", data={"step": 1, **names})])
     assert len(totals.step_figures) == len(totals.curve_names) == 50
     written.step(3, **names)
-    assert len(RunView(written.paths.root).curves) <= len(METRICS) + 50
+    assert len(RunView(written.paths.root).curves) <= len(rows()) + 50
 
 
 def test_a_result_without_figures_of_steps_opens(runs: list[WrittenRun]) -> None:
@@ -191,8 +193,8 @@ def test_a_result_without_figures_of_steps_opens(runs: list[WrittenRun]) -> None
 
 
 def test_names_and_directions_of_the_table() -> None:
-    assert len({metric.name for metric in METRICS}) == len(METRICS)
-    assert all(metric.event in (EventKind.STEP, EventKind.EVAL) for metric in METRICS)
+    assert len({metric.name for metric in rows()}) == len(rows())
+    assert all(metric.event in (EventKind.STEP, EventKind.EVAL) for metric in rows())
     assert [less_is_better(name) for name in ("eval_loss", "my_loss", "rougeL")] == [
         True,
         True,

@@ -21,18 +21,17 @@ def status(rank: int, pod: Pod, **more: Any) -> RankStatus:
     return RankStatus(rank=rank, pod=pod, phase="exited", **more)
 
 
-def test_perplexity_is_a_causal_model_s_also_of_a_run_that_was_cut_short() -> None:
-    def facts(family: str, loss: float) -> dict[str, object]:
-        start = Event(time_s=0.0, rank=0, kind="start", data={"family": family})
-        events = [
-            start,
-            Event(time_s=1.0, rank=0, kind="eval", data={"step": 5, "eval_loss": loss}),
-        ]
+def test_a_fact_of_an_evaluation_is_in_the_result_also_of_a_run_that_was_cut_short() -> None:
+    def facts(*evaluations: dict[str, float]) -> dict[str, object]:
+        events = [Event(time_s=1.0, rank=0, kind="eval", data=data) for data in evaluations]
         return RunTotals.of(events).facts(0.0)
 
-    assert facts("causal", 2.0)["perplexity"] == pytest.approx(7.389, abs=1e-3)
-    assert "perplexity" not in facts("encoder-decoder", 2.0)
-    assert "perplexity" not in facts("causal", 1000.0)  # more than a number can hold
+    untrained = {"step": 0, "eval_loss": 3.0, "perplexity": 20.1}
+    trained = {"step": 5, "eval_loss": 2.0, "perplexity": 7.389}
+    assert facts(untrained, trained)["perplexity"] == 7.389
+    assert "perplexity" not in facts(untrained)
+    assert "perplexity" not in facts(trained, {"step": 6, "eval_loss": 1000.0})
+    assert "surprise" not in facts({**trained, "surprise": 1.0})
 
 
 def test_the_earliest_record_is_the_cause_and_echoes_are_folded() -> None:

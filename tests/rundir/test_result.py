@@ -41,8 +41,8 @@ def test_a_fault_ends_with_the_other_ranks_and_the_traceback() -> None:
 
 def test_what_was_trained_is_named_without_adapters_that_there_are_not(tmp_path: Path) -> None:
     facts = {"model": "tiny-t5", "technique": "ddp", "precision": "bf16"}
-    assert result(tmp_path, **facts, peft="none").trained == "tiny-t5 ddp bf16"
-    assert result(tmp_path, **facts, peft="lora").trained == "tiny-t5 ddp lora bf16"
+    assert result(tmp_path, **facts, of_kind={"peft": "none"}).trained == "tiny-t5 ddp bf16"
+    assert result(tmp_path, **facts, of_kind={"peft": "lora"}).trained == "tiny-t5 ddp lora bf16"
 
 
 def test_a_result_is_read_as_it_was_written_and_a_missing_one_is_an_error(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from workbench.rundir.events import Event
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import MOST_FIGURES, Progress, RunTotals, TotalsTail
@@ -102,15 +100,11 @@ def test_the_evaluation_before_the_first_step_is_not_of_the_trained_model() -> N
     ]
 
 
-@pytest.mark.parametrize(
-    ("start", "has"),
-    [({"family": "causal"}, True), ({"family": "causal", "token_loss": False}, False), ({}, False)],
-)
-def test_only_a_loss_of_tokens_of_a_causal_model_has_a_perplexity(
-    start: dict[str, Any], has: bool
-) -> None:
-    found = facts(at(0, "start", **start), at(1, "eval", step=1, eval_loss=0.0))
-    assert found.get("perplexity") == (1.0 if has else None)
+def test_the_report_of_the_end_wins_over_a_fact_of_an_evaluation() -> None:
+    evaluated = at(1, "eval", step=1, eval_loss=0.0, perplexity=1.0)
+    assert facts(evaluated)["perplexity"] == 1.0
+    assert facts(evaluated, at(2, "end", perplexity=2.0))["perplexity"] == 2.0
+    assert "perplexity" not in facts(evaluated, at(2, "end", perplexity=None))
 
 
 def test_a_restart_begins_the_state_again_and_keeps_what_was_reached() -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from workbench import FineTune, Function, PodSpec, RunError, resolve_deepspeed_config
+from workbench import FineTune, Function, PodSpec
+from workbench.deepspeed import resolve_deepspeed_config
+from workbench.errors import RunError
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of

@@ -173,7 +173,7 @@ def equal_samples(root: Path) -> Grid:
 
 def write_rows(folder: Path) -> str:
     """Write `train.jsonl` and `eval.jsonl`, and return what the rows are."""
-    from workbench.finetune.data.sql.mini import mini_rows
+    from workbench.finetune.data.wikisql.mini import mini_rows
 
     folder.mkdir(parents=True)
     for seed, (part, most) in enumerate(ROWS.items()):

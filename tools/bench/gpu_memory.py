@@ -13,12 +13,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workbench import Cluster, FineTune, FineTuneRun, Function, LocalPods, PodSpec, mini_rows
+from workbench import Cluster, FineTune, Function, LocalPods, PodSpec
 from workbench.base.json_values import number
 from workbench.base.versions import gpu_names
 from workbench.finetune.plan.plan import predict
 from workbench.finetune.techniques.sizes import CONTEXT_BYTES
+from workbench.results import FineTuneRun
 from workbench.verify.ranks.models import write_llama
+from workbench.wikisql import mini_rows
 
 JOBS: dict[str, dict[str, Any]] = {
     "single": {"technique": "single"},

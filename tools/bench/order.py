@@ -21,7 +21,7 @@ import traceback
 from pathlib import Path
 from statistics import fmean
 
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.rundir.events import parse_event

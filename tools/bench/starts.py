@@ -15,10 +15,11 @@ from pathlib import Path
 from unittest import mock
 
 from tools.bench.pair import Laps, Pair
-from workbench import Cluster, FineTune, LocalPods, PodSpec, RunResult, Script
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.finetune.export.recipe import recipe_of
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import pdsh_environment
+from workbench.results import RunResult
 
 PODS = int(os.environ.get("BENCH_PODS", "64"))
 JOB = {"max_steps": 2, "predict_rows": 0, "per_device_train_batch_size": 4}

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from tools.bench.pair import Pair, Turn
 from tools.bench.starts import loss_times, recipe_in
-from workbench import Cluster, FineTune, LocalPods, PodSpec, RunResult, Script
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.finetune.data.rows import row_from
+from workbench.results import RunResult
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BESIDE = REPOSITORY.parent / "shared" / "data" / "wikisql"

@@ -54,6 +54,8 @@ JOBS = {
     "evaluation": "workbench.finetune.benchmarks.job:Evaluation",
 }
 """Classes of the built-in kinds of jobs; `jobs/registry.py` adds those of other packages."""
+REPORTED = ("workbench.finetune.options.reported:REPORTED",)
+"""Figures and facts that the built-in kinds report; `rundir/reported.py` adds others."""
 
 RUN = "workbench.client.run:Run"
 RESULT = "workbench.client.result:RunResult"

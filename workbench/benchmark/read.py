@@ -31,6 +31,7 @@ from workbench.rundir.totals import RunTotals
 
 _PATHS = {"model", "dataset", "deepspeed", "resume", "path"}
 _MEASURED = tuple(field.name for field in fields(Measurements))
+_OF_ANSWERS = ("perplexity", "exact_match", "useful_tokens_per_s", "padded_tokens_per_s")
 _DERIVED = ("tflops_per_device", "mfu")
 _OUTCOMES = {
     RunState.QUEUED: Outcome.WAITING,
@@ -212,6 +213,8 @@ def _result_columns(result: RunResult) -> dict[str, object]:
             columns[name] = value
     for name in _MEASURED:
         columns[name] = _finite(getattr(result, name))
+    for name in _OF_ANSWERS:
+        columns[name] = _finite(number(result.of_kind.get(name)))
     derived = result.derived
     for name in _DERIVED:
         columns[name] = _finite(derived.get(name))

@@ -91,6 +91,17 @@ class BenchmarkRow(Measurements):
     """Cut and padding of sequences in words: `source 96, target 96, padded to the longest`."""
     dataset: str = ""
 
+    perplexity: float | None = None
+    """e to the power of `eval_loss`: the number of tokens among which the model still hesitates.
+
+    None for an encoder-decoder model, unless `metrics` names `perplexity`.
+    """
+    exact_match: float | None = None
+    """Share of answered evaluation rows with exactly the right text, 0 to 1."""
+    useful_tokens_per_s: float | None = None
+    """Tokens per second without padding, source and target, all ranks together."""
+    padded_tokens_per_s: float | None = None
+    """Tokens per second with padding, source and target, all ranks together."""
     samples_per_s: float | None = None
     """Rows a second in the training loop, all ranks together."""
     tflops_per_device: float | None = None

@@ -281,6 +281,10 @@ class Cluster(ShownLive, Submission):
         if not self._held:
             raise RunError(f"this cluster is not started: {occupied(self.path)}")
 
+    def __dir__(self) -> list[str]:
+        """Return what an editor completes."""
+        return [name for name in super().__dir__() if name != "submit_prepared"]
+
     def __repr__(self) -> str:
         return (
             f"Cluster({self.phase}, {self.spec.count} "

@@ -9,15 +9,18 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
+from workbench.base.json_values import number as as_number
 from workbench.base.json_values import text
 from workbench.base.shown import ShownLive
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, count, duration, gib, middle_cut, number, percent, plain
+from workbench.base.words import UNKNOWN, count, duration, gib, middle_cut, number, plain
 from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
 from workbench.rundir.catalog.store import RunRecord, read_label, record_of
+from workbench.rundir.metric import Fact
 from workbench.rundir.metrics import Column, columns_of
+from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, run_at
@@ -84,7 +87,8 @@ class RunComparison(ShownLive):
         step_figures = [record.step_figures for record in records]
         every = columns_of(metrics, step_figures)
         shown = [column for column in every if column.in_tables]
-        rows = [_row(run, place, shown) for place, run in enumerate(self.runs)]
+        facts = {name: fact for name, fact in facts_of_kinds().items() if fact.title}
+        rows = [_row(run, place, shown, facts) for place, run in enumerate(self.runs)]
         columns = (
             "run",
             "state",
@@ -93,9 +97,8 @@ class RunComparison(ShownLive):
             "eval loss before",
             "eval loss",
             "at step",
-            "perplexity",
+            *(fact.title for fact in facts.values()),
             *(column.title for column in shown),
-            "exact match",
             "samples/s",
             "peak memory of a pod",
             "duration",
@@ -265,7 +268,9 @@ def _options(spec: RunSpec | None) -> Mapping[str, str]:
     return {name: plain(str(value)) for name, value in asked.items() if name != "env"}
 
 
-def _row(run: ComparedRun, place: int, shown: Sequence[Column]) -> tuple[str, ...]:
+def _row(
+    run: ComparedRun, place: int, shown: Sequence[Column], facts: Mapping[str, Fact]
+) -> tuple[str, ...]:
     record = run.record
     peak = max(record.peak_memory_gib.values(), default=None)
     return (
@@ -276,9 +281,8 @@ def _row(run: ComparedRun, place: int, shown: Sequence[Column]) -> tuple[str, ..
         number(record.first_eval_loss),
         number(record.eval_loss),
         count(record.eval_step),
-        number(record.perplexity),
+        *(fact.write(as_number(record.of_kind.get(name))) for name, fact in facts.items()),
         *(column.write(column.values[place]) for column in shown),
-        percent(record.exact_match),
         number(record.train_samples_per_s),
         gib(peak),
         duration(record.duration_s),

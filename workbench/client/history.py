@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, overload
 
 from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.base.files import read_json
-from workbench.base.json_values import part
+from workbench.base.json_values import number, part, text
 from workbench.base.shown import ShownLive
 from workbench.base.table import as_grid, data_frame
 from workbench.client.comparison import RunComparison, compare
@@ -19,6 +19,7 @@ from workbench.client.run import Run
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
 from workbench.rundir.metrics import Column, columns_of
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive
 
@@ -38,7 +39,6 @@ _COLUMNS = (
     "message",
     "model",
     "technique",
-    "peft",
     "precision",
     "pods",
     "world_size",
@@ -50,10 +50,7 @@ _COLUMNS = (
     "first_eval_loss",
     "eval_loss",
     "eval_step",
-    "perplexity",
-    "exact_match",
     "train_samples_per_s",
-    "useful_tokens_per_s",
     "duration_s",
     "time_to_first_step_s",
     "train_runtime_s",
@@ -62,6 +59,7 @@ _COLUMNS = (
     "devices",
     "path",
 )
+_LAST_BEFORE_FACTS = "eval_step"
 # Shown in other columns, or without a value.
 _SHOWN = frozenset(("kind", "model", "technique", "env", "max_steps"))
 
@@ -87,14 +85,14 @@ class History(ShownLive):
         columns are `metric.NAME` for a metric of the last evaluation, `step.NAME` for the last
         value of a figure that the steps report, and `option.NAME` for an option that differs.
         """
-        return data_frame(self.rows(), _COLUMNS)
+        return data_frame(self.rows(), _columns())
 
     def rows(self) -> list[dict[str, object]]:
         """Return the rows of `to_dataframe` as mappings, without pandas."""
         options = self.options()
         rows = []
         for place, record in enumerate(self.records):
-            row = {name: _figure(record, name) for name in _COLUMNS}
+            row = {name: _figure(record, name) for name in _columns()}
             for name, value in record.metrics.items():
                 row[f"metric.{name}"] = value
             for name, value in record.step_figures.items():
@@ -243,9 +241,16 @@ def history(
     return History(root, tuple(in_order), sorted_by=column)
 
 
+def _columns() -> tuple[str, ...]:
+    """Return the columns of every data frame, with those of the kinds of jobs."""
+    of_kinds = [name for name, fact in facts_of_kinds().items() if fact.in_history]
+    place = _COLUMNS.index(_LAST_BEFORE_FACTS) + 1
+    return (*_COLUMNS[:place], *of_kinds, *_COLUMNS[place:])
+
+
 def _column_of(option: str, name: str, records: Sequence[RunRecord]) -> str:
     """Return the column of `to_dataframe` for its name or the name of a metric."""
-    if name in _COLUMNS:
+    if name in _columns():
         return name
     keys = [column.key for column in _metric_columns(records)]
     # Each run has the metric, else the figure of the steps.
@@ -254,7 +259,7 @@ def _column_of(option: str, name: str, records: Sequence[RunRecord]) -> str:
     for key in (name, f"metric.{name}", f"metric.{name.removeprefix('eval_')}", f"step.{name}"):
         if key in keys:
             return key
-    raise one_of(option, name, [*_COLUMNS, *keys])
+    raise one_of(option, name, [*_columns(), *keys])
 
 
 def _bounds(name: str, pair: object) -> tuple[float, float]:
@@ -311,12 +316,16 @@ def _figure(record: RunRecord, name: str) -> object:
         return record.metrics.get(name.removeprefix("metric."))
     if name.startswith("step."):
         return record.step_figures.get(name.removeprefix("step."))
+    fact = facts_of_kinds().get(name)
+    if fact is not None and fact.in_history:
+        value = record.of_kind.get(name)
+        return text(value) if fact.is_word else number(value)
     if name not in _COLUMNS:
         return record.metrics.get(name, record.step_figures.get(name))
-    value: object = getattr(record, name)
+    figure: object = getattr(record, name)
     if name in ("path", "state"):
-        return str(value)
-    return value
+        return str(figure)
+    return figure
 
 
 def _asked(record: RunRecord) -> dict[str, object]:

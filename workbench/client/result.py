@@ -12,17 +12,20 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError, RunFailed, WorkbenchError
 from workbench.base.files import read_json, write_bytes
+from workbench.base.json_values import number
 from workbench.base.shown import Shown, as_page
 from workbench.base.words import counted, plain, printable
 from workbench.client.kinds import class_for, missing_attribute, recipe_for
 from workbench.rundir.figures.flight import communication
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import stored
 from workbench.rundir.state import RunState
 from workbench.rundir.view import RunView
 
 _T = TypeVar("_T")
+_NOT_FOR_USERS = frozenset(("at", "derived", "of_kind", "read"))
 
 
 class Recipe(Protocol):
@@ -118,17 +121,20 @@ class RunResult(Shown, ResultRecord):
         )
 
     def __repr__(self) -> str:
-        figures = {
-            "steps": self.steps,
-            "eval_loss": self.eval_loss,
-            "exact_match": self.exact_match,
-            "samples_per_s": self.train_samples_per_s,
-        }
+        figures = {"steps": self.steps, "eval_loss": self.eval_loss}
+        for name, fact in facts_of_kinds().items():
+            if fact.title:
+                figures[name] = number(self.of_kind.get(name))
+        figures["samples_per_s"] = self.train_samples_per_s
         measured = "".join(f", {k}={v:.4g}" for k, v in figures.items() if v is not None)
         return plain(
             f"{type(self).__name__}({self.state}, {self.technique} on "
             f"{counted(len(self.hosts), 'pod')}{measured})"
         )
+
+    def __dir__(self) -> list[str]:
+        """Return what an editor completes."""
+        return [name for name in object.__dir__(self) if name not in _NOT_FOR_USERS]
 
     if not TYPE_CHECKING:  # a type checker must still find a misspelled name
 

@@ -19,6 +19,7 @@ from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_bytes
 from workbench.base.record import Record
+from workbench.jobs.launcher import LauncherName
 from workbench.jobs.requirements.requirements import Requirements
 from workbench.jobs.views import JobViews
 
@@ -316,7 +317,7 @@ class Job(Record):
 
     # Subclasses define these fields, so that the options page keeps the order of the subclass.
     if TYPE_CHECKING:
-        launcher: str
+        launcher: LauncherName
         """One of `Launcher`."""
         env: Mapping[str, str]
         """Environment variables of every rank. Values are never printed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 
 class Launcher(StrEnum):
@@ -12,3 +13,7 @@ class Launcher(StrEnum):
     """DeepSpeed's own command line through pdsh."""
     OPENMPI = "openmpi"
     """DeepSpeed's own command line through mpirun."""
+
+
+LauncherName = Literal["ssh", "pdsh", "openmpi"]
+"""Values of `Launcher`, which an editor completes."""

@@ -40,7 +40,7 @@ from workbench.jobs.job import (
     Traits,
     carried,
 )
-from workbench.jobs.launcher import Launcher
+from workbench.jobs.launcher import Launcher, LauncherName
 from workbench.jobs.requirements.read import read_requirements
 from workbench.jobs.requirements.requirements import Requirements
 from workbench.jobs.script_folder import (
@@ -163,7 +163,7 @@ class Script(Job):
     within the rank, where `ps` does not show the value. An argument that looks like a secret is
     refused.
     """
-    launcher: Annotated[str, Choice(Launcher)] = "ssh"
+    launcher: Annotated[LauncherName, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
     stall_timeout_s: Annotated[Positive | None, Unit("seconds")] = None
     """Seconds without progress until the run fails with kind `stall`.

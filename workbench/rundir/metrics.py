@@ -1,63 +1,28 @@
 """Known metrics of a run, and the numbers of events that have no row in the table.
 
 Panel, plots, TensorBoard, `history` and `compare` read the table. A row is all that a new metric
-needs there. A number of a step or an evaluation without a row has a curve, a tag in TensorBoard,
-a column of `compare` and of the data frames, and a folded plot at the end of the panel.
+needs there. A kind of job brings the rows of its own metrics. A number of a step or an evaluation
+without a row has a curve, a tag in TensorBoard, a column of `compare` and of the data frames, and a
+folded plot at the end of the panel.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from workbench.base.json_values import numbers_of
-from workbench.base.words import number, plain
+from workbench.base.words import plain
 from workbench.rundir.events import Event, EventKind
+from workbench.rundir.metric import Better, Metric
+from workbench.rundir.reported import metrics_of_kinds
 
-_MOST_NATS = 700  # e to the 700 is near the largest float
 _EVALUATION = "eval_"
 # Numbers of an event that count the steps or describe the event.
 _NO_METRICS = frozenset(("step", "max_steps", "epoch", "profiled", "train_samples_per_s"))
 
 
-class Better(StrEnum):
-    """Direction in which a metric improves."""
-
-    GREATER = "greater"
-    LESS = "less"
-    NONE = ""
-    """Neither direction is better."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metric:
-    name: str
-    """Name in events, plots, `history` and `compare`."""
-    event: EventKind = EventKind.STEP
-    """Kind of the events that have the metric: STEP or EVAL."""
-    title: str
-    """Words for the metric in the panel, in tables, and for its line in a plot."""
-    unit: str = ""
-    """Title of the y axis. Empty: the title."""
-    better: Better = Better.NONE
-    write: Callable[[float | None], str] = number
-    """Function that formats a value."""
-    plot: str = ""
-    """Title of the plot. Empty: the title."""
-    in_panel: bool = True
-    """Whether the panel draws the metric's own plot. The panel shows the last value always."""
-    in_tables: bool = True
-    """Whether `history` and `compare` have a column for the last value.
-
-    False: a field of the result stands in the tables, or the last value says little about the run.
-    """
-    aliases: tuple[str, ...] = ()
-    """Other names of the metric among the scalars that a script writes for TensorBoard."""
-
-
-METRICS: tuple[Metric, ...] = (
+LOSSES: tuple[Metric, ...] = (
     Metric(
         name="loss",
         title="training loss",
@@ -65,12 +30,6 @@ METRICS: tuple[Metric, ...] = (
         better=Better.LESS,
         plot="loss",
         in_tables=False,
-    ),
-    Metric(
-        name="aux_loss",
-        title="load-balancing loss",
-        better=Better.LESS,
-        in_panel=False,
     ),
     Metric(
         name="eval_loss",
@@ -82,14 +41,8 @@ METRICS: tuple[Metric, ...] = (
         in_panel=False,
         in_tables=False,
     ),
-    Metric(
-        name="perplexity",
-        event=EventKind.EVAL,
-        title="perplexity",
-        better=Better.LESS,
-        plot="perplexity of the evaluation rows",
-        in_tables=False,
-    ),
+)
+METRICS: tuple[Metric, ...] = (
     Metric(
         name="learning_rate",
         title="learning rate",
@@ -110,112 +63,21 @@ METRICS: tuple[Metric, ...] = (
         plot="samples per second",
         in_tables=False,
     ),
-    # Figures of preferences and rewards, which a job that is about them shows in its panel.
-    Metric(
-        name="rewards/margins",
-        title="reward margin",
-        unit="chosen minus rejected reward",
-        better=Better.GREATER,
-        in_panel=False,
-    ),
-    Metric(
-        name="rewards/accuracies",
-        title="pairs with the chosen answer ahead",
-        unit="share of pairs",
-        better=Better.GREATER,
-        in_panel=False,
-    ),
-    Metric(
-        name="rewards/chosen",
-        title="reward of chosen answers",
-        unit="reward",
-        better=Better.GREATER,
-        in_panel=False,
-    ),
-    Metric(
-        name="rewards/rejected",
-        title="reward of rejected answers",
-        unit="reward",
-        better=Better.LESS,
-        in_panel=False,
-    ),
-    Metric(
-        name="kl",
-        title="divergence from the reference",
-        unit="nats",
-        in_panel=False,
-    ),
-    Metric(
-        name="reward",
-        title="reward",
-        better=Better.GREATER,
-        in_panel=False,
-    ),
-    Metric(
-        name="reward_std",
-        title="standard deviation of rewards",
-        unit="reward",
-        in_panel=False,
-    ),
-    Metric(
-        name="mean_reward",
-        title="mean score",
-        unit="score",
-        in_panel=False,
-    ),
-    Metric(
-        name="margin",
-        title="margin",
-        better=Better.GREATER,
-        in_panel=False,
-    ),
-    Metric(
-        name="accuracy",
-        title="accuracy",
-        better=Better.GREATER,
-        in_panel=False,
-    ),
-    Metric(
-        name="completions/mean_length",
-        title="mean length of answers",
-        unit="tokens",
-        in_panel=False,
-    ),
-    Metric(
-        name="completions/clipped_ratio",
-        title="answers cut at the limit",
-        unit="share of answers",
-        better=Better.LESS,
-        in_panel=False,
-    ),
-    Metric(
-        name="entropy",
-        title="entropy",
-        unit="nats",
-        in_panel=False,
-    ),
-    Metric(
-        name="nll_loss",
-        title="loss of chosen answers",
-        unit="nats per token",
-        better=Better.LESS,
-        in_panel=False,
-    ),
-    Metric(
-        name="log_odds_ratio",
-        title="log odds ratio",
-        better=Better.GREATER,
-        in_panel=False,
-    ),
 )
-"""Rows of the known metrics, in the order of the panel."""
+"""Metrics of a job of any kind. A kind adds its own metrics by `Reported.metrics`."""
+
+
+def rows() -> tuple[Metric, ...]:
+    """Return all rows in the order of the panel: losses, metrics of the kinds, other metrics."""
+    return (*LOSSES, *metrics_of_kinds(), *METRICS)
 
 
 def known(name: str) -> Metric | None:
     """Return the row of a metric. None: the table has no such row."""
-    for metric in METRICS:
-        if metric.name == name:
-            return metric
+    for metrics in (LOSSES, METRICS, metrics_of_kinds()):
+        for metric in metrics:
+            if metric.name == name:
+                return metric
     return None
 
 
@@ -237,15 +99,15 @@ def metric_of(name: str) -> Metric:
 
 def plot_names() -> list[str]:
     """Return the names of the plots that the panel draws for every run, the loss first."""
-    return [metric.name for metric in METRICS if metric.in_panel]
+    return [metric.name for metric in rows() if metric.in_panel]
 
 
 def curves_of(name: str) -> list[str]:
     """Return the names of the curves in a plot: the metric, and the same of the evaluations.
 
     Example:
-        >>> curves_of("loss"), curves_of("rougeL"), curves_of("perplexity")
-        (['loss', 'eval_loss'], ['rougeL', 'eval_rougeL'], ['perplexity'])
+        >>> curves_of("loss"), curves_of("rougeL"), curves_of("eval_loss")
+        (['loss', 'eval_loss'], ['rougeL', 'eval_rougeL'], ['eval_loss'])
     """
     if metric_of(name).event == EventKind.EVAL:
         return [name]
@@ -288,10 +150,10 @@ def curve_name(name: str, kind: str) -> str:
     `train_` if the table has an evaluation of the name.
 
     Example:
-        >>> curve_name("rougeL", "eval"), curve_name("perplexity", "eval")
-        ('eval_rougeL', 'perplexity')
-        >>> curve_name("rougeL", "step"), curve_name("perplexity", "step")
-        ('rougeL', 'train_perplexity')
+        >>> curve_name("rougeL", "eval"), curve_name("eval_loss", "eval")
+        ('eval_rougeL', 'eval_loss')
+        >>> curve_name("rougeL", "step"), curve_name("eval_loss", "step")
+        ('rougeL', 'train_eval_loss')
     """
     row = known(name)
     is_evaluated = row is not None and row.event == EventKind.EVAL
@@ -304,8 +166,8 @@ def tag_of(name: str, kind: str) -> str:
     """Return the TensorBoard tag for a number of a step or an evaluation.
 
     Example:
-        >>> tag_of("loss", "step"), tag_of("eval_loss", "eval"), tag_of("perplexity", "eval")
-        ('train/loss', 'eval/loss', 'eval/perplexity')
+        >>> tag_of("loss", "step"), tag_of("eval_loss", "eval"), tag_of("rougeL", "eval")
+        ('train/loss', 'eval/loss', 'eval/rougeL')
     """
     if kind == EventKind.EVAL:
         return "eval/" + name.removeprefix(_EVALUATION)
@@ -315,7 +177,7 @@ def tag_of(name: str, kind: str) -> str:
 def scalar_names() -> dict[str, str]:
     """Return the step metrics by their names among the scalars of a script's TensorBoard files."""
     names = {}
-    for metric in METRICS:
+    for metric in rows():
         if metric.event == EventKind.STEP:
             for name in (metric.name, *metric.aliases):
                 names[name] = metric.name
@@ -368,13 +230,6 @@ def less_is_better(name: str) -> bool:
     if row is not None:
         return row.better is Better.LESS
     return name.endswith("loss")
-
-
-def perplexity(loss: float | None) -> float | None:
-    """Return the perplexity for a loss in nats. None: no loss, or no float is large enough."""
-    if loss is None or loss >= _MOST_NATS:
-        return None
-    return math.exp(loss)
 
 
 def _names_in(several: Sequence[Mapping[str, float]]) -> list[str]:

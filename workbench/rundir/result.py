@@ -13,20 +13,21 @@ from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError
 from workbench.base.files import load_json, read_json
+from workbench.base.json_values import text
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.redact import Redactor
 from workbench.base.words import counted, printable
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerUse
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
 
 
 def submitted_rows(paths: RunPaths) -> Mapping[str, object]:
-    """Return the counts of a run's rows and the columns not read at submission, if known."""
+    """Return the facts of a run's kind that were known at submission."""
     raw = read_json(paths.job, within=paths.root)
-    names = ("not_read", "empty_answers", "overlap")
-    return {name: raw[name] for name in names if raw.get(name) is not None}
+    return {name: raw[name] for name in facts_of_kinds() if raw.get(name) is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +65,9 @@ class RunFault(TolerantRecord):
             if self.rank is not None
             else self.pod or "the run"
         )
-        text = f"{where}: {self.kind}: {self.message}"
+        first = f"{where}: {self.kind}: {self.message}"
         return printable(
-            "\n".join(part for part in (text, self.others, self.traceback.rstrip()) if part)
+            "\n".join(part for part in (first, self.others, self.traceback.rstrip()) if part)
         )
 
 
@@ -135,17 +136,6 @@ class Measurements(TolerantRecord):
     """Mean training loss over the steps."""
     eval_loss: Number | None = None
     """Loss on the evaluation rows after `eval_step`. None: no evaluation after the first step."""
-    perplexity: Number | None = None
-    """e to the power of `eval_loss`: the number of tokens among which the model still hesitates.
-
-    None for encoder-decoder models.
-    """
-    exact_match: Number | None = None
-    """Share of answered evaluation rows with exactly the right text, 0 to 1."""
-    useful_tokens_per_s: Number | None = None
-    """Tokens per second without padding, source and target, all ranks together."""
-    padded_tokens_per_s: Number | None = None
-    """Tokens per second with padding, source and target, all ranks together."""
     step_s: Number | None = None
     """Seconds of an optimizer step of mean length.
 
@@ -184,24 +174,10 @@ class ResultRecord(Measurements):
     """Number of ranks."""
     technique: str = ""
     """Requested technique of the run; `script` for a script."""
-    peft: str = ""
-    """Trained weights: `none` for all weights of the model, `lora`, `qlora`."""
     launcher: str = ""
     """Launcher of the ranks."""
     precision: str = ""
     """Number format of the arithmetic."""
-    not_read: tuple[str, ...] = ()
-    """Columns that no row's form reads, and files of a dataset's folder that are not read."""
-    empty_answers: Whole | None = None
-    """Number of training and evaluation rows with an empty answer. None: not counted."""
-    text_lengths: Mapping[str, Whole] = field(default_factory=dict)
-    """Numbers and lengths of questions and answers in tokens; `cut_answers` counts cut answers.
-
-    `longest_answer` is the longest answer after a cut, and `whole_answer` before a cut. The names
-    for questions are alike. Empty: not counted.
-    """
-    overlap: Whole | None = None
-    """Number of evaluation rows that are training rows too. None: not counted."""
     learning_rate: Number | None = None
     """Highest learning rate of the schedule."""
     model: str = ""
@@ -247,8 +223,6 @@ class ResultRecord(Measurements):
     """Kind of memory in `peak_memory_gib`: `resident` or `cuda`."""
     host_memory_gib: Mapping[str, Number] = field(default_factory=dict)
     """Peak resident memory by host in GiB: highest sum over its ranks, for any training device."""
-    profiled_tokens: Whole | None = None
-    """Number of tokens of the profiled micro-batch, padding included."""
     device: str = ""
     """Name of the training device."""
     devices: Whole | None = None
@@ -267,6 +241,8 @@ class ResultRecord(Measurements):
     """Number of files of a script that were copied into `outputs/`."""
     output_bytes: Whole | None = None
     """Total bytes of the copied files."""
+    of_kind: Mapping[str, object] = field(default_factory=dict)
+    """Facts of the job's kind by name, as reported. The kind's result has fields for the facts."""
     left_processes: Whole | None = None
     """Number of the run's processes alive on its pods after the end. Expected: 0."""
     error: RunFault | None = None
@@ -291,20 +267,23 @@ class ResultRecord(Measurements):
     @classmethod
     def _read_at(cls, path: Path, raw: Mapping[str, Any]) -> Self:
         try:
-            return cls.read({**raw, "path": path})
+            of_kind = {name: raw[name] for name in facts_of_kinds() if name in raw}
+            return cls.read({**raw, "path": path, "of_kind": of_kind})
         except ValidationError as error:
             raise RunError(f"{RunPaths(path).result} has no valid state of the run") from error
 
     def to_dict(self) -> dict[str, object]:
-        """Return the JSON form, without the path."""
+        """Return the JSON form, without the path. Facts of the kind stand beside the others."""
         data = asdict(self)
         del data["path"]
-        return data
+        return {**data.pop("of_kind"), **data}
 
     @property
     def trained(self) -> str:
-        """Short description of model, technique, adapters and precision, without `none`."""
-        adapters = "" if self.peft == "none" else self.peft
-        return " ".join(
-            part for part in (self.model, self.technique, adapters, self.precision) if part
-        )
+        """Short description of model, technique, words of the job's kind, and precision."""
+        words = [self.model, self.technique]
+        for name, fact in facts_of_kinds().items():
+            word = text(self.of_kind.get(name)) if fact.is_word else ""
+            if word != "none":
+                words.append(word)
+        return " ".join(word for word in (*words, self.precision) if word)

@@ -20,7 +20,8 @@ from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.evaluations import Evaluations
 from workbench.rundir.figures.trainings import Trainings
 from workbench.rundir.figures.workers import WorkerBook
-from workbench.rundir.metrics import figures_of, perplexity
+from workbench.rundir.metrics import figures_of
+from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
 
@@ -28,39 +29,28 @@ logger = logging.getLogger(__name__)
 # Notes, and failed checkpoints. A result of more than 16 MiB could not be read again.
 _MOST_NOTES = 20
 MOST_FIGURES = 50  # names of figures, so that memory stays bounded
-# Family of models with a next-token loss, and therefore a perplexity.
-_CAUSAL = "causal"
 _START_FIELDS = (
-    *(
-        "global_batch_size",
-        "versions",
-        "precision",
-        "learning_rate",
-        "parameters",
-        "trainable_parameters",
-    ),
-    *("not_read", "empty_answers", "overlap", "text_lengths"),
+    "global_batch_size",
+    "versions",
+    "precision",
+    "learning_rate",
+    "parameters",
+    "trainable_parameters",
 )
 _KEPT_FIGURES = ("max_steps", "epoch", "loss", "samples_per_s", "train_samples_per_s")
 _END_FIELDS = (
-    *(
-        "steps",
-        "epochs",
-        "train_runtime_s",
-        "train_samples_per_s",
-        "train_loss",
-        "eval_loss",
-        "first_eval_loss",
-    ),
-    *("eval_step", "metrics"),
-    *(
-        "exact_match",
-        "global_batch_size",
-        "useful_tokens_per_s",
-        "padded_tokens_per_s",
-        "profiled_tokens",
-    ),
-    *("step_s", "micro_batch_s"),
+    "steps",
+    "epochs",
+    "train_runtime_s",
+    "train_samples_per_s",
+    "train_loss",
+    "eval_loss",
+    "first_eval_loss",
+    "eval_step",
+    "metrics",
+    "global_batch_size",
+    "step_s",
+    "micro_batch_s",
 )
 
 
@@ -348,9 +338,12 @@ class RunTotals:
 
     def facts(self, started_s: float | None) -> dict[str, object]:
         """Return the ranks' figures by field of the result, without unknown figures."""
-        facts: dict[str, object] = {
-            name: self.start[name] for name in _START_FIELDS if name in self.start
-        }
+        # A kind of job may report its own facts at the start, at the end or at an evaluation.
+        of_kinds = facts_of_kinds()
+        facts: dict[str, object] = {}
+        for name in (*_START_FIELDS, *of_kinds):
+            if name in self.start:
+                facts[name] = self.start[name]
         if self.last_step is not None:
             facts |= {
                 "steps": self.last_step.whole("step"),
@@ -372,15 +365,11 @@ class RunTotals:
         facts |= self._evaluations.of_trained_model()
         # The report at the end of training wins over the figures on the way.
         for name, value in self._end.items():
-            if name in _END_FIELDS:
+            if name in _END_FIELDS or name in of_kinds:
                 facts[name] = value
         facts["train_samples_per_s"] = self.samples_per_s
         facts["metrics"] = numbers_of(facts.get("metrics")) or None
         facts["step_figures"] = self.step_figures or None
-        # A loss of pairs or rewards has no perplexity.
-        of_tokens = self.start.get("token_loss") is not False
-        if self.start.get("family") == _CAUSAL and of_tokens:
-            facts["perplexity"] = perplexity(number(facts.get("eval_loss")))
         if self._devices:
             names = dict.fromkeys(self._devices[rank] for rank in sorted(self._devices))
             facts["device"] = ", ".join(names)

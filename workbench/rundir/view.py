@@ -48,7 +48,7 @@ class RunView:
         self.hint = ""
         """Temporary remark of the keeper, such as silence or no step for a while."""
         self.totals = RunTotals()
-        names = [metric.name for metric in metrics.METRICS]
+        names = [metric.name for metric in metrics.rows()]
         names.extend(curves)
         self.curves: dict[str, Curve] = {name: Curve() for name in names}
         """Curves over optimizer steps, by name.

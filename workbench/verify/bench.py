@@ -19,7 +19,8 @@ from workbench.base.versions import gpu_names
 from workbench.verify.outcome import Cannot
 
 if TYPE_CHECKING:
-    from workbench import Cluster, FineTune, FineTuneRun, Run
+    from workbench import Cluster, FineTune, Run
+    from workbench.results import FineTuneRun
 
 logger = logging.getLogger(__name__)
 _FACTS_S = 120.0

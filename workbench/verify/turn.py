@@ -12,7 +12,8 @@ from workbench.verify.bench import Bench, Facts, cancel
 from workbench.verify.outcome import Broken, Cannot
 
 if TYPE_CHECKING:
-    from workbench import Cluster, FineTune, FineTuneRun, Function, Run
+    from workbench import Cluster, FineTune, Function, Run
+    from workbench.results import FineTuneRun
 
 
 T = TypeVar("T")

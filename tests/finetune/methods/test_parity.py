@@ -19,7 +19,7 @@ from methodruns import rows_of, write_prepared
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.methods.registry import METHODS, method_of
 from workbench.finetune.model import tiny
 from workbench.finetune.recipe.order import GlobalBatchSampler

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune

@@ -11,17 +11,8 @@ from typing import Any
 
 import pytest
 
-from workbench import (
-    Cluster,
-    ConfigError,
-    FineTune,
-    LocalPods,
-    PodSpec,
-    Run,
-    RunFailed,
-    compare,
-    history,
-)
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, compare, history
+from workbench.errors import ConfigError, RunFailed
 from workbench.finetune.notebook.run import FineTuneRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

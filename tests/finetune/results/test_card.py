@@ -16,7 +16,7 @@ from tests.support.sentences import says, sentence
 from workbench.base.errors import RunError
 from workbench.client.result import RunResult
 from workbench.finetune.data.sources.dataset import prepare
-from workbench.finetune.data.sql.datasets import Mini
+from workbench.finetune.data.wikisql.datasets import Mini
 from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import HostSlots, RunFault

@@ -14,8 +14,9 @@ import pytest
 from gguf import GGUFReader
 from writtenrun import write_run
 
-from workbench import ConfigError, FineTune, Run, RunError
+from workbench import FineTune, Run
 from workbench.base.files import write_json
+from workbench.errors import ConfigError, RunError
 from workbench.finetune.answers.server import _servers, close_all
 from workbench.finetune.export import gguf as exports
 

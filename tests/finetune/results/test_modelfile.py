@@ -12,7 +12,8 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from workbench import ConfigError, FineTune
+from workbench import FineTune
+from workbench.errors import ConfigError
 from workbench.finetune.answers.serving import gguf
 from workbench.finetune.model.text.tokenizer import train_tokenizer
 

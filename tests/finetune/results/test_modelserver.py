@@ -23,7 +23,7 @@ from workbench.finetune.answers.ask import compare_predictions, predict
 from workbench.finetune.answers.questions import Question
 from workbench.finetune.answers.server import ModelServer, close_all, server_of
 from workbench.finetune.data.sources.dataset import prepare
-from workbench.finetune.data.sql.datasets import Mini
+from workbench.finetune.data.wikisql.datasets import Mini
 from workbench.finetune.job.finetune import FineTune
 from workbench.rundir.paths import RunPaths
 

@@ -10,9 +10,9 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.predictions import Predictions, judge_answers, read_predictions
 from workbench.finetune.data.judged import judge
 from workbench.finetune.data.sources.dataset import prepare
-from workbench.finetune.data.sql.datasets import Mini
-from workbench.finetune.data.sql.mini import mini_tables
-from workbench.finetune.data.sql.tables import SqlTable
+from workbench.finetune.data.wikisql.datasets import Mini
+from workbench.finetune.data.wikisql.mini import mini_tables
+from workbench.finetune.data.wikisql.tables import SqlTable
 
 TABLE = SqlTable(
     id="t", header=("town", "year"), types=("text", "real"), rows=(("Graz", 1990), ("Linz", 2003))

@@ -15,8 +15,8 @@ from workbench.finetune.answers.questions import Question, questions_of, tables_
 from workbench.finetune.data.forms.table import SUMMARIZE
 from workbench.finetune.data.rows import row_from
 from workbench.finetune.data.sources.dataset import prepare
-from workbench.finetune.data.sql.datasets import Mini
 from workbench.finetune.data.tasks import TASK
+from workbench.finetune.data.wikisql.datasets import Mini
 from workbench.rundir.paths import RunPaths
 
 

@@ -18,7 +18,7 @@ from tests.support.sentences import says
 from workbench.base.files import write_json
 from workbench.client.result import RunResult
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
-from workbench.finetune.data.sql.datasets import Mini
+from workbench.finetune.data.wikisql.datasets import Mini
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.export.recipe import recipe_of, script_recipe_of
 from workbench.finetune.job.finetune import FineTune

@@ -21,7 +21,7 @@ from workbench.finetune.answers.questions import Question
 from workbench.finetune.answers.server import close_all, server_of
 from workbench.finetune.answers.serving.export import export_model
 from workbench.finetune.data.rows import Example
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.export.folder import merge
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import adapters

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
 from workbench.finetune.model.layers import balance_coefficient

@@ -11,7 +11,7 @@ import pytest
 from forkedruns import Plan, Ran
 
 from workbench.finetune.data.rows import Example
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("one_thread")]
 

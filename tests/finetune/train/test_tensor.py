@@ -19,7 +19,7 @@ from transformers import (
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.checkpoint.tensor_tree import read_tree
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.model.text.tokenizer import train_tokenizer
 from workbench.finetune.techniques.on_pods.tensor import styles_of
 

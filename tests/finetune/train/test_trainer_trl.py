@@ -13,7 +13,7 @@ import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from workbench.finetune.data.sql.mini import mini_rows
+from workbench.finetune.data.wikisql.mini import mini_rows
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.on_pods.evaluation import MethodEvaluator
 from workbench.finetune.methods.on_pods.hooks import TrlHooks

@@ -19,6 +19,7 @@ from smalljobs import small_job
 from takeover import counting, exact, printed
 
 import workbench
+import workbench.places
 from tests.docker.test_chart import CHART, unpacked_helm
 from tests.fakes.kubeplace import MANIFESTS, role
 from tests.pods.conftest import Launched, on_pods
@@ -402,12 +403,12 @@ def test_a_lost_node_is_named_and_found_again(
 def test_nodes_are_shown_as_far_as_the_account_may(place: RealKubernetesPlace) -> None:
     asked = PodSpec(cpus=8, memory_gib=64)
     words = "this account may not list nodes; docker/kubernetes/nodes/role.yaml is the ClusterRole"
-    assert workbench.nodes(place.backend(), pod=asked, count=3).verdict.startswith(words)
+    assert workbench.places.nodes(place.backend(), pod=asked, count=3).verdict.startswith(words)
     made = list(yaml.safe_load_all((MANIFESTS / "nodes" / "role.yaml").read_text()))
     for manifest in made:
         place.plane.create(manifest)
     try:
-        table = workbench.nodes(place.backend(), pod=asked, count=3)
+        table = workbench.places.nodes(place.backend(), pod=asked, count=3)
         (node,) = table.nodes
         assert (node.name, node.fits, table.schedulable) == ("node-1", 4, 4)
     finally:

@@ -103,6 +103,11 @@ class Record(BaseModel):
         lines = [f"    {option.name}: {option.help}" for option in cls.options()]
         cls.__doc__ = "\n".join([inspect.cleandoc(cls.__doc__ or ""), "", "Args:", *lines])
 
+    def __dir__(self) -> list[str]:
+        """Return what an editor completes: options and calls for users, nothing of pydantic."""
+        public = {*type(self).model_fields, *_PUBLIC}
+        return [name for name in super().__dir__() if name in public or name.startswith("_")]
+
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse assignments without showing the value, which may be secret.
 
@@ -219,6 +224,7 @@ class Record(BaseModel):
         return ConfigError(f"{label}{name} {value}; it must be {option.allowed}")
 
 
+_PUBLIC = ("kind", "from_dict", "options", "replace", "to_dict")
 _R = TypeVar("_R", bound=Record)
 _P = TypeVar("_P", Choice, Unit)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from workbench.base.json_values import number as json_number
 from workbench.base.table import facts
 from workbench.base.words import UNKNOWN, count, number, percent, scaled
 from workbench.display.kit.doc import Block, Code, Doc, Fold, Heading, Note, Table
@@ -40,7 +41,7 @@ def model_card_doc(card: ModelCard) -> Doc:
     """State of a run what concerns others: neither hosts nor folders."""
     result = card.result
     job = card.job
-    peft = "" if result.peft in ("", "none") else f", {job.peft}"
+    peft = "" if job.peft == "none" else f", {job.peft}"
     learned = [
         ("base model", card.base),
         ("revision of the base", card.job.model_revision or ""),
@@ -59,8 +60,8 @@ def model_card_doc(card: ModelCard) -> Doc:
         ("training loss, all steps", number(result.train_loss)),
         ("evaluation loss before the first step", number(result.first_eval_loss)),
         ("evaluation loss after the last", number(result.eval_loss)),
-        ("perplexity", number(result.perplexity)),
-        ("exact match", percent(result.exact_match)),
+        ("perplexity", number(json_number(result.of_kind.get("perplexity")))),
+        ("exact match", percent(json_number(result.of_kind.get("exact_match")))),
     ]
     versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     return Doc(

@@ -11,6 +11,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from workbench.base.json_values import number as json_number
 from workbench.base.table import Cell, Grid, Key, Toned, cell_text, text_table
 from workbench.base.words import (
     UNKNOWN,
@@ -280,7 +281,6 @@ def _columns(history: History) -> list[_Column]:
         ("steps", "steps", count),
         ("train loss", "train_loss", number),
         ("eval loss", "eval_loss", number),
-        ("exact match", "exact_match", percent),
         ("samples/s", "train_samples_per_s", number),
         ("duration", "duration_s", duration),
     )
@@ -306,6 +306,9 @@ def _columns(history: History) -> list[_Column]:
     for title, field, write in figures:
         values = [getattr(record, field) for record in records]
         columns.append(_numbers(title, values, write))
+        if field == "eval_loss":
+            matches = [json_number(record.of_kind.get("exact_match")) for record in records]
+            columns.append(_numbers("exact match", matches, percent))
     return columns
 
 

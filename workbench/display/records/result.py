@@ -5,8 +5,9 @@ Its FLOPS profile, the modules as a tree to fold or as text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from workbench.base.json_values import number as json_number
 from workbench.base.table import facts, text_table
 from workbench.base.words import (
     UNKNOWN,
@@ -26,6 +27,7 @@ from workbench.display.failure import card_of, fault_doc
 from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
 from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.templates import render
+from workbench.finetune.notebook.result import FineTuneResult
 from workbench.finetune.profile.compare import ProfileComparison
 from workbench.finetune.profile.parse import ModuleProfile, Profile
 from workbench.rundir.catalog.store import read_label
@@ -62,13 +64,7 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("launcher", result.launcher),
         ("optimizer steps", count(result.steps)),
         ("global batch size", count(result.global_batch_size)),
-        ("not read", plain(short_list(result.not_read, 20)) if result.not_read else ""),
-        ("rows with an empty answer", count(result.empty_answers) if result.empty_answers else ""),
-        *length_facts(result.text_lengths),
-        (
-            "evaluation rows that are training rows too",
-            count(result.overlap) if result.overlap else "",
-        ),
+        *_rows(result),
         ("whole run", duration(result.duration_s)),
         ("time to first step", duration(result.time_to_first_step_s)),
         ("training loop", duration(result.train_runtime_s)),
@@ -78,10 +74,10 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ("sent per step and pod", scaled(result.sent_bytes_per_step, "B")),
         ("training loss, all steps", number(result.train_loss)),
         ("evaluation loss", _eval_loss(result)),
-        ("perplexity", number(result.perplexity)),
+        ("perplexity", number(json_number(result.of_kind.get("perplexity")))),
         ("metrics", ", ".join(f"{name} {number(value)}" for name, value in result.metrics.items())),
         ("figures of the last step", _step_figures(result)),
-        ("exact match", percent(result.exact_match)),
+        ("exact match", percent(json_number(result.of_kind.get("exact_match")))),
         (f"peak memory ({result.memory_kind})", _sizes(result, result.peak_memory_gib)),
         (
             "pods' own memory",
@@ -89,6 +85,21 @@ def _pairs(result: RunResult) -> list[tuple[str, str]]:
         ),
         ("files in outputs/", _outputs(result)),
         ("run directory", str(result.path)),
+    ]
+
+
+def _rows(result: RunResult) -> Sequence[tuple[str, str]]:
+    """Return the facts on the rows of a fine-tuning run."""
+    if not isinstance(result, FineTuneResult):
+        return ()
+    return [
+        ("not read", plain(short_list(result.not_read, 20)) if result.not_read else ""),
+        ("rows with an empty answer", count(result.empty_answers) if result.empty_answers else ""),
+        *length_facts(result.text_lengths),
+        (
+            "evaluation rows that are training rows too",
+            count(result.overlap) if result.overlap else "",
+        ),
     ]
 
 
@@ -136,7 +147,7 @@ def _eval_loss(result: RunResult) -> str:
 
 
 def _tokens(result: RunResult) -> str:
-    if result.useful_tokens_per_s is None:
+    if not isinstance(result, FineTuneResult) or result.useful_tokens_per_s is None:
         return ""
     return (
         f"{number(result.useful_tokens_per_s)}, with padding {number(result.padded_tokens_per_s)}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from workbench.base.files import gate
 from workbench.base.json_values import items, part, text, whole
+from workbench.base.json_values import number as json_number
 from workbench.base.words import (
     UNKNOWN,
     count,
@@ -26,6 +27,7 @@ from workbench.display.kit.plots.runs import plot_title
 from workbench.rundir import metrics
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.events import EventKind
+from workbench.rundir.metric import Metric
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import Progress
 from workbench.rundir.view import RunView
@@ -210,7 +212,7 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
     result = view.result
     evaluated = view.totals.metrics if result is None else result.metrics
     pairs = [("epoch", number(progress.epoch))]
-    for metric in metrics.METRICS:
+    for metric in metrics.rows():
         pairs.append((metric.title, _last(view, progress, metric)))
         if metric.name != "perplexity":
             continue
@@ -230,7 +232,7 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
     if len(own) > _MOST_OWN:
         pairs.append(("more figures", count(len(own) - _MOST_OWN)))
     if result is not None:
-        pairs.append(("exact match", percent(result.exact_match)))
+        pairs.append(("exact match", percent(json_number(result.of_kind.get("exact_match")))))
         pairs.append(("time to first step", duration(result.time_to_first_step_s)))
     busy = [host.gpu_percent for host in view.memory.values() if host.gpu_percent is not None]
     if busy:
@@ -239,7 +241,7 @@ def _figures(view: RunView, progress: Progress) -> list[tuple[str, str]]:
     return [(name, text) for name, text in pairs if text != UNKNOWN]
 
 
-def _last(view: RunView, progress: Progress, metric: metrics.Metric) -> str:
+def _last(view: RunView, progress: Progress, metric: Metric) -> str:
     """Return the last value of a known metric in words. The result's own figures come first."""
     result = view.result
     curve = view.curves[metric.name]
@@ -255,7 +257,7 @@ def _last(view: RunView, progress: Progress, metric: metrics.Metric) -> str:
         case "samples_per_s":
             value = progress.samples_per_s if result is None else result.train_samples_per_s
         case "perplexity" if result is not None:
-            value = result.perplexity
+            value = json_number(result.of_kind.get("perplexity"))
     if result is not None and metric.event == EventKind.EVAL:
         value = result.metrics.get(metric.name, value)
     return metric.write(value)

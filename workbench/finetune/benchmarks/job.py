@@ -26,7 +26,7 @@ from workbench.base.record import (
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.submit.stage import sent_folder, sent_model
 from workbench.jobs.job import Job, NewRun, PodStore, PodView, Prepared, Program, Traits
-from workbench.jobs.launcher import Launcher
+from workbench.jobs.launcher import Launcher, LauncherName
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.views import JobViews
 from workbench.rundir.paths import RunPaths
@@ -76,7 +76,7 @@ class Evaluation(Job):
     """Whether questions are asked as turns in the model's chat template."""
     before: bool = True
     """Whether the base model is evaluated too."""
-    launcher: Annotated[str, Choice(Launcher)] = "ssh"
+    launcher: Annotated[LauncherName, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
     stall_timeout_s: Annotated[Positive | None, Unit("seconds")] = None
     """Same as the option of `Script`."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from workbench.finetune.data.sql.tables import SqlTable
-from workbench.finetune.data.sql.task import WikiSql
 from workbench.finetune.data.task import Task
+from workbench.finetune.data.wikisql.tables import SqlTable
+from workbench.finetune.data.wikisql.task import WikiSql
 
 Table = SqlTable
 """Table of the task."""

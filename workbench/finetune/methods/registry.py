@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from workbench.base.errors import one_of
 from workbench.base.json_values import part
@@ -18,6 +19,8 @@ METHODS: Sequence[Method] = (SFT(), DPO(), KTO(), ORPO(), Reward(), GRPO())
 _BY_NAME = {method.name: method for method in METHODS}
 METHOD_NAMES = tuple(_BY_NAME)
 """Names of all methods: the values of the option `method`."""
+MethodName = Literal["sft", "dpo", "kto", "orpo", "reward", "grpo"]
+"""The same names, which an editor completes; a test compares both."""
 
 
 def method_of(name: str) -> Method:

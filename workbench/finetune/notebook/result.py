@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pydantic.dataclasses import dataclass
 
+from workbench.base.record.tolerant import Number, Whole
 from workbench.base.table import Grid
 from workbench.client.result import Card, RunResult, readable
 from workbench.finetune.answers.predictions import Predictions, read_predictions
@@ -21,6 +22,34 @@ from workbench.rundir.paths import RunPaths
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class FineTuneResult(RunResult):
     """Frozen facts of a fine-tuning run, its profile and its answers. None: not measured."""
+
+    peft: str = ""
+    """Trained weights: `none` for all weights of the model, `lora`, `qlora`."""
+    perplexity: Number | None = None
+    """e to the power of `eval_loss`: the number of tokens among which the model still hesitates.
+
+    None for an encoder-decoder model, unless `metrics` names `perplexity`.
+    """
+    exact_match: Number | None = None
+    """Share of answered evaluation rows with exactly the right text, 0 to 1."""
+    useful_tokens_per_s: Number | None = None
+    """Tokens per second without padding, source and target, all ranks together."""
+    padded_tokens_per_s: Number | None = None
+    """Tokens per second with padding, source and target, all ranks together."""
+    profiled_tokens: Whole | None = None
+    """Number of tokens of the profiled micro-batch, padding included."""
+    not_read: tuple[str, ...] = ()
+    """Columns that no row's form reads, and files of a dataset's folder that are not read."""
+    empty_answers: Whole | None = None
+    """Number of training and evaluation rows with an empty answer. None: not counted."""
+    overlap: Whole | None = None
+    """Number of evaluation rows that are training rows too. None: not counted."""
+    text_lengths: Mapping[str, Whole] = dataclasses.field(default_factory=dict)
+    """Numbers and lengths of questions and answers in tokens; `cut_answers` counts cut answers.
+
+    `longest_answer` is the longest answer after a cut, and `whole_answer` before a cut. The names
+    for questions are alike. Empty: not counted.
+    """
 
     @property
     def tflops_per_device(self) -> float | None:

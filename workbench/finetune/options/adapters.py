@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -59,6 +59,8 @@ GpuMemory = Annotated[
     Allowed("an object of GPU numbers and GiB, such as {0: 20, 1: '20GiB'}"),
 ]
 
+_Bias = Literal["none", "all", "lora_only"]
+
 
 class Lora(Record):
     """Options of LoRA adapters. Names are peft's LoraConfig names without the `lora_` prefix."""
@@ -78,7 +80,7 @@ class Lora(Record):
     """Scale by alpha / sqrt(r) instead of alpha / r, so that large ranks keep learning."""
     use_dora: bool = False
     """Learn the length of each weight column apart from its direction (DoRA). Slower."""
-    bias: Annotated[str, Choice(["none", "all", "lora_only"])] = "none"
+    bias: Annotated[_Bias, Choice(get_args(_Bias))] = "none"
     """Biases of the model to train: `none`, `all`, or `lora_only`.
 
     `lora_only` trains biases of modules with adapters.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
@@ -43,7 +43,7 @@ from workbench.finetune.options.metrics import (
 )
 from workbench.finetune.options.text.lengths import SOURCE_TOKENS, TARGET_TOKENS
 from workbench.finetune.options.trackers import TRACKERS
-from workbench.jobs.launcher import Launcher
+from workbench.jobs.launcher import Launcher, LauncherName
 from workbench.rundir.stores.address import check_address, is_address
 
 PROMPTS = ("chat", "plain", "alpaca", "llama2-chat")
@@ -168,7 +168,7 @@ class FineTuneOptions(Record):
         default_factory=dict
     )
     """Options of the averaging, see `LocalSgd`. Only with technique `local-sgd`."""
-    device_map: Annotated[str, Choice(["auto"])] | None = None
+    device_map: Annotated[Literal["auto"], Choice(["auto"])] | None = None
     """`auto` spreads the layers over the GPUs of one pod, a naive pipeline.
 
     Only with `single`. Default None: all layers on one GPU.
@@ -191,7 +191,7 @@ class FineTuneOptions(Record):
     local, because their network is slow compared with their arithmetic; otherwise the technique's
     format.
     """
-    launcher: Annotated[str, Choice(Launcher)] = "ssh"
+    launcher: Annotated[LauncherName, Choice(Launcher)] = "ssh"
     """One of `Launcher`."""
     deepspeed: Annotated[
         PathText | Mapping[str, object] | None, Allowed("a path, an object or None")

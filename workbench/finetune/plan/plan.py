@@ -69,9 +69,9 @@ def plan(
         techniques: Techniques to show. Default: all.
         lengths: Tokens of a row's source and target, or `preview(job)` for the tokens that 99 of
             100 micro-batches stay within. Default: the longest allowed by the job.
-        nodes: Nodes of the cluster, as `workbench.nodes(backend, pod=…, count=…)`. The table then
-            shows whether the pods could be scheduled now, and `gpu_memory_gib` None is read from
-            the labels of the nodes. Default None.
+        nodes: Nodes of the cluster, as `workbench.places.nodes(backend, pod=…, count=…)`. The
+            table then shows whether the pods could be scheduled now, and `gpu_memory_gib` None is
+            read from the labels of the nodes. Default None.
 
     Raises:
         ConfigError: The model's shape is unknown on this machine, a number is not allowed, or the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from workbench.base.errors import one_of
 from workbench.finetune.techniques.ddp import DDP
@@ -30,6 +31,10 @@ YARDSTICK = Single.name
 _BY_NAME = {technique.name: technique for technique in TECHNIQUES}
 TECHNIQUE_NAMES = tuple(_BY_NAME)
 """Names of all techniques: the values of the option `technique`."""
+TechniqueName = Literal[
+    "single", "ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp", "local-sgd"
+]
+"""The same names, which an editor completes; a test compares both."""
 
 
 def technique_of(name: str) -> Technique:

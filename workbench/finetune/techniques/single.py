@@ -20,7 +20,7 @@ class Single(Plain):
     preference = 70  # every other pod is idle
 
     def refuse(self, job: FineTuneOptions) -> None:
-        if job.launcher != Launcher.SSH:
+        if job.launcher != Launcher.SSH.value:
             raise ConfigError(
                 f"technique 'single' runs one process, so launcher {job.launcher!r} "
                 "does nothing. Use 'ssh'."

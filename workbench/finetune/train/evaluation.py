@@ -30,11 +30,11 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.evaluation import LOSS, answered_rows, best_metric, compares_models
+from workbench.finetune.options.reported import perplexity
 from workbench.finetune.recipe.order import eval_batches
 from workbench.finetune.recipe.standalone import evaluation_sums
 from workbench.finetune.train.guests.figures import OwnFigures, named_figure, unknown_figure
 from workbench.rundir.events import emit
-from workbench.rundir.metrics import perplexity
 
 Function = Callable[..., Any]
 _PACKAGE = str(Path(evaluation_sums.__code__.co_filename).parents[2])

@@ -334,7 +334,7 @@ class Attempt:
         patiently(partial(check_hostfile, c), self._journal.hint)
         self._journal.state(RunState.STARTING, "starting ranks")
         self._stalls.watch.begin()
-        if c.spec.job.launcher == Launcher.SSH:
+        if c.spec.job.launcher == Launcher.SSH.value:
 
             def start(link: AgentLink) -> None:
                 link.call("start", run=c.run_id)

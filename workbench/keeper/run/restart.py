@@ -272,7 +272,7 @@ def inherited_ranks(context: RunContext) -> InheritedRanks | None:
         return None
     unwatched = any(answer.inherited for answer in answers)
     if "waiting" in phases and launcher is None:
-        if unwatched or context.spec.job.launcher != Launcher.SSH:
+        if unwatched or context.spec.job.launcher != Launcher.SSH.value:
             raise RunError("the keeper died during the start of the ranks, before all had started")
         context.everywhere(lambda link: link.call("start", run=context.run_id))
     newest = max(answers, key=lambda answer: answer.attempt)

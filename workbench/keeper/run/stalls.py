@@ -244,7 +244,7 @@ class StallGuard:
     def _never_started(self, launcher: LauncherProcess) -> RunFault:
         name = self._context.spec.job.launcher
         message = f"{self.remark}; the launcher {name} was ended."
-        if name == Launcher.OPENMPI:
+        if name == Launcher.OPENMPI.value:
             # mpirun waits forever for a daemon that cannot connect back.
             message += (
                 " mpirun's daemons on the pods must connect back "

@@ -81,6 +81,10 @@ class CMLProject(Record):
     request_timeout_s: Annotated[Positive, Unit("s")] = 30
     """Time limit for an answer of the platform, in seconds. Default 30."""
 
+    def __dir__(self) -> list[str]:
+        """Return what an editor completes."""
+        return [*super().__dir__(), "run_job", "tensorboard"]
+
     def run_job(
         self,
         spec: str | Path,

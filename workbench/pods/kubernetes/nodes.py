@@ -29,7 +29,7 @@ Amounts = Counter[str]
 
 
 def nodes(options: KubernetesOptions, asked: PodSpec, count: int) -> NodeTable:
-    """List the nodes of a Kubernetes cluster; see `workbench.nodes`."""
+    """List the nodes of a Kubernetes cluster; see `workbench.places.nodes`."""
     from workbench.pods.kubernetes.api import KubeApi
 
     api = KubeApi(options)

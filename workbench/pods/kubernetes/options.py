@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -14,6 +14,7 @@ from workbench.pods.kubernetes.manifests.template import check_template, read_te
 from workbench.pods.kubernetes.manifests.volumes import Name, Volume, check_volumes
 from workbench.pods.place import LocalPath, PlaceOptions
 
+_Reach = Literal["auto", "direct", "port-forward"]
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"(?P<name>[a-z0-9][a-z0-9.-]{0,252})/(?P<key>[A-Za-z0-9._-]{1,253})")
 _PAGES = re.compile(r"[1-9][0-9]*[KMG]i")
@@ -85,7 +86,7 @@ class KubernetesOptions(PlaceOptions):
     `KUBECONFIG` or `~/.kube/config`."""
     context: str = ""
     """Context of the kubeconfig. Default: its current one."""
-    reach: Annotated[str, Choice(("auto", "direct", "port-forward"))] = "auto"
+    reach: Annotated[_Reach, Choice(get_args(_Reach))] = "auto"
     """How SSH gets to the pods: `direct` to their addresses, or through the API server's
     `port-forward`. Default `auto`: direct inside a cluster, port-forward outside."""
     gpu_resource: str = "nvidia.com/gpu"

@@ -29,7 +29,7 @@ _MARKED = {
 
 
 def nodes(place: SlurmPods, asked: PodSpec, count: int) -> NodeTable:
-    """List the nodes of the place's partition; see `workbench.nodes`."""
+    """List the nodes of the place's partition; see `workbench.places.nodes`."""
     answer = call("sinfo", "--noheader", "--Node", f"--Format={_FORM}")
     table = []
     for line in answer.splitlines():

@@ -23,6 +23,7 @@ from workbench.pods.pod import Pod
 from workbench.rundir.catalog.benchmarks import benchmark_figures
 from workbench.rundir.events import EventTail
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
@@ -41,7 +42,7 @@ _TAIL_BYTES = 1 << 15
 _LONGEST = {"name": 80, "note": 2000}  # letters
 _LONGEST_TAG = 40  # letters
 _MOST_TAGS = 20
-_COLUMNS = ("model", "technique", "peft", "precision")
+_COLUMNS = ("model", "technique", "precision")
 _RUN_FILE = RunPaths(Path()).info.name
 _CLUSTER_FILE = ClusterPaths(Path()).config.name
 # Large folders without runs: a pod's own files, virtual environments, caches.
@@ -201,7 +202,7 @@ def _asked(paths: RunPaths) -> Mapping[str, object]:
         return {}
     columns = table_columns(job)
     asked = {}
-    for name in _COLUMNS:
+    for name in (*_COLUMNS, *facts_of_kinds()):
         value = columns.get(name)
         if value:
             asked[name] = value

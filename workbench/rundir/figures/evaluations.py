@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from workbench.base.json_values import number, numbers_of, part
 from workbench.rundir.events import Event
+from workbench.rundir.reported import facts_of_kinds
 
 _LOSS = "eval_loss"
 _MOST = 50  # names, so that memory stays bounded
@@ -24,6 +25,8 @@ class Evaluations:
 
     def __init__(self) -> None:
         self._last: dict[str, Reported] = {}
+        self._facts: dict[str, float] = {}
+        """Facts of the job's kind in the last report of a trained model."""
         self.first_loss: float | None = None
         """Loss of the evaluation before the first step."""
 
@@ -34,6 +37,8 @@ class Evaluations:
         if step == 0 and loss is not None and not (event.late and self.first_loss is not None):
             self.first_loss = loss
         self._keep(_LOSS, step, loss, late=event.late)
+        if step and not event.late:
+            self._facts = facts_in(event)
         metrics = part(event.data, "metrics")
         for name in numbers_of(metrics):
             self._keep(name, step, number(metrics[name]), late=event.late)
@@ -86,7 +91,18 @@ class Evaluations:
         loss = trained.pop(_LOSS, None)
         last = loss or next(reversed(trained.values()))
         return {
+            **self._facts,
             _LOSS: None if loss is None else loss.value,
             "eval_step": last.step,
             "metrics": {name: each.value for name, each in trained.items()},
         }
+
+
+def facts_in(event: Event) -> dict[str, float]:
+    """Return the numbers of an event that are facts of a kind of job."""
+    facts = {}
+    for name in facts_of_kinds():
+        value = event.number(name)
+        if value is not None:
+            facts[name] = value
+    return facts

@@ -13,7 +13,8 @@ from workbench.verify.row import Row
 from workbench.verify.turn import Turn, engine
 
 if TYPE_CHECKING:
-    from workbench import FineTune, FineTuneRun
+    from workbench import FineTune
+    from workbench.results import FineTuneRun
 
 SUBJECT = "memory"
 _SIZES = {True: (768, 12), False: (256, 4)}
@@ -77,7 +78,8 @@ def _predicted_memory(turn: Turn) -> str:
 
 
 def _measured_job(turn: Turn) -> FineTune:
-    from workbench import Function, mini_rows
+    from workbench import Function
+    from workbench.wikisql import mini_rows
 
     hidden, layers = _SIZES[turn.has_gpus]
     texts = [f"{row.source} {row.target}" for row in mini_rows(0, 400)]

@@ -13,7 +13,7 @@ from workbench.verify.row import Row
 from workbench.verify.turn import Turn
 
 if TYPE_CHECKING:
-    from workbench import FineTuneRun
+    from workbench.results import FineTuneRun
 
 SUBJECT = "processes"
 _PATIENCE_S = 10.0

@@ -11,7 +11,7 @@ from workbench.verify.row import Row
 from workbench.verify.turn import Turn, at_most, curve, difference, engine
 
 if TYPE_CHECKING:
-    from workbench import FineTuneRun
+    from workbench.results import FineTuneRun
 
 SUBJECT = "techniques"
 OFF = 0.01

@@ -21,7 +21,7 @@ def write_llama(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from workbench import train_tokenizer
+    from workbench.data import train_tokenizer
 
     learned = train_tokenizer(texts, causal=True)
     from tokenizers import Tokenizer

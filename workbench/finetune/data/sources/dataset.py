@@ -24,7 +24,7 @@ from workbench.finetune.data.sources.convert import join_files, mix_files
 from workbench.finetune.data.sources.files import RowFiles, files_of, is_rows, rows_in
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.data.sources.read import FORMATS, refuse_other
-from workbench.finetune.data.sql.datasets import NAMES, Mini, Release, is_release
+from workbench.finetune.data.wikisql.datasets import NAMES, Mini, Release, is_release
 from workbench.rundir.stores.address import is_address
 
 

@@ -15,7 +15,7 @@ from workbench.rundir import metrics as known
 
 _MOST_NAMES = 50
 _LONGEST = 64  # letters of a name
-PRODUCT_NAMES = frozenset((LOSS, *METRICS, *ROUGE, *(metric.name for metric in known.METRICS)))
+PRODUCT_NAMES = frozenset((LOSS, *METRICS, *ROUGE, *(metric.name for metric in known.rows())))
 """Names of the product's own figures, whether or not a job measures them."""
 
 

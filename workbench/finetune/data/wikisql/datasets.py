@@ -16,8 +16,8 @@ from workbench.finetune.data.meant import Written
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal
 from workbench.finetune.data.sources.convert import write_files, write_lines
-from workbench.finetune.data.sql.archive import unpack
-from workbench.finetune.data.sql.mini import MAX_ROWS, mini_rows, mini_tables
+from workbench.finetune.data.wikisql.archive import unpack
+from workbench.finetune.data.wikisql.mini import MAX_ROWS, mini_rows, mini_tables
 
 # The hub's `wikisql` is a script, and `datasets` 4 and later refuse scripts. Use its Parquet copy.
 NAMES: Mapping[str, Mapping[str, object]] = {

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.lines import Fields
-from workbench.finetune.data.sql.query import Query, format_query, parse
-from workbench.finetune.data.sql.rows import query_of, table_from
-from workbench.finetune.data.sql.tables import SqlTable, execute
 from workbench.finetune.data.task import Asked, Form, Task, Verdicts
+from workbench.finetune.data.wikisql.query import Query, format_query, parse
+from workbench.finetune.data.wikisql.rows import query_of, table_from
+from workbench.finetune.data.wikisql.tables import SqlTable, execute
 
 
 class WikiSql(Task[SqlTable]):

@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example
-from workbench.finetune.data.sql.mini_tables import MINI_TABLES
-from workbench.finetune.data.sql.query import Condition, Query, format_query
-from workbench.finetune.data.sql.tables import Cell, SqlTable
-from workbench.finetune.data.sql.task import WikiSql
+from workbench.finetune.data.wikisql.mini_tables import MINI_TABLES
+from workbench.finetune.data.wikisql.query import Condition, Query, format_query
+from workbench.finetune.data.wikisql.tables import Cell, SqlTable
+from workbench.finetune.data.wikisql.task import WikiSql
 
 MAX_ROWS = 100_000
 """Largest number of questions, train and eval together. Some more exist."""

@@ -15,7 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.sql.query import AGGREGATES, OPERATORS, Query, Value, fold
+from workbench.finetune.data.wikisql.query import AGGREGATES, OPERATORS, Query, Value, fold
 
 Cell = str | int | float | None
 TYPES = ("text", "real")

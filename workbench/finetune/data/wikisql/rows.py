@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import text, whole
 from workbench.finetune.data.lines import Fields, short
-from workbench.finetune.data.sql.query import AGGREGATES, OPERATORS, Condition, Query, Value
-from workbench.finetune.data.sql.tables import TYPES, Cell, SqlTable, read_number
+from workbench.finetune.data.wikisql.query import AGGREGATES, OPERATORS, Condition, Query, Value
+from workbench.finetune.data.wikisql.tables import TYPES, Cell, SqlTable, read_number
 
 
 def query_of(row: Fields, tables: Mapping[str, SqlTable] | None) -> tuple[Query, str]:

@@ -1,0 +1,62 @@
+"""What an editor completes: names that a user may call, and the values of closed sets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+from pydantic import BaseModel
+
+from workbench import Cluster, FineTune, LocalPods, PodSpec, Script, SSHPods
+from workbench.finetune.methods.registry import METHOD_NAMES, MethodName
+from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, TechniqueName
+from workbench.jobs.launcher import Launcher, LauncherName
+from workbench.places import CMLProject
+from workbench.results import FineTuneResult, RunResult
+from workbench.rundir.state import RunState
+
+JOB = FineTune(model="tiny-t5", dataset="wikisql-mini")
+OF_PYDANTIC = {name for name in dir(BaseModel) if not name.startswith("_")}
+RECORDS = [JOB, Script(path="train.py"), PodSpec(cpus=1), LocalPods(), SSHPods(hosts=["a"])]
+
+
+def public(value: object) -> set[str]:
+    return {name for name in dir(value) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: type(record).__name__)
+def test_a_record_completes_its_options_and_nothing_of_pydantic(record: object) -> None:
+    options = {option.name for option in type(record).options()}
+    assert public(record) == options | {"kind", "from_dict", "options", "replace", "to_dict"}
+    assert public(record) & OF_PYDANTIC == set()
+    assert {"__class__", "__repr__"} <= {*dir(record)}
+
+
+@pytest.mark.parametrize("kind", [RunResult, FineTuneResult])
+def test_a_result_completes_its_figures(kind: type[RunResult]) -> None:
+    result = kind(path=Path("run"), state=RunState.SUCCEEDED)
+    assert {"steps", "eval_loss", "to_dict", "raise_for_status"} <= public(result)
+    assert public(result) & {"at", "derived", "of_kind", "read"} == set()
+
+
+def test_a_cluster_completes_its_verbs(tmp_path: Path) -> None:
+    names = public(Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "cluster"))
+    assert {"submit", "plan", "doctor", "close"} <= names
+    assert "submit_prepared" not in names
+
+
+def test_a_project_completes_its_verbs_too() -> None:
+    assert {"run_job", "tensorboard"} <= set(CMLProject.__dir__(CMLProject.__new__(CMLProject)))
+
+
+def test_closed_sets_are_literals_with_the_names_of_the_registries() -> None:
+    assert get_args(TechniqueName) == TECHNIQUE_NAMES
+    assert get_args(MethodName) == METHOD_NAMES
+    assert get_args(LauncherName) == tuple(map(str, Launcher))
+    hints = get_type_hints(FineTune)
+    assert (hints["technique"], hints["method"], hints["launcher"]) == (
+        TechniqueName,
+        MethodName,
+        LauncherName,
+    )

@@ -1,0 +1,9 @@
+"""The form that composes a cluster and a fine-tune."""
+
+from __future__ import annotations
+
+from workbench.display.compose.form import compose
+
+__all__ = [
+    "compose",
+]
