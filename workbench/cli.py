@@ -244,7 +244,7 @@ def _report(args: argparse.Namespace) -> bool:
     from workbench.benchmark.result import rows_below, write_report
 
     rows, problems = rows_below(args.folders)
-    html, md = write_report(rows, args.out, problems=problems, interactive=args.interactive)
+    html, md = write_report(rows, args.out, problems=problems)
     _say(f"{html}\n{md}")
     return True
 
@@ -311,11 +311,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         default=Path(),
         help="where to; default: the current folder",
-    )
-    report.add_argument(
-        "--interactive",
-        action="store_true",
-        help="plots that zoom and switch axes; plotly's program in the page takes 2 MB",
     )
     report.set_defaults(verb=_report)
     completion = commands.add_parser(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from benchrows import Page, cells_of, make_row, mixed_rows, write_row
+from workbench.display.kit.plots.interactive import plotly_js
 
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, RunError
@@ -22,7 +23,6 @@ from workbench.cli import main
 from workbench.display.benchmark.bars import memory_bars_svg
 from workbench.display.benchmark.plots import loss_plots
 from workbench.display.benchmark.sheet import sheet_of
-from workbench.display.kit.plots.interactive import plotly_js
 from workbench.rundir.paths import RunPaths
 
 EVIL = "<script>alert(1)</script>"

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as MplFigure
+from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interactive, plotly_js
+from workbench.display.kit.plots.live import LivePlot
 from writtenrun import T0, WrittenRun, write_run
 
 import workbench
@@ -34,8 +36,6 @@ from workbench.display.kit.plots.figure import (
     plot_words,
     smoothed,
 )
-from workbench.display.kit.plots.interactive import PLOTLY, SMOOTHING, interactive, plotly_js
-from workbench.display.kit.plots.live import LivePlot
 from workbench.display.kit.plots.runs import curve_plot, losses_plot, memory_plot
 from workbench.display.kit.plots.static import (
     _rounded,

@@ -91,18 +91,16 @@ class BenchmarkResult(Shown):
         """The rows that were found finished instead of run."""
         return tuple(row for row in self.rows if row.from_disk)
 
-    def report(self, folder: str | Path | None = None, *, interactive: bool = False) -> Path:
+    def report(self, folder: str | Path | None = None) -> Path:
         """Write `report.html` and `report.md`, which need no network.
 
         Args:
             folder: Target folder. Default: the benchmark's folder.
-            interactive: Whether the plots of the page zoom and switch axes. plotly's program in
-                the page takes 2 MB.
         """
         target = Path(folder or self.folder)
         name = self.name if self.name != DEFAULT_NAME else ""
         title = f"Benchmark {name}".rstrip()
-        html, _ = write_report(self.rows, target, title=title, interactive=interactive)
+        html, _ = write_report(self.rows, target, title=title)
         return html
 
     def plots(self) -> BenchmarkPlots:
@@ -162,11 +160,8 @@ class Report:
         title: str = "",
         problems: Iterable[str] = (),
         with_cards: bool = True,
-        interactive: bool = False,
     ):
         self.title = title or _title_of(rows)
-        self.interactive = interactive
-        """Whether the plots of the page are plotly's."""
         self.rows = tuple(rows)
         self.groups = groups(rows)
         self.of_benchmark = any(_of_benchmark(row) for row in rows)
@@ -265,7 +260,6 @@ def write_report(
     *,
     title: str = "",
     problems: Iterable[str] = (),
-    interactive: bool = False,
 ) -> tuple[Path, Path]:
     """Write `report.html` and `report.md` into a folder; old files are replaced atomically.
 
@@ -277,7 +271,7 @@ def write_report(
     except OSError as error:
         why = error.strerror or error
         raise RunError(f"{target} cannot be made: {why}") from error
-    report = Report(rows, title=title, problems=problems, interactive=interactive)
+    report = Report(rows, title=title, problems=problems)
     html = target / HTML_NAME
     md = target / MD_NAME
     replace_text(html, as_page(report))

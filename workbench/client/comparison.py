@@ -13,6 +13,7 @@ from workbench.base.json_values import text
 from workbench.base.shown import ShownLive
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, count, duration, gib, middle_cut, number, percent, plain
+from workbench.client.plot import Axis, PlotOptions
 from workbench.client.result import RunResult
 from workbench.client.run import Run
 from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
@@ -155,9 +156,43 @@ class RunComparison(ShownLive):
             notes.append(f"Incomplete runs (figures up to the last step): {', '.join(unended)}.")
         return tuple(notes)
 
+    def plot(
+        self,
+        *,
+        x: Axis | None = None,
+        log: bool = False,
+        steps: tuple[float | None, float | None] | None = None,
+        smooth: float | Mapping[str, float] = 0.0,
+    ) -> ComparisonPlot:
+        """Return the plot of the losses alone. Curves are drawn as logged.
+
+        Args:
+            x: X axis, `steps` or `time` since the start of each run. Default: optimizer steps.
+            log: Whether the y axis is logarithmic.
+            steps: First and last optimizer step to draw, such as `(100, 200)` or `(100, None)`.
+                Default: all steps.
+            smooth: Weight of the earlier values in a moving average, as in TensorBoard, from 0 to
+                below 1. A mapping such as `{"first": 0.8}` smooths the lines of single runs. The
+                logged values stay as pale lines. Default: 0, as logged.
+
+        Raises:
+            ConfigError: An argument is out of range, or `smooth` names no run of the comparison.
+        """
+        options = PlotOptions(x=x, log=log, steps=steps, smooth=smooth)
+        options.check_lines("the comparison", [run.name for run in self.runs])
+        return ComparisonPlot(self, options)
+
     def __repr__(self) -> str:
         names = ", ".join(run.name for run in self.runs)
         return plain(f"RunComparison({names})")
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonPlot(ShownLive):
+    """The losses of compared runs as a plot of their own."""
+
+    comparison: RunComparison
+    options: PlotOptions
 
 
 def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparison:

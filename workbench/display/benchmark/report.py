@@ -61,7 +61,7 @@ def report_html(report: Report) -> str:
     sheet = _sheet(report)
     table = Raw(html=sheet_html(sheet))
     doc = Doc(blocks=_blocks(report, sheet, [table]))
-    return to_page(doc, report.title, "assets/report.css", plots=report.interactive)
+    return to_page(doc, report.title, "assets/report.css")
 
 
 def report_markdown(report: Report) -> str:
