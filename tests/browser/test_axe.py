@@ -90,7 +90,7 @@ SHOWN = {
 UNFOLD = "() => document.querySelectorAll('.wb details').forEach(each => { each.open = true; })"
 PARTS = [[each] for each in (".wb", ".wb-form", ".widget-text", ".dw-side", ".dw-tab")]
 AUDIT = """async parts => (
-    await axe.run({include: parts, exclude: ['.js-plotly-plot']})
+    await axe.run({include: parts})
 ).violations.map(
     it => `${it.id} (${it.impact}): ` + it.nodes.slice(0, 4).map(
         node => `${node.html.slice(0, 160)} ${(node.any[0] || {}).message || ''}`).join(' | '))"""

@@ -14,8 +14,8 @@ from nbmake.nb_run import NotebookRun
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "notebooks"
-LIVE = ("application/vnd.jupyter.widget-view+json", "application/vnd.plotly.v1+json")
-"""What needs a kernel or a library of the page. The same output has a picture or text beside it."""
+LIVE = "application/vnd.jupyter.widget-view+json"
+"""What needs a kernel. The same output has text beside it."""
 
 
 class KeptRun(NotebookRun):

@@ -57,6 +57,7 @@ _OTHER_FONTS = (
 _DPI = 72
 _IMAGE_DPI = 96
 _PNG_COLOURS = 32
+_NAME_LETTERS = 30  # longer names are cut above a PNG
 _LEGEND_LETTERS = 72  # letters of names side by side above a PNG
 _SAMPLE_LETTERS = 9  # room of the sample of a line before its name
 _LEGEND_ROW_IN = 0.17
@@ -309,7 +310,7 @@ def plots_png(plots: Sequence[Plot]) -> bytes:
 
 def _side_by_side(drawn: Sequence[Plot]) -> Image.Image:
     named = [plot for plot in drawn if len(plot.series) <= _NAMED]
-    names = [middle_cut(one.name) for plot in named for one in plot.series]
+    names = [middle_cut(one.name, _NAME_LETTERS) for plot in named for one in plot.series]
     longest = max(map(len, names), default=0)
     columns = _LEGEND_LETTERS // (_SAMPLE_LETTERS + longest)
     rows = max((math.ceil(len(plot.series) / columns) for plot in named), default=0)
@@ -321,7 +322,7 @@ def _side_by_side(drawn: Sequence[Plot]) -> Image.Image:
             if plot in named:
                 legend_above(axes, columns)
                 for text in axes.get_legend().get_texts():
-                    text.set_text(middle_cut(text.get_text()))
+                    text.set_text(middle_cut(text.get_text(), _NAME_LETTERS))
 
     width, height = _SIZE_IN
     size_in = width * len(drawn), height + rows * _LEGEND_ROW_IN
