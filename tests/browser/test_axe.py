@@ -142,7 +142,7 @@ def test_no_view_in_a_notebook_violates_a_rule(lab: Any, open_book: Callable[[st
 
 def test_no_page_violates_a_rule(browser: Any, tmp_path: Path) -> None:
     runs = [write_row(tmp_path / name, technique=name) for name in ("ddp", "zero1")]
-    report = write_report(rows_below([tmp_path])[0], tmp_path / "out")[0]
+    report = write_report(rows_below([tmp_path])[0], tmp_path / "out")
     card = RunResult.load(runs[0]).to_html(tmp_path / "card.html")
     page = browser.new_page()
     found = {}

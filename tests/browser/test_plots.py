@@ -63,7 +63,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for n in range(1, 31)
         ]
         (run / "events.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
-    return write_report(rows_below([root])[0], root / "out")[0]
+    return write_report(rows_below([root])[0], root / "out")
 
 
 def test_a_report_answers_without_a_network(report: Path, browser: Any) -> None:

@@ -133,7 +133,6 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Card: page.card_html,
         Report: report.report_html,
     },
-    shown.as_markdown: {Report: report.report_markdown},
     shown.as_live: {
         BenchmarkPlots: lambda it: show_doc(_plots_doc(it)),
         Board: board.show_board,
