@@ -6,16 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
 from workbench.base.json_values import text
 from workbench.base.shown import ShownLive
-from workbench.base.table import Grid
+from workbench.base.table import Grid, data_frame
 from workbench.base.words import UNKNOWN, count, duration, gib, middle_cut, number, percent, plain
 from workbench.client.plot import Axis, PlotOptions
 from workbench.client.result import RunResult
 from workbench.client.run import Run
+from workbench.client.run_rows import COLUMNS, rows_of
 from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
 from workbench.rundir.catalog.store import RunRecord, read_label, record_of
 from workbench.rundir.metrics import Column, columns_of
@@ -23,6 +25,9 @@ from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, run_at
 from workbench.rundir.view import RunView
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _LONGEST = 60  # letters of an option's value
 _UNSET = {"", "None", "[]", "{}", "()"}
@@ -45,6 +50,16 @@ class RunComparison(ShownLive):
     """A comparison of runs. Prints as tables; a notebook shows the loss curves above the tables."""
 
     runs: tuple[ComparedRun, ...]
+
+    def to_dataframe(self) -> DataFrame:
+        """Return the runs as a pandas DataFrame, with the columns of `history().to_dataframe()`.
+
+        The column `name` has the names of the comparison.
+        """
+        rows = rows_of([run.record for run in self.runs])
+        for row, run in zip(rows, self.runs, strict=True):
+            row["name"] = run.name
+        return data_frame(rows, COLUMNS)
 
     def options(self) -> Grid:
         """Return the options with different values, without environment variables.
