@@ -34,8 +34,7 @@ def keep(book: nbformat.NotebookNode, source: Path, folder: Path = ROOT) -> None
     book.metadata.pop("widgets", None)
     for cell in book.cells:
         for output in cell.get("outputs", []):
-            for kind in LIVE:
-                output.get("data", {}).pop(kind, None)
+            output.get("data", {}).pop(LIVE, None)
     kept = KEPT / source.relative_to(ROOT)
     kept.parent.mkdir(parents=True, exist_ok=True)
     partly = kept.with_suffix(".partly")  # the docs may be built meanwhile
