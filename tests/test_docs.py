@@ -391,7 +391,7 @@ def test_a_page_shows_the_outputs_of_a_notebook_that_was_not_changed_since(
         return "".join(note["source"]), code["outputs"]
 
     assert shown() == (pages.WITHOUT, [])
-    data = {"text/plain": f"2, in {ROOT}/runs", **{kind: {} for kind in executed.LIVE}}
+    data = {"text/plain": f"2, in {ROOT}/runs", executed.LIVE: {}}
     cell.outputs = [nbformat.v4.new_output("display_data", data)]
     cell.metadata["execution"] = {"iopub.execute_input": "2026-11-27T04:00:00Z"}
     executed.keep(book, ROOT / "notebooks" / "sum.ipynb")

@@ -244,8 +244,8 @@ def _report(args: argparse.Namespace) -> bool:
     from workbench.benchmark.result import rows_below, write_report
 
     rows, problems = rows_below(args.folders)
-    html, md = write_report(rows, args.out, problems=problems, interactive=args.interactive)
-    _say(f"{html}\n{md}")
+    html = write_report(rows, args.out, problems=problems)
+    _say(str(html))
     return True
 
 
@@ -301,7 +301,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_verbs_of_runs(commands)
     _add_verify(commands)
     report = commands.add_parser(
-        "report", help="write report.html and report.md on runs; exit 0 written, 2 refused"
+        "report", help="write report.html on runs; exit 0 written, 2 refused"
     )
     folders = "run directories, clusters' or benchmarks' folders"
     report.add_argument("folders", type=Path, metavar="DIR", nargs="+", help=folders)
@@ -311,11 +311,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         default=Path(),
         help="where to; default: the current folder",
-    )
-    report.add_argument(
-        "--interactive",
-        action="store_true",
-        help="plots that zoom and switch axes; plotly's program in the page takes 2 MB",
     )
     report.set_defaults(verb=_report)
     completion = commands.add_parser(

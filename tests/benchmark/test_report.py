@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import html
 import json
@@ -22,7 +21,6 @@ from workbench.cli import main
 from workbench.display.benchmark.bars import memory_bars_svg
 from workbench.display.benchmark.plots import loss_plots
 from workbench.display.benchmark.sheet import sheet_of
-from workbench.display.kit.plots.interactive import plotly_js
 from workbench.rundir.paths import RunPaths
 
 EVIL = "<script>alert(1)</script>"
@@ -52,18 +50,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The report on it: HTML and Markdown."""
+def written(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report on it."""
     rows, problems = rows_below([folder])
     out = tmp_path_factory.mktemp("out") / "new"
-    paths = write_report(rows, out, problems=problems, interactive=True)
-    assert [path.name for path in paths] == ["report.html", "report.md"]
-    return paths[0].read_text(), paths[1].read_text()
+    html = write_report(rows, out, problems=problems)
+    assert [path.name for path in out.iterdir()] == ["report.html"]
+    return html.read_text()
 
 
-def test_it_holds_everything(written: tuple[str, str]) -> None:
+def test_it_holds_everything(written: str) -> None:
     # The words of a plot stand in attributes.
-    page = " ".join([Page(written[0]).text, *re.findall(r'data-text="([^"]*)"', written[0])])
+    page = " ".join([Page(written).text, *re.findall(r'data-text="([^"]*)"', written)])
     for heading in (
         "Results",
         "Options that differ",
@@ -93,83 +91,61 @@ def test_it_holds_everything(written: tuple[str, str]) -> None:
         "2.146",
     ):
         assert fact in page, fact
-    assert written[0].count("<details><summary>✓ succeeded") == 3
+    assert written.count("<details><summary>✓ succeeded") == 3
 
 
 def test_it_needs_nothing_from_elsewhere_and_foreign_text_stays_text(
-    written: tuple[str, str],
+    written: str,
 ) -> None:
-    tags = Page(written[0]).tags
+    tags = Page(written).tags
     for tag, attributes in tags:
         assert tag not in ("link", "iframe", "object", "img", "base", "form", "image")
-        assert tag != "script" or attributes in ({}, {"type": "application/gzip", "id": "plotly"})
+        assert tag != "script" or attributes == {}
         for name, value in attributes.items():
             assert not name.startswith("on")
             if name in ("src", "href", "xlink:href", "srcset", "action"):
                 assert value is not None
                 assert value.startswith(("data:", "#"))
-    (packed,) = re.findall(
-        r'<script type="application/gzip" id="plotly">(.*?)</script>', written[0]
-    )
-    program = gzip.decompress(base64.b64decode(packed)).decode()
-    assert program == plotly_js(), "once, and whole"
-    scripts = re.findall(r"<script>(.*?)</script>", written[0], flags=re.DOTALL)
-    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', written[0])
+    scripts = re.findall(r"<script>(.*?)</script>", written, flags=re.DOTALL)
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', written)
     assert policy and policy[1].startswith("default-src 'none'; ")
-    for text in (*scripts, program):
+    for text in scripts:
         checksum = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f" 'sha256-{checksum}'" in html.unescape(policy[1])
     assert "unsafe-eval" not in policy[1] and "http" not in policy[1]
-    page = written[0].replace(packed, "")
-    assert page.count("<div data-plot=") >= 3
+    page = written
+    assert page.count('<svg class="wb-plot"') >= 3
     assert "@import" not in page
     assert not re.search(r"url\((?!#)", page)
-    assert html.escape(EVIL) in written[0]
+    assert html.escape(EVIL) in written
     named = [
         attributes["id"] for _, attributes in tags if attributes.get("id", "").startswith("files")
     ]  # type: ignore[union-attr]
     assert len(set(named)) == len(named) == 3
 
 
-def test_its_figures_are_the_rows(folder: Path, written: tuple[str, str]) -> None:
+def test_its_figures_are_the_rows(folder: Path, written: str) -> None:
     sheet = sheet_of(Report(rows_below([folder])[0]).groups)
-    tables = cells_of(Page(written[0].partition('id="options-that-differ"')[0]), sheet)
+    tables = cells_of(Page(written.partition('id="options-that-differ"')[0]), sheet)
     assert len(tables) == len(sheet.lines) == 5
     for line in sheet.lines:
         assert tuple(cell.removeprefix("★ ") for cell in tables[line.number]) == line.figures
-        for text in line.figures:
-            assert f" {text} |" in written[1]
     speeds = {line.row.path.name: line.row.samples_per_s for line in sheet.lines if line.row.path}
     assert (speeds["a"], speeds["b"]) == (99.5, 213.5)
-    assert "213.5" in written[0]
-    assert "213.5" in written[1]
+    assert "213.5" in written
 
 
-def test_what_is_broken_or_goes_on_is_named(written: tuple[str, str]) -> None:
-    for said in (Page(written[0]).text, written[1]):
-        assert says(said, "display.report._blocks.all-could-read")
-        assert "torn" in said
-        assert "half" in said
-
-
-def test_markdown_is_tables_and_text_and_loads_nothing(written: tuple[str, str]) -> None:
-    md = written[1]
-    assert "![" not in md
-    assert "](http" not in md
-    outside = re.sub(r"^(`{3,})\n.*?^\1$", "", md, flags=re.DOTALL | re.MULTILINE)
-    assert EVIL not in outside
-    assert "███" in md
-    table = [line for line in outside.splitlines() if line.startswith("|")]
-    assert all(line.endswith("|") for line in table)
-    assert md.count("<details>") == md.count("</details>") == 7
+def test_what_is_broken_or_goes_on_is_named(written: str) -> None:
+    text = Page(written).text
+    assert says(text, "display.report._blocks.all-could-read")
+    assert "torn" in text
+    assert "half" in text
 
 
 def test_rows_are_enough(tmp_path: Path) -> None:
-    page, md = (
-        path.read_text() for path in write_report(mixed_rows(), tmp_path, title="Mine & yours")
-    )
+    page = write_report(mixed_rows(), tmp_path, title="Mine & yours").read_text()
     assert "<title>Mine &amp; yours</title>" in page
-    assert "Never started." in md
+    assert "Never started." in page
     assert "needs 91 GiB" in page
     gone = tmp_path / "gone"
     (problem,) = Report([replace(mixed_rows()[0], path=gone)]).problems
@@ -189,8 +165,7 @@ def test_the_title_names_what_a_report_holds(folder: Path, tmp_path: Path) -> No
 
 def page_of(folder: Path) -> str:
     rows, _ = rows_below([folder])
-    html, _ = write_report(rows, folder / "out")
-    return html.read_text()
+    return write_report(rows, folder / "out").read_text()
 
 
 def headings_of(page: str) -> list[str]:
@@ -284,17 +259,12 @@ def test_the_code_of_a_script_is_told_from_other_scripts(tmp_path: Path) -> None
     assert codes == ["01234567 11111111", "01234567 22222222"]
 
 
-def test_plotly_is_in_a_report_only_where_it_is_asked_for(folder: Path, tmp_path: Path) -> None:
+def test_a_report_is_small_and_its_pictures_have_values(folder: Path, tmp_path: Path) -> None:
     command = ["report", str(folder / "a"), str(folder / "b"), "--out", str(tmp_path)]
     assert main(command) == 0
     page = (tmp_path / "report.html").read_text()
-    assert "Plotly.newPlot" not in page and "<div data-plot" not in page
     assert 'aria-label="training loss' in page and "data-words=" in page, "static, with values"
     assert len(page) < 700_000
-    assert main([*command, "--interactive"]) == 0
-    asked = (tmp_path / "report.html").read_text()
-    assert "Plotly.newPlot" in asked and "<div data-plot" in asked
-    assert 1_000_000 < len(asked) - len(page) < 2_200_000
 
 
 def test_names_beside_bars_are_whole(tmp_path: Path) -> None:
@@ -340,7 +310,11 @@ def test_the_order_and_the_skipped_rows_are_those_of_the_benchmark(tmp_path: Pat
 
 def test_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(folder / "a"), str(folder / "b"), "--out", str(tmp_path / "x")]) == 0
-    assert "2 rows: 2 succeeded" in (tmp_path / "x" / "report.md").read_text()
+    assert "2 rows: 2 succeeded" in (tmp_path / "x" / "report.html").read_text()
+    assert capsys.readouterr().out.split() == [str(tmp_path / "x" / "report.html")]
+    assert main(["report", str(folder / "a"), "--out", str(tmp_path / "report.md")]) == 2
+    refused = sentence("benchmark.result.write_report.file-another-form", "report.md")
+    assert re.search(refused, capsys.readouterr().out) and not (tmp_path / "report.md").exists()
     assert main(["report", str(tmp_path / "none")]) == 2
     assert says(capsys.readouterr().out, "benchmark.result.rows_below.folder-run-directories")
     (tmp_path / "empty").mkdir()

@@ -205,7 +205,7 @@ def test_the_table_of_runs_is_sorted_by_a_click_in_a_notebook(lab: Any, open_boo
         book.output(0).locator("tr", has_text=run).get_by_role("checkbox").check()
     compare.click()
     assert "run-0" not in book.see(0, "Results", 60).partition("Loss over optimizer steps")[2]
-    book.output(0).locator(".jp-RenderedPlotly").wait_for()
+    book.output(0).locator("svg.wb-plot").wait_for()
     book.shoot(0, "history-compared")
     saved = json.dumps(book.saved()["cells"][0]["outputs"])
     assert "Results" in saved and "checkbox" not in saved

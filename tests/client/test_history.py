@@ -262,6 +262,10 @@ def test_the_history_is_a_data_frame_with_units_in_its_names(folder: Path) -> No
     assert list(frame["option.learning_rate"]) == [0.001, 0.01, 0.001]
     assert list(frame["metric.rouge1"]) == [0.75] * 3
     assert list(frame["state"]) == ["succeeded", "succeeded", "failed"]
+    compared = history(folder, sort="submitted_s").compare().to_dataframe()
+    assert list(compared.columns) == list(frame.columns)
+    assert compared.drop(columns="name").equals(frame.drop(columns="name"))
+    assert list(compared["name"]) == ["aaa", "high rate", "ccc"]
     empty = history(folder, name="nobody").to_dataframe()
     assert len(empty) == 0
     assert "eval_loss" in empty.columns

@@ -33,10 +33,6 @@ APART = {
         "test_text_and_html_state_the_same_and_escape",
     ),
     "failure.py": ("tests/display/test_same_facts.py", "test_a_fault_card"),
-    "kit/doc.py": (
-        "tests/display/test_plots.py",
-        "test_static_and_interactive_hold_the_same_numbers",
-    ),
     "records/history.py": (
         "tests/client/test_history.py",
         "test_a_long_history_is_read_in_folds_without_a_script",

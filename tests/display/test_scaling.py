@@ -117,8 +117,11 @@ def test_losses_are_drawn_against_steps_and_seconds() -> None:
         assert label in plot.by_step
         assert label in plot.by_second
     assert plot.plot.notes == []
-    (plot,) = loss_plots(sheet, {1: losses(400), 2: losses(9)})
-    assert plot.plot.notes == ["Each point is the mean of 10 logged steps."]
+    long = losses(900)
+    (plot,) = loss_plots(sheet, {1: long, 2: losses(9)})
+    drawn = [*zip(plot.plot.series[0].xs["optimizer step"], plot.plot.series[0].ys, strict=True)]
+    assert 300 < len(drawn) <= 400 and plot.plot.notes == []
+    assert {*drawn} <= {(point.step, point.loss) for point in long}, "as logged"
     assert loss_plots(sheet, {1: []}) == []
 
 

@@ -14,8 +14,8 @@ from nbmake.nb_run import NotebookRun
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build" / "notebooks"
-LIVE = ("application/vnd.jupyter.widget-view+json", "application/vnd.plotly.v1+json")
-"""What needs a kernel or a library of the page. The same output has a picture or text beside it."""
+LIVE = "application/vnd.jupyter.widget-view+json"
+"""What needs a kernel. The same output has text beside it."""
 
 
 class KeptRun(NotebookRun):
@@ -34,8 +34,7 @@ def keep(book: nbformat.NotebookNode, source: Path, folder: Path = ROOT) -> None
     book.metadata.pop("widgets", None)
     for cell in book.cells:
         for output in cell.get("outputs", []):
-            for kind in LIVE:
-                output.get("data", {}).pop(kind, None)
+            output.get("data", {}).pop(LIVE, None)
     kept = KEPT / source.relative_to(ROOT)
     kept.parent.mkdir(parents=True, exist_ok=True)
     partly = kept.with_suffix(".partly")  # the docs may be built meanwhile

@@ -23,7 +23,7 @@ from workbench.benchmark.forecast import (
 )
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult
 from workbench.client.cluster import Cluster
-from workbench.client.comparison import RunComparison
+from workbench.client.comparison import ComparisonPlot, RunComparison
 from workbench.client.history import History
 from workbench.client.plot import RunPlot
 from workbench.client.result import RunResult
@@ -261,6 +261,7 @@ EXAMPLES: Mapping[type, Callable[[Path], object]] = {
     BenchmarkResult: _benchmark,
     Board: _board,
     Cluster: _cluster,
+    ComparisonPlot: lambda folder: _comparison(folder).plot(),
     Conversation: _chat,
     Diagnosis: _diagnosis,
     Export: _export,

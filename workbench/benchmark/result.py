@@ -1,4 +1,4 @@
-"""`BenchmarkResult`: the rows of a benchmark, their comparisons, and the report as two files."""
+"""`BenchmarkResult`: the rows of a benchmark, their comparisons, and the report as a page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
 from workbench.base.json_values import part
-from workbench.base.shown import Shown, ShownLive, as_markdown, as_page
+from workbench.base.shown import Shown, ShownLive, as_page
 from workbench.base.table import data_frame
 from workbench.base.words import counted, plain, short_list
 from workbench.benchmark.comparable_groups import Group, groups
@@ -34,7 +34,7 @@ _NAMED = 4  # models, and techniques, in a title
 DEFAULT_NAME = "benchmark"
 """Name of a benchmark that was given none."""
 HTML_NAME = "report.html"
-MD_NAME = "report.md"
+_OTHER_FORMS = (".md", ".markdown", ".html", ".htm", ".pdf", ".txt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,19 +91,20 @@ class BenchmarkResult(Shown):
         """The rows that were found finished instead of run."""
         return tuple(row for row in self.rows if row.from_disk)
 
-    def report(self, folder: str | Path | None = None, *, interactive: bool = False) -> Path:
-        """Write `report.html` and `report.md`, which need no network.
+    def report(self, folder: str | Path | None = None) -> Path:
+        """Write `report.html`, which needs no network, and return its path.
 
         Args:
             folder: Target folder. Default: the benchmark's folder.
-            interactive: Whether the plots of the page zoom and switch axes. plotly's program in
-                the page takes 2 MB.
+
+        Raises:
+            ConfigError: The folder is named as a file of another form, such as `report.md`.
+            RunError: The folder cannot be made.
         """
         target = Path(folder or self.folder)
         name = self.name if self.name != DEFAULT_NAME else ""
         title = f"Benchmark {name}".rstrip()
-        html, _ = write_report(self.rows, target, title=title, interactive=interactive)
-        return html
+        return write_report(self.rows, target, title=title)
 
     def plots(self) -> BenchmarkPlots:
         """Return scaling, memory and losses as plots; a cell shows the last value."""
@@ -162,11 +163,8 @@ class Report:
         title: str = "",
         problems: Iterable[str] = (),
         with_cards: bool = True,
-        interactive: bool = False,
     ):
         self.title = title or _title_of(rows)
-        self.interactive = interactive
-        """Whether the plots of the page are plotly's."""
         self.rows = tuple(rows)
         self.groups = groups(rows)
         self.of_benchmark = any(_of_benchmark(row) for row in rows)
@@ -265,24 +263,26 @@ def write_report(
     *,
     title: str = "",
     problems: Iterable[str] = (),
-    interactive: bool = False,
-) -> tuple[Path, Path]:
-    """Write `report.html` and `report.md` into a folder; old files are replaced atomically.
+) -> Path:
+    """Write `report.html` into a folder and return its path; an old file is replaced atomically.
 
     The default title names what the rows are.
     """
     target = Path(folder).expanduser().absolute()
+    if target.suffix.lower() in _OTHER_FORMS and not target.is_dir():
+        raise ConfigError(
+            f"{target.name} is a file of another form. A report is the page {HTML_NAME}: give the "
+            "folder for the page."
+        )
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = error.strerror or error
         raise RunError(f"{target} cannot be made: {why}") from error
-    report = Report(rows, title=title, problems=problems, interactive=interactive)
+    report = Report(rows, title=title, problems=problems)
     html = target / HTML_NAME
-    md = target / MD_NAME
     replace_text(html, as_page(report))
-    replace_text(md, as_markdown(report))
-    return html, md
+    return html
 
 
 def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:

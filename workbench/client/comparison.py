@@ -6,16 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json
 from workbench.base.json_values import number as as_number
 from workbench.base.json_values import text
 from workbench.base.shown import ShownLive
-from workbench.base.table import Grid
+from workbench.base.table import Grid, data_frame
 from workbench.base.words import UNKNOWN, count, duration, gib, middle_cut, number, plain
+from workbench.client.plot import Axis, PlotOptions
 from workbench.client.result import RunResult
 from workbench.client.run import Run
+from workbench.client.run_rows import columns, rows_of
 from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
 from workbench.rundir.catalog.store import RunRecord, read_label, record_of
 from workbench.rundir.metric import Fact
@@ -25,6 +28,9 @@ from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, run_at
 from workbench.rundir.view import RunView
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 _LONGEST = 60  # letters of an option's value
 _UNSET = {"", "None", "[]", "{}", "()"}
@@ -47,6 +53,16 @@ class RunComparison(ShownLive):
     """A comparison of runs. Prints as tables; a notebook shows the loss curves above the tables."""
 
     runs: tuple[ComparedRun, ...]
+
+    def to_dataframe(self) -> DataFrame:
+        """Return the runs as a pandas DataFrame, with the columns of `history().to_dataframe()`.
+
+        The column `name` has the names of the comparison.
+        """
+        rows = rows_of([run.record for run in self.runs])
+        for row, run in zip(rows, self.runs, strict=True):
+            row["name"] = run.name
+        return data_frame(rows, columns())
 
     def options(self) -> Grid:
         """Return the options with different values, without environment variables.
@@ -158,9 +174,43 @@ class RunComparison(ShownLive):
             notes.append(f"Incomplete runs (figures up to the last step): {', '.join(unended)}.")
         return tuple(notes)
 
+    def plot(
+        self,
+        *,
+        x: Axis | None = None,
+        log: bool = False,
+        steps: tuple[float | None, float | None] | None = None,
+        smooth: float | Mapping[str, float] = 0.0,
+    ) -> ComparisonPlot:
+        """Return the plot of the losses alone. Curves are drawn as logged.
+
+        Args:
+            x: X axis, `steps` or `time` since the start of each run. Default: optimizer steps.
+            log: Whether the y axis is logarithmic.
+            steps: First and last optimizer step to draw, such as `(100, 200)` or `(100, None)`.
+                Default: all steps.
+            smooth: Weight of the earlier values in a moving average, as in TensorBoard, from 0 to
+                below 1. A mapping such as `{"first": 0.8}` smooths the lines of single runs. The
+                logged values stay as pale lines. Default: 0, as logged.
+
+        Raises:
+            ConfigError: An argument is out of range, or `smooth` names no run of the comparison.
+        """
+        options = PlotOptions(x=x, log=log, steps=steps, smooth=smooth)
+        options.check_lines("the comparison", [run.name for run in self.runs])
+        return ComparisonPlot(self, options)
+
     def __repr__(self) -> str:
         names = ", ".join(run.name for run in self.runs)
         return plain(f"RunComparison({names})")
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonPlot(ShownLive):
+    """The losses of compared runs as a plot of their own."""
+
+    comparison: RunComparison
+    options: PlotOptions
 
 
 def compare(runs: Sequence[AnyRun], *, names: Sequence[str] = ()) -> RunComparison:

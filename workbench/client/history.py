@@ -10,16 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
 from workbench.base.errors import ConfigError, RunError, one_of
-from workbench.base.files import read_json
-from workbench.base.json_values import number, part, text
 from workbench.base.shown import ShownLive
 from workbench.base.table import as_grid, data_frame
 from workbench.client.comparison import RunComparison, compare
 from workbench.client.run import Run
+from workbench.client.run_rows import columns, different_options, figure_of, rows_of
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
 from workbench.rundir.metrics import Column, columns_of
-from workbench.rundir.paths import RunPaths
-from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive
 
@@ -29,39 +26,6 @@ if TYPE_CHECKING:
     from workbench.base.table import Grid
 
 _NEWEST = "-submitted_s"
-_COLUMNS = (
-    "id",
-    "name",
-    "note",
-    "tags",
-    "submitted_s",
-    "state",
-    "message",
-    "model",
-    "technique",
-    "precision",
-    "pods",
-    "world_size",
-    "steps",
-    "epochs",
-    "global_batch_size",
-    "learning_rate",
-    "train_loss",
-    "first_eval_loss",
-    "eval_loss",
-    "eval_step",
-    "train_samples_per_s",
-    "duration_s",
-    "time_to_first_step_s",
-    "train_runtime_s",
-    "peak_memory_gib",
-    "device",
-    "devices",
-    "path",
-)
-_LAST_BEFORE_FACTS = "eval_step"
-# Shown in other columns, or without a value.
-_SHOWN = frozenset(("kind", "model", "technique", "env", "max_steps"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,22 +49,11 @@ class History(ShownLive):
         columns are `metric.NAME` for a metric of the last evaluation, `step.NAME` for the last
         value of a figure that the steps report, and `option.NAME` for an option that differs.
         """
-        return data_frame(self.rows(), _columns())
+        return data_frame(self.rows(), columns())
 
     def rows(self) -> list[dict[str, object]]:
         """Return the rows of `to_dataframe` as mappings, without pandas."""
-        options = self.options()
-        rows = []
-        for place, record in enumerate(self.records):
-            row = {name: _figure(record, name) for name in _columns()}
-            for name, value in record.metrics.items():
-                row[f"metric.{name}"] = value
-            for name, value in record.step_figures.items():
-                row[f"step.{name}"] = value
-            for name, values in options.items():
-                row[f"option.{name}"] = values[place]
-            rows.append(row)
-        return rows
+        return rows_of(self.records)
 
     def metrics(self) -> list[Column]:
         """Return the columns of the table for metrics that are no field of the result.
@@ -120,19 +73,7 @@ class History(ShownLive):
 
         A value is None for a run without the option. `dataset.path` is the `path` within `dataset`.
         """
-        asked = [_asked(record) for record in self.records]
-        # The distinct values by option, of runs that have the option.
-        seen: dict[str, set[str]] = {}
-        for options in asked:
-            for name, value in options.items():
-                if name not in _SHOWN:
-                    values = seen.setdefault(name, set())
-                    values.add(str(value))
-        different = {}
-        for name, values in seen.items():
-            if len(values) > 1:
-                different[name] = [options.get(name) for options in asked]
-        return different
+        return different_options(self.records)
 
     def compare(self, *which: int | str) -> RunComparison:
         """Compare some of the runs, as `workbench.compare` does.
@@ -223,7 +164,7 @@ def history(
     for bounded, pair in (within or {}).items():
         key = _column_of("within", bounded, found)
         bounds[key] = _bounds(bounded, pair)
-        if any(isinstance(_figure(record, key), str) for record in found):
+        if any(isinstance(figure_of(record, key), str) for record in found):
             raise ConfigError(
                 f"within[{bounded!r}] names a column of text; name a column of numbers"
             )
@@ -241,16 +182,9 @@ def history(
     return History(root, tuple(in_order), sorted_by=column)
 
 
-def _columns() -> tuple[str, ...]:
-    """Return the columns of every data frame, with those of the kinds of jobs."""
-    of_kinds = [name for name, fact in facts_of_kinds().items() if fact.in_history]
-    place = _COLUMNS.index(_LAST_BEFORE_FACTS) + 1
-    return (*_COLUMNS[:place], *of_kinds, *_COLUMNS[place:])
-
-
 def _column_of(option: str, name: str, records: Sequence[RunRecord]) -> str:
     """Return the column of `to_dataframe` for its name or the name of a metric."""
-    if name in _columns():
+    if name in columns():
         return name
     keys = [column.key for column in _metric_columns(records)]
     # Each run has the metric, else the figure of the steps.
@@ -259,7 +193,7 @@ def _column_of(option: str, name: str, records: Sequence[RunRecord]) -> str:
     for key in (name, f"metric.{name}", f"metric.{name.removeprefix('eval_')}", f"step.{name}"):
         if key in keys:
             return key
-    raise one_of(option, name, [*_columns(), *keys])
+    raise one_of(option, name, [*columns(), *keys])
 
 
 def _bounds(name: str, pair: object) -> tuple[float, float]:
@@ -276,7 +210,7 @@ def _bounds(name: str, pair: object) -> tuple[float, float]:
 
 
 def _is_within(record: RunRecord, column: str, bounds: tuple[float, float]) -> bool:
-    value = _figure(record, column)
+    value = figure_of(record, column)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return bounds[0] <= value <= bounds[1]
@@ -290,10 +224,10 @@ def _metric_columns(records: Sequence[RunRecord]) -> list[Column]:
 
 def _sorted(records: Sequence[RunRecord], column: str, *, largest_first: bool) -> list[RunRecord]:
     by_id = sorted(records, key=lambda record: record.id)
-    there = [record for record in by_id if _figure(record, column) is not None]
-    there.sort(key=lambda record: _key(_figure(record, column)), reverse=largest_first)
+    there = [record for record in by_id if figure_of(record, column) is not None]
+    there.sort(key=lambda record: _key(figure_of(record, column)), reverse=largest_first)
     # Runs without a value come last in either direction.
-    unknown = [record for record in by_id if _figure(record, column) is None]
+    unknown = [record for record in by_id if figure_of(record, column) is None]
     return there + unknown
 
 
@@ -305,37 +239,3 @@ def _key(value: object) -> tuple[float, str]:
 
 def _words(record: RunRecord) -> Sequence[str]:
     return record.name, record.note, record.id, *record.tags
-
-
-def _figure(record: RunRecord, name: str) -> object:
-    if name == "peak_memory_gib":
-        return max(record.peak_memory_gib.values(), default=None)
-    if name == "tags":
-        return ", ".join(record.tags)
-    if name.startswith("metric."):
-        return record.metrics.get(name.removeprefix("metric."))
-    if name.startswith("step."):
-        return record.step_figures.get(name.removeprefix("step."))
-    fact = facts_of_kinds().get(name)
-    if fact is not None and fact.in_history:
-        value = record.of_kind.get(name)
-        return text(value) if fact.is_word else number(value)
-    if name not in _COLUMNS:
-        return record.metrics.get(name, record.step_figures.get(name))
-    figure: object = getattr(record, name)
-    if name in ("path", "state"):
-        return str(figure)
-    return figure
-
-
-def _asked(record: RunRecord) -> dict[str, object]:
-    """Return the options of a run's job, with nested options as `outer.inner`."""
-    options: dict[str, object] = {}
-    spec = read_json(RunPaths(record.path).spec)
-    for name, value in part(spec, "job").items():
-        if not isinstance(value, dict):
-            options[name] = value
-        elif name != "env":
-            for inner, inner_value in value.items():
-                options[f"{name}.{inner}"] = inner_value
-    return options

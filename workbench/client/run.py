@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from workbench.base.redact import mask_secrets
 from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.words import plain
 from workbench.client.kinds import class_for, missing_attribute
-from workbench.client.plot import RunPlot
+from workbench.client.plot import Axis, PlotOptions, RunPlot
 from workbench.client.result import RunResult
 from workbench.client.stacks import Stacks
 from workbench.client.takeover import reattach, settle_handover
@@ -109,19 +109,36 @@ class Run(ShownLive):
         """
         return RunResult.load(self.path)
 
-    def plot(self, name: str = "loss") -> RunPlot:
-        """Return an interactive plot with pointer values, zoom, log scale, time axis and smoothing.
+    def plot(
+        self,
+        name: str = "loss",
+        *,
+        x: Axis | None = None,
+        log: bool = False,
+        steps: tuple[float | None, float | None] | None = None,
+        smooth: float | Mapping[str, float] = 0.0,
+    ) -> RunPlot:
+        """Return a plot with the values under the pointer.
 
-        At the end of a cell the plot is shown, and is updated during the run.
+        At the end of a cell the plot is shown, and is updated during the run. Curves are drawn as
+        logged.
 
         Args:
             name: `loss`, `perplexity`, `learning_rate`, `grad_norm`, `samples_per_s`, `memory` of
                 every pod, or any other number in the run's steps or evaluations.
+            x: X axis, `steps` or `time`. Default: optimizer steps, and time for `memory`.
+            log: Whether the y axis is logarithmic.
+            steps: First and last optimizer step to draw, such as `(100, 200)` or `(100, None)`.
+                Default: all steps.
+            smooth: Weight of the earlier values in a moving average, as in TensorBoard, from 0 to
+                below 1. A mapping such as `{"loss": 0.8}` smooths single lines. The logged values
+                stay as pale lines. Default: 0, as logged.
 
         Raises:
-            ConfigError: The run has not reported the number. The message lists the plots.
+            ConfigError: The run has not reported the number, or an argument does not fit the plot.
         """
-        return RunPlot(self.paths.root, name)
+        options = PlotOptions(x=x, log=log, steps=steps, smooth=smooth)
+        return RunPlot(self.paths.root, name, options)
 
     @property
     def id(self) -> str:

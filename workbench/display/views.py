@@ -13,7 +13,7 @@ from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.forecast import BenchmarkForecast
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult, Report
 from workbench.client.cluster import Cluster
-from workbench.client.comparison import RunComparison
+from workbench.client.comparison import ComparisonPlot, RunComparison
 from workbench.client.history import History
 from workbench.client.plot import RunPlot
 from workbench.client.result import Card, RunResult
@@ -26,7 +26,7 @@ from workbench.display.failure import FaultCard, error_lines, fault_doc
 from workbench.display.kit.doc import Code, Doc, Fold, to_bundle, to_html, to_markdown, to_text
 from workbench.display.kit.downloads import report_links
 from workbench.display.kit.line import follow_run
-from workbench.display.kit.plots.live import show_doc
+from workbench.display.kit.live import show_doc
 from workbench.display.kit.templates import html_table
 from workbench.display.records import (
     answers,
@@ -84,6 +84,7 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
     BenchmarkForecast: live.forecast_doc,
     BenchmarkPlots: _plots_doc,
     Cluster: lambda it: cluster_doc(look_at(it)),
+    ComparisonPlot: history.comparison_plot_doc,
     Conversation: answers.conversation_doc,
     Diagnosis: pods.diagnosis_doc,
     Export: export.export_doc,
@@ -132,11 +133,11 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Card: page.card_html,
         Report: report.report_html,
     },
-    shown.as_markdown: {Report: report.report_markdown},
     shown.as_live: {
         BenchmarkPlots: lambda it: show_doc(_plots_doc(it)),
         Board: board.show_board,
         Cluster: show_cluster,
+        ComparisonPlot: lambda it: show_doc(history.comparison_plot_doc(it)),
         Conversation: answers.show_conversation,
         History: history.show_history,
         Run: panel.show_run,

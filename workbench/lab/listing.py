@@ -13,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from workbench.client.run import Run
 from workbench.client.takeover import unfinished_runs
 from workbench.client.tensorboard.board import BOARD_PATH, board_folder, has_board, serve_folders
 from workbench.client.tensorboard.server import find_by_key
-from workbench.display.kit.doc import Doc, Figure, to_page
+from workbench.display.kit.doc import to_page
 from workbench.display.kit.plots.figure import look_of_run
 from workbench.display.records.history import runs_doc
 from workbench.display.run.facts import RunFacts
@@ -153,10 +152,6 @@ class Listing:
             views.append(view)
         comparison = compare_views(views)
         title = f"Comparison of {counted(len(views), 'run')}"
-        # The page has pictures only: its frame runs no script.
-        blocks = []
-        for block in runs_doc(comparison).blocks:
-            blocks.append(replace(block, plot=None) if isinstance(block, Figure) else block)
         runs = []
         for run in comparison.runs:
             look = look_of_run(run.view.id)
@@ -176,7 +171,7 @@ class Listing:
             "state": "",
             "live": live,
             "over": not live,
-            "html": to_page(Doc(blocks=blocks), title),
+            "html": to_page(runs_doc(comparison), title),
             "took_s": time.thread_time() - began,
         }
 

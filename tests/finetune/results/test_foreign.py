@@ -108,9 +108,7 @@ def shown(run: Run, folder: Path) -> Iterator[str]:
         lambda: f"{[RunView(run.path).log(rank) for rank in range(3)]}{list(run.events())}",
         lambda: f"{run.spec!r}{run.spec.job.env}",
         lambda: run.result.to_html(folder / "card.html").read_text(),
-        lambda: "".join(
-            path.read_text() for path in write_report(rows_below([run.path])[0], folder / "report")
-        ),
+        lambda: write_report(rows_below([run.path])[0], folder / "report").read_text(),
         lambda: recipe_text(run),
         lambda: f"{history(run.path.parent)}{run.result.predictions}{run.result.profile}",
         lambda: "".join(f(compare([run, run.path], names="ab")) for f in (str, as_html)),

@@ -29,12 +29,14 @@ from workbench.display.kit.plots.figure import (
 )
 from workbench.display.kit.plots.runs import SINCE
 from workbench.display.kit.plots.static import labelled_svg, look_of
+from workbench.rundir.figures.curves import Curve
 
 _SCALING = (6.6, 3.4)  # inches
 _PODS = COUNTS[1]
 _LOSS = (5.6, 2.9)
 _MOST_LINES = 8
-_POINTS = 40  # longer curves are drawn as this number of means
+_POINTS = 400  # at most, of a curve
+_COMPARED = 40  # means of pieces by which equal lines are found
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SPARK = 16  # letters
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -244,10 +246,8 @@ def _loss_plot(
     losses: Mapping[int, Sequence[LossPoint]],
     unit_of_loss: str,
 ) -> LossPlot:
-    longest = max(len(losses[line.number]) for line in lines)
-    widest = math.ceil(longest / _POINTS)
-    means = [_means(losses[line.number], widest) for line in lines]
-    unit, per = time_axis(max(points[-1].seconds for points in means))
+    drawn_points = [_drawn(losses[line.number]) for line in lines]
+    unit, per = time_axis(max(points[-1].seconds for points in drawn_points))
     by_time = f"{unit} {SINCE}"
     # Colours are of techniques where these tell the lines apart, and dashes then are of pods.
     techniques = {look_of(line.technique) for line in lines}
@@ -255,7 +255,7 @@ def _loss_plot(
     kinds = {(look_of(line.technique), line.row.pods) for line in lines}
     by_technique = len(techniques) > 1 and len(kinds) == len(lines)
     series = []
-    for place, (line, points) in enumerate(zip(lines, means, strict=True)):
+    for place, (line, points) in enumerate(zip(lines, drawn_points, strict=True)):
         style = look(place)
         if by_technique:
             dash = DASHES[pods.index(line.row.pods) % len(DASHES)]
@@ -271,10 +271,8 @@ def _loss_plot(
         )
         series.append(one)
     # Lines of techniques with the same work coincide: draw one, and name the others.
-    groups = equal_series(series, STEP)
+    groups = _equal_lines(lines, losses)
     notes = []
-    if widest > 1:
-        notes.append(f"Each point is the mean of {widest} logged steps.")
     drawn = []
     for group in groups:
         numbers = [str(lines[n].number) for n in group]
@@ -301,6 +299,34 @@ def _loss_plot(
         by_step=labelled_svg(apart, STEP, size_in=_LOSS),
         by_second=labelled_svg(plot, by_time, size_in=_LOSS),
     )
+
+
+def _drawn(points: Sequence[LossPoint]) -> list[LossPoint]:
+    """Return the points that a plot of the run draws: as logged."""
+    curve = Curve()
+    for point in points:
+        curve.add(point.step, point.loss, point.seconds)
+    steps, values, seconds = curve.thinned(_POINTS)
+    return [LossPoint(*point) for point in zip(steps, seconds, values, strict=True)]
+
+
+def _equal_lines(
+    lines: Sequence[Line],
+    losses: Mapping[int, Sequence[LossPoint]],
+) -> list[list[int]]:
+    """Return the places of lines that coincide over steps, compared by means of pieces."""
+    longest = max(len(losses[line.number]) for line in lines)
+    series = []
+    for line in lines:
+        means = _means(losses[line.number], math.ceil(longest / _COMPARED))
+        one = Series(
+            name=line.label,
+            xs={STEP: [point.step for point in means]},
+            ys=[point.loss for point in means],
+            look=look(0),
+        )
+        series.append(one)
+    return equal_series(series, STEP)
 
 
 def _means(points: Sequence[LossPoint], width: int) -> list[LossPoint]:

@@ -1,7 +1,4 @@
-"""A benchmark's report as an HTML page and as Markdown, with text in place of pictures.
-
-Markdown has no pictures because GitHub shows no data URIs.
-"""
+"""A benchmark's report as an HTML page."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from workbench.display.benchmark.sections import (
     row_blocks,
 )
 from workbench.display.benchmark.sheet import Line, Sheet, sheet_of
-from workbench.display.benchmark.table import sheet_blocks, sheet_html
+from workbench.display.benchmark.table import sheet_html
 from workbench.display.kit.doc import (
     Block,
     Contents,
@@ -43,7 +40,6 @@ from workbench.display.kit.doc import (
     Items,
     Note,
     Raw,
-    to_markdown,
     to_page,
 )
 from workbench.display.run.page import card_body, run_text
@@ -61,14 +57,7 @@ def report_html(report: Report) -> str:
     sheet = _sheet(report)
     table = Raw(html=sheet_html(sheet))
     doc = Doc(blocks=_blocks(report, sheet, [table]))
-    return to_page(doc, report.title, "assets/report.css", plots=report.interactive)
-
-
-def report_markdown(report: Report) -> str:
-    sheet = _sheet(report)
-    title = Heading(report.title, 1)
-    blocks = _blocks(report, sheet, sheet_blocks(sheet))
-    return to_markdown(Doc(blocks=[title, *blocks]))
+    return to_page(doc, report.title, "assets/report.css")
 
 
 def plots_doc(report: Report) -> Doc:

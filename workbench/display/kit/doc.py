@@ -5,14 +5,10 @@ Text, Markdown and HTML are drawn and escaped from the list.
 
 from __future__ import annotations
 
-import gzip
-import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
-from itertools import groupby
 
 from markupsafe import Markup, escape
 
@@ -20,8 +16,7 @@ from workbench.base.table import Bar, Cell, Grid, Marked, Toned, cell_text, text
 from workbench.base.words import plain
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import Plot, plot_words
-from workbench.display.kit.plots.interactive import PLOTLY, interactive, plotly_js
-from workbench.display.kit.plots.static import plots_jpeg, share_glyphs
+from workbench.display.kit.plots.static import plots_png, share_glyphs
 from workbench.display.kit.templates import html_table, macro, render, styled
 
 
@@ -53,7 +48,7 @@ class Figure:
     title: str = ""
     text: str = ""
     plot: Plot | None = None
-    """Interactive form of the plot, for a page or an output of its own."""
+    """Plot as data, for its words and for the PNG in places that strip SVG."""
     still: Callable[[], bytes] | None = None
     """Draws the plot as PNG, for places that strip SVG. Needed only where there is no `plot`."""
 
@@ -61,6 +56,16 @@ class Figure:
     def words(self) -> str:
         """The text; without text, the words of the plot. Notes of the plot are separate blocks."""
         return self.text or (plot_words(replace(self.plot, notes=())) if self.plot else "")
+
+    @property
+    def has_image(self) -> bool:
+        return bool(self.plot or self.still)
+
+    def image(self) -> bytes:
+        """Draw the PNG for places that strip SVG."""
+        if self.still:
+            return self.still()
+        return plots_png([self.plot]) if self.plot else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,40 +141,26 @@ def to_bundle(doc: Doc) -> dict[str, object]:
 def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
     """Draw a document as several outputs, so that every place has its pictures.
 
-    An interactive plot is a separate output, after an output with the title. Without plotly the
-    plot is a JPEG: JupyterLab's plotly draws a PNG instead of the plot until the pointer is there.
-    Other pictures are SVG in the HTML; a PNG follows for places that strip SVG.
+    A picture is SVG in the HTML. An output ends with a picture, and its PNG follows for places
+    that strip SVG.
     """
-
-    def plot_of(block: Block) -> Plot | None:
-        return block.plot if isinstance(block, Figure) else None
-
-    for plot, group in groupby(doc.blocks, plot_of):
-        blocks = list(group)
-        figure = blocks[0]
-        if plot and isinstance(figure, Figure):
-            title = Note(figure.title or plot.label.partition(":")[0], "name")
-            words = Raw(stripped_words(figure.words))
-            yield to_bundle(replace(doc, blocks=[title, words]))
-            untitled = replace(figure, title="")
-            text = to_text(replace(doc, blocks=[untitled]))
-            still = image_bundle(plots_jpeg([plot]), text, "image/jpeg")
-            yield {**still, PLOTLY: interactive(plot)}
-            continue
-        bundle = to_bundle(replace(doc, blocks=blocks))
-        stills = [each.still for each in blocks if isinstance(each, Figure) and each.still]
-        if stills:
-            bundle["text/html"] = pictured(str(bundle["text/html"]))
-        yield bundle
-        for draw in stills:
-            yield image_bundle(draw(), "(the picture above)")
+    blocks: list[Block] = []
+    for block in doc.blocks:
+        blocks.append(block)
+        if isinstance(block, Figure) and block.has_image:
+            bundle = to_bundle(replace(doc, blocks=blocks))
+            yield {**bundle, "text/html": pictured(str(bundle["text/html"]))}
+            yield image_bundle(block.image(), "(the picture above)")
+            blocks = []
+    if blocks:
+        yield to_bundle(replace(doc, blocks=blocks))
 
 
-def image_bundle(image: bytes, words: str, kind: str = "image/png") -> dict[str, object]:
-    """Return an image as notebook data, with words for a terminal; nothing for an empty image."""
+def image_bundle(image: bytes, words: str) -> dict[str, object]:
+    """Return a PNG as notebook data, with words for a terminal; nothing for an empty image."""
     if not image:
         return {"text/plain": "", "text/html": ""}
-    return {"text/plain": words, kind: b64encode(image).decode()}
+    return {"text/plain": words, "image/png": b64encode(image).decode()}
 
 
 def pictured(page: str, mark: str = "") -> str:
@@ -184,52 +175,28 @@ def stripped_words(text: str) -> Markup:
     return Markup('<pre class="wb-sep">{}</pre>').format(clean(text))
 
 
-def to_page(doc: Doc, title: str, *styles: str, plots: bool = False) -> str:
-    """Draw a document as a page without network access. Only scripts of ours run, by checksum.
-
-    Interactive `plots` carry the program of plotly, compressed to 2 MB, and a script to unpack it.
-    """
-    body = blocks_html(doc.blocks, asked=plots)
-    scripts: list[str] = []
-    packed = ""
-    if "<div data-plot=" in body:
-        scripts = [plotly_js(), render("assets/plots.js")]
-        packed = b64encode(gzip.compress(scripts[0].encode(), mtime=0)).decode()
-    checksums = []
-    for script in scripts:
-        digest = sha256(script.encode()).digest()
-        checksums.append(b64encode(digest).decode())
-    page = render(
-        "page.html",
-        title=title,
-        body=body,
-        styles=styles,
-        packed=packed,
-        scripts=scripts[1:],
-        checksums=checksums,
-    )
+def to_page(doc: Doc, title: str, *styles: str) -> str:
+    """Draw a document as a page without network access. Only scripts of ours run, by checksum."""
+    page = render("page.html", title=title, body=blocks_html(doc.blocks), styles=styles)
     return share_glyphs(str(page))
 
 
-def blocks_html(blocks: Sequence[Block], *, asked: bool = False) -> Markup:
-    """Draw blocks as HTML, without a frame; plots are interactive if the front end allows."""
+def blocks_html(blocks: Sequence[Block]) -> Markup:
+    """Draw blocks as HTML, without a frame."""
     drawn = []
     for block in blocks:
         # `doc.html` has a macro for each kind of block, such as `heading`.
         draw = macro("doc.html", type(block).__name__.lower())
-        drawn.append(draw(block, _inside(block, asked)))
+        drawn.append(draw(block, _inside(block)))
     return Markup("").join(drawn)
 
 
-def _inside(block: Block, asked: bool) -> Markup:
+def _inside(block: Block) -> Markup:
     match block:
         case Fold():
-            return blocks_html(block.blocks, asked=asked)
+            return blocks_html(block.blocks)
         case Table():
             return Markup(html_table(block.grid))
-        case Figure(plot=Plot() as plot) if asked and block.svg:
-            figure = json.dumps(interactive(plot), allow_nan=False)
-            return Markup('<div data-plot="{}">{}</div>').format(figure, Markup(block.svg))
         case Figure() if block.svg:
             return Markup(block.svg) + stripped_words(block.words)
         case Raw():

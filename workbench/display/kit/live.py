@@ -10,12 +10,11 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from markupsafe import Markup
 
-from workbench.display.kit.doc import Doc, Note, image_bundle, pictured, to_bundle
+from workbench.display.kit.doc import Doc, Note, image_bundle, pictured, to_bundle, to_bundles
 from workbench.display.kit.line import is_notebook, show_bundle
 
 if TYPE_CHECKING:
@@ -231,7 +230,7 @@ class Picture:
             self._closing.wait(max(self.watched.tick_s, pause_s))
 
 
-_PICTURES: dict[Path, Picture] = {}
+_PICTURES: dict[object, Picture] = {}
 
 
 def reserve() -> str:
@@ -242,29 +241,39 @@ def reserve() -> str:
     return place
 
 
+def show_doc(doc: Doc) -> None:
+    """Display a document, with its pictures as separate outputs in a notebook."""
+    bundles = to_bundles(doc) if is_notebook(sys.stdout) else [to_bundle(doc)]
+    for bundle in bundles:
+        show_bundle(bundle)
+
+
 def show_live(
-    path: Path,
+    what: object,
     make: Callable[[], Watched],
     *,
     keep_bar: bool = False,
     place: str = "",
 ) -> None:
-    """Display the picture of a directory in the cell, or at the position that `place` reserved."""
+    """Display the picture of a record in the cell, or at the position that `place` reserved.
+
+    `what` is the directory of the record, or another key that tells pictures apart.
+    """
     from IPython.core.getipython import get_ipython
 
     if not is_notebook(sys.stdout):
         doc = make().look(at_once=True)
         show_bundle(to_bundle(doc))
         return
-    # A place shows one picture: end the earlier picture of another directory there.
+    # A place shows one picture: end the earlier picture of another record there.
     for other, shown in list(_PICTURES.items()):
-        if place and shown.id == place and other != path:
+        if place and shown.id == place and other != what:
             del _PICTURES[other]
             shown.close()
-    picture = _PICTURES.get(path)
+    picture = _PICTURES.get(what)
     if picture is None or picture.watched.over:
         picture = Picture(make(), place)
-        _PICTURES[path] = picture
+        _PICTURES[what] = picture
     picture.show(
         clicks=bool(place) or has_widgets(),
         keep_bar=keep_bar,
@@ -277,10 +286,10 @@ def show_live(
 
 def _keep_all(*_: object) -> None:
     """Redraw every picture in the thread that executes cells, at the end of a cell."""
-    for path, picture in list(_PICTURES.items()):
+    for what, picture in list(_PICTURES.items()):
         try:
             picture.refresh(keep=True)
         except Exception:  # thread boundary: between our code and the user's cell
-            logger.exception("drawing the picture of %s", path)
+            logger.exception("drawing the picture of %s", what)
         if picture.is_done:
-            del _PICTURES[path]
+            del _PICTURES[what]

@@ -23,7 +23,7 @@ from workbench.base.words import (
     percent,
     short_list,
 )
-from workbench.client.comparison import RunComparison
+from workbench.client.comparison import ComparisonPlot, RunComparison
 from workbench.client.history import History
 from workbench.display.kit.doc import (
     Block,
@@ -80,7 +80,7 @@ _ORDER = (
     "when",
 )
 """Columns by priority for a narrow window: results first, then options that often differ."""
-_OUTPUTS = 4  # outputs of a comparison: differences, title, plot, tables
+_OUTPUTS = 3  # outputs of a comparison: differences and plot, its PNG, tables
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,14 +207,24 @@ def runs_doc(comparison: RunComparison, *, distinct: bool = False) -> Doc:
     return Doc(blocks=blocks)
 
 
+def comparison_plot_doc(it: ComparisonPlot) -> Doc:
+    """State the losses alone, drawn as the user chose."""
+    runs = [(run.name, run.view) for run in it.comparison.runs]
+    plot = losses_plot(runs, it.options, distinct=True)
+    if not plot:
+        where = f" within{it.options.words[1:]}" if it.options.words else ""
+        return Doc(blocks=[Note(f"No run has logged two losses{where}.")])
+    title = f"{plot.label.capitalize()}{it.options.words}"
+    words = plot_words(replace(plot, notes=()))
+    figure = Figure(labelled_svg(plot, size_in=_COMPARED_IN), title, words, plot)
+    return Doc(blocks=[figure, *(Note(line) for line in [*plot.notes, *_legend(plot)])])
+
+
 def _legend(plot: Plot) -> list[str]:
-    """Say what pale lines and open markers mean, where a plot has some."""
-    parts = []
-    if any(one.is_smoothed for one in plot.series):
-        parts.append("Lines of many steps are smoothed; the pale lines are the logged values.")
+    """Explain open markers, where a plot has some."""
     if any(not one.joined for one in plot.series):
-        parts.append("Open markers are evaluations.")
-    return [" ".join(parts)] if parts else []
+        return ["Open markers are evaluations."]
+    return []
 
 
 def history_grid(history: History, limit: int | None = None) -> Grid:

@@ -15,9 +15,8 @@ from workbench.base.shown import as_html
 from workbench.client.plot import MEMORY, RunPlot
 from workbench.display.kit.doc import Doc, Figure, Note, blocks_html, to_bundle
 from workbench.display.kit.line import show_bundle
-from workbench.display.kit.live import Watched, show_live
-from workbench.display.kit.plots.figure import plot_words
-from workbench.display.kit.plots.live import show_live_plot
+from workbench.display.kit.live import Watched, show_doc, show_live
+from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.runs import curve_plot, memory_plot, plot_title
 from workbench.display.kit.plots.static import figure_svg, plot_svg, plots_png
 from workbench.display.kit.templates import styled
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
 
 
 _TICK_S = 0.5
+_PLOT_TICK_S = 2.0  # between looks of a single plot
 _ENDED_TICK_S = 2.0  # after the end only the cluster can change
 _PLOT_SHARE = 0.01  # share of a core per plot: the drawing time determines the next drawing
 _PLOT_AHEAD_S = 0.3  # about ten drawings: plots of a short run are up to date
@@ -56,32 +56,80 @@ def show_run(run: Run, *, buttons: bool = False, place: str = "") -> None:
 
 
 def run_plot_doc(it: RunPlot) -> Doc:
-    return _plot_doc(RunView(it.path, curves_of(it.name)), it.name)
+    return PlotPanel(it).look(at_once=True)
 
 
 def show_run_plot(it: RunPlot) -> None:
     """Display a plot of a run, and keep it up to date until the run has ended."""
-    view = RunView(it.path, curves_of(it.name))
-
-    def look() -> tuple[Doc, bool]:
-        view.refresh()
-        return _plot_doc(view, it.name), view.state.is_terminal
-
-    show_live_plot(look)
+    if RunView(it.path, ()).state.is_terminal:
+        show_doc(run_plot_doc(it))
+        return
+    show_live((it.path, it.name, repr(it.options)), lambda: PlotPanel(it))
 
 
-def _plot_doc(view: RunView, name: str) -> Doc:
-    if name == MEMORY:
-        plot = memory_plot(view)
-        title = "memory of each pod"
-    else:
-        plot = curve_plot(view, name)
-        title = plot_title(name)
-    if not plot:
-        what = MEMORY if name == MEMORY else title
-        return Doc(blocks=[Note(f"Run {view.id} has not logged two points of {what} yet.")])
-    figure = Figure(plot_svg(plot), f"{title}, run {view.id}", plot_words(plot), plot)
-    return Doc(blocks=[figure])
+class PlotPanel(Watched):
+    """A single plot of a run, which is drawn again as its points arrive."""
+
+    def __init__(self, it: RunPlot):
+        self.view = RunView(it.path, curves_of(it.name))
+        self._it = it
+        self._drawings = Drawings()
+        self._svg = ""
+        self._doc = Doc(blocks=[])
+
+    @property
+    def name(self) -> str:
+        return f"{self._it.name} of run {self.view.id}"
+
+    @property
+    def over(self) -> bool:
+        return self.view.state.is_terminal
+
+    @property
+    def clickable(self) -> bool:
+        return False
+
+    @property
+    def tick_s(self) -> float:
+        return _PLOT_TICK_S
+
+    def bar(self) -> ButtonBar:
+        raise NotImplementedError("a plot has no buttons")
+
+    def still(self) -> bytes:
+        return plots_png([self._plot()])
+
+    def look(self, *, at_once: bool) -> Doc:
+        before = self.view.state
+        self.view.refresh()
+        plot = self._plot()
+        options = self._it.options
+        title = "memory of each pod" if self._it.name == MEMORY else plot_title(self._it.name)
+        if not plot:
+            what = MEMORY if self._it.name == MEMORY else title
+            where = f" within{options.words[1:]}" if options.words else ""
+            words = f"Run {self.view.id} has not logged two points of {what}{where} yet."
+            return Doc(blocks=[Note(words)])
+        # A new state is drawn at once, above all the end.
+        svg = self._drawings.draw(
+            "plot",
+            plot,
+            partial(plot_svg, plot),
+            at_once=at_once or self.view.state != before,
+        )
+        # Until the next drawing, the words stay those of the last.
+        if svg == self._svg:
+            return self._doc
+        self._svg = svg
+        words = plot_words(replace(plot, notes=()))
+        figure = Figure(svg, f"{title}, run {self.view.id}{options.words}", words, plot)
+        self._doc = Doc(blocks=[figure, *(Note(text) for text in plot.notes)])
+        return self._doc
+
+    def _plot(self) -> Plot:
+        if self._it.name == MEMORY:
+            return memory_plot(self.view, self._it.options)
+        return curve_plot(self.view, self._it.name, self._it.options)
 
 
 class RunPanel(Watched):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -20,6 +20,23 @@ from workbench.rundir.metrics import numbers_in, tag_of
 _MOST_EARLIER = 19  # lines of trainings, so that memory stays bounded
 _MOST_FOLDERS = 200  # of TensorBoard; further trainings share the last one
 _MOST_OPEN = 4  # event files; each has a thread
+EVERYWHERE = (-math.inf, math.inf)
+"""The range of all x."""
+
+
+def smoothed(values: Sequence[float], weight: float) -> list[float]:
+    """Return TensorBoard's exponential moving average, without a bias towards zero at the start.
+
+    Example:
+        >>> [round(value, 3) for value in smoothed([4.0, 4.0, 1.0], 0.5)]
+        [4.0, 4.0, 2.286]
+    """
+    means = []
+    last = 0.0
+    for place, value in enumerate(values, 1):
+        last = last * weight + (1 - weight) * value
+        means.append(last / (1 - weight**place))
+    return means
 
 
 class Curve:
@@ -138,8 +155,12 @@ class Curve:
             return math.nan
         return self._time_s[-1]
 
-    def thinned(self, limit: int = 400) -> tuple[list[float], list[float], list[float]]:
-        """Return x, values and times of at most `limit` points.
+    def thinned(
+        self,
+        limit: int = 400,
+        within: tuple[float, float] = EVERYWHERE,
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Return x, values and times of at most `limit` points, whose x is `within` a range.
 
         A skipped stretch keeps its lowest and highest value.
 
@@ -151,53 +172,40 @@ class Curve:
             >>> len(x) <= 100, max(values), x[0], x[-1], times[-1]
             (True, 50.0, 0.0, 999.0, 1998.0)
         """
-        order = self._places(limit)
+        order = self._places(limit, within)
         x = [self._x[place] for place in order]
         values = [self._y[place] for place in order]
         times = [self._time_s[place] for place in order]
         return x, values, times
 
-    def means(self, limit: int = 400) -> list[float]:
-        """Return a mean for each point of `thinned`: of all values in the point's stretch.
+    def smoothed(
+        self,
+        weight: float,
+        limit: int = 400,
+        within: tuple[float, float] = EVERYWHERE,
+    ) -> list[float]:
+        """Return the smoothed values at the points of `thinned`.
 
-        The lowest and the highest values of stretches would bias a smoothed curve.
-
-        Example:
-            >>> curve = Curve()
-            >>> for step in range(1000):
-            ...     curve.add(step, 3.0 if step % 10 == 0 else 1.0)
-            >>> {round(mean, 1) for mean in curve.means(202)[1:-1]}
-            {1.2}
+        All values of the curve are smoothed, before points are skipped.
         """
-        places = self._places(limit)
-        if len(places) == len(self._y):
-            return list(self._y)
-        stretches = self._stretches(limit)
-        averages = []
-        for stretch in stretches:
-            values = self._y[stretch.start : stretch.stop]
-            averages.append(sum(values) / len(values))
-        begins = [stretch.start for stretch in stretches]
-        return [averages[bisect_right(begins, place) - 1] for place in places]
+        values = smoothed(self._y, weight)
+        return [values[place] for place in self._places(limit, within)]
 
-    def _stretches(self, limit: int) -> list[range]:
-        """Divide the points into stretches of equal length; a stretch has two drawn points."""
-        size = len(self._x)
-        count = (limit - 2) // 2
-        return [range(n * size // count, (n + 1) * size // count) for n in range(count)]
-
-    def _places(self, limit: int) -> Sequence[int]:
+    def _places(self, limit: int, within: tuple[float, float]) -> Sequence[int]:
         """Return the places of at most `limit` points that show the curve."""
-        size = len(self._x)
+        first, last = within
+        begin = bisect_left(self._x, first)
+        end = bisect_right(self._x, last)
+        size = end - begin
         if size <= limit:
-            return range(size)
-        picked = {0, size - 1}
-        # Each stretch has two points: the lowest and the highest.
-        for places in self._stretches(limit):
-            lowest = min(places, key=self._y.__getitem__)
-            highest = max(places, key=self._y.__getitem__)
-            picked.add(lowest)
-            picked.add(highest)
+            return range(begin, end)
+        picked = {begin, end - 1}
+        # Each stretch of equal length has two points: the lowest and the highest.
+        count = (limit - 2) // 2
+        for n in range(count):
+            stretch = range(begin + n * size // count, begin + (n + 1) * size // count)
+            picked.add(min(stretch, key=self._y.__getitem__))
+            picked.add(max(stretch, key=self._y.__getitem__))
         return sorted(picked)
 
     def __len__(self) -> int:

@@ -1,1 +1,1 @@
-"""Plots: every description is drawn as a static picture and as an interactive figure."""
+"""Plots: every description is drawn as a picture, and stated in words."""

@@ -1,4 +1,4 @@
-"""A plot as data: lines and markers over x axes. The static and interactive forms use the data."""
+"""A plot as data: lines and markers over x axes. Pictures and words are made from the data."""
 
 from __future__ import annotations
 
@@ -46,10 +46,6 @@ _UNITS = (
 )
 """Unit of time, its seconds, and the time from which the next unit is better."""
 _NEAR = 0.01  # share of a plot's height: closer lines look like one
-SMOOTHED_FROM = 200
-"""Curves with more points are drawn smoothed, above their pale values."""
-SMOOTHING = 0.8
-"""Weight of the past in the smoothed curve that is drawn by default. A greater one lags visibly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,16 +121,13 @@ class Series:
     low: Sequence[float] = ()
     """Lower bounds of the points, paired with `high`; empty for single measurements."""
     high: Sequence[float] = ()
-    means: Sequence[float] = ()
-    """Mean values around the points, for smoothing. Empty: the points are all values."""
+    smoothed: Sequence[float] = ()
+    """Smoothed values at the points, as the user asked. Empty: drawn as logged."""
 
     @property
-    def is_smoothed(self) -> bool:
-        """Whether the line is drawn smoothed by default."""
-        return self.joined and len(self.ys) > SMOOTHED_FROM
-
-    def smooth(self, weight: float = SMOOTHING) -> list[float]:
-        return smoothed(self.means or self.ys, weight)
+    def line(self) -> Sequence[float]:
+        """Values of the full-colour line."""
+        return self.smoothed or self.ys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,6 +140,8 @@ class Plot:
     """Titles of the available x axes, with units; the default first."""
     series: Sequence[Series]
     from_zero: bool = False
+    log: bool = False
+    """Whether the y axis is logarithmic."""
     notes: Sequence[str] = ()
     """Notes on invisible facts, such as overlapping lines."""
 
@@ -166,21 +161,6 @@ def time_axis(longest_s: float) -> tuple[str, float]:
         if longest_s < most_s:
             return unit, per
     return "seconds", 1.0  # for NaN
-
-
-def smoothed(values: Sequence[float], weight: float) -> list[float]:
-    """Return TensorBoard's exponential moving average, without a bias towards zero at the start.
-
-    Example:
-        >>> [round(value, 3) for value in smoothed([4.0, 4.0, 1.0], 0.5)]
-        [4.0, 4.0, 2.286]
-    """
-    means = []
-    last = 0.0
-    for place, value in enumerate(values, 1):
-        last = last * weight + (1 - weight) * value
-        means.append(last / (1 - weight**place))
-    return means
 
 
 def told_apart(series: Sequence[Series], axis: str) -> list[Series]:
@@ -244,7 +224,7 @@ def plot_words(plot: Plot) -> str:
     for one in plot.series:
         if len(one.ys):
             xs = one.xs[axis]
-            first = f"{number(one.ys[0])} at {axis} {number(xs[0])}"
-            last = f"{number(one.ys[-1])} at {number(xs[-1])}"
+            first = f"{number(one.line[0])} at {axis} {number(xs[0])}"
+            last = f"{number(one.line[-1])} at {number(xs[-1])}"
             lines.append(f"{one.name}: {first}, {last}")
     return "\n".join([*lines, *plot.notes])

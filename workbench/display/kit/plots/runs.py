@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from workbench.base.words import counted
+from workbench.client.plot import AS_LOGGED, MEMORY, PlotOptions
 from workbench.display.kit.plots.figure import (
-    SMOOTHED_FROM,
     STEP,
     Look,
     Plot,
@@ -34,7 +35,11 @@ def plot_title(name: str) -> str:
     return metric.plot or metric.title
 
 
-def curve_plot(view: RunView, name: str = "loss") -> Plot:
+def curve_plot(
+    view: RunView,
+    name: str = "loss",
+    options: PlotOptions = AS_LOGGED,
+) -> Plot:
     """Return a curve over optimizer steps and over time.
 
     The plot of a step metric has the same metric of the evaluations too, as with the loss. Every
@@ -47,14 +52,21 @@ def curve_plot(view: RunView, name: str = "loss") -> Plot:
     for place, curve in enumerate(curves_of(name)):
         if curve not in view.curves:
             continue
-        whole = _Line(metric_of(curve).title, view, curve, view.curves[curve], look(place))
+        line_title = metric_of(curve).title
+        weight = options.weight_of(curve)
+        whole = _Line(line_title, view, curve, view.curves[curve], look(place), weight)
         for number, line in _trainings(whole):
             # The steps and the evaluations of a training have the same look.
             lines.append(line._replace(look=look(number - 1)) if number else line)
-    return _plot(title, unit, lines)
+    return _plot(title, unit, lines, options)
 
 
-def losses_plot(runs: Sequence[tuple[str, RunView]], *, distinct: bool = False) -> Plot:
+def losses_plot(
+    runs: Sequence[tuple[str, RunView]],
+    options: PlotOptions = AS_LOGGED,
+    *,
+    distinct: bool = False,
+) -> Plot:
     """Return the losses of several runs in a plot.
 
     Every run keeps its own look beside any other runs; evaluations are markers. Every training of a
@@ -66,19 +78,22 @@ def losses_plot(runs: Sequence[tuple[str, RunView]], *, distinct: bool = False) 
     lines = []
     for (name, view), style in zip(runs, looks, strict=True):
         for curve, title in (("loss", name), ("eval_loss", f"{name}, evaluation")):
-            whole = _Line(title, view, curve, view.curves[curve], style)
+            weight = options.weight_of(name)
+            whole = _Line(title, view, curve, view.curves[curve], style, weight)
             for number, line in _trainings(whole):
                 lines.append(line._replace(look=with_marker(style, number - 1)) if number else line)
     unit = _loss_unit([view for _, view in runs])
-    return _plot("loss of the runs", unit, lines)
+    return _plot("loss of the runs", unit, lines, options)
 
 
-def memory_plot(view: RunView) -> Plot:
+def memory_plot(view: RunView, options: PlotOptions = AS_LOGGED) -> Plot:
+    weight = options.weight_of(MEMORY)
     curves = []
     times: list[float] = []
     for address, host in sorted(view.memory.items()):
         ats, sizes, _ = host.gib.thinned(_POINTS)
-        curves.append((view.pod_name(address), ats, sizes))
+        smoothed = host.gib.smoothed(weight, _POINTS) if weight else []
+        curves.append((view.pod_name(address), ats, sizes, smoothed))
         times += ats
     began = min(times, default=0.0)
     ended = max(times, default=0.0)
@@ -86,11 +101,12 @@ def memory_plot(view: RunView) -> Plot:
     axis = f"{unit} since the first sample"
     what = "GPU memory" if view.memory_kind == "cuda" else "resident memory"
     series = []
-    for place, (name, ats, sizes) in enumerate(curves):
+    for place, (name, ats, sizes, smoothed) in enumerate(curves):
         one = Series(
-            name=name,
+            name=_line_name(name, weight),
             xs={axis: [(at - began) / per for at in ats]},
             ys=sizes,
+            smoothed=smoothed,
             look=look(place),
         )
         series.append(one)
@@ -99,7 +115,9 @@ def memory_plot(view: RunView) -> Plot:
         y="GiB",
         axes=(axis,),
         series=series,
-        from_zero=True,
+        from_zero=not options.log,
+        log=options.log,
+        notes=_notes(series, options),
     )
 
 
@@ -109,6 +127,8 @@ class _Line(NamedTuple):
     metric: str
     curve: Curve
     look: Look
+    weight: float
+    """Weight of the smoothing; 0 draws the values as logged."""
 
 
 def _trainings(last: _Line) -> Iterator[tuple[int, _Line]]:
@@ -122,7 +142,12 @@ def _trainings(last: _Line) -> Iterator[tuple[int, _Line]]:
         yield number, last._replace(name=f"{last.name}, training {number}", curve=curve)
 
 
-def _plot(label: str, y: str, lines: Sequence[_Line]) -> Plot:
+def _plot(
+    label: str,
+    y: str,
+    lines: Sequence[_Line],
+    options: PlotOptions,
+) -> Plot:
     ages_s = []
     for line in lines:
         age_s = line.curve.last_time_s - (line.view.began_s or 0.0)
@@ -132,29 +157,51 @@ def _plot(label: str, y: str, lines: Sequence[_Line]) -> Plot:
     by_time = f"{unit} {SINCE}"
     series = []
     for line in lines:
-        steps, values, times = line.curve.thinned(_POINTS)
+        steps, values, times = line.curve.thinned(_POINTS, options.within)
         if not values:
             continue
         began_s = line.view.began_s or 0.0
         is_evaluation = metric_of(line.metric).event == EventKind.EVAL
+        # Evaluations are markers: no line is smoothed.
+        weight = 0.0 if is_evaluation else line.weight
+        smoothed = line.curve.smoothed(weight, _POINTS, options.within) if weight else []
         one = Series(
-            name=line.name,
+            name=_line_name(line.name, weight),
             xs={
                 STEP: steps,
                 by_time: [(at - began_s) / per for at in times],
             },
             ys=values,
+            smoothed=smoothed,
             look=line.look,
             joined=not is_evaluation,
-            means=line.curve.means(_POINTS) if len(values) > SMOOTHED_FROM else (),
         )
         series.append(one)
+    is_by_time = options.x == "time"
     return Plot(
-        label=f"{label} over optimizer steps",
+        label=f"{label} over {'time' if is_by_time else 'optimizer steps'}",
         y=y,
-        axes=(STEP, by_time),
+        axes=(by_time, STEP) if is_by_time else (STEP, by_time),
         series=series,
+        log=options.log,
+        notes=_notes(series, options),
     )
+
+
+def _line_name(name: str, weight: float) -> str:
+    return f"{name}, smoothed {weight:g}" if weight else name
+
+
+def _notes(series: Sequence[Series], options: PlotOptions) -> list[str]:
+    """Name what the plot does not show as logged."""
+    notes = []
+    if any(one.smoothed for one in series):
+        notes.append("The pale lines are the logged values of smoothed lines.")
+    if options.log:
+        count = sum(y <= 0 for one in series for y in one.ys)
+        if count:
+            notes.append(f"Not drawn on the logarithmic axis: {counted(count, 'value')} up to 0.")
+    return notes
 
 
 def _loss_unit(views: Sequence[RunView]) -> str:

@@ -57,6 +57,7 @@ _OTHER_FONTS = (
 _DPI = 72
 _IMAGE_DPI = 96
 _PNG_COLOURS = 32
+_NAME_LETTERS = 30  # longer names are cut above a PNG
 _LEGEND_LETTERS = 72  # letters of names side by side above a PNG
 _SAMPLE_LETTERS = 9  # room of the sample of a line before its name
 _LEGEND_ROW_IN = 0.17
@@ -114,10 +115,9 @@ def plot_svg(
     def draw(axes: Any) -> None:
         draw_plot(axes, plot, over)
         if not columns:
-            bottom, top = axes.get_ylim()
             axes.margins(x=0)
             lines = told_apart(plot.series, over)
-            write_labels(axes, _labelled(lines), over, top, bottom)
+            write_labels(axes, _labelled(lines), over)
         elif len(plot.series) <= _NAMED:
             legend_above(axes, columns)
 
@@ -188,9 +188,10 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
     """Draw the lines and markers of a plot, and dress its axes."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
+    if plot.log:
+        axes.set_yscale("log")
     for one in told_apart(plot.series, axis):
         style: dict[str, object]
-        ys: Sequence[float] = one.ys
         if one.joined:
             style = {
                 "linestyle": one.look.dash,
@@ -206,7 +207,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
                 "markeredgewidth": 1.4,
                 "markevery": 1,
             }
-        if one.is_smoothed:
+        if one.smoothed:
             axes.plot(
                 one.xs[axis],
                 one.ys,
@@ -214,10 +215,9 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
                 alpha=_PALE,
                 linewidth=0.8,
             )
-            ys = one.smooth()
         axes.plot(
             one.xs[axis],
-            ys,
+            one.line,
             label=one.name,
             color=one.look.colour,
             marker=one.look.marker,
@@ -238,8 +238,25 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(nbins=most_ticks, integer=axis in COUNTS))
     if axis in COUNTS:
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    if plot.log:
+        _tick_log_axis(axes)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     dress_axes(axes, axis, plot.y)
+
+
+def _tick_log_axis(axes: Any) -> None:
+    """Write plain numbers on a logarithmic axis; a span below a decade has ticks as usual."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
+
+    low, high = axes.get_ylim()
+    if high < 10 * low:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    else:
+        between = (1.0, 2.0, 5.0) if high < 100 * low else (1.0,)
+        axes.yaxis.set_major_locator(LogLocator(subs=between, numticks=_TICKS))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
 def _most_ticks(low: float, high: float) -> int:
@@ -291,26 +308,9 @@ def plots_png(plots: Sequence[Plot]) -> bytes:
     return _png(_side_by_side(drawn)) if drawn else b""
 
 
-def plots_jpeg(plots: Sequence[Plot]) -> bytes:
-    """Draw the same as JPEG, three times as large."""
-    drawn = [plot for plot in plots if plot]
-    if not drawn:
-        return b""
-    out = io.BytesIO()
-    _side_by_side(drawn).save(
-        out,
-        format="jpeg",
-        quality=75,
-        subsampling=0,
-        optimize=True,
-        progressive=True,
-    )
-    return out.getvalue()
-
-
 def _side_by_side(drawn: Sequence[Plot]) -> Image.Image:
     named = [plot for plot in drawn if len(plot.series) <= _NAMED]
-    names = [middle_cut(one.name) for plot in named for one in plot.series]
+    names = [middle_cut(one.name, _NAME_LETTERS) for plot in named for one in plot.series]
     longest = max(map(len, names), default=0)
     columns = _LEGEND_LETTERS // (_SAMPLE_LETTERS + longest)
     rows = max((math.ceil(len(plot.series) / columns) for plot in named), default=0)
@@ -322,7 +322,7 @@ def _side_by_side(drawn: Sequence[Plot]) -> Image.Image:
             if plot in named:
                 legend_above(axes, columns)
                 for text in axes.get_legend().get_texts():
-                    text.set_text(middle_cut(text.get_text()))
+                    text.set_text(middle_cut(text.get_text(), _NAME_LETTERS))
 
     width, height = _SIZE_IN
     size_in = width * len(drawn), height + rows * _LEGEND_ROW_IN
@@ -577,7 +577,7 @@ def _values(
     for one in series:
         within = [
             (abs(at - x), y)
-            for at, y in zip(one.xs[axis], one.ys, strict=True)
+            for at, y in zip(one.xs[axis], one.line, strict=True)
             if low <= at <= high
         ]
         if within:
@@ -629,8 +629,6 @@ def write_labels(
     axes: Any,
     lines: Sequence[Series],
     axis: str,
-    top: float,
-    bottom: float = 0.0,
 ) -> None:
     """Write every line's name at the right near the line's end, with a sample, without overlap."""
     left, right = axes.get_xlim()
@@ -639,11 +637,14 @@ def write_labels(
     labels = [_wrapped(_end_label(one)) for one in lines]
     most = max((label.count("\n") + 1 for label in labels), default=1)
     height_in = axes.bbox.height / axes.figure.dpi
-    ends = [one.smooth()[-1] if one.is_smoothed else one.ys[-1] for one in lines]
-    places = apart(ends, most * _LINE_IN / height_in * (top - bottom))
-    lift = max(0.0, bottom - min(places, default=0.0))
+    # Labels are moved apart as shares of the height: the axis may be logarithmic.
+    ends = [one.line[-1] for one in lines]
+    to_share = axes.transData - axes.transAxes
+    shares = [float(to_share.transform((right, y))[1]) for y in ends]
+    places = apart(shares, most * _LINE_IN / height_in)
+    lift = max(0.0, -min(places, default=0.0))
     for one, y, label, place in zip(lines, ends, labels, places, strict=True):
-        at = place + lift
+        _, at = to_share.inverted().transform((right, place + lift))
         x = one.xs[axis][-1]
         if x > right - _NEAR * span:  # longer connections would look like data
             axes.plot(  # level to the side: slanted connections would cross
