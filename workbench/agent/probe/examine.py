@@ -19,6 +19,7 @@ from workbench.agent.machine import (
     memory_limit_bytes,
     own_addresses,
 )
+from workbench.agent.site.setup import setup_variables
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3
@@ -131,6 +132,8 @@ def _memory_gib(name: str) -> float | None:
 def main(argv: Sequence[str] | None = None) -> int:
     address, *rest = sys.argv[1:] if argv is None else argv
     folder = Path(rest[0]) if rest else Path()
+    # The pod may have taken some of the GPUs of its host.
+    os.environ.update(setup_variables(folder))
     facts = examine(address, folder)
     sys.stdout.write(json.dumps(facts) + "\n")
     return 0
