@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field
 from workbench.base.errors import ConfigError
 from workbench.base.nvml import VISIBLE
 from workbench.base.record import Allowed, PathText, Record, Text
-from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod import LaunchContext, Phase, Pod, interface_variables
 from workbench.pods.pod_spec import PodSpec
 
 CoreBinding = Literal["always", "cpuset", "never"]
@@ -94,11 +94,11 @@ class Place(PlaceOptions):
 
     @classmethod
     def rank_variables(cls, spec: PodSpec) -> dict[str, str]:
-        """Return the variables of a `PodSpec` for ranks.
+        """Return the variables of a `PodSpec` for ranks, with its interfaces.
 
         `CUDA_VISIBLE_DEVICES` is left out where each pod has taken some of the named GPUs.
         """
-        variables = dict(spec.env)
+        variables = {**interface_variables(spec.interfaces), **spec.env}
         if cls.takes_seats and spec.gpus:
             variables.pop(VISIBLE, None)
         return variables

@@ -16,9 +16,11 @@ from workbench.agent.machine import (
     address_for_others,
     cores,
     interface_of,
+    interfaces,
     memory_limit_bytes,
     own_addresses,
 )
+from workbench.agent.site.nccl import own_interfaces
 from workbench.agent.site.setup import setup_variables
 from workbench.base.versions import installed_versions
 
@@ -32,6 +34,8 @@ def examine(address: str, folder: Path) -> dict[str, object]:
     return {
         "time_s": time.time(),
         "interface": interface_of(address),
+        "interfaces": interfaces(),
+        "own_interfaces": own_interfaces(os.environ),
         "address": address,
         "own_addresses": own_addresses(address),
         "address_for_others": address_for_others(address),

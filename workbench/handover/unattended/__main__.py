@@ -25,6 +25,7 @@ from workbench.handover.unattended.coordinator import Coordinator
 from workbench.handover.unattended.rank import Task, address_of, run_task
 from workbench.handover.unattended.rendezvous import FileRendezvous
 from workbench.jobs.job import PodView
+from workbench.pods.pod import interface_variables
 from workbench.rundir.spec import RunSpec
 
 # Wait for the records of other ranks, which have passed the last barrier.
@@ -125,6 +126,7 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         "MASTER_PORT": os.environ.get("MASTER_PORT", str(facts["port"])),
         **QUIET,
         **program.env,
+        **interface_variables(pods.interfaces),
         **pods.env,
         **spec.job.env,
         "RANK": str(place.rank),

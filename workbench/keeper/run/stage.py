@@ -58,7 +58,7 @@ def rank_request(
         extra["WORKBENCH_PACKAGES"] = link.packages_folder(spec.pip)
     # Without a name the libraries choose themselves; loopback leads to no other pod.
     interface = link.interface or ("lo" if len(context.links) == 1 else "")
-    network = interface_variables(interface)
+    network = interface_variables([interface] if interface else [])
     return {
         "run": context.run_id,
         "success": job.traits.success,

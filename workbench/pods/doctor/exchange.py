@@ -116,11 +116,12 @@ def _converse(
     env: Mapping[str, str],
 ) -> list[Mapping[str, Any]]:
     for rank, (pod, process) in enumerate(zip(pods, processes, strict=True)):
+        interface = interfaces.get(pod.name, "")
         request = {
             "rank": rank,
             "world_size": len(pods),
             "address": pods[0].address,
-            "defaults": interface_variables(interfaces.get(pod.name, "")),
+            "defaults": interface_variables([interface] if interface else []),
             "env": dict(env),
         }
         _tell(process, request)
