@@ -453,7 +453,9 @@ def test_text_and_html_state_the_same_and_escape() -> None:
         ),
         exchange=Exchange(
             pods=2,
-            backend="gloo",
+            ranks=4,
+            transports=("NVLink", "sockets over eth0"),
+            backend="nccl",
             latency_s=0.0002,
             sizes=((1 << 20, 0.002), (1 << 24, 0.02)),
             slowdown=1.5,
@@ -467,8 +469,8 @@ def test_text_and_html_state_the_same_and_escape() -> None:
         f"pod-0, pod-1, torch: 2.12 {evil}",
         "200 µs",
         f"Fix: pip install {evil}",
-        "0.84 GB/s",
-        "over gloo",
+        "1.26 GB/s",
+        "Between 4 ranks on 2 pods, by nccl over NVLink, sockets over eth0",
         "t5-small",
         "each takes 1.5 times as long",
     ]

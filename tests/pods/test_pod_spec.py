@@ -47,7 +47,7 @@ def test_interfaces_are_a_name_or_a_list(given: Any, kept: tuple[str, ...]) -> N
 @pytest.mark.parametrize("given", ["=ib0", "ib0,ib1", "", ["ib 0"], ["a-name-of-sixteen"]])
 def test_interfaces_that_are_no_names_are_refused(given: Any) -> None:
     with pytest.raises(
-        ConfigError, match=sentence("pods.pod_spec._interfaces.pods-interfaces-entry")
+        ConfigError, match=sentence("pods.pod_spec._interfaces.pods-interfaces-each")
     ):
         PodSpec(interfaces=given)
 
