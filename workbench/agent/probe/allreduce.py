@@ -249,6 +249,7 @@ def _store(request: Mapping[str, Any], local: int, pipes: Pipes) -> Store:
 
     world = int(request["world_size"])
     listener = None
+    opened: dict[str, Any]
     if request["rank"] == 0:
         address = address_for_others(str(request["address"]))
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
