@@ -53,7 +53,7 @@ def test_interfaces_that_are_no_names_are_refused(given: Any) -> None:
 
 
 def test_interfaces_are_named_once() -> None:
-    with pytest.raises(ConfigError, match="NCCL_SOCKET_IFNAME, which name interfaces too"):
+    with pytest.raises(ConfigError, match="the interfaces are named twice"):
         PodSpec(interfaces="ib0", env={"NCCL_SOCKET_IFNAME": "eth0"})
 
 
@@ -73,4 +73,4 @@ def test_ranks_use_the_interfaces_of_the_pod_spec_and_no_others(
     with pytest.raises(ConfigError) as caught:
         Cluster(LocalPods(), PodSpec(interfaces=["lo", "ib9"]), path=tmp_path / "d").start()
     assert says(caught.value, "keeper.fleet._check_interfaces.interface", "pod-0", "ib9")
-    assert "; it has" in str(caught.value) and "lo" in str(caught.value)
+    assert "; there are" in str(caught.value) and "lo" in str(caught.value)

@@ -321,8 +321,8 @@ def _take_turn(path: Path) -> int:
             os.close(lock)
         time.sleep(0.05)
     raise ValueError(
-        f"{path} was locked for {_TURN_S:g} s, so no GPU can be taken. End the process that `fuser"
-        f" {path}` names"
+        f"{path} was locked for {_TURN_S:g} s, so no GPU can be taken. End the process named by"
+        f" `fuser {path}`"
     )
 
 

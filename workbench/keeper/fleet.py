@@ -394,10 +394,12 @@ def _check_interfaces(links: Sequence[AgentLink], spec: PodSpec) -> None:
         # An agent that names no interface has not looked.
         if missing and link.interfaces:
             there = ", ".join(link.interfaces)
-            lacks.append(f"{link.pod.name} has no interface {', '.join(missing)}; it has {there}")
+            lacks.append(
+                f"{link.pod.name} has no interface {', '.join(missing)}; there are {there}"
+            )
     if lacks:
         lines = "\n".join(lacks)
-        raise ConfigError(f"PodSpec.interfaces names interfaces that are not there:\n{lines}")
+        raise ConfigError(f"PodSpec.interfaces names missing interfaces:\n{lines}")
 
 
 def _check_versions(pods: Sequence[Pod]) -> None:

@@ -35,7 +35,7 @@ def _interfaces(names: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if not _INTERFACE.fullmatch(name):
             raise ConfigError(
-                f"pods interfaces has {name!r}; each entry must be the whole name of one network"
+                f"pods interfaces has {name!r}; an entry must be the whole name of a network"
                 " interface, as `ip link` shows it"
             )
     return tuple(dict.fromkeys(names))
@@ -126,8 +126,8 @@ class PodSpec(Record):
             )
         if self.interfaces and (twice := [name for name in _NETWORK if name in self.env]):
             raise ConfigError(
-                f"pods interfaces={list(self.interfaces)} and env has {' and '.join(twice)}, which"
-                " name interfaces too; leave one of the two out"
+                f"pods interfaces={list(self.interfaces)} and env has {' and '.join(twice)}:"
+                " the interfaces are named twice; leave interfaces or the variables out"
             )
         if self.gpus and self.ranks:
             raise ConfigError(

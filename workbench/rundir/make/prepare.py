@@ -99,7 +99,7 @@ def _check_gpus(spec: RunSpec) -> None:
         return
     if "kind" in cluster.backend and backend_class(cluster.backend["kind"]).takes_seats:
         raise ConfigError(
-            f"env of the job has {VISIBLE}, and each pod has taken GPUs of its host for itself."
+            f"env of the job has {VISIBLE}, and the pods have taken GPUs of their hosts."
             f" Leave {VISIBLE} out, or choose the GPUs for the cluster: PodSpec(gpus=…,"
             f' env={{"{VISIBLE}": "…"}})'
         )
