@@ -17,6 +17,7 @@ from workbench.base.files.private import make_cluster_folder
 from workbench.base.words import moment
 from workbench.client.cluster import Cluster
 from workbench.client.lifecycle import await_ready
+from workbench.client.run import Run
 from workbench.display import cluster as panels
 from workbench.display.cluster import ClusterPanel, cluster_doc, follow_start, look_at
 from workbench.display.kit.doc import to_text
@@ -72,6 +73,8 @@ def test_the_end_of_the_pods_is_shown_and_a_run_that_reaches_it_says_so(
     for step in range(1, 11):
         written.step(step)  # a step a second; 90 of 100 are left
 
+    written.event("checkpoint", step=8, file="checkpoints/step-8")
+
     def look(ends_in_s: float | None) -> tuple[str, str]:
         ends_s = None if ends_in_s is None else time.time() + ends_in_s
         state = read_json(written.cluster.state)
@@ -81,11 +84,13 @@ def test_the_end_of_the_pods_is_shown_and_a_run_that_reaches_it_says_so(
         )
         view = RunView(written.paths.root)
         view.refresh()
+        assert Run.load(written.paths.root).progress.early_end == view.hint
         return to_text(cluster_doc(look_at(cluster))), view.hint
 
     panel, hint = look(10.0)
     assert says(panel, "display.cluster.cluster_doc.platform-ends-pods")
-    assert says(hint, "rundir.view._early_end.pods-end-before")
+    assert ", about step 20 of 100, before this run with " in hint or "about step 19 of" in hint
+    assert "the last checkpoint is of step 8. Start a cluster with a later deadline" in hint
     panel, hint = look(86_400.0)
     assert says(panel, "display.cluster.cluster_doc.platform-ends-pods")
     assert hint == ""

@@ -77,6 +77,15 @@ def context_of(sim: Simulation, **pods: Any) -> tuple[RunContext, list[Recorded]
     return replace(context, spec=spec), links
 
 
+def test_the_interfaces_of_the_pods_are_variables_that_an_image_does_not_replace(
+    sim: Simulation,
+) -> None:
+    context, links = context_of(sim, interfaces=["ib0", "ib1"])
+    links[0].interface = "eth7"
+    env: Any = rank_request(context, links[0], ("10.0.0.0", 1234))["env"]
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("=ib0,ib1", "ib0,ib1")
+
+
 def test_a_request_has_the_ranks_the_network_and_the_environment(sim: Simulation) -> None:
     context, links = context_of(sim, cpus=5, env={"A": "pod", "C": "pod"})
     context = replace(context, restart=2, attempt=4)

@@ -259,6 +259,46 @@ def test_ssh_that_fails_is_shown_in_its_own_words(words: str, fix: str) -> None:
     assert {found[check].verdict for check in CHECKS[1:] if check in found} == {Verdict.UNKNOWN}
 
 
+@pytest.mark.parametrize(
+    ("spec", "changes", "detail"),
+    [
+        (PodSpec(), {}, "NCCL eth0, of the pod's address; gloo eth0, of the pod's address"),
+        (PodSpec(), {"interface": ""}, "NCCL chooses; gloo chooses"),
+        (
+            PodSpec(),
+            {"own_interfaces": {"NCCL_SOCKET_IFNAME": "=ib0,ib1"}},
+            "NCCL =ib0,ib1, by the pod; gloo eth0, of the pod's address",
+        ),
+        (
+            PodSpec(),
+            {"own_interfaces": {"NCCL_SOCKET_IFNAME": "…"}},
+            "NCCL by nccl.conf; gloo eth0, of the pod's address",
+        ),
+        (
+            PodSpec(env={"GLOO_SOCKET_IFNAME": "eth1"}),
+            {},
+            "NCCL eth0, of the pod's address; gloo eth1, by PodSpec.env",
+        ),
+        (
+            PodSpec(interfaces=["ib0", "ib1"]),
+            {"own_interfaces": {"NCCL_SOCKET_IFNAME": "=eth1"}, "interfaces": ["ib0", "ib1", "lo"]},
+            "NCCL =ib0,ib1, by PodSpec.interfaces, not =eth1 of the pod;"
+            " gloo ib0,ib1, by PodSpec.interfaces",
+        ),
+    ],
+)
+def test_the_interfaces_that_ranks_use_are_named_with_their_origin(
+    spec: PodSpec, changes: dict[str, Any], detail: str
+) -> None:
+    found = judged(GOOD, spec=spec, **changes)["interfaces"]
+    assert (found.verdict, found.detail) == (Verdict.GOOD, detail)
+
+
+def test_an_interface_that_a_pod_lacks_is_named_with_those_that_are_there() -> None:
+    found = judged(GOOD, spec=PodSpec(interfaces="ib9"), interfaces=["eth0", "lo"])["interfaces"]
+    assert (found.verdict, found.fix) == (Verdict.BAD, "ib9 is not there; there are eth0, lo")
+
+
 def test_two_real_pods_are_well(launched: Launched) -> None:
     hosts = examine_pods(launched.pods, launched.identity, PACKAGE, PodSpec())
     for host, pod in zip(hosts, launched.pods, strict=True):
@@ -413,7 +453,9 @@ def test_text_and_html_state_the_same_and_escape() -> None:
         ),
         exchange=Exchange(
             pods=2,
-            backend="gloo",
+            ranks=4,
+            transports=("NVLink", "sockets over eth0"),
+            backend="nccl",
             latency_s=0.0002,
             sizes=((1 << 20, 0.002), (1 << 24, 0.02)),
             slowdown=1.5,
@@ -427,8 +469,8 @@ def test_text_and_html_state_the_same_and_escape() -> None:
         f"pod-0, pod-1, torch: 2.12 {evil}",
         "200 µs",
         f"Fix: pip install {evil}",
-        "0.84 GB/s",
-        "over gloo",
+        "1.26 GB/s",
+        "Between 4 ranks on 2 pods, by nccl over NVLink, sockets over eth0",
         "t5-small",
         "each takes 1.5 times as long",
     ]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tests.support.sentences import sentence
-from workbench import PodSpec
+from tests.support.sentences import says, sentence
+from workbench import Cluster, LocalPods, PodSpec
 from workbench.errors import ConfigError
 
 
@@ -30,3 +34,44 @@ def test_a_pod_has_the_cores_that_were_asked_for_or_eight_for_each_gpu(
 def test_fewer_than_two_cores_for_each_gpu_are_refused(cpus: float) -> None:
     with pytest.raises(ConfigError, match=sentence("pods.pod_spec._check.pods-cpus-gpus", 8, 16)):
         PodSpec(gpus=8, cpus=cpus)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [("ib0", ("ib0",)), (["ib0", "ib1", "ib0"], ("ib0", "ib1")), ([], ())]
+)
+def test_interfaces_are_a_name_or_a_list(given: Any, kept: tuple[str, ...]) -> None:
+    spec = PodSpec(interfaces=given)
+    assert spec.interfaces == kept
+    assert PodSpec.from_dict(spec.to_dict()) == spec
+
+
+@pytest.mark.parametrize("given", ["=ib0", "ib0,ib1", "", ["ib 0"], ["a-name-of-sixteen"]])
+def test_interfaces_that_are_no_names_are_refused(given: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=sentence("pods.pod_spec._interfaces.pods-interfaces-each")
+    ):
+        PodSpec(interfaces=given)
+
+
+def test_interfaces_are_named_once() -> None:
+    with pytest.raises(ConfigError, match="the interfaces are named twice"):
+        PodSpec(interfaces="ib0", env={"NCCL_SOCKET_IFNAME": "eth0"})
+
+
+def shown() -> list[str]:
+    return [os.environ["NCCL_SOCKET_IFNAME"], os.environ["GLOO_SOCKET_IFNAME"]]
+
+
+def test_ranks_use_the_interfaces_of_the_pod_spec_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=eth9")  # the site's
+    with Cluster(LocalPods(), PodSpec(interfaces="lo"), path=tmp_path / "c") as cluster:
+        assert cluster.run(shown, progress=False) == [["=lo", "lo"]]
+        (host,) = cluster.doctor(bandwidth=False).hosts
+    (found,) = [finding for finding in host.findings if finding.check == "interfaces"]
+    assert found.detail.startswith("NCCL =lo, by PodSpec.interfaces")
+    with pytest.raises(ConfigError) as caught:
+        Cluster(LocalPods(), PodSpec(interfaces=["lo", "ib9"]), path=tmp_path / "d").start()
+    assert says(caught.value, "keeper.fleet._check_interfaces.interface", "pod-0", "ib9")
+    assert "; there are" in str(caught.value) and "lo" in str(caught.value)

@@ -147,7 +147,14 @@ def _diagnosis(_: Path) -> Diagnosis:
         return HostReport(pod=f"pod-{number}", address=f"10.0.0.{number}", findings=findings)
 
     sizes = tuple((1 << n, 0.0008 * 2 ** (n - 20)) for n in (20, 22, 24))
-    exchange = Exchange(pods=2, backend="gloo", latency_s=2e-4, sizes=sizes)
+    exchange = Exchange(
+        pods=2,
+        ranks=4,
+        backend="gloo",
+        transports=("gloo over eth0",),
+        latency_s=2e-4,
+        sizes=sizes,
+    )
     hosts = (host(3, Verdict.GOOD), host(2, Verdict.BAD))
     return Diagnosis(hosts=hosts, exchange=exchange, hosts_s=0.9)
 

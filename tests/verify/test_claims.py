@@ -141,6 +141,7 @@ class MadeUpPods:
     """Facts of the result of every run."""
     busy: int = 0
     """Number of refused measurements, while the last run is cleared."""
+    transports: tuple[str, ...] = ("gloo over lo",)
     panel: str = ""
     returned: Any = None
     jobs: list[FineTune] = field(default_factory=list)
@@ -184,7 +185,14 @@ class MadeUpPods:
         if self.busy:
             self.busy -= 1
             return SimpleNamespace(exchange=None, note="run-1 is using the pods")
-        exchange = Exchange(pods=2, backend="gloo", latency_s=0.001, sizes=((1 << 20, 0.002),))
+        exchange = Exchange(
+            pods=2,
+            ranks=2,
+            backend="gloo",
+            transports=self.transports,
+            latency_s=0.001,
+            sizes=((1 << 20, 0.002),),
+        )
         return SimpleNamespace(exchange=exchange, note="")
 
     def known_run(self, job: FineTune, pods: int | None) -> None:
@@ -401,7 +409,10 @@ def test_the_network_is_measured_once_the_last_run_is_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workbench.verify.turn._LOOK_S", 0.01)
-    assert "latency 1000 µs" in tried("between-pods", pods_of(tmp_path, CPU, 2, busy=2))
+    words = tried("between-pods", pods_of(tmp_path, CPU, 2, busy=2))
+    assert words == "2 ranks by gloo: gloo over lo, 0.524 GB/s, latency 1000 µs"
+    with pytest.raises(Broken, match="names no transport"):
+        tried("between-pods", pods_of(tmp_path, CPU, 2, transports=()))
     monkeypatch.setattr("workbench.verify.turn._FREE_S", 0.05)
     with pytest.raises(RunError, match="is using the pods"):
         tried("between-pods", pods_of(tmp_path, CPU, 2, busy=1000))

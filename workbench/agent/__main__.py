@@ -40,7 +40,7 @@ def _serve(root: Path, lease_s: float, warm: bool, *, quiet: bool) -> int:
     try:
         pid = serve(root, lease_s=lease_s, warm=warm)
         answer = {"ok": True, "pid": pid}
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ValueError) as error:
         answer = {"ok": False, "error": str(error)}
         sys.stderr.write(f"{error}\n")
     if not quiet:

@@ -249,6 +249,14 @@ def interface_of(address: str) -> str:
     return _by_route(ip) if ip.version == 4 else _by_address(ip)
 
 
+def interfaces() -> list[str]:
+    """Return the names of the machine's network interfaces."""
+    try:
+        return sorted(name for _, name in socket.if_nameindex())
+    except OSError:
+        return []
+
+
 def free_port(address: str) -> int:
     """Return a TCP port now free on the address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -41,6 +41,7 @@ from workbench.base.process import (
     process_start_time,
     process_table,
 )
+from workbench.base.seats import keep_seats
 
 _ANSWER_S = 5.0
 _START_S = 15.0
@@ -73,6 +74,7 @@ def serve(root: Path, *, lease_s: float, warm: bool) -> int:
         if pid is not None:
             return pid
         end_leftovers(root)
+        keep_seats(root)
         return _daemonise(root, lock, lease_s, warm, replaced)
     finally:
         os.close(lock)

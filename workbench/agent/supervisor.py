@@ -227,6 +227,7 @@ class Agent:
             "time_s": now_s(),
             "address": address,
             "interface": interface,
+            "interfaces": machine.interfaces(),
             "cores": machine.cores(),
             "lease_s": self.lease_s,
             "replaced": self.replaced,

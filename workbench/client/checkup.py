@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.messages.wire import ask
 from workbench.base.words import counted
+from workbench.pods.backends import backend_class
 from workbench.pods.doctor.examination import Diagnosis, examine_pods
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
 from workbench.pods.kubernetes.options import KubernetesOptions
@@ -48,7 +49,8 @@ def diagnose(
     if not note:
         interfaces = {host.pod: host.interface for host in hosts}
         threads = max(1, int(spec.cores // spec.slots))  # as for a rank
-        env = {"OMP_NUM_THREADS": str(threads), **spec.env}
+        place = backend_class(cluster.backend.get("kind"))
+        env = {"OMP_NUM_THREADS": str(threads), **place.rank_variables(spec)}
         exchange = measure_exchange(pods, identity, package, interfaces, env)
     return Diagnosis(hosts=hosts, exchange=exchange, note=note, hosts_s=hosts_s)
 

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,6 +23,7 @@ from workbench.client.stacks import Stacks
 from workbench.client.takeover import reattach, settle_handover
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.catalog.store import read_label, write_label
+from workbench.rundir.deadline import early_end, end_of
 from workbench.rundir.events import Events
 from workbench.rundir.output.tail import LogLines, last_lines, last_of_both
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -231,9 +232,14 @@ class Run(ShownLive):
 
     @property
     def progress(self) -> Progress:
-        """Progress of the run: step, loss, speed, time left."""
+        """Progress of the run: step, loss, speed, time left, and an early end of the pods."""
         totals = self._totals.read()
-        return totals.progress(self.state, self.message)
+        progress = totals.progress(self.state, self.message)
+        if progress.state.is_terminal:
+            return progress
+        ends_s = end_of(cluster_status(cluster_of(self.paths)).pods)
+        words = early_end(progress, totals.saved_step, ends_s, time.time())
+        return replace(progress, early_end=words)
 
     def events(self) -> Events:
         """Return all events so far in the keeper's order, to iterate over or as a DataFrame."""

@@ -21,6 +21,7 @@ from workbench.client.takeover import checkpoint_on_pods
 from workbench.jobs.job import Job
 from workbench.jobs.script import Function
 from workbench.keeper.launch import LaunchCommand
+from workbench.rundir.deadline import end_of, too_late
 from workbench.rundir.make.function import as_script
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.make.unstarted import fail_unstarted
@@ -214,7 +215,17 @@ class Submission:
                 with suppress(OSError):
                     fail_unstarted(paths, prepared.spec, error)
             raise
+        self._warn_of_early_end(prepared)
         return Run.load(paths.root)
+
+    def _warn_of_early_end(self, prepared: PreparedRun) -> None:
+        """Warn if the pods end before a run of this job, by an earlier run of the same job."""
+        ends_s = end_of(cluster_status(self.path).pods)
+        if ends_s is None:
+            return
+        words = too_late(prepared.spec, prepared.paths, self._paths.runs, ends_s, time.time())
+        if words:
+            warnings.warn(words, RuntimeWarning, stacklevel=4)
 
     def command(self, job: Job | Function, *, pods: int | None = None) -> LaunchCommand:
         """Return the command that starts the ranks of a job, without starting it: the dry run.

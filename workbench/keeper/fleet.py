@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from workbench.base.errors import PodError, RunError, WorkbenchError
+from workbench.base.errors import ConfigError, PodError, RunError, WorkbenchError
 from workbench.base.files import write_text
 from workbench.base.package import package_zip
 from workbench.keeper.link.agent import AgentLink, stop_ranks
@@ -20,6 +20,7 @@ from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.place import Place
 from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
@@ -90,6 +91,7 @@ class Fleet:
         self._connect()
         self._report("starting agents")
         self._everywhere(AgentLink.open)
+        _check_interfaces(self._links, self.spec.pods)
         pip = self.spec.pods.pip
         if pip:
             self._report(f"installing packages: {', '.join(pip)}")
@@ -150,6 +152,7 @@ class Fleet:
         write_text(self.paths.hostfile, str(Hostfile.from_pods(self.pods)))
         try:
             link.renew(pod)
+            _check_interfaces([link], self.spec.pods)
             self._install(link)
         except (WorkbenchError, OSError) as error:
             return f"{pod.name} was started again and does not answer: {error}"
@@ -381,6 +384,22 @@ def _shut_down(link: AgentLink) -> None:
     with suppress(WorkbenchError):
         link.call("shutdown")
     link.close()
+
+
+def _check_interfaces(links: Sequence[AgentLink], spec: PodSpec) -> None:
+    """Raise ConfigError if a pod has not every network interface of the spec."""
+    lacks = []
+    for link in links:
+        missing = [name for name in spec.interfaces if name not in link.interfaces]
+        # An agent that names no interface has not looked.
+        if missing and link.interfaces:
+            there = ", ".join(link.interfaces)
+            lacks.append(
+                f"{link.pod.name} has no interface {', '.join(missing)}; there are {there}"
+            )
+    if lacks:
+        lines = "\n".join(lacks)
+        raise ConfigError(f"PodSpec.interfaces names missing interfaces:\n{lines}")
 
 
 def _check_versions(pods: Sequence[Pod]) -> None:

@@ -15,8 +15,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from workbench.base.errors import ConfigError
+from workbench.base.nvml import VISIBLE
 from workbench.base.record import Allowed, PathText, Record, Text
-from workbench.pods.pod import LaunchContext, Phase, Pod
+from workbench.pods.pod import LaunchContext, Phase, Pod, interface_variables
 from workbench.pods.pod_spec import PodSpec
 
 CoreBinding = Literal["always", "cpuset", "never"]
@@ -84,9 +85,23 @@ class Place(PlaceOptions):
     core_binding: ClassVar[CoreBinding] = "cpuset"
     """When agents bind ranks on CPUs to cores: `always`, where a pod has its machine for itself;
     `never`, where pods share cores; `cpuset`, where the pod has been given cores of its own."""
+    takes_seats: ClassVar[bool] = False
+    """Whether a pod takes free GPUs of a shared machine. `CUDA_VISIBLE_DEVICES` of the `PodSpec`
+    then only names the GPUs to choose from. Default: no."""
     observes_pods: ClassVar[bool] = False
     """Whether the platform watches pods by itself, so that the message of a pod explains why its
     agent fell silent, and `refresh` costs no call. Default: no."""
+
+    @classmethod
+    def rank_variables(cls, spec: PodSpec) -> dict[str, str]:
+        """Return the variables of a `PodSpec` for ranks, with its interfaces.
+
+        `CUDA_VISIBLE_DEVICES` is left out where each pod has taken some of the named GPUs.
+        """
+        variables = {**interface_variables(spec.interfaces), **spec.env}
+        if cls.takes_seats and spec.gpus:
+            variables.pop(VISIBLE, None)
+        return variables
 
     @classmethod
     def __pydantic_init_subclass__(cls, **options: object) -> None:

@@ -114,11 +114,16 @@ class LaunchContext:
     share the import."""
 
 
-def interface_variables(interface: str) -> dict[str, str]:
-    """Return the variables by which gloo and NCCL use one network interface. Empty for no name.
+def interface_variables(names: Sequence[str]) -> dict[str, str]:
+    """Return the variables by which gloo and NCCL use these network interfaces. Empty for none.
 
-    NCCL reads a name as a prefix: `eth1` also means eth10. With `=` the name is exact.
+    NCCL reads a name as a prefix: `eth1` also means eth10. With `=` all names are exact.
+
+    Example:
+        >>> interface_variables(["ib0", "ib1"])
+        {'GLOO_SOCKET_IFNAME': 'ib0,ib1', 'NCCL_SOCKET_IFNAME': '=ib0,ib1'}
     """
-    if not interface:
+    if not names:
         return {}
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    listed = ",".join(names)
+    return {"GLOO_SOCKET_IFNAME": listed, "NCCL_SOCKET_IFNAME": f"={listed}"}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import Allowed, Count, Environment, Positive, Record, Unit
@@ -20,6 +21,24 @@ def _requirement(value: str) -> str:
     ):
         raise ValueError(value)  # an option of pip's: those are PIP_… in env
     return value
+
+
+_INTERFACE = re.compile(r"[\w.:@-]{1,15}", re.ASCII)
+_NETWORK = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+
+
+def _names(given: object) -> object:
+    return [given] if isinstance(given, str) else given
+
+
+def _interfaces(names: Sequence[str]) -> tuple[str, ...]:
+    for name in names:
+        if not _INTERFACE.fullmatch(name):
+            raise ConfigError(
+                f"pods interfaces has {name!r}; an entry must be the whole name of a network"
+                " interface, as `ip link` shows it"
+            )
+    return tuple(dict.fromkeys(names))
 
 
 CORES_PER_GPU = 8
@@ -47,6 +66,16 @@ class PodSpec(Record):
     """Ranks of a pod without GPUs, which share its cores; 0 means 1. Default 0."""
     image: str | None = None
     """Container image, where the place runs containers. Default None: the place's own."""
+    interfaces: Annotated[
+        Sequence[str],
+        BeforeValidator(_names),
+        AfterValidator(_interfaces),
+        Allowed("a name or a list of names, such as ['ib0', 'ib1']"),
+    ] = ()
+    """Network interfaces of NCCL and gloo on every pod, one name or a list. The names are exact:
+    `NCCL_SOCKET_IFNAME` is `=ib0,ib1`. Values of the image or the site are replaced. A pod without
+    one of the interfaces is refused at the cluster's start. Default none: the values of the pod,
+    else the interface of the pod's address."""
     env: Environment = Field(default_factory=dict, repr=False)
     """Environment variables of every rank, as in a job's `env`. Default none."""
     pip: Annotated[
@@ -94,6 +123,11 @@ class PodSpec(Record):
                 f"pods cpus={self.cpus:g} with gpus={self.gpus}: every GPU needs"
                 f" {LEAST_CORES_PER_GPU} cores or more. Give cpus={least} or more, or leave cpus"
                 f" out for {CORES_PER_GPU} cores per GPU"
+            )
+        if self.interfaces and (twice := [name for name in _NETWORK if name in self.env]):
+            raise ConfigError(
+                f"pods interfaces={list(self.interfaces)} and env has {' and '.join(twice)}:"
+                " the interfaces are named twice; leave interfaces or the variables out"
             )
         if self.gpus and self.ranks:
             raise ConfigError(

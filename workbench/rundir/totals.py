@@ -72,6 +72,9 @@ class Progress:
     """Rows per second over all training steps so far, all ranks together."""
     eta_s: float | None = None
     """Seconds until the last step, at the present pace."""
+    early_end: str = ""
+    """Time at which the platform ends the pods, if the run will not or may not end before, with the
+    step that the run will reach. Empty: the run will, or no end is known."""
 
 
 class RunTotals:

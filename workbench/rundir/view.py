@@ -13,9 +13,9 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import gate, read_json
 from workbench.base.json_values import number, text, whole
-from workbench.base.words import duration, moment
 from workbench.rundir import metrics
 from workbench.rundir.catalog.store import hosts_in
+from workbench.rundir.deadline import early_end, end_of
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
 from workbench.rundir.output.tail import LogTail
@@ -208,7 +208,7 @@ class RunView:
             return
         raw = read_json(self.paths.state)
         self.state = state
-        self.hint = self._silence(state) or text(raw.get("hint")) or self._early_end(state)
+        self.hint = self._silence(state) or text(raw.get("hint")) or self._early_end()
         if state is RunState.LOST:
             self.message = message_of(self.paths, state)
         else:
@@ -220,20 +220,10 @@ class RunView:
         cluster = cluster_of(self.paths)
         return silence_of(cluster, cluster_status(cluster))
 
-    def _early_end(self, state: RunState) -> str:
-        """Say that the platform ends the pods before the estimated end of the run."""
-        left_s = self.progress.eta_s
-        if state.is_terminal or left_s is None:
-            return ""
+    def _early_end(self) -> str:
+        """Return that the platform ends the pods before the run, at the run's own pace."""
         pods = cluster_status(cluster_of(self.paths)).pods
-        ends_s = min((pod.ends_s for pod in pods if pod.ends_s is not None), default=None)
-        if ends_s is None or time.time() + left_s < ends_s:
-            return ""
-        return (
-            f"the pods end at {moment(ends_s, '%Y-%m-%d %H:%M')}, before this run with"
-            f" {duration(left_s)} left. Start a cluster with a later deadline (deadline_s on"
-            " Kubernetes), and continue the run from a checkpoint"
-        )
+        return early_end(self.progress, self.totals.saved_step, end_of(pods), time.time())
 
     def _look_at_cluster(self) -> bool:
         before = self.cluster_phase

@@ -47,9 +47,11 @@ time.sleep(float(os.environ.get("NAP", "0")))
 
 
 def run_of(folder: Path, job: Job, count: int = 3) -> Run:
-    prepared = prepare_run(
-        RunSpec(cluster=ClusterSpec(pods=PodSpec(), count=count), job=job), root=folder / "run"
-    )
+    return run_from(RunSpec(cluster=ClusterSpec(pods=PodSpec(), count=count), job=job), folder)
+
+
+def run_from(spec: RunSpec, folder: Path) -> Run:
+    prepared = prepare_run(spec, root=folder / "run")
     write_json(prepared.paths.info, {"id": "20261121-140252-test-6c8c", "cluster": str(folder)})
     return Run.load(prepared.paths.root)
 
@@ -141,6 +143,38 @@ def test_a_script_runs_as_under_torchrun(tmp_path: Path) -> None:
     assert sorted(path.name for path in out.parent.iterdir()) == [out.name], (
         "something was left beside it"
     )
+
+
+SHOW_THREADS = "import os; print('threads', os.environ['OMP_NUM_THREADS'])"
+
+
+@pytest.mark.parametrize(("pods", "shown"), [({}, "4"), ({"OMP_NUM_THREADS": "3"}, "3")])
+def test_the_threads_of_the_pod_stay(tmp_path: Path, pods: dict[str, str], shown: str) -> None:
+    script = tmp_path / "show.py"
+    script.write_text(SHOW_THREADS)
+    spec = RunSpec(cluster=ClusterSpec(pods=PodSpec(cpus=4), count=1), job=Script(str(script)))
+    config, claim = mounted(run_from(spec, tmp_path).manifest("pytorchjob", image="x"), tmp_path)
+    out = claim / "out"
+    module = ["-m", "workbench.handover.unattended", str(config / "spec.json"), str(out)]
+    process = start([sys.executable, *module], config, claim, pods)
+    assert ended(process)[0] == 0
+    assert Run.load(out).logs(rank=0, stream="stdout") == f"threads {shown}"
+
+
+def test_torchruns_own_number_of_threads_is_not_the_pods(tmp_path: Path) -> None:
+    script = tmp_path / "show.py"
+    script.write_text(SHOW_THREADS)
+    spec = RunSpec(
+        cluster=ClusterSpec(pods=PodSpec(cpus=6, ranks=2), count=1), job=Script(str(script))
+    )
+    config, claim = mounted(run_from(spec, tmp_path).manifest("pytorchjob", image="x"), tmp_path)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    for pods, shown in ({}, "3"), ({"OMP_NUM_THREADS": "5"}, "5"):
+        out = claim / f"out-{shown}"
+        module = ["-m", "workbench.handover.unattended", str(config / "spec.json"), str(out)]
+        code, words = ended(start([*torchrun, *module], config, claim, pods))
+        assert code == 0, words
+        assert Run.load(out).logs(rank=1, stream="stdout") == f"threads {shown}"
 
 
 STORE = """

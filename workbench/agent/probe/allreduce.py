@@ -1,29 +1,35 @@
-"""Measure an all-reduce between pods, with a process per pod.
+"""Measure an all-reduce between all ranks of some pods, with a process per rank.
 
-The process reads JSON lines on stdin and ends when stdin closes.
+The first process of a pod reads JSON lines on stdin, starts the others, and ends when stdin closes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.agent.machine import address_for_others
 from workbench.agent.site.nccl import left_open
 from workbench.agent.site.setup import setup_variables
+from workbench.base.process import die_with_parent
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store  # type: ignore[attr-defined]
+
+Pipes = Sequence[int]
+"""File descriptors between the processes of a pod."""
 
 _MIB = 1 << 20
 _SIZES = (_MIB, 4 * _MIB, 16 * _MIB, 64 * _MIB)
@@ -32,6 +38,7 @@ _STEP_S = 0.04
 _TURNS = 5
 _ROUNDS = 2
 _LATENCIES = 100
+_LOG_BYTES = 4 << 20
 _PATIENCE = timedelta(seconds=40)
 
 
@@ -40,23 +47,71 @@ def main() -> None:
     of_setup = setup_variables(Path(sys.argv[1])) if sys.argv[1:] else {}
     own = {**os.environ, **of_setup, **request["env"]}
     os.environ.update({**left_open(request["defaults"], own), **own})
+    local, pipes = _start_others(int(request["slots"]))
+    request["rank"] += local
+    if local == 0:
+        threading.Thread(target=_end_with_others, daemon=True).start()
+    # A file in memory: nothing is left on the pod, and NCCL's lines stay out of stdout.
+    log = os.memfd_create("nccl")
+    os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,NET,GRAPH")
+    os.environ["NCCL_DEBUG_FILE"] = f"/proc/self/fd/{log}"
+    _measure(request, local, pipes, log)
+
+
+def _start_others(slots: int) -> tuple[int, Pipes]:
+    """Start the other processes of the pod. Return the own number, and pipes for the store.
+
+    The first process has the writing ends, each other process its reading end.
+    """
+    parent = os.getpid()
+    writing = []
+    for local in range(1, slots):
+        reading, end = os.pipe()
+        if os.fork() == 0:
+            die_with_parent(parent)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            return local, [reading]
+        os.close(reading)
+        writing.append(end)
+    return 0, writing
+
+
+def _end_with_others() -> None:
+    """End this process if another process of the pod has failed."""
+    with suppress(ChildProcessError):
+        while True:
+            _, status = os.wait()
+            if status:
+                os._exit(1)
+
+
+def _measure(request: Mapping[str, Any], local: int, pipes: Pipes, log: int) -> None:
     import torch
     import torch.distributed as dist
 
     gpu = torch.cuda.is_available()
     backend = "nccl" if gpu else "gloo"
-    store = _store(request)
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    store = _store(request, local, pipes)
+    if local == 0:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
+    device = torch.device("cuda", local) if gpu else torch.device("cpu")
+    if gpu:
+        torch.cuda.set_device(device)
+    ranks = request["world_size"]
     dist.init_process_group(
-        backend,
-        store=store,
-        rank=request["rank"],
-        world_size=request["world_size"],
-        timeout=_PATIENCE,
+        backend, store=store, rank=request["rank"], world_size=ranks, timeout=_PATIENCE
     )
-    device = torch.device("cuda", 0) if gpu else torch.device("cpu")
     latency_s = _median_s(torch.zeros(1, device=device), 10, _LATENCIES)
     _say(request, {"backend": backend, "latency_s": latency_s})
+    # The transports of this rank; the first rank names those of all.
+    used = (
+        nccl_transports(os.pread(log, _LOG_BYTES, 0).decode(errors="replace")) if gpu else [_gloo()]
+    )
+    store.set(f"transports-{request['rank']}", json.dumps(used))
+    if request["rank"] == 0:
+        all_used = [json.loads(store.get(f"transports-{rank}")) for rank in range(ranks)]
+        names = sorted({name for each in all_used for name in each})
+        _say(request, {"transports": names})
     for size in _SIZES:
         buffer = torch.zeros(size // 4, device=device)
         first_s = torch.tensor([_median_s(buffer, 0, 1)], device=device)
@@ -69,9 +124,42 @@ def main() -> None:
         _say(request, {"bytes": size, "took_s": took_s})
         if longest_s > _LONG_S:
             break
-    _say(request, {"slowdown": _slowdown(device, request["world_size"], _chunks(device))})
+    alone = int(request["alone"])
+    _say(request, {"slowdown": _slowdown(device, alone, ranks, _chunks(device))})
     _say(request, {"over": True})
     dist.destroy_process_group()
+
+
+def nccl_transports(log: str) -> list[str]:
+    """Return the transports in NCCL's log lines (NCCL_DEBUG=INFO) of a rank.
+
+    Lines as in "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM", "via NET/IB/0/GDRDMA" and "NET/Socket :
+    Using [0]eth0:10.0.0.1<0>". The lines of the graph name the links of a node: "type NVL/PIX".
+    """
+    ways = set(re.findall(r" via (P2P|SHM|NET)/([\w ]*)", log))
+    found = set()
+    for kind, way in ways:
+        if kind == "P2P":
+            has_nvlink = re.search(r" type NVL\b", log) is not None
+            found.add("NVLink" if has_nvlink else "PCIe (P2P)")
+        elif kind == "SHM":
+            found.add("shared memory")
+        elif way == "Socket":
+            using = re.search(r"NET/Socket ?: Using (.*)", log)
+            names = re.findall(r"\[\d+\]([\w.@-]+):", using[1]) if using else []
+            found.add(f"sockets over {', '.join(names)}" if names else "sockets")
+        elif way == "IB":
+            found.add("InfiniBand or RoCE")
+        elif re.search(r"Selected [Pp]rovider is efa", log):
+            found.add("EFA")
+        else:
+            found.add(way.strip() or "network")
+    return sorted(found)
+
+
+def _gloo() -> str:
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    return f"gloo over {interface}" if interface else "gloo"
 
 
 def _median_s(buffer: object, warm_up: int, times: int) -> float:
@@ -103,14 +191,15 @@ def _chunks(device: torch.device) -> int:
     return max(1, round(float(rounds) / 4))
 
 
-def _slowdown(device: torch.device, ranks: int, chunks: int) -> float:
-    """Return how many times longer all ranks compute than rank 0 alone, at least 1.
+def _slowdown(device: torch.device, alone: int, ranks: int, chunks: int) -> float:
+    """Return how many times longer all ranks compute than the first pod alone, at least 1.
 
-    Rank 0 alone and all ranks take turns, because the pods' other load changes with time.
+    The `alone` ranks of the first pod and all ranks take turns, because the pods' other load
+    changes with time.
     """
     ratios = []
     for _ in range(_TURNS):
-        alone_s = _computed_s(device, 1, chunks)
+        alone_s = _computed_s(device, alone, chunks)
         ratios.append(_computed_s(device, ranks, chunks) / alone_s)
     return max(1.0, median(ratios))
 
@@ -154,36 +243,39 @@ def _wait_for_gpu() -> None:
     torch.cuda.synchronize()
 
 
-def _store(request: Mapping[str, object]) -> Store:
+def _store(request: Mapping[str, Any], local: int, pipes: Pipes) -> Store:
+    """Open the store of all ranks. The first process of a pod passes the address on."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    address = address_for_others(str(request["address"]))
-    world = int(str(request["world_size"]))
+    world = int(request["world_size"])
+    listener = None
+    opened: dict[str, Any]
     if request["rank"] == 0:
+        address = address_for_others(str(request["address"]))
         listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
         listener.bind((address, 0))
         listener.listen()
-        port = int(listener.getsockname()[1])
-        store = TCPStore(
-            address,
-            port,
-            world,
-            is_master=True,
-            timeout=_PATIENCE,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
-        _say(request, {"port": port, "address": address})
-        return store
-    opened = json.loads(sys.stdin.readline())
-    return TCPStore(
+        opened = {"port": int(listener.getsockname()[1]), "address": address}
+    elif local == 0:
+        opened = json.loads(sys.stdin.readline())
+    else:
+        with os.fdopen(pipes[0]) as pipe:
+            opened = json.loads(pipe.readline())
+    store = TCPStore(
         opened["address"],
         opened["port"],
         world,
-        is_master=False,
+        is_master=listener is not None,
         timeout=_PATIENCE,
         wait_for_workers=False,
+        master_listen_fd=listener.detach() if listener is not None else None,
     )
+    _say(request, opened)
+    if local == 0:
+        for pipe_end in pipes:
+            with os.fdopen(pipe_end, "w") as pipe:
+                pipe.write(json.dumps(opened) + "\n")
+    return store
 
 
 def _end_with_stdin() -> None:

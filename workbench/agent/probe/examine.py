@@ -16,9 +16,12 @@ from workbench.agent.machine import (
     address_for_others,
     cores,
     interface_of,
+    interfaces,
     memory_limit_bytes,
     own_addresses,
 )
+from workbench.agent.site.nccl import own_interfaces
+from workbench.agent.site.setup import setup_variables
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3
@@ -31,6 +34,8 @@ def examine(address: str, folder: Path) -> dict[str, object]:
     return {
         "time_s": time.time(),
         "interface": interface_of(address),
+        "interfaces": interfaces(),
+        "own_interfaces": own_interfaces(os.environ),
         "address": address,
         "own_addresses": own_addresses(address),
         "address_for_others": address_for_others(address),
@@ -131,6 +136,8 @@ def _memory_gib(name: str) -> float | None:
 def main(argv: Sequence[str] | None = None) -> int:
     address, *rest = sys.argv[1:] if argv is None else argv
     folder = Path(rest[0]) if rest else Path()
+    # The pod may have taken some of the GPUs of its host.
+    os.environ.update(setup_variables(folder))
     facts = examine(address, folder)
     sys.stdout.write(json.dumps(facts) + "\n")
     return 0

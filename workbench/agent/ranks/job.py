@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from workbench.agent.gpus import VISIBLE, cores_near_gpus
+from workbench.agent.gpus import cores_near_gpus
 from workbench.agent.machine import OomWatch
 from workbench.agent.ranks import stacks
 from workbench.agent.ranks.memory import MemoryWatch
@@ -26,6 +26,7 @@ from workbench.agent.ranks.records import (
 from workbench.agent.ranks.request import RunRequest
 from workbench.base.files import open_record
 from workbench.base.files.disk import disk_full, free_bytes
+from workbench.base.nvml import VISIBLE
 from workbench.base.process import (
     POD_MARK,
     RUN_MARK,

@@ -23,6 +23,16 @@ def left_open(defaults: Mapping[str, str], env: Mapping[str, str]) -> dict[str, 
     return {name: value for name, value in defaults.items() if name not in names}
 
 
+def own_interfaces(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the interfaces that a pod names for NCCL and gloo, by variable.
+
+    A variable of NCCL's files alone has the value "…", as NCCL reads the files by itself.
+    """
+    names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+    in_files = {name: "…" for name in names if name not in left_open({name: ""}, env)}
+    return {**in_files, **{name: env[name] for name in names if name in env}}
+
+
 def _users_file(env: Mapping[str, str]) -> Path | None:
     """Return the user's file, as NCCL finds it: the home folder is the account's, not `HOME`."""
     if env.get("NCCL_CONF_FILE"):

@@ -112,15 +112,24 @@ def _todo(diagnosis: Diagnosis) -> Mapping[Finding, str]:
 
 def _sizes(exchange: Exchange) -> Grid:
     rows = []
+    ranks = exchange.ranks or exchange.pods
     for size, took in exchange.sizes:
-        gb_per_s = bus_bytes_per_s(size, took, exchange.pods) / 1e9
+        gb_per_s = bus_bytes_per_s(size, took, ranks) / 1e9
         rows.append((f"{size >> 20} MiB", duration(took), f"{gb_per_s:.2f} GB/s"))
     return Grid(
         columns=("all-reduce of", "takes", "bus bandwidth"),
         rows=rows,
         right={"all-reduce of", "takes", "bus bandwidth"},
-        caption=f"Between {exchange.pods} pods, over {exchange.backend}, one process on each",
+        caption=f"Between {counted(ranks, 'rank')} on {counted(exchange.pods, 'pod')}, by"
+        f" {_ways(exchange)}",
     )
+
+
+def _ways(exchange: Exchange) -> str:
+    ways = ", ".join(exchange.transports)
+    if not ways or ways.startswith(exchange.backend):
+        return ways or exchange.backend
+    return f"{exchange.backend} over {ways}"
 
 
 def _speed(diagnosis: Diagnosis) -> list[str]:

@@ -166,8 +166,7 @@ def _wider(job: FineTune | None) -> Sequence[str]:
 _NETWORK = (
     "run cluster.doctor(bandwidth=True): it measures the network "
     "between every two pods and names the blocked connection",
-    "name the interface between the pods: "
-    'env={"NCCL_SOCKET_IFNAME": "…", "GLOO_SOCKET_IFNAME": "…"}',
+    "name the interface between the pods: PodSpec(interfaces=…)",
     "allow all ports between the pods: a network policy or firewall often allows SSH only",
 )
 _HUB = (

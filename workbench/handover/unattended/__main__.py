@@ -20,11 +20,12 @@ from workbench.agent.machine import free_port
 from workbench.agent.ranks.request import torchrun_variables
 from workbench.base.child import HOME, QUIET
 from workbench.base.errors import ConfigError, WorkbenchError
-from workbench.base.process import RankPlace
+from workbench.base.process import RankPlace, marks
 from workbench.handover.unattended.coordinator import Coordinator
 from workbench.handover.unattended.rank import Task, address_of, run_task
 from workbench.handover.unattended.rendezvous import FileRendezvous
 from workbench.jobs.job import PodView
+from workbench.pods.pod import interface_variables
 from workbench.rundir.spec import RunSpec
 
 # Wait for the records of other ranks, which have passed the last barrier.
@@ -120,11 +121,12 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     )
     env = {
         **{name: os.environ.get(name, value) for name, value in elastic.items()},
-        "OMP_NUM_THREADS": str(max(1, int(pods.cores // pods.slots))),
+        "OMP_NUM_THREADS": _pods_threads() or str(max(1, int(pods.cores // pods.slots))),
         "MASTER_ADDR": os.environ.get("MASTER_ADDR", facts["address"]),
         "MASTER_PORT": os.environ.get("MASTER_PORT", str(facts["port"])),
         **QUIET,
         **program.env,
+        **interface_variables(pods.interfaces),
         **pods.env,
         **spec.job.env,
         "RANK": str(place.rank),
@@ -144,6 +146,18 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         success=spec.job.traits.success,
         cwd=program.cwd,
     )
+
+
+def _pods_threads() -> str:
+    """Return `OMP_NUM_THREADS` of the pod; empty if the pod has none.
+
+    torchrun sets 1 for its ranks where the pod has no value. The start of torchrun itself tells
+    the two apart.
+    """
+    name = "OMP_NUM_THREADS"
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return marks(os.getppid(), [name]).get(name, "")
+    return os.environ.get(name, "")
 
 
 if __name__ == "__main__":

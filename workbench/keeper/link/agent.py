@@ -22,7 +22,7 @@ from workbench.base import entries
 from workbench.base.clock import now_s
 from workbench.base.errors import PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files.disk import disk_full
-from workbench.base.json_values import number, text, whole
+from workbench.base.json_values import items, number, text, whole
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import TooLong
 from workbench.base.redact import mask_secrets
@@ -92,6 +92,8 @@ class AgentLink(PodFiles):
         """Reason why the agent replaced an earlier one that was alive. Empty: none was."""
         self.interface = ""
         """Network interface of the pod's address. Empty: unknown."""
+        self.interfaces: tuple[str, ...] = ()
+        """Names of all network interfaces of the pod. Empty: unknown."""
         self.cores = 0.0
         """Processor cores that the pod may use. 0: unknown."""
         self.clock_offset_s = 0.0
@@ -154,7 +156,9 @@ class AgentLink(PodFiles):
         self.interface = text(hello.get("interface"))
         if self.interface and not _INTERFACE.fullmatch(self.interface):
             raise self._error(f"the agent of {self.pod.name} names no network interface", "hello")
-
+        self.interfaces = tuple(
+            filter(_INTERFACE.fullmatch, map(text, items(hello.get("interfaces"))))
+        )
         self.cores = number(hello.get("cores")) or 0.0
 
     @property

@@ -35,6 +35,7 @@ def rank_request(
     pod = link.pod
     job = context.spec.job
     spec = context.spec.cluster.pods
+    place = backend_class(context.spec.cluster.backend.get("kind"))
     folder = None
     if job.archive_in(context.paths.root) is not None:
         folder = str(context.on_pod(link).script)
@@ -57,18 +58,18 @@ def rank_request(
         extra["WORKBENCH_PACKAGES"] = link.packages_folder(spec.pip)
     # Without a name the libraries choose themselves; loopback leads to no other pod.
     interface = link.interface or ("lo" if len(context.links) == 1 else "")
-    network = interface_variables(interface)
+    network = interface_variables([interface] if interface else [])
     return {
         "run": context.run_id,
         "success": job.traits.success,
-        "ranks": [asdict(place) for place in context.places],
+        "ranks": [asdict(each) for each in context.places],
         "world_size": len(context.places),
         "master_addr": master[0],
         "master_port": master[1],
         "env": {
             **QUIET,
             **program.env,
-            **spec.env,
+            **place.rank_variables(spec),
             **job.env,
             **program.forced,
             **extra,

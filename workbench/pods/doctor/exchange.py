@@ -1,4 +1,4 @@
-"""Speed of collectives between pods, and slowdown of a pod by the others, with one process per pod.
+"""Speed of collectives between the ranks of pods, and slowdown of a pod by the others.
 
 The processes end with their stdin.
 """
@@ -25,9 +25,14 @@ _END_S = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """Measurements between the pods, with one process per pod."""
+    """Measurements between the pods, with one process for each slot of each pod."""
 
     pods: int
+    ranks: int = 0
+    """Number of processes. 0: one per pod."""
+    transports: tuple[str, ...] = ()
+    """Ways of the data, by NCCL's own log lines: NVLink, InfiniBand, sockets and others. On CPUs
+    gloo, and its interface if known."""
     backend: str = ""
     """nccl or gloo; empty if no measurement was made."""
     latency_s: float | None = None
@@ -49,11 +54,14 @@ class Exchange:
         if not self.sizes:
             return None
         size, took_s = self.sizes[-1]
-        return bus_bytes_per_s(size, took_s, self.pods) / 1e9
+        return bus_bytes_per_s(size, took_s, self.ranks or self.pods) / 1e9
 
 
 def bus_bytes_per_s(size: int, took_s: float, ranks: int) -> float:
     """Return the bytes a second that a link carries in an all-reduce.
+
+    The bus bandwidth of NVIDIA's nccl-tests (doc/PERFORMANCE.md): 2 (n - 1) / n times the size for
+    each second, with n ranks.
 
     Example:
         >>> bus_bytes_per_s(3_000_000, 0.5, 3)
@@ -95,7 +103,7 @@ def measure_exchange(
         finally:
             alarm.cancel()
             _end(processes)
-        exchange = _read(lines, len(pods))
+        exchange = replace(_read(lines, len(pods)), ranks=sum(pod.slots for pod in pods))
         if exchange.problem:
             # The pods' own last words say more than the line that broke off.
             words = []
@@ -115,15 +123,20 @@ def _converse(
     interfaces: Mapping[str, str],
     env: Mapping[str, str],
 ) -> list[Mapping[str, Any]]:
-    for rank, (pod, process) in enumerate(zip(pods, processes, strict=True)):
+    rank = 0
+    for pod, process in zip(pods, processes, strict=True):
+        interface = interfaces.get(pod.name, "")
         request = {
             "rank": rank,
-            "world_size": len(pods),
+            "slots": pod.slots,
+            "alone": pods[0].slots,
+            "world_size": sum(each.slots for each in pods),
             "address": pods[0].address,
-            "defaults": interface_variables(interfaces.get(pod.name, "")),
+            "defaults": interface_variables([interface] if interface else []),
             "env": dict(env),
         }
         _tell(process, request)
+        rank += pod.slots
     first = processes[0].stdout
     assert first is not None
     for line in first:  # what the login prints by itself
@@ -156,6 +169,8 @@ def _read(lines: Sequence[Mapping[str, Any]], pods: int) -> Exchange:
         if "latency_s" in line:
             fields["backend"] = line["backend"]
             fields["latency_s"] = line["latency_s"]
+        elif "transports" in line:
+            fields["transports"] = tuple(map(str, line["transports"]))
         elif "bytes" in line:
             sizes.append((line["bytes"], line["took_s"]))
         elif "slowdown" in line:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, ValidationError
 
-from workbench.pods.pod import Pod
+from workbench.pods.pod import Pod, interface_variables
 from workbench.pods.pod_spec import LEAST_CORES_PER_GPU, PodSpec
 
 
@@ -41,6 +41,11 @@ class PodFacts(BaseModel):
     time_s: float
     """The pod's clock, in seconds since the epoch."""
     interface: str = ""
+    """Interface of the pod's address."""
+    interfaces: Sequence[str] = ()
+    """All network interfaces of the pod; empty: unknown."""
+    own_interfaces: Mapping[str, str] = {}
+    """Values of the image or the site, by variable of NCCL and gloo."""
     address: str = ""
     """The address or name by which the pod was asked."""
     own_addresses: Sequence[str] = ()
@@ -78,6 +83,7 @@ CHECKS = (
     "ssh",
     "host key",
     "address",
+    "interfaces",
     "clock",
     "python",
     "torch",
@@ -128,6 +134,7 @@ def judge_facts(
     """Judge what `agent/probe/examine.py` printed on a pod."""
     if facts.address:
         yield _address(facts)
+    yield _interfaces(facts, spec)
     yield _clock(skew_s)
     for package in ("python", "torch", "deepspeed", "transformers", "workbench"):
         yield _version(package, facts.versions.get(package, ""), here.get(package, ""))
@@ -157,6 +164,35 @@ def _address(facts: PodFacts) -> Finding:
         detail=f"{known}, and no other address is known",
         fix=f"pods on other machines cannot reach it: correct {name} in /etc/hosts there, or give"
         ' the host as {"address": …, "internal_address": …}',
+    )
+
+
+def _interfaces(facts: PodFacts, spec: PodSpec) -> Finding:
+    """Tell the interfaces of NCCL and gloo, and who names the interfaces."""
+    missing = [name for name in spec.interfaces if name not in facts.interfaces]
+    used = []
+    for library, name in (("NCCL", "NCCL_SOCKET_IFNAME"), ("gloo", "GLOO_SOCKET_IFNAME")):
+        own = facts.own_interfaces.get(name, "")
+        if spec.interfaces:
+            words = f"{library} {interface_variables(spec.interfaces)[name]}, by PodSpec.interfaces"
+            words += f", not {own} of the pod" if own else ""
+        elif name in spec.env:
+            words = f"{library} {spec.env[name]}, by PodSpec.env"
+        elif own:
+            words = f"{library} {own}, by the pod" if own != "…" else f"{library} by nccl.conf"
+        elif facts.interface:
+            words = f"{library} {facts.interface}, of the pod's address"
+        else:
+            words = f"{library} chooses"
+        used.append(words)
+    is_bad = bool(missing and facts.interfaces)
+    return Finding(
+        check="interfaces",
+        verdict=Verdict.BAD if is_bad else Verdict.GOOD,
+        detail="; ".join(used),
+        fix=f"{', '.join(missing)} is not there; there are {', '.join(facts.interfaces)}"
+        if is_bad
+        else "",
     )
 
 

@@ -19,10 +19,10 @@ from time import monotonic
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-from workbench.base import process, versions
+from workbench.base import nvml, process, seats, versions
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files import folders
-from workbench.base.json_values import items
+from workbench.base.json_values import items, parts
 from workbench.base.versions import VERSION
 from workbench.pods.hosts import far_end
 from workbench.pods.hosts.names import Host
@@ -72,15 +72,20 @@ class HostFacts:
     cores: int
     """Processor cores that are usable by the login."""
     memory_gib: float
+    seats: str = ""
+    """GPUs that the pod has taken, in the form of `CUDA_VISIBLE_DEVICES`."""
+    passed_over: Sequence[Mapping[str, object]] = ()
+    """GPUs that were not free, with their holders."""
     daemon: Sequence[str]
     """Address and port of its SSH daemon and the boot id of its machine: two names of one host give
     the same."""
 
     def __str__(self) -> str:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        own = f", taken: {self.seats}" if self.seats else ""
         return (
             f"{self.cores} cores, {self.memory_gib:.0f} GiB, "
-            f"{self.gpus} GPUs; {self.python}: {versions}; {self.root}"
+            f"{self.gpus} GPUs{own}; {self.python}: {versions}; {self.root}"
         )
 
 
@@ -139,11 +144,21 @@ def create_pod_folder(
     folder: str,
     python: str,
     setup: Sequence[str] = (),
+    spec: PodSpec,
+    cluster: str,
     report: Callable[[str], None] = lambda _line: None,
 ) -> HostFacts:
     pod = connection.pod
     where = f"{pod.address} ({pod.name})"
-    request = {"root": root, "folder": folder, "pod": pod.name, "setup": list(setup)}
+    request = {
+        "root": root,
+        "folder": folder,
+        "pod": pod.name,
+        "setup": list(setup),
+        "gpus": _wanted_gpus(pod, spec),
+        "visible_gpus": spec.env.get(nvml.VISIBLE),
+        "cluster": cluster,
+    }
     try:
         connection.open().check_sessions()
         answer, login_s = _ask(connection, python, {"enter": request}, _CREATE_S)
@@ -177,7 +192,18 @@ def create_pod_folder(
             f"{where}: {answer['setup']}. Correct SSHPods.setup, or try the line in a login shell"
             " of bash on the host"
         )
+    if "no_seats" in answer:
+        raise ConfigError(f"{where}: no GPU can be taken: {answer['no_seats']}")
+    if "taken" in answer:
+        lines = "\n".join(seats.taken_words(each) for each in parts(answer["taken"]))
+        raise ConfigError(
+            f"{where}: fewer than {request['gpus']} GPUs are free. Wait for a GPU, ask for fewer"
+            f" GPUs, or take another host. Taken:\n{lines}"
+        )
     facts = HostFacts(**answer)  # type: ignore[arg-type]
+    if facts.passed_over:
+        others = "; ".join(map(seats.taken_words, facts.passed_over))
+        report(f"{where}: the pod has GPUs {facts.seats}. {others}")
     if "torch" not in facts.versions:
         raise ConfigError(
             f"{where}: torch is not installed for {facts.python}. A login without a terminal"
@@ -233,7 +259,7 @@ def check_hosts(pods: Sequence[Pod], facts: Sequence[HostFacts], spec: PodSpec) 
 
 def _lacks(pod: Pod, host: HostFacts, spec: PodSpec) -> list[str]:
     lacks = []
-    wanted = max(spec.gpus, pod.slots if spec.gpus else 0)
+    wanted = _wanted_gpus(pod, spec)
     if host.gpus < wanted:
         lacks.append(f"{host.gpus} GPUs, {wanted} are asked for")
     if spec.cpus is not None and host.cores < spec.cpus:
@@ -241,6 +267,10 @@ def _lacks(pod: Pod, host: HostFacts, spec: PodSpec) -> list[str]:
     if spec.memory_gib is not None and host.memory_gib < spec.memory_gib:
         lacks.append(f"{host.memory_gib:.1f} GiB of memory, {spec.memory_gib:g} are asked for")
     return lacks
+
+
+def _wanted_gpus(pod: Pod, spec: PodSpec) -> int:
+    return max(spec.gpus, pod.slots if spec.gpus else 0)
 
 
 class _NoAnswer(Exception):
@@ -278,7 +308,7 @@ def far_end_script() -> str:
 @cache
 def _far_end_script() -> str:
     head = _HEAD.format(oldest=_OLDEST_PYTHON, answer=far_end.ANSWER)
-    modules = (folders, process, versions, far_end)
+    modules = (folders, process, versions, nvml, seats, far_end)
     return head + "".join(map(_without_own_imports, modules))
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.files.folders import remove_folder, weakness
+from workbench.base.nvml import VISIBLE
 from workbench.base.process import (
     POD_MARK,
     SETUP_FILE,
@@ -30,7 +31,8 @@ from workbench.base.process import (
     process_table,
     with_mark,
 )
-from workbench.base.versions import gpu_names, installed_versions
+from workbench.base.seats import gpus_here, leave_seats, seat_variables, take_seats
+from workbench.base.versions import installed_versions
 
 ANSWER = "@workbench-host "
 """Prefix of the answer's line; `python` may be a script that prints other lines before it."""
@@ -85,10 +87,28 @@ def check_names(folder: str, pod: str) -> None:
         raise ValueError(f"{pod[:80]!r} is not the name of a pod, pod-N")
 
 
-def enter(root: str, folder: str, pod: str, setup: Sequence[str] = ()) -> dict[str, Any]:
-    """Make the pod's folder `root/folder/pod`, run the setup lines, and return the host's facts.
+def enter(
+    root: str,
+    folder: str,
+    pod: str,
+    setup: Sequence[str] = (),
+    gpus: int = 0,
+    visible_gpus: str | None = None,
+    cluster: str = "",
+) -> dict[str, Any]:
+    """Make the pod's folder, run the setup lines, take GPUs, and return the host's facts.
 
-    The answer has the key `setup` alone if a setup line failed.
+    The answer has the key `setup` alone if a setup line failed, `taken` alone if too few GPUs are
+    free, and `no_seats` alone if the locks of the GPUs cannot be used.
+
+    Args:
+        root: Folder for clusters.
+        folder: Name of the cluster's folder in `root`.
+        pod: Name of the pod's folder in `folder`.
+        setup: Shell commands to run first.
+        gpus: Number of GPUs to take.
+        visible_gpus: The user's `CUDA_VISIBLE_DEVICES`. None: that of the setup lines or the host.
+        cluster: Name of the cluster, for users who find the GPUs taken.
     """
     check_names(folder, pod)
     own = Path(root).expanduser().resolve() / folder
@@ -107,10 +127,26 @@ def enter(root: str, folder: str, pod: str, setup: Sequence[str] = ()) -> dict[s
             raise ValueError(f"{own} is there already and is not ours alone") from None
     place = own / pod
     place.mkdir(0o700)
+    variables: dict[str, str] = {}
     if setup:
-        why = _set_up(place, setup)
+        why = _set_up(place, setup, variables)
         if why:
             return {"setup": why}
+    if visible_gpus is None:
+        visible_gpus = variables.get(VISIBLE)
+    usable = gpus_here(visible_gpus)
+    taken: list[dict[str, Any]] = []
+    # A host with too few GPUs is refused with all else that hosts lack.
+    if gpus and len(usable) >= gpus:
+        try:
+            seats, taken = take_seats(place, cluster, gpus, visible_gpus)
+        except (OSError, ValueError) as error:
+            return {"no_seats": str(error)}
+        if not seats:
+            return {"taken": taken}
+        variables |= seat_variables(seats)
+    if variables:
+        (place / SETUP_FILE).write_text(json.dumps(variables))
     installed = installed_versions()
     # Address and port of the daemon tell hosts apart, as does the boot of the machine.
     login = os.environ.get("SSH_CONNECTION", "").split()
@@ -118,15 +154,17 @@ def enter(root: str, folder: str, pod: str, setup: Sequence[str] = ()) -> dict[s
         "root": str(place),
         "python": sys.executable,
         "versions": {name: number for name, number in installed.items() if name != "workbench"},
-        "gpus": len(gpu_names()),
+        "gpus": len(usable),
+        "seats": variables.get(VISIBLE, "") if gpus else "",
+        "passed_over": taken,
         "cores": _cores(),
         "memory_gib": _memory_gib(),
         "daemon": [*login[2:], boot_id()],
     }
 
 
-def _set_up(place: Path, lines: Sequence[str]) -> str:
-    """Run the lines, and keep the variables that they set. Return why a line failed, or nothing."""
+def _set_up(place: Path, lines: Sequence[str], variables: dict[str, str]) -> str:
+    """Run the lines, and add the variables that they set. Return why a line failed, or nothing."""
     before, after = place / "before", place / "after"
     quoted = [shlex.quote(line) for line in lines]
     body = "\n".join(f'eval {line} || fail {line} "$?"' for line in quoted)
@@ -150,14 +188,11 @@ def _set_up(place: Path, lines: Sequence[str]) -> str:
         last = done.stderr.strip()[-500:]
         return last or f"the setup lines ended with exit code {done.returncode}"
     earlier, now = _variables(before), _variables(after)
-    changed = {
-        name: text
-        for name, text in now.items()
-        if name.isidentifier() and name not in _OF_THE_SHELL and earlier.get(name) != text
-    }
+    for name, text in now.items():
+        if name.isidentifier() and name not in _OF_THE_SHELL and earlier.get(name) != text:
+            variables[name] = text
     before.unlink()
     after.unlink()
-    (place / SETUP_FILE).write_text(json.dumps(changed))
     return ""
 
 
@@ -174,6 +209,7 @@ def leave(root: str, folder: str, pod: str) -> dict[str, Any]:
     place = own / pod
     left = end_all(lambda: _ours(str(place)), grace_s=_GRACE_S, kill_s=_KILL_S)
     log = _read(place / "agent.log").splitlines()
+    leave_seats(place)
     remove_folder(str(place))
     if not list(own.glob("pod-*")):
         remove_folder(str(own))

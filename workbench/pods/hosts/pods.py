@@ -123,6 +123,7 @@ class SSHPods(Place):
     label: ClassVar[str] = "SSHPods"
     kind: ClassVar[str] = "ssh"
     core_binding: ClassVar[CoreBinding] = "always"
+    takes_seats: ClassVar[bool] = True
 
     hosts: Annotated[
         Sequence[NamedOrGiven], AfterValidator(_check_once), Allowed("a list of hosts")
@@ -434,6 +435,8 @@ class SSHPods(Place):
                 folder=self._folder,
                 python=self.python,
                 setup=self.setup,
+                spec=spec,
+                cluster=context.cluster_id,
                 report=context.report,
             )
             pod = entry.with_facts(connection.pod, host)

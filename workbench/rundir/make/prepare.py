@@ -15,8 +15,10 @@ from workbench.base.errors import ConfigError, DiskFull
 from workbench.base.files import gate, user_path, write_json
 from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.folders import make_private
+from workbench.base.nvml import VISIBLE
 from workbench.jobs.job import NewRun, Prepared
 from workbench.jobs.launcher import Launcher
+from workbench.pods.backends import backend_class
 from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import RunPaths
@@ -62,6 +64,7 @@ def prepare_run(
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
     check_launcher(Launcher(spec.job.launcher))
     environment = {**spec.cluster.pods.env, **expand_env(spec.job.env)}
+    _check_gpus(spec)
     asked = spec.job
     spec = spec.chosen()
     _fresh_folder(paths.root, paths.spec)
@@ -87,6 +90,19 @@ def prepare_run(
         gate.remove_tree(paths.root)
         raise
     return PreparedRun(run_id=run_id, paths=paths, spec=spec)
+
+
+def _check_gpus(spec: RunSpec) -> None:
+    """Refuse a job that chooses among the GPUs of a pod that has taken its GPUs."""
+    cluster = spec.cluster
+    if VISIBLE not in spec.job.env or not cluster.pods.gpus:
+        return
+    if "kind" in cluster.backend and backend_class(cluster.backend["kind"]).takes_seats:
+        raise ConfigError(
+            f"env of the job has {VISIBLE}, and the pods have taken GPUs of their hosts."
+            f" Leave {VISIBLE} out, or choose the GPUs for the cluster: PodSpec(gpus=…,"
+            f' env={{"{VISIBLE}": "…"}})'
+        )
 
 
 def _fresh_folder(root: Path, mark: Path) -> None:

@@ -1,0 +1,261 @@
+"""GPUs of shared hosts: each GPU has one seat, and a cluster takes seats before its pods start."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.nvml import FakeGpus, fake_gpus
+from tests.fakes.sshhosts import HostsPlace
+from tests.poll import until
+from tests.support.sentences import says, sentence
+from workbench import Cluster, Function
+from workbench.base import nvml, seats
+from workbench.base.errors import ConfigError
+from workbench.base.process import find
+from workbench.base.seats import gpus_here, keep_seats, leave_seats, take_seats
+from workbench.pods.hosts.pods import SSHPods
+from workbench.pods.pod import LaunchContext, Pod
+from workbench.pods.pod_spec import PodSpec
+
+Launch = Callable[..., list[Pod]]
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGpus]:
+    """Four GPUs on the machine of all hosts."""
+    made = fake_gpus(tmp_path_factory.mktemp("gpus"), 4)
+    yield made
+    for uuid in made.uuids:
+        for lock in Path("/var/tmp").glob(f"deepspeed-workbench-gpu-{uuid}.*"):
+            lock.unlink()
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory, gpus: FakeGpus) -> Iterator[HostsPlace]:
+    with HostsPlace(tmp_path_factory.mktemp("there")) as made:
+        variables = f"LD_LIBRARY_PATH={gpus.folder}"
+        made.add("127.0.0.5", made.hosts[0].port, settings=f"SetEnv {variables}")
+        more = f"{variables} CUDA_VISIBLE_DEVICES=3,2"
+        made.add("127.0.0.6", made.hosts[0].port, settings=f"SetEnv {more}")
+        yield made
+
+
+@pytest.fixture
+def launch(there: HostsPlace, context: LaunchContext, tmp_path: Path) -> Iterator[Launch]:
+    """Launches one pod of a cluster with this name; stopped afterwards."""
+    made: list[SSHPods] = []
+
+    def go(cluster: str, spec: PodSpec, host: str = "127.0.0.5") -> tuple[SSHPods, list[str]]:
+        backend = there.backend(hosts=[host])
+        made.append(backend)  # type: ignore[arg-type]
+        lines: list[str] = []
+        own = tmp_path / cluster
+        own.mkdir()
+        backend.launch(
+            spec, 1, replace(context, cluster_id=cluster, directory=own, report=lines.append)
+        )
+        return backend, lines  # type: ignore[return-value]
+
+    yield go  # type: ignore[misc]
+    for backend in made:
+        backend.stop()
+
+
+def variables(there: HostsPlace, cluster: str) -> dict[str, str]:
+    (file,) = there.root.glob(f"{cluster}-*/pod-0/setup.json")
+    found: dict[str, str] = json.loads(file.read_text())
+    return found
+
+
+def held_by(there: HostsPlace, cluster: str) -> int:
+    (file,) = there.root.glob(f"{cluster}-*/pod-0/seats.json")
+    return int(json.loads(file.read_text())["pid"])
+
+
+def test_two_clusters_on_one_host_never_have_the_same_gpu(
+    there: HostsPlace, launch: Launch
+) -> None:
+    first, _ = launch("ada", PodSpec(gpus=2))
+    assert variables(there, "ada") == {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+    _, lines = launch("bob", PodSpec(gpus=1))
+    assert variables(there, "bob")["CUDA_VISIBLE_DEVICES"] == "2"
+    (line,) = [line for line in lines if "has GPUs" in line]
+    assert says(line, "pods.entry.create_pod_folder.pod-gpus", "127.0.0.5", "2")
+    assert "GPU 0: " in line and "cluster ada, since 20" in line
+    with pytest.raises(ConfigError) as caught:
+        launch("eve", PodSpec(gpus=2))
+    assert says(caught.value, "pods.entry.create_pod_folder.fewer-than-gpus", "127.0.0.5", 2)
+    for gpu, holder in ((0, "ada"), (1, "ada"), (2, "bob")):
+        assert f"GPU {gpu}: " in str(caught.value)
+        assert f"cluster {holder}, since 20" in str(caught.value)
+    assert list(there.root.glob("eve-*")) == []
+    first.stop()
+    launch("joe", PodSpec(gpus=3))
+    assert variables(there, "joe")["CUDA_VISIBLE_DEVICES"] == "0,1,3"
+
+
+def test_a_gpu_that_is_busy_without_a_seat_is_passed_over_and_named(
+    there: HostsPlace, launch: Launch, gpus: FakeGpus
+) -> None:
+    gpus.use(gpus.uuids[0], 35)
+    try:
+        _, lines = launch("ada", PodSpec(gpus=3))
+        assert variables(there, "ada")["CUDA_VISIBLE_DEVICES"] == "1,2,3"
+        assert any("GPU 0: programs without a seat use 35.0 GiB" in line for line in lines)
+        with pytest.raises(
+            ConfigError, match=r"GPU 0: programs without a seat use 35\.0 GiB of its memory"
+        ):
+            launch("bob", PodSpec(gpus=1))
+    finally:
+        gpus.use(gpus.uuids[0], 0)
+
+
+def test_gpus_that_a_host_or_a_user_names_are_the_ones_to_choose_from(
+    there: HostsPlace, launch: Launch, gpus: FakeGpus
+) -> None:
+    launch("ada", PodSpec(gpus=1), "127.0.0.6")
+    assert variables(there, "ada")["CUDA_VISIBLE_DEVICES"] == "3"
+    named = f"3,{gpus.uuids[1]}"
+    launch("bob", PodSpec(gpus=1, env={"CUDA_VISIBLE_DEVICES": named}), "127.0.0.6")
+    assert variables(there, "bob") == {"CUDA_VISIBLE_DEVICES": gpus.uuids[1]}
+    with pytest.raises(ConfigError, match=f"GPU {gpus.uuids[3]}: .*cluster ada"):
+        launch("eve", PodSpec(gpus=1, env={"CUDA_VISIBLE_DEVICES": gpus.uuids[3]}))
+
+
+def test_a_holder_that_was_killed_frees_the_seats_and_the_next_agent_takes_them_again(
+    there: HostsPlace, launch: Launch
+) -> None:
+    launch("ada", PodSpec(gpus=4))
+    (place,) = there.root.glob("ada-*/pod-0")
+    os.kill(held_by(there, "ada"), signal.SIGKILL)
+    until(lambda: find(held_by(there, "ada")) is None)
+    keep_seats(place)
+    assert find(held_by(there, "ada")) is not None
+    with pytest.raises(ConfigError, match="cluster ada"):
+        launch("bob", PodSpec(gpus=1))
+    os.kill(held_by(there, "ada"), signal.SIGKILL)
+    until(lambda: find(held_by(there, "ada")) is None)
+    launch("eve", PodSpec(gpus=1))
+    with pytest.raises(ValueError, match=sentence("base.seats.keep_seats.gpus-pod-taken", "eve")):
+        keep_seats(place)
+
+
+def shown() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def test_ranks_use_the_gpus_that_their_pod_has_taken(
+    there: HostsPlace, launch: Launch, tmp_path: Path
+) -> None:
+    launch("ada", PodSpec(gpus=1))
+    spec = PodSpec(gpus=2, env={"CUDA_VISIBLE_DEVICES": "0,2,3"})
+    with Cluster(there.backend(hosts=["127.0.0.5"]), spec, path=tmp_path / "c") as cluster:
+        assert cluster.run(shown, progress=False) == ["2,3", "2,3"]
+        for file in there.root.glob("*/pod-0/seats.json"):
+            holder = int(json.loads(file.read_text())["pid"])
+            assert find(holder) is not None, "held after a run"
+        with pytest.raises(ConfigError, match=sentence("rundir.prepare._check_gpus.env-job-each")):
+            cluster.submit(Function(shown, env={"CUDA_VISIBLE_DEVICES": "0"}))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+    """Two GPUs of this process, the second in two slices; the locks in a folder of the test's."""
+    made = fake_gpus(tmp_path / "gpus", 2, slices=2)
+    library = str(made.folder / "libnvidia-ml.so.1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(seats, "open_nvml", lambda: nvml.open_nvml(library))
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    locks.chmod(0o1777)
+    monkeypatch.setattr(seats, "_FOLDERS", (str(locks),))
+    return made
+
+
+def test_the_slices_of_a_gpu_are_seats_in_its_place(here: FakeGpus, tmp_path: Path) -> None:
+    whole, first, second = here.uuids[0], *here.uuids[2:]
+    assert [gpu.name for gpu in gpus_here(None)] == ["0", first, second]
+    assert [gpu.key for gpu in gpus_here(f"0,{whole},{second}")] == [whole, second]
+    place = tmp_path / "pod-0"
+    place.mkdir()
+    try:
+        taken, _ = take_seats(place, "ada", 1, first)
+        assert [gpu.key for gpu in taken] == [first]
+        more, others = take_seats(tmp_path, "bob", 2, f"{first},{second}")
+        assert (more, [other["cluster"] for other in others]) == ([], ["ada"])
+    finally:
+        leave_seats(place)
+
+
+def lock_of(tmp_path: Path, uuid: str, user: int) -> Path:
+    return tmp_path / "locks" / f"deepspeed-workbench-gpu-{uuid}.{user}"
+
+
+def locked(path: Path, content: str) -> int:
+    path.write_text(content)
+    opened = os.open(path, os.O_RDONLY)
+    fcntl.flock(opened, fcntl.LOCK_EX)
+    return opened
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_the_seat_of_another_user_is_theirs(here: FakeGpus, tmp_path: Path) -> None:
+    path = lock_of(tmp_path, here.uuids[0], 54321)
+    opened = locked(path, json.dumps({"cluster": "night\x1b[31m", "since_s": 0}))
+    os.chown(path, 54321, -1)
+    try:
+        _, (taken,) = take_seats(tmp_path, "bob", 1, "0")
+        assert taken["user"] == "user 54321"
+        assert taken["cluster"] == "night[31m"
+    finally:
+        os.close(opened)
+
+
+def test_a_file_in_the_name_of_another_user_and_a_link_are_no_seats(
+    here: FakeGpus, tmp_path: Path
+) -> None:
+    forged = locked(lock_of(tmp_path, here.uuids[0], 54321), "{}")
+    target = tmp_path / "target"
+    target.write_text("precious")
+    lock_of(tmp_path, here.uuids[0], 54322).symlink_to(target)
+    try:
+        free, taken = seats._sorted_out(tmp_path / "locks", gpus_here("0"), 1)
+        assert ([gpu.name for gpu in free], taken) == (["0"], [])
+        own = lock_of(tmp_path, here.uuids[0], os.geteuid())
+        own.symlink_to(target)
+        with pytest.raises(OSError, match="symbolic links"):
+            take_seats(tmp_path, "ada", 1, "0")
+        assert target.read_text() == "precious"
+    finally:
+        os.close(forged)
+
+
+def test_a_turn_that_is_never_over_is_named(
+    here: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seats, "_TURN_S", 0.2)
+    opened = locked(tmp_path / "locks" / "deepspeed-workbench-gpus.lock", "")
+    try:
+        with pytest.raises(ValueError, match=sentence("base.seats._take_turn.locked-gpu-taken")):
+            take_seats(tmp_path, "ada", 1, "0")
+    finally:
+        os.close(opened)
+
+
+def test_a_machine_without_a_folder_for_all_is_refused(
+    here: FakeGpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seats, "_FOLDERS", (str(tmp_path / "none"), str(tmp_path)))
+    with pytest.raises(ValueError, match="mode 1777"):
+        take_seats(tmp_path, "ada", 1, "0")

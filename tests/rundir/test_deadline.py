@@ -1,0 +1,104 @@
+"""The end of the pods beside the pace of a run."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.sentences import says
+from workbench import Cluster, LocalPods
+from workbench.base.files import write_json
+from workbench.jobs.script import Script
+from workbench.pods.pod import Pod
+from workbench.pods.pod_spec import PodSpec
+from workbench.rundir.deadline import early_end, end_of, too_late
+from workbench.rundir.make.prepare import PreparedRun, prepare_run
+from workbench.rundir.spec import ClusterSpec, RunSpec
+from workbench.rundir.state import RunState
+from workbench.rundir.status import ClusterStatus
+from workbench.rundir.totals import Progress
+
+
+def progress(**facts: object) -> Progress:
+    return Progress(state=RunState.RUNNING, **facts)  # type: ignore[arg-type]
+
+
+def test_the_first_end_counts() -> None:
+    pods = [Pod(name="a"), Pod(name="b", ends_s=9.0), Pod(name="c", ends_s=7.0)]
+    assert (end_of(pods), end_of(pods[:1])) == (7.0, None)
+
+
+def test_a_run_that_ends_before_its_pods_has_nothing_to_say() -> None:
+    at_work = progress(step=10, max_steps=100, eta_s=90.0)
+    assert early_end(at_work, 0, None, 0.0) == ""
+    assert early_end(at_work, 0, 91.0, 0.0) == ""
+    over = Progress(state=RunState.SUCCEEDED, step=100, max_steps=100)
+    assert early_end(over, 0, 1.0, 0.0) == ""
+
+
+def test_the_step_that_is_reached_and_the_last_checkpoint_are_named() -> None:
+    at_work = progress(step=10, max_steps=100, eta_s=90.0)
+    words = early_end(at_work, 0, 45.0, 0.0)
+    assert ", about step 55 of 100, before this run with 1 min 30 s left" in words
+    assert "no checkpoint so far" in words
+    assert "the last checkpoint is of step 50" in early_end(at_work, 50, 45.0, 0.0)
+    assert "about step 10 of 100" in early_end(at_work, 0, 45.0, 60.0), "the end has passed"
+    assert "about step" not in early_end(progress(eta_s=90.0), 0, 45.0, 0.0)
+
+
+def test_before_the_first_steps_the_hour_of_the_end_is_named() -> None:
+    words = early_end(progress(), 0, 45.0, 0.0)
+    assert says(words, "rundir.deadline.early_end.pace-run-unknown")
+
+
+def prepared(folder: Path, name: str, *args: str, ranks: int = 1) -> PreparedRun:
+    script = folder / "train.py"
+    script.write_text("print(1)\n")
+    pods = PodSpec(ranks=ranks) if ranks > 1 else PodSpec()
+    spec = RunSpec(
+        cluster=ClusterSpec(pods=pods, count=1), job=Script(str(script), args=list(args))
+    )
+    return prepare_run(spec, root=folder / "runs" / name)
+
+
+def ended(run: PreparedRun, state: str, duration_s: float) -> None:
+    result = {"state": state, "duration_s": duration_s, "world_size": 1}
+    write_json(run.paths.result, result)
+    write_json(run.paths.info, {"id": run.run_id})
+
+
+def test_an_earlier_run_of_the_same_job_is_the_measure_at_submission(tmp_path: Path) -> None:
+    def said(run: PreparedRun, left_s: float) -> str:
+        runs = tmp_path / "runs"
+        return too_late(run.spec, run.paths, runs, time.time() + left_s, time.time())
+
+    first = prepared(tmp_path, "1")
+    assert said(first, 10.0) == "", "nothing is known"
+    ended(first, "succeeded", 600.0)
+    second = prepared(tmp_path, "2")
+    words = said(second, 300.0)
+    assert says(words, "rundir.deadline.too_late.pods-end-same", "1")
+    assert said(second, 1000.0) == ""
+    assert said(prepared(tmp_path, "3", "--more"), 300.0) == "", "another job"
+    assert said(prepared(tmp_path, "4", ranks=2), 300.0) == "", "other ranks"
+    shutil.rmtree(first.paths.root)
+    ended(second, "failed", 600.0)
+    assert said(prepared(tmp_path, "5"), 300.0) == "", "a run that failed is no measure"
+
+
+def test_a_submission_warns_of_pods_that_end_before_the_same_job_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(LocalPods(), path=tmp_path)
+    ends_s = time.time() + 300.0
+    status = ClusterStatus(pods=[Pod(name="pod-0", ends_s=ends_s)])
+    looked = "workbench.client.submission.cluster_status"
+    monkeypatch.setattr(looked, lambda _root: status)
+    ended(prepared(tmp_path, "1"), "succeeded", 600.0)
+    with pytest.warns(RuntimeWarning, match="the same job took 10 min"):
+        cluster._warn_of_early_end(prepared(tmp_path, "2"))
+    monkeypatch.setattr(looked, lambda _root: ClusterStatus())
+    cluster._warn_of_early_end(prepared(tmp_path, "3"))
