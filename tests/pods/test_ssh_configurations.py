@@ -22,6 +22,7 @@ from workbench.base.errors import ConfigError, PodError, RemoteError, WorkbenchE
 from workbench.base.process import live_descendants
 from workbench.keeper.fleet import Fleet
 from workbench.pods.hosts.certificates import ended, ends
+from workbench.pods.hosts.names import with_hops
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -351,6 +352,36 @@ def test_a_certificate_of_an_agent_is_named_with_its_hour(
     assert ends([["-F", "none", "-o", "IdentityAgent=none", "--", "lab"]]) == {}
     both = ["-F", "none", "-o", f"CertificateFile={copy}", "-o", "IdentityFile=~no-account/k"]
     assert list(ends([[*both, "--", name] for name in ("lab", "lab-2")])) == [str(copy)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "hops"),
+    [
+        ("ProxyJump ada@one:2200,two", ["one", "two"]),
+        ("ProxyJump ssh://ada@one:2200", ["one"]),
+        ("ProxyJump ada@[::1]:2200", ["::1"]),
+        ("ProxyCommand ssh -q ada@one -W %h:%p", ["ada@one"]),
+        ("ProxyCommand exec ssh -W%h:%p one", ["one"]),
+        ("ProxyCommand /usr/bin/ssh -W [%h]:%p one", ["one"]),
+        ("ProxyCommand nc -X 5 -x proxy:1080 %h %p", []),
+        ("ProxyCommand cloudflared access ssh --hostname %h", []),
+        ("ProxyCommand none", []),
+    ],
+)
+def test_the_hosts_on_the_way_are_found_however_they_are_written(
+    tmp_path: Path, lines: str, hops: Sequence[str]
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"Host lab\n  {lines}\n")
+    found = with_hops([["-F", str(config), "--", "lab"]])
+    assert [words[-1] for words, _ in found] == ["lab", *hops]
+
+
+def test_jump_hosts_in_a_circle_are_each_found_once(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
+    found = with_hops([["-F", str(config), "--", "a"]])
+    assert [words[-1] for words, _ in found] == ["a", "b"]
 
 
 @pytest.fixture

@@ -296,7 +296,10 @@ def _hops(words: Sequence[str], told: Mapping[str, Sequence[str]]) -> list[list[
         command = shlex.split(told.get("proxycommand", ["none"])[0].replace("%%", "%"))
     except ValueError:  # a shell's words, and not those of `ssh` alone
         command = []
-    if command and Path(command[0]).name == "ssh" and "-W" in command:
-        at = command.index("-W")
-        found.append([*command[1:at], *command[at + 2 :]])
+    if command[:1] == ["exec"]:
+        del command[0]
+    forward = next((at for at, word in enumerate(command) if word.startswith("-W")), 0)
+    if forward and Path(command[0]).name == "ssh":
+        end = forward + (2 if command[forward] == "-W" else 1)
+        found.append([*command[1:forward], *command[end:]])
     return found
