@@ -186,7 +186,7 @@ class PlayedLink(AgentLink):
     def _connection(self) -> Any:
         return None
 
-    def reason_gone(self) -> str:
+    def reason_gone(self, _silent_s: float = 0.0) -> str:
         return ""
 
 

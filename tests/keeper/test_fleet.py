@@ -70,7 +70,7 @@ class StubLink:
         self.asked: list[str] = []
         self.fails: set[str] = set()
         self.has_environments: object = False
-        self.reason_gone: Callable[[], str] = str
+        self.reason_gone: Callable[[float], str] = lambda _silent_s: ""
 
     def _do(self, what: str) -> None:
         self.asked.append(what)
@@ -375,12 +375,12 @@ def test_a_pod_that_its_place_does_not_list_has_failed(kept: Kept) -> None:
 
 def test_a_line_asks_why_its_pod_has_gone(kept: Kept) -> None:
     kept.launched()
-    assert [link.reason_gone() for link in kept.links] == ["", ""]
+    assert [link.reason_gone(0.0) for link in kept.links] == ["", ""]
     kept.place.pods[1] = pod(1, phase=Phase.FAILED, message="evicted")
-    assert kept.links[0].reason_gone() == ""
-    assert "evicted" in kept.links[1].reason_gone()
+    assert kept.links[0].reason_gone(0.0) == ""
+    assert "evicted" in kept.links[1].reason_gone(0.0)
     kept.place.pods[1] = pod(1, phase=Phase.FAILED)
-    assert says(kept.links[1].reason_gone(), "keeper.fleet._reason_gone.more-known")
+    assert says(kept.links[1].reason_gone(0.0), "keeper.fleet._reason_gone.more-known")
 
 
 @pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING, Phase.UNKNOWN, Phase.FAILED])
@@ -391,11 +391,28 @@ def test_a_closing_cluster_has_lost_a_pod_that_may_answer_again(
     kept.launched()
     kept.place.pods[1] = pod(1, phase=phase, message="the connection broke")
     kept.is_closing = is_closing
-    why = kept.links[1].reason_gone()
+    why = kept.links[1].reason_gone(0.0)
     is_lost = phase is Phase.FAILED or (phase is Phase.UNKNOWN and is_closing)
     assert bool(why) is is_lost
     assert not why or ("pod-1" in why and "the connection broke" in why)
-    assert kept.links[0].reason_gone() == ""
+    assert kept.links[0].reason_gone(0.0) == ""
+
+
+@pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING])
+def test_a_closing_cluster_does_not_wait_for_a_pod_that_runs_and_does_not_answer(
+    kept: Kept, phase: Phase
+) -> None:
+    kept.launched()
+    kept.place.pods[1] = pod(1, phase=phase)
+    dead, live = kept.links[1], kept.links[0]
+    assert dead.reason_gone(3600.0) == ""  # a run waits for its lease
+    kept.is_closing = True
+    assert dead.reason_gone(module._CLOSING_S / 2) == ""
+    why = dead.reason_gone(module._CLOSING_S)
+    assert says(why, "keeper.fleet._reason_gone.does-answer-cluster", "pod-1")
+    # One wait a pod: the next part of the same pod does not wait anew.
+    assert dead.reason_gone(0.0) == why
+    assert live.reason_gone(0.0) == ""
 
 
 # Lost pods.

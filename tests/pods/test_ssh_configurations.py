@@ -9,7 +9,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from poll import until
@@ -20,6 +22,7 @@ from workbench.base.errors import ConfigError, PodError, RemoteError, WorkbenchE
 from workbench.base.process import live_descendants
 from workbench.keeper.fleet import Fleet
 from workbench.pods.hosts.certificates import ended, ends
+from workbench.pods.hosts.names import with_hops
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -351,6 +354,110 @@ def test_a_certificate_of_an_agent_is_named_with_its_hour(
     assert list(ends([[*both, "--", name] for name in ("lab", "lab-2")])) == [str(copy)]
 
 
+@pytest.mark.parametrize(
+    ("lines", "hops"),
+    [
+        ("ProxyJump ada@one:2200,two", ["one", "two"]),
+        ("ProxyJump ssh://ada@one:2200", ["one"]),
+        ("ProxyJump ada@[::1]:2200", ["::1"]),
+        ("ProxyCommand ssh -q ada@one -W %h:%p", ["ada@one"]),
+        ("ProxyCommand exec ssh -W%h:%p one", ["one"]),
+        ("ProxyCommand /usr/bin/ssh -W [%h]:%p one", ["one"]),
+        ("ProxyCommand nc -X 5 -x proxy:1080 %h %p", []),
+        ("ProxyCommand cloudflared access ssh --hostname %h", []),
+        ("ProxyCommand none", []),
+    ],
+)
+def test_the_hosts_on_the_way_are_found_however_they_are_written(
+    tmp_path: Path, lines: str, hops: Sequence[str]
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"Host lab\n  {lines}\n")
+    found = with_hops([["-F", str(config), "--", "lab"]])
+    assert [words[-1] for words, _ in found] == ["lab", *hops]
+
+
+def test_jump_hosts_in_a_circle_are_each_found_once(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
+    found = with_hops([["-F", str(config), "--", "a"]])
+    assert [words[-1] for words, _ in found] == ["a", "b"]
+
+
+@pytest.fixture
+def gate(there: HostsPlace, tmp_path: Path) -> Iterator[tuple[Path, SSHHost]]:
+    """Give an authority, and a jump host that lets in its certificates alone."""
+    ca = new_key(tmp_path / "gate-ca")
+    host = SSHHost(
+        tmp_path / "gate",
+        "127.0.0.9",
+        there.hosts[0].port,
+        "",
+        forwarding="yes",
+        settings=f"TrustedUserCAKeys {ca}.pub",
+        prefix=there.prefix,
+    )
+    host.start()
+    yield ca, host
+    host.stop()
+
+
+@pytest.mark.parametrize("way", ["ProxyJump", "ProxyCommand", "jump"])
+def test_a_jump_host_with_a_certificate_of_its_own_is_named_with_it(
+    site: Site, gate: tuple[Path, SSHHost], context: LaunchContext, tmp_path: Path, way: str
+) -> None:
+    ca, host = gate
+    key = new_key(tmp_path / "at-the-gate")
+    site.hops.append(host)
+    certificate = sign(ca, key, "-1h:+2h")
+    lines = "  ProxyJump gate\n" if way == "ProxyJump" else ""
+    if way == "ProxyCommand":
+        lines = f"  ProxyCommand ssh -F {tmp_path}/config -W [%h]:%p -- gate\n"
+    lab = site.entry("lab", site.host, f"{lines}  IdentityFile {site.key}\n")
+    config = site.config(
+        lab + site.entry("gate", host, f"  IdentityFile {key}\n  IdentitiesOnly yes\n"), key=False
+    )
+    backend = site.backend("lab", config)
+    if way == "jump":
+        backend = SSHPods(
+            [f"{site.host.address}:{site.host.port}"],
+            python=site.place.python,
+            root=str(site.place.root),
+            key=str(site.key),
+            known_hosts=str(site.known),
+            jump={"address": host.address, "port": host.port, "key": str(key)},
+        )
+    reports: list[str] = []
+    told = LaunchContext(
+        cluster_id="test",
+        directory=context.directory,
+        public_key=context.public_key,
+        report=reports.append,
+    )
+    try_login(backend, told, tmp_path / "first")
+    name = host.address if way == "jump" else "gate"
+    owner = f"{certificate} for the jump host {name}"
+    assert any(f"the certificate {owner} ends at 20" in line for line in reports), reports
+
+    sign(ca, key, "-2h:-1h")
+    with pytest.raises(PodError) as refused:
+        backend.launch(PodSpec(), 1, context)
+    assert says(refused.value, "pods.certificates.ended.certificate-ended", owner)
+    assert f"the jump host {name} refused the login" in str(refused.value)
+
+    # A key without a certificate: the advice is about the key of the jump host.
+    certificate.unlink()
+    with pytest.raises(PodError) as refused:
+        backend.launch(PodSpec(), 1, context)
+    assert f"the jump host {name} refused the login" in str(refused.value)
+    advice = str(key) if way == "jump" else f"ssh -v -F {config} gate"
+    assert advice in str(refused.value)
+
+    # The remedy that the words name.
+    sign(ca, key, "-1h:+2h")
+    try_login(backend, context, tmp_path / "renewed")
+
+
 def launch_before_the_end(
     site: Site, authority: tuple[Path, SSHHost], context: LaunchContext, key: Path
 ) -> tuple[SSHPods, Pod, Path]:
@@ -401,7 +508,7 @@ def test_a_certificate_that_ends_during_a_run_ends_no_connection_and_is_named_at
             session.send(9)
         until(lambda: backend.refresh()[0].phase is Phase.FAILED)
 
-        def gone() -> str:
+        def gone(_silent_s: float = 0.0) -> str:
             return backend.refresh()[0].message
 
         said = r"Permission denied \(publickey\); the certificate .*mine-cert.pub ended at 20\d\d-"
@@ -419,9 +526,15 @@ def test_a_certificate_that_ends_during_a_run_ends_no_connection_and_is_named_at
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("phase", [Phase.UNKNOWN, Phase.RUNNING])
 def test_a_closing_cluster_waits_for_no_retry_of_a_copy_whose_connection_broke(
-    site: Site, context: LaunchContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site,
+    context: LaunchContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    phase: Phase,
 ) -> None:
+    """A place may name a dead pod Running, as Kubernetes does until its node counts as lost."""
     host = SSHHost(
         tmp_path / "dies",
         "127.0.0.9",
@@ -445,7 +558,10 @@ def test_a_closing_cluster_waits_for_no_retry_of_a_copy_whose_connection_broke(
         identity = Identity.create(tmp_path / "own")
         identity.pin([pod])
         host.die()
-        route = route_to(pod, identity, 86_400.0, lambda: fleet._reason_gone(pod.name))
+        if phase is Phase.RUNNING:
+            monkeypatch.setattr(fleet, "_backend", SimpleNamespace(refresh=lambda: [pod]))
+            monkeypatch.setattr("workbench.keeper.fleet._CLOSING_S", 2.0)
+        route = route_to(pod, identity, 86_400.0, partial(fleet._reason_gone, pod.name))
 
         def tried(argv: Sequence[str]) -> list[str]:
             tries.append(argv)
@@ -459,8 +575,13 @@ def test_a_closing_cluster_waits_for_no_retry_of_a_copy_whose_connection_broke(
             until(lambda: len(tries) > 1)
             assert not copying.done(), "a break alone is tried again"
             closing.set()
-            with pytest.raises(RemoteError, match=r"Unknown: .*the connection broke"):
+            words = {
+                Phase.UNKNOWN: r"Unknown: .*the connection broke",
+                Phase.RUNNING: "Running and does not answer",
+            }
+            with pytest.raises(RemoteError, match=words[phase]) as left:
                 copying.result(180)
+            assert "/etc/hostname on pod-0: 0 of unknown bytes" in str(left.value)
     finally:
         closing.set()
         backend.stop()
@@ -517,7 +638,7 @@ def test_a_refusal_later_ends_the_wait_with_the_words_of_ssh(
         until(lambda: backend.refresh()[0].phase is Phase.FAILED)
         assert "Permission denied (publickey)" in backend.refresh()[0].message
 
-        def gone() -> str:
+        def gone(_silent_s: float = 0.0) -> str:
             return backend.refresh()[0].message
 
         with pytest.raises(WorkbenchError, match=r"Permission denied \(publickey\)"):

@@ -28,6 +28,7 @@ from workbench.rundir.spec import ClusterSpec
 logger = logging.getLogger(__name__)
 _LOOK_S = 3.0
 _AT_ONCE = 32
+_CLOSING_S = 10.0  # as long as ssh takes to see that a line is dead
 _REMOVAL_S = 900.0
 _REMOVAL_SHOWN_S = 5
 
@@ -56,6 +57,8 @@ class Fleet:
         self._report = report
         self._changed = changed
         self._closing = closing
+        self._left: set[str] = set()
+        """Pods that did not answer while the cluster closed. Nothing waits for them again."""
         self._backend: Place = backend_from_dict(spec.backend)
         self._identity: Identity | None = None
         self._links: list[AgentLink] = []
@@ -288,10 +291,23 @@ class Fleet:
                 )
             return self.pods
 
-    def _reason_gone(self, name: str) -> str:
+    def _reason_gone(self, name: str, silent_s: float = 0.0) -> str:
+        """Return why a pod will not answer again; empty while it may.
+
+        `silent_s`: seconds without a sign of the pod. A closing cluster waits `_CLOSING_S` for a
+        pod that runs by its place's words.
+        """
         pod = next(pod for pod in self.refresh() if pod.name == name)
-        is_gone = pod.phase.is_terminal or (pod.phase is Phase.UNKNOWN and self._closing())
-        return f"{name} is {pod.phase}: {pod.message or 'no more is known'}" if is_gone else ""
+        is_closing = self._closing()
+        if pod.phase.is_terminal or (pod.phase is Phase.UNKNOWN and is_closing):
+            return f"{name} is {pod.phase}: {pod.message or 'no more is known'}"
+        if is_closing and silent_s >= _CLOSING_S:
+            self._left.add(name)
+        if is_closing and name in self._left:
+            return (
+                f"{name} is {pod.phase} and does not answer; the cluster closes without its files"
+            )
+        return ""
 
     def renew_leases(
         self, closing: threading.Event, busy: Callable[[], Collection[AgentLink]]

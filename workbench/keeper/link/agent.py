@@ -308,6 +308,7 @@ class AgentLink(PodFiles):
         self._retrying.now = True
         until = awake() + self._lease_s
         pause_s = _PAUSE_S
+        broken_at = 0.0
         longest_s = min(max(_PAUSE_S, self._lease_s / 20), _PAUSE_AT_MOST_S)
         try:
             while True:
@@ -315,7 +316,8 @@ class AgentLink(PodFiles):
                 try:
                     return action(self._connection())
                 except (RemoteError, PodError) as error:
-                    self._raise_if_hopeless(error, ssh, until, unwanted)
+                    broken_at = broken_at or awake()
+                    self._raise_if_hopeless(error, ssh, until, broken_at, unwanted)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, longest_s)
                 if not self._is_alive(self._ssh):
@@ -329,13 +331,14 @@ class AgentLink(PodFiles):
         error: Exception,
         ssh: SSHConnection | None,
         until: float,
+        broken_at: float,
         unwanted: Callable[[], bool],
     ) -> None:
         if self._is_alive(ssh):
             raise error
         if unwanted():
             raise self._error(str(error)) from error
-        why = self.reason_gone()
+        why = self.reason_gone(awake() - broken_at)
         if why:
             raise PodGone(why, host=self.pod.address) from error
         if awake() > until:

@@ -166,8 +166,9 @@ class PodFiles:
         """Probed folders visible to the pod."""
         self.transfer: TransferStatus | None = None
         """Current transfer of a large file. None: no transfer."""
-        self.reason_gone: Callable[[], str] = lambda: ""
-        """Function that returns why the pod will not answer again, or an empty string."""
+        self.reason_gone: Callable[[float], str] = lambda _silent_s: ""
+        """Function that takes the seconds without a sign of the pod, and returns why the pod will
+        not answer again, or an empty string."""
         self._identity = identity
         self._lease_s = lease_s
         self._folders = folders

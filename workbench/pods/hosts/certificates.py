@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from workbench.base.errors import ConfigError
 from workbench.base.words import plain
-from workbench.pods.hosts.names import ask_ssh
+from workbench.pods.hosts.names import with_hops
 
 _USERS = re.compile(r"Type: .* user certificate")
 _NAME = re.compile(r'Key ID: "(.*)"')
@@ -24,18 +23,15 @@ _DAY = timedelta(days=1)
 def ends(ways: Sequence[Sequence[str]]) -> dict[str, datetime]:
     """Return the certificates for hosts and their ends, local time; none without an end.
 
-    `ways`: arguments of `ssh` for each host. A file is named by its path, and a certificate of an
-    agent by its key id.
+    `ways`: arguments of `ssh` for each host. Hosts on the way count too. A file is named by its
+    path, and a certificate of an agent by its key id.
     """
     offered: dict[str, tuple[str, str]] = {}
     agents = []
-    for words in ways:
-        try:
-            told = ask_ssh(words)
-        except ConfigError:  # the login itself meets the same error, and names it
-            continue
+    for words, told in with_hops(ways):
+        whose = "" if words in ways else f" for the jump host {words[-1]}"
         for path, line in _in_files(told):
-            offered.setdefault(_text_of(line), (path, line))
+            offered.setdefault(_text_of(line), (f"{path}{whose}", line))
         agents.append(_agent_of(told))
     for agent in dict.fromkeys(filter(None, agents)):
         held = _output(["ssh-add", "-L"], "", agent=agent).splitlines()

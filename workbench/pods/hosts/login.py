@@ -17,7 +17,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, PodError, WorkbenchError
 from workbench.base.files import gate
 from workbench.pods.hosts.certificates import ended
-from workbench.pods.hosts.names import Host
+from workbench.pods.hosts.names import Host, with_hops
 from workbench.pods.hosts.way import words_to
 from workbench.pods.ssh import master
 from workbench.pods.ssh.identity import check_key_file, fingerprint, key_remedy
@@ -29,6 +29,7 @@ _CHANGED = re.compile(r"IDENTIFICATION HAS CHANGED")
 _REVOKED = re.compile(r"marked as revoked")
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key in (\S+:\d+)")
 _SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
+_DENIED = re.compile(r"(\S+)@(\S+): Permission denied")
 _LOOK_S = 5.0
 
 
@@ -138,8 +139,12 @@ class Logins:
         if _CHANGED.search(said):
             return changed(host, said)
         if "Permission denied" in said or "Too many authentication failures" in said:
-            kind = ConfigError if host.key and key_remedy(Path(host.key)) else PodError
-            return kind(f"{host}: {said.rstrip('.')}. {self._login_advice(host)}")
+            hop = self._refusing_hop(host, said)
+            asked = hop or host
+            kind = ConfigError if asked.key and key_remedy(Path(asked.key)) else PodError
+            advice = ended(self.words(host)) or self._login_advice(asked)
+            whose = f"the jump host {hop.address} refused the login: " if hop else ""
+            return kind(f"{host}: {whose}{said.rstrip('.')}. {advice}")
         return error
 
     def _unknown_key(self, host: Host, said: str, name: str, until: float) -> WorkbenchError:
@@ -159,10 +164,25 @@ class Logins:
             " that ssh shows"
         )
 
+    def _refusing_hop(self, host: Host, said: str) -> Host | None:
+        """Return the host on the way that refused the login. None: `host` itself did."""
+        denied = _DENIED.search(said)
+        if denied is None:
+            return None
+        own = self.words(host)
+        for words, told in with_hops([own]):
+            if (told["user"][0], told["hostname"][0]) != denied.groups():
+                continue
+            if words == own:
+                return None
+            jump = host.jump
+            while jump is not None and jump.address != words[-1]:
+                jump = jump.jump
+            return jump or Host(address=words[-1])
+        return None
+
     def _login_advice(self, host: Host) -> str:
         """Return the next step after a refused login."""
-        if old := ended(self.words(host)):
-            return old
         if host.key:
             return (
                 key_remedy(Path(host.key))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -253,3 +254,52 @@ def ask_ssh(words: Sequence[str]) -> dict[str, list[str]]:
         key, _, value = line.partition(" ")
         told.setdefault(key, []).append(value)
     return told
+
+
+Way = tuple[Sequence[str], Mapping[str, Sequence[str]]]
+"""Words of `ssh` for a host, and the options that they stand for."""
+
+
+def with_hops(hosts: Sequence[Sequence[str]]) -> list[Way]:
+    """Return the ways to hosts, and after them the ways to the hosts between.
+
+    `hosts`: words of `ssh` for each host. A host between is one of ProxyJump, or of a ProxyCommand
+    that is `ssh -W`. A host whose configuration cannot be read is left out.
+    """
+    found: list[Way] = []
+    pending = [list(words) for words in hosts]
+    for words in pending:
+        try:
+            told = ask_ssh(words)
+        except ConfigError:  # the login itself meets the same error, and names it
+            continue
+        found.append((words, told))
+        pending += [hop for hop in _hops(words, told) if hop not in pending]
+    return found
+
+
+def _hops(words: Sequence[str], told: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """Return the words of `ssh` for the hosts that a configuration goes through."""
+    found = []
+    file = list(words[words.index("-F") :][:2]) if "-F" in words else []
+    for hop in told.get("proxyjump", ["none"])[0].split(","):
+        if hop == "none":
+            continue
+        try:
+            named = _read_text(hop)
+        except ConfigError:  # such as ssh://, which says the same in other words
+            continue
+        user = ["-l", str(named["user"])] if "user" in named else []
+        port = ["-p", str(named["port"])] if "port" in named else []
+        found.append([*file, *user, *port, "--", str(named["address"])])
+    try:
+        command = shlex.split(told.get("proxycommand", ["none"])[0].replace("%%", "%"))
+    except ValueError:  # a shell's words, and not those of `ssh` alone
+        command = []
+    if command[:1] == ["exec"]:
+        del command[0]
+    forward = next((at for at, word in enumerate(command) if word.startswith("-W")), 0)
+    if forward and Path(command[0]).name == "ssh":
+        end = forward + (2 if command[forward] == "-W" else 1)
+        found.append([*command[1:forward], *command[end:]])
+    return found

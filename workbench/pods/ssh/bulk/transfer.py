@@ -66,12 +66,16 @@ class SshRoute:
     patience_s: float = 120.0
     """Seconds without a new byte before the transfer is given up. A broken connection is reopened
     until then."""
-    reason_gone: Callable[[], str] = field(default=lambda: "")
-    """Returns why the pod will not answer again; empty while it may."""
+    reason_gone: Callable[[float], str] = field(default=lambda _silent_s: "")
+    """Takes the seconds without a new byte. Returns why the pod will not answer again; empty while
+    it may."""
 
 
 def route_to(
-    pod: Pod, identity: Identity, patience_s: float, reason_gone: Callable[[], str] = lambda: ""
+    pod: Pod,
+    identity: Identity,
+    patience_s: float,
+    reason_gone: Callable[[float], str] = lambda _silent_s: "",
 ) -> SshRoute:
     """Return the route to a pod through the OpenSSH client, with the cluster's identity alone."""
     options: list[str] = []
@@ -270,10 +274,15 @@ class _Tries:
                     return digest
             except Broken as error:
                 logger.info("%s: %s at %d of %d bytes", self.what, error, self.done, self.size)
-                why = self.route.reason_gone()
+                silent_s = time.monotonic() - self.moved_at
+                why = self.route.reason_gone(silent_s)
                 if why:
-                    raise RemoteError(why, host=self.route.host) from error
-                if time.monotonic() - self.moved_at > self.route.patience_s:
+                    size = self.size or "unknown"
+                    raise RemoteError(
+                        f"{self.what}: {self.done} of {size} bytes are over; {why}",
+                        host=self.route.host,
+                    ) from error
+                if silent_s > self.route.patience_s:
                     raise self._given_up(error) from error
                 pause_s = _PAUSE_S if self.done > began else min(2 * pause_s, _PAUSE_AT_MOST_S)
                 time.sleep(pause_s)
