@@ -119,6 +119,15 @@ FAMILIES: Mapping[str, TinyFamily] = {
     "olmoe": TinyFamily(sizes=_EXPERTS),
     "gpt_oss": TinyFamily(sizes={**_EXPERTS, "sliding_window": 8}),
     "granitemoe": TinyFamily(sizes=_EXPERTS),
+    "llama4_text": TinyFamily(
+        sizes={
+            **_EXPERTS,
+            "intermediate_size_mlp": 48,
+            "moe_layers": [1],
+            "num_experts_per_tok": 1,
+            "attention_chunk_size": 8,
+        }
+    ),
     # State spaces.
     "mamba": TinyFamily(
         sizes={"vocab_size": _VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}

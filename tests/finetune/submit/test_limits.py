@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -397,6 +397,30 @@ def test_a_model_of_several_media_without_a_class_for_text_is_refused_by_name(ki
     with pytest.raises(ConfigError, match=refusal):
         check_architecture(job, {"model_type": kind}, "folder/config.json")
     check_architecture(job, {"model_type": "ministral3"}, "folder/config.json")
+
+
+def text_halves(mapping: Any) -> Iterator[str]:
+    """Yield composite types whose class for text saves a type that the mapping does not have."""
+    for kind, name in mapping._model_mapping.items():
+        config = mapping._load_attr_from_module(kind, mapping._config_mapping[kind])
+        if not config.sub_configs:
+            continue
+        own = mapping._load_attr_from_module(kind, name).config_class
+        if own not in mapping:
+            yield kind
+
+
+@pytest.mark.slow
+def test_a_composite_model_whose_saved_language_model_no_class_reads_is_refused() -> None:
+    from transformers.models.auto import modeling_auto as auto
+
+    known = set(text_halves(auto.MODEL_FOR_CAUSAL_LM_MAPPING))
+    known |= set(text_halves(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING))
+    assert "mllama" in known
+    for kind in known:
+        refusal = sentence("finetune.architectures.check_architecture.model-type-whose-2", kind)
+        with pytest.raises(ConfigError, match=refusal):
+            check_architecture(FineTune(model="folder"), {"model_type": kind}, "config.json")
 
 
 def test_a_refused_run_leaves_nothing_behind(tmp_path: Path) -> None:

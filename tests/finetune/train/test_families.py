@@ -56,7 +56,7 @@ def ran(
         plan.add(
             f"{family}-{technique}",
             TECHNIQUES[technique],
-            more={"imports": [module]},
+            more={"imports": [module], "rehearsed": str(folder)},
             model=str(folder),
             technique=technique,
             per_device_train_batch_size=len(TRAIN) // TECHNIQUES[technique],

@@ -114,6 +114,14 @@ CAUSAL: dict[str, dict[str, object]] = {
     "Glm4Moe": {**DENSE_FIRST, **HEADS},
     "DeepseekV3": {**DENSE_FIRST, **LATENT},
     "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    "Llama4": {
+        **HEADS,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "moe_layers": [1],
+        "intermediate_size_mlp": 16,
+    },
+    "Phimoe": {"num_local_experts": 4},
     "Jamba": {"num_experts": 2, "use_mamba_kernels": False, "attn_layer_offset": 1},
     "Gemma3n": {
         **HEADS,

@@ -19,7 +19,7 @@ from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
 from workbench.finetune.model.layers import with_lora
-from workbench.finetune.model.targets import adapted_weights, left_out
+from workbench.finetune.model.targets import adapted_weights, left_out, plain_name
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.models import Family
 from workbench.finetune.plan.plan import plan
@@ -68,13 +68,24 @@ FAMILIES: dict[str, dict[str, object]] = {
         "qk_nope_head_dim": 8,
     },
     "Ernie4_5_Moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    # The routers are linear layers by their class, and return scores and logits.
+    "Llama4": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 1,
+        "moe_layers": [1],
+        "intermediate_size_mlp": 16,
+        "head_dim": 8,
+    },
+    "Phimoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 CAUSAL = Family.CAUSAL
 IDS = torch.arange(3, 13).view(1, 10)
 
 
 def made(family: str) -> Any:
-    config = getattr(transformers, f"{family}Config")
+    # A language model of a composite family has a configuration of its own.
+    text = getattr(transformers, f"{family}TextConfig", None)
+    config = text or getattr(transformers, f"{family}Config")
     torch.manual_seed(0)
     kind = getattr(transformers, f"{family}ForCausalLM")
     return kind(config(**{**SIZES, **FAMILIES[family]})).eval()
@@ -131,6 +142,8 @@ def test_every_linear_weight_of_a_mixture_gets_an_adapter_that_plain_peft_reads(
         ("Qwen3Moe", ["q_proj", "gate_proj", "up_proj", "down_proj"]),
         ("DeepseekV3", ["gate_proj", "up_proj", "down_proj"]),
         ("GptOss", ["q_proj", "experts.down_proj"]),
+        ("Llama4", ["q_proj", "router"]),
+        ("Phimoe", ["router"]),
     ],
 )
 def test_names_of_weights_and_of_modules_are_all_followed(family: str, names: list[str]) -> None:
@@ -144,6 +157,33 @@ def test_names_of_weights_and_of_modules_are_all_followed(family: str, names: li
                     wanted.add(weight)
     trained = with_lora(base, Lora.from_dict({"target_modules": names}), checkpointing=False)
     assert adapted_weights(trained) == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_module_with_an_adapter_returns_what_the_module_without_returns(family: str) -> None:
+    before = outputs(made(family))
+    after = outputs(with_lora(made(family), Lora(), checkpointing=False))
+    assert before.keys() <= after.keys()
+    for name, output in before.items():
+        assert after[name] == output, name
+
+
+def outputs(one: Any) -> dict[str, object]:
+    """Return type and shapes of what each module returns."""
+    found: dict[str, object] = {}
+
+    def note(name: str, output: Any) -> None:
+        tensors = output if isinstance(output, tuple | list) else [output]
+        shapes = [tuple(t.shape) for t in tensors if isinstance(t, torch.Tensor)]
+        found[name] = type(output), shapes
+
+    for name, module in one.named_modules():
+        # An adapter's module is noted after the module inside, by the same name.
+        plain = plain_name(name)
+        module.register_forward_hook(lambda _m, _i, output, name=plain: note(name, output))
+    one.eval()(input_ids=IDS)
+    return found
 
 
 @pytest.mark.slow
@@ -163,6 +203,7 @@ def test_weights_alone_can_be_named(tmp_path: Path) -> None:
         ("GptOss", {"target_parameters": ["experts.gate_up"]}, "experts.gate_up_proj"),
         ("GptOss", {"dropout": 0.1}, "lora dropout is 0.1, .*experts"),
         ("Mixtral", {"use_dora": True}, "lora use_dora is True"),
+        ("Llama4", {"target_modules": ["router"], "dropout": 0.1}, "lora dropout is 0.1, .*router"),
     ],
 )
 def test_adapters_that_cannot_be_made_are_refused_by_name(

@@ -32,6 +32,8 @@ _NEVER_RUN = "code that comes with a model is never run"
 _BEFORE = "give the model before its quantization"
 # transformers computes their tables of positions from whole weights, while it makes the model.
 _COMPUTED_TABLES = ("marian", "pegasus", "roformer")
+# The class for text saves a configuration of its own, which no class for text reads again.
+_NEVER_READ_AGAIN = ("emu3", "mllama", "musicgen", "musicgen_melody")
 # Classes of transformers that read weights of a method as whole numbers.
 _WHOLE = {
     "compressed-tensors": "CompressedTensorsConfig(dequantize=True)",
@@ -72,6 +74,12 @@ def check_architecture(job: FineTuneOptions, config: Json, source: str) -> None:
             "technique 'fsdp' or 'zero2'"
         )
     scores = method_of(job.method).scores
+    if kind in _NEVER_READ_AGAIN and not scores:
+        raise ConfigError(
+            f"{source} has model_type {kind}, whose language model transformers trains and saves "
+            "alone, in a folder that transformers cannot load. Give a language model or use a "
+            "Script"
+        )
     what = "scores texts" if scores else "learns to answer"
     wanted = (_SCORES,) if scores else (_CAUSAL, _PAIRS)
     # Several types may share a configuration class.

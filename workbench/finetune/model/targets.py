@@ -1,15 +1,17 @@
 """Weights that adapters are put on: found by name before peft, and compared with peft's result.
 
 peft ignores names without a module beside names with one. For some mixtures of experts it rewrites
-the names, and then leaves out linear layers outside the experts.
+the names, and then leaves out linear layers outside the experts. peft adds the product of an
+adapter to the output of a linear layer, so a layer with another output is adapted by its weight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from copy import deepcopy
+from copy import copy, deepcopy
 from typing import Any
 
+import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -22,6 +24,7 @@ _BYPASSED = ("out_proj", "dt_proj")
 _PREFIX = "base_model.model."
 _HEADS = ("score", "classifier")
 _WEIGHT = ".weight"
+_FAMILIES = "transformers.models."
 
 
 def linear_weights(model: Any) -> list[str]:
@@ -56,6 +59,39 @@ def bypassed_weights(model: Any) -> set[str]:
             own = [each for each in _BYPASSED if hasattr(module, each)]
             names.update(f"{name}.{each}{_WEIGHT}" for each in own)
     return names
+
+
+def other_outputs(model: Any) -> set[str]:
+    """Return the names of weights of linear layers that return something else than one product.
+
+    Routers that return scores and logits are among them, and layers of groups.
+    """
+    names = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not _returns_product(module):
+            names.add(f"{name}{_WEIGHT}")
+    return names
+
+
+def _returns_product(layer: nn.Linear) -> bool:
+    kind = type(layer)
+    if kind.forward is nn.Linear.forward or not kind.__module__.startswith(_FAMILIES):
+        return True
+    # Try the layer's own code without memory: ranks may have shards of the weight only.
+    trial = copy(layer)
+    trial._parameters = {}
+    sizes = {"weight": (layer.out_features, layer.in_features), "bias": (layer.out_features,)}
+    for name, parameter in layer._parameters.items():
+        if parameter is not None:
+            parameter = nn.Parameter(torch.empty(sizes[name], device="meta"))
+        trial._parameters[name] = parameter
+    trial.training = False
+    try:
+        output = kind.forward(trial, torch.empty(2, layer.in_features, device="meta"))
+    except RuntimeError:
+        # A layer of groups reads inputs of more dimensions.
+        return False
+    return isinstance(output, torch.Tensor) and output.shape == (2, layer.out_features)
 
 
 def stacked_weights(model: Any) -> list[str]:
@@ -113,6 +149,9 @@ def complete(model: Any, config: Any, wanted: Collection[str], options: Lora) ->
             if name in renamed or any(_ends(full, name) for full in modules):
                 kept.append(name)
         config.target_modules = kept
+    others = {weight.removesuffix(_WEIGHT) for weight in other_outputs(model)}
+    if others:
+        config.exclude_modules = sorted({*(config.exclude_modules or ()), *others})
     trial = deepcopy(config)
     _rewrite(trial, model)
     left = set(wanted) - _reached(model, trial)
@@ -164,6 +203,7 @@ def plain_name(name: str) -> str:
 def _reached(model: Any, config: Any) -> set[str]:
     """Return the weights that peft puts adapters on."""
     found: set[str] = set()
+    excluded = {f"{name}{_WEIGHT}" for name in config.exclude_modules or ()}
     if config.target_modules == ALL_LINEAR:
         for name in linear_weights(model):
             module = (
@@ -175,6 +215,7 @@ def _reached(model: Any, config: Any) -> set[str]:
         for full, _ in model.named_modules():
             if any(_ends(full, name) for name in config.target_modules or ()):
                 found.add(f"{full}{_WEIGHT}")
+    found -= excluded
     for name, _ in model.named_parameters(remove_duplicate=False):
         if any(_ends(name, end) for end in config.target_parameters or ()):
             found.add(name)
