@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import resource
 import string
 import threading
 import zipfile
@@ -206,3 +207,28 @@ def test_in_a_deepspeed_json_it_is_refused(kind: str) -> None:
     ) as refused:
         resolve(FineTune(technique="zero1", deepspeed=config), gpus=0)
     assert hidden not in str(refused.value)
+
+
+CRASH = """
+import os, signal
+secret = os.environ["MY_VALUE"]
+print(len(secret), flush=True)
+os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+def test_a_rank_that_crashes_leaves_no_core_file(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if hard == 0:
+        pytest.skip("no process here may write a core file")
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "train.py").write_text(CRASH)
+    job = Script(tmp_path / "job" / "train.py", outputs=["*"], env={"MY_VALUE": drawn(40)})
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    try:
+        with Cluster(LocalPods(), PodSpec(), path=tmp_path / "c", warm=False) as cluster:
+            result = cluster.submit(job).wait(progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+    assert "SIGSEGV" in result.message
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith("core")]

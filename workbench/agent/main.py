@@ -40,6 +40,7 @@ from workbench.base.process import (
     pod_of,
     process_start_time,
     process_table,
+    write_no_core_dump,
 )
 from workbench.base.seats import keep_seats
 
@@ -244,6 +245,7 @@ def _become_daemon(root: Path, kept: set[int]) -> None:
         force=True,
     )
     become_subreaper()
+    write_no_core_dump()
 
 
 def _find_this_package() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import os
+import resource
 import signal
 import socket
 import struct
@@ -386,6 +387,15 @@ def die_with_parent(parent: int) -> None:
 def become_subreaper() -> None:
     """Become the parent of every orphan below the caller, so no orphan escapes."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def write_no_core_dump() -> None:
+    """Keep the memory of the caller and its children, with all secrets, out of core files.
+
+    A program that needs a core file raises its own soft limit `RLIMIT_CORE` again.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, most))
 
 
 def offer_to_oom_killer() -> None:

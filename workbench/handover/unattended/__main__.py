@@ -20,7 +20,7 @@ from workbench.agent.machine import free_port
 from workbench.agent.ranks.request import torchrun_variables
 from workbench.base.child import HOME, QUIET
 from workbench.base.errors import ConfigError, WorkbenchError
-from workbench.base.process import RankPlace, marks
+from workbench.base.process import RankPlace, marks, write_no_core_dump
 from workbench.handover.unattended.coordinator import Coordinator
 from workbench.handover.unattended.rank import Task, address_of, run_task
 from workbench.handover.unattended.rendezvous import FileRendezvous
@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(argv)
     place = Place.read(os.environ)
+    write_no_core_dump()
     try:
         return _run(options.spec.absolute(), options.out.absolute(), place)
     except ConfigError as error:
