@@ -50,6 +50,9 @@ def _carry_out(args: argparse.Namespace) -> int:
     except WorkbenchError as error:
         _say(f"failed: {error}")
         return 1
+    except OSError as error:  # of a file that the command names
+        _say(f"refused: {error.filename or 'a file'}: {error.strerror or error}")
+        return 2
 
 
 def _run(args: argparse.Namespace) -> bool:
@@ -423,6 +426,8 @@ def _check_json(path: Path | None) -> None:
     """Refuse a file that cannot be written, before anything starts."""
     from workbench.base.files import is_folder
 
+    if path is not None and path != _STDOUT and is_folder(path):
+        raise ConfigError(f"--json {path} is a folder; name a file in the folder")
     if path is not None and not is_folder(path.absolute().parent):
         raise ConfigError(f"--json {path}: its folder does not exist; make the folder first")
 
@@ -442,5 +447,6 @@ def _answer(args: argparse.Namespace, text: str, facts: Mapping[str, object]) ->
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    # A name of a file may have bytes that are no text.
+    sys.stdout.write(text.encode(errors="backslashreplace").decode() + "\n")
     sys.stdout.flush()

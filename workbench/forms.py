@@ -1,4 +1,4 @@
-"""The form that composes a cluster and a fine-tune."""
+"""The form for composing a cluster and a fine-tune."""
 
 from __future__ import annotations
 

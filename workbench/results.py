@@ -1,4 +1,4 @@
-"""A run's results and answers: their classes, and functions that compare answers."""
+"""Results and answers of a run: classes, and functions for comparing answers."""
 
 from __future__ import annotations
 

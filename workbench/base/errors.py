@@ -155,7 +155,23 @@ def suggests(what: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     return decorate
 
 
+def check_type(call: str, value: object, types: type | tuple[type, ...], wanted: str) -> None:
+    """Raise ConfigError for an argument of another type, as a user may give to any call.
+
+    Args:
+        call: The call in a user's words, such as `Run.load`.
+        value: The argument.
+        types: The allowed types.
+        wanted: What to give instead, in words.
+    """
+    if not isinstance(value, types):
+        raise ConfigError(f"{call} takes {wanted}, and was given {shortened(value)}")
+
+
 def shortened(value: object) -> str:
     """Return a value as written, shortened if long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # an object of the user's, or a number of more than 4,300 digits
+        return f"a value of type {type(value).__name__}"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

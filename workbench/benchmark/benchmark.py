@@ -10,6 +10,7 @@ from functools import reduce
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, suggests
+from workbench.base.files import user_path
 from workbench.base.shown import Shown, follow
 from workbench.benchmark.finished_rows import FinishedRows
 from workbench.benchmark.forecast import (
@@ -89,7 +90,7 @@ class Benchmark(Shown):
         self._pod = pod or PodSpec()
         self.grid = make_grid(jobs, techniques, pods, vary, repeats, self._pod.slots)
         """The runs, and the runs that are left out."""
-        self.path = Path(path).expanduser().absolute()
+        self.path = user_path(path).absolute()
         """The folder of the run directories."""
         self.name = name
         self.result: BenchmarkResult | None = None
@@ -116,7 +117,7 @@ class Benchmark(Shown):
         """
         made = []
         for file in specs:
-            spec = RunSpec.load(Path(file).expanduser())
+            spec = RunSpec.load(user_path(file))
             cluster = spec.cluster
             pods = spec.job.rules.capped(spec.pods or cluster.count)
             benchmark = cls([spec.job], pods=[pods], pod=cluster.pods, path=path)

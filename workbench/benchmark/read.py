@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.files import read_json
+from workbench.base.files import read_json, user_path
 from workbench.base.json_values import Json, number, part, text, whole
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
@@ -173,7 +173,7 @@ def _absolute(value: object) -> object:
     if not named:
         return value
     with suppress(OSError, ValueError):
-        path = Path(named).expanduser()
+        path = user_path(named)
         if path.exists():
             return str(path.absolute())
     return value

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.files import read_json
+from workbench.base.files import is_folder, read_json, user_path
 from workbench.base.json_values import part
 from workbench.base.shown import Shown, ShownLive, as_page
 from workbench.base.table import data_frame
@@ -268,7 +268,7 @@ def write_report(
 
     The default title names what the rows are.
     """
-    target = Path(folder).expanduser().absolute()
+    target = user_path(folder).absolute()
     if target.suffix.lower() in _OTHER_FORMS and not target.is_dir():
         raise ConfigError(
             f"{target.name} is a file of another form. A report is the page {HTML_NAME}: give the "
@@ -290,9 +290,9 @@ def rows_below(places: Iterable[Path]) -> tuple[list[BenchmarkRow], list[str]]:
     rows: list[BenchmarkRow] = []
     broken: list[str] = []
     seen: set[Path] = set()
-    given = [Path(place).expanduser().absolute() for place in places]
+    given = [user_path(place).absolute() for place in places]
     for place in given:
-        if not place.is_dir():
+        if not is_folder(place):
             raise ConfigError(
                 f"there is no folder {place}; give run directories, "
                 "a cluster's directory or a benchmark's folder"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from workbench.base.errors import ConfigError, RunError, Unreadable, suggests
-from workbench.base.files import check_working_directory, gate, is_missing, read_text
+from workbench.base.errors import ConfigError, RunError, Unreadable, check_type, suggests
+from workbench.base.files import check_working_directory, gate, is_missing, read_text, user_path
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
 from workbench.base.shown import ShownLive, follow
@@ -84,6 +85,7 @@ class Cluster(ShownLive, Submission):
         Raises:
             ConfigError: A value is not allowed.
         """
+        check_type("Cluster", backend, Place, "a place such as LocalPods() or SSHPods(…)")
         check_registered(backend)
         self.spec = ClusterSpec(
             backend=backend.to_dict(),
@@ -100,7 +102,7 @@ class Cluster(ShownLive, Submission):
         self._closed = False
         self._held = False
         self._attached = False
-        root = Path(path or Path("runs") / name).expanduser()
+        root = user_path(path or Path("runs") / name)
         if not root.is_absolute():
             check_working_directory()
         self._paths = ClusterPaths(root.absolute())
@@ -129,7 +131,8 @@ class Cluster(ShownLive, Submission):
             RunError: No cluster runs there, and its keeper cannot be replaced. The message has the
                 reason.
         """
-        root = Path(path).expanduser().absolute()
+        check_type("Cluster.attach", path, (str, PathLike), "the path of the cluster's directory")
+        root = user_path(path).absolute()
         why = weakness(root)
         if why:  # the socket and ssh configuration there will be trusted
             raise ConfigError(why)

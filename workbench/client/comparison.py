@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, check_type
 from workbench.base.files import read_json
 from workbench.base.json_values import number as as_number
 from workbench.base.json_values import text
@@ -280,8 +280,11 @@ def tensorboard(runs: AnyRun | Iterable[AnyRun]) -> Board:
 
 
 def _paths(runs: Iterable[AnyRun]) -> list[Path]:
+    wanted = "runs, or the paths of their directories"
+    check_type("the call", runs, Iterable, f"a list of {wanted}")
     paths = []
     for run in runs:
+        check_type("the list", run, (str, Path, Run, RunResult, RunRecord), wanted)
         if isinstance(run, str | Path):
             paths.append(Path(run))
         else:

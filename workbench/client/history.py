@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
-from workbench.base.errors import ConfigError, RunError, one_of
+from workbench.base.errors import ConfigError, RunError, check_type, one_of
+from workbench.base.files import is_folder, user_path
 from workbench.base.shown import ShownLive
 from workbench.base.table import as_grid, data_frame
 from workbench.client.comparison import RunComparison, compare
@@ -150,8 +152,10 @@ def history(
         ConfigError: There is no such state, no run below the folder has such a column, or `within`
             names a column of text or a value other than a pair of numbers.
     """
-    root = Path(folder).expanduser().absolute()
-    if not root.is_dir():
+    check_type("history", folder, (str, PathLike), "the path of a folder")
+    check_type("history(sort=…)", sort, str, "the name of a column")
+    root = user_path(folder).absolute()
+    if not is_folder(root):
         raise RunError(f"there is no folder {root}")
     states, techniques = ([each] if isinstance(each, str) else each for each in (state, technique))
     for each in states:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 from pydantic.dataclasses import dataclass
 
 from workbench.base.errors import RunError, RunFailed, WorkbenchError
-from workbench.base.files import read_json, write_bytes
+from workbench.base.files import read_json, user_path, write_bytes
 from workbench.base.json_values import number
 from workbench.base.shown import Shown, as_page
 from workbench.base.words import counted, plain, printable
@@ -96,7 +96,7 @@ class RunResult(Shown, ResultRecord):
         Raises:
             RunError: The run directory is missing, or the file cannot be written.
         """
-        target = Path(path).expanduser().absolute()
+        target = user_path(path).absolute()
         card = card_of(self, target.name)
         replace_text(target, as_page(card))
         return target

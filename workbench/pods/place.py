@@ -15,6 +15,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, Field
 
 from workbench.base.errors import ConfigError
+from workbench.base.files import user_path
 from workbench.base.nvml import VISIBLE
 from workbench.base.record import Allowed, PathText, Record, Text
 from workbench.pods.pod import LaunchContext, Phase, Pod, interface_variables
@@ -30,7 +31,7 @@ def absolute(path: str) -> str:
     """
     if not path:
         return ""
-    own = Path(path).expanduser()
+    own = user_path(path)
     return str(own.absolute())
 
 

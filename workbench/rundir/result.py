@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, field
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ValidationError
 from pydantic.dataclasses import dataclass
 
-from workbench.base.errors import RunError
+from workbench.base.errors import RunError, check_type
 from workbench.base.files import load_json, read_json
 from workbench.base.json_values import text
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
@@ -249,8 +250,10 @@ class ResultRecord(Measurements):
     """Place and reason of the failure."""
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def load(cls, path: str | Path) -> Self:
         """Read the `result.json` of a run directory. Raise RunError if the run has not ended."""
+        check_type("a result", path, (str, PathLike), "the path of a run's directory")
+        path = Path(path)
         file = result_file(RunPaths(path))
         if not os.path.lexists(file):
             raise RunError(

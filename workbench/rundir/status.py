@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path, PurePath
 from typing import Annotated
 
@@ -20,7 +21,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base import entries
-from workbench.base.errors import RunError, Unreadable, WorkbenchError
+from workbench.base.errors import RunError, Unreadable, WorkbenchError, check_type
 from workbench.base.files import (
     is_folder,
     is_missing,
@@ -223,6 +224,7 @@ def is_keeper_alive(cluster: Path) -> bool:
 
 def run_at(path: str | Path) -> RunPaths:
     """Return the paths of the run in a directory. Raise RunError if the directory holds no run."""
+    check_type("a run", path, (str, PathLike), "the path of the run's directory")
     paths = RunPaths(user_path(path).resolve())
     if not is_there(paths.info):
         raise RunError(f"not a run directory: {paths.root} holds no run.json")

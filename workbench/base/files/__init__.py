@@ -80,7 +80,9 @@ def not_ours(path: Path) -> str:
 
 
 def user_path(path: str | Path) -> Path:
-    """Return a path as a user writes it, with `~` filled in."""
+    """Return a path as a user writes it, with `~` filled in. Raise ConfigError for no path."""
+    if "\0" in str(path):
+        raise ConfigError(f"the path {str(path)[:200]!r} has a NUL, which no path can have")
     try:
         return Path(path).expanduser()
     except RuntimeError as error:

@@ -77,7 +77,9 @@ class Record(BaseModel):
     sections: ClassVar[Mapping[str, str]] = {}
     """Headings for a page or a form, by the first option of every section."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, *values: object, **options: object) -> None:
+        if values:
+            raise self._by_name(values[0])
         for name, value in options.items():
             if unfit := problem_in(value):
                 raise ConfigError(
@@ -96,7 +98,7 @@ class Record(BaseModel):
         types = get_type_hints(
             SimpleNamespace(__annotations__={n: f.annotation for n, f in cls._fields().items()})
         )
-        parameters = inspect.signature(cls).parameters.values()
+        parameters = [p for p in inspect.signature(cls).parameters.values() if p.name in types]
         cls.__signature__ = inspect.Signature(
             [p.replace(annotation=_TypeText.of(types[p.name])) for p in parameters]
         )
@@ -107,6 +109,14 @@ class Record(BaseModel):
         """Return what an editor completes: options and calls for users, nothing of pydantic."""
         public = {*type(self).model_fields, *_PUBLIC}
         return [name for name in super().__dir__() if name in public or name.startswith("_")]
+
+    @classmethod
+    def _by_name(cls, value: object) -> ConfigError:
+        first = next(iter(cls._fields()), "")
+        return ConfigError(
+            f"{cls.__name__} takes options by name alone: write "
+            f"{cls.__name__}({first}={shortened(value)})"
+        )
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse assignments without showing the value, which may be secret.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, one_of
-from workbench.base.files import gate, load_json
+from workbench.base.files import gate, load_json, user_path
 from workbench.base.json_values import part
 from workbench.base.shown import Shown
 from workbench.base.words import scaled
@@ -185,7 +185,7 @@ def export(
 
 def new_folder(folder: str | Path) -> Path:
     """Return the absolute path of a folder to make, and make the folders above."""
-    target = Path(folder).expanduser().absolute()
+    target = user_path(folder).absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is there already; name a new folder for the model")
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import read_given
+from workbench.base.files import read_given, user_path
 from workbench.finetune.options.limits import too_many_parts
 from workbench.finetune.options.models import (
     TINY_LLAMA,
@@ -93,7 +93,7 @@ def model_config(model: str, revision: str | None = None) -> Mapping[str, object
     """
     kind = model_kind(model)
     if kind is ModelKind.FOLDER:
-        return _read(Path(model).expanduser() / "config.json")
+        return _read(user_path(model) / "config.json")
     short = model.rpartition("/")[2].lower()
     for ending in ("-hf", "-chat"):
         short = short.removesuffix(ending)

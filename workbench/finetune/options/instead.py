@@ -227,6 +227,8 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
         **{name: _METHOD.format(name) for name in ("sft", "dpo", "grpo", "kto", "orpo", "reward")},
         **dict.fromkeys(("ppo", "rloo"), _SCRIPT),
         "deepspeed": "name the ZeRO stage: zero1, zero2 or zero3",
+        **{name: f"adapters are peft={name!r}, with any technique" for name in ("lora", "qlora")},
+        "dora": "adapters are peft='lora' with lora={'use_dora': True}, with any technique",
     },
     "method": {
         **dict.fromkeys(("ppo", "rloo", "cpo", "online_dpo", "gkd"), _SCRIPT),

@@ -140,7 +140,7 @@ def has_chat_template(model: str) -> bool | None:
     """
     if model in (TINY_T5, TINY_LLAMA):
         return False
-    folder = Path(model).expanduser()
+    folder = user_path(model)
     if not is_there(folder / "config.json"):
         return None
     return is_there(folder / "chat_template.jinja") or bool(
@@ -152,7 +152,7 @@ def config_of(model: str, name: str = "config") -> Json:
     """Return a configuration file of a model's folder; empty if it cannot be read."""
     # Follow links: the folders of the hub's cache consist of links.
     try:
-        text = read_given(Path(model).expanduser() / f"{name}.json")
+        text = read_given(user_path(model) / f"{name}.json")
         return part({"config": parse_json(text)}, "config")
     except (OSError, RuntimeError, ValueError):
         return {}

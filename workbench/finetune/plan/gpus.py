@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from workbench.base.errors import ConfigError, suggests
+from workbench.base.errors import ConfigError, check_type, suggests
 from workbench.base.shown import Shown
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
@@ -108,6 +108,7 @@ def gpus_for(
         ConfigError: The model's shape is unknown on this machine, or a number is not allowed.
         WorkbenchError: The model's step cannot be traced.
     """
+    check_type("gpus_for", job, FineTune, "a FineTune")
     for name, value in (("gpus_on_pod", gpus_on_pod), ("most_pods", most_pods)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; allowed: a whole number from 1")

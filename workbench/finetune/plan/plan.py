@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
-from workbench.base.errors import ConfigError, suggests
+from workbench.base.errors import ConfigError, check_type, suggests
 from workbench.base.record import Allowed, Count, Positive, Record, Size
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
@@ -78,6 +78,7 @@ def plan(
             experts of a mixture cannot be packed in 4 bits.
         WorkbenchError: The model's step cannot be traced.
     """
+    check_type("plan", job, FineTune, "a FineTune")
     _Hardware(
         pods=pods,
         gpus=gpus,

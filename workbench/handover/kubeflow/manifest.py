@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.files import read_json
+from workbench.base.files import read_json, user_path
 from workbench.base.json_values import part
 from workbench.base.shown import Shown
 from workbench.handover.kubeflow.files import config_files, handover_of
@@ -49,7 +49,7 @@ class Manifest(Shown):
 
     def to_yaml(self, path: str | Path) -> Path:
         """Write the YAML to a file. An existing file is replaced."""
-        target = Path(path).expanduser().absolute()
+        target = user_path(path).absolute()
         try:
             target.write_text(self.to_text(), encoding="utf-8")
         except OSError as error:

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field
 
 from workbench.base.child import HOME
 from workbench.base.errors import BackendError, ConfigError, PodTimeout
-from workbench.base.files import read_json, write_text
+from workbench.base.files import read_json, user_path, write_text
 from workbench.base.record import Allowed, PathText, Positive, Record, Unit
 from workbench.pods.place import absolute
 
@@ -201,7 +201,7 @@ class CMLProject(Record):
         return project
 
     def _within(self, path: str | Path, what: str) -> Path:
-        whole = Path(path).expanduser().absolute().resolve()
+        whole = user_path(path).absolute().resolve()
         if not whole.is_relative_to(Path(self.folder).resolve()):
             raise ConfigError(
                 f"{what} {whole} is not in the project's folder {self.folder}; the run sees only"

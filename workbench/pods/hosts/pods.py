@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.files import gate, write_text
+from workbench.base.files import gate, user_path, write_text
 from workbench.base.record import Allowed, PathText, Positive, Unit
 from workbench.pods.hostfile import check_address, check_user
 from workbench.pods.hosts import entry
@@ -186,7 +186,7 @@ class SSHPods(Place):
         if hosts:
             options["hosts"] = hosts
         elif hostfile:
-            path = Path(hostfile).expanduser()
+            path = user_path(hostfile)
             options["hosts"] = from_hostfile(path.absolute())
         super().__init__(**options)
         # A name for the configuration is free in its form; an address goes to launchers, too.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.files import read_given
+from workbench.base.files import read_given, user_path
 from workbench.base.json_values import text
 from workbench.finetune.options.models import TINY_LLAMA, TINY_T5, config_of
 
@@ -49,6 +48,6 @@ def template_of(job: FineTuneOptions) -> str:
     if job.model in (TINY_T5, TINY_LLAMA):
         return ""
     try:
-        return read_given(Path(job.model).expanduser() / "chat_template.jinja")
+        return read_given(user_path(job.model) / "chat_template.jinja")
     except (OSError, RuntimeError, ValueError):
         return text(config_of(job.model, "tokenizer_config").get("chat_template"))

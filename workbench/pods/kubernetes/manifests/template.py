@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import gate
+from workbench.base.files import gate, user_path
 
 WORKER = "worker"
 """Name of the container that runs the ranks."""
@@ -30,7 +30,7 @@ def read_template(template: object) -> object:
         return {}
     import yaml
 
-    path = Path(template).expanduser()
+    path = user_path(template)
     try:
         found = yaml.safe_load(gate.read_text(path))
     except (OSError, ValueError) as error:

@@ -1,0 +1,105 @@
+"""A value of any type, given to any public call, is refused in words that say what to give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import workbench
+from workbench import (
+    Cluster,
+    FineTune,
+    LocalPods,
+    PodSpec,
+    Run,
+    SSHPods,
+    compare,
+    gpus_for,
+    history,
+    plan,
+    preview,
+    tensorboard,
+)
+from workbench.errors import ConfigError, WorkbenchError
+from workbench.results import RunResult
+
+WRONG: dict[str, object] = {
+    "number": 3,
+    "huge number": 10**5000,
+    "none": None,
+    "list": [],
+    "numbers": [3, 4],
+    "mapping": {"a": 1},
+    "object": object(),
+    "bytes": b"x",
+    "function": print,
+    "long text": "a" * 5000,
+    "control": "a\0b",
+    "absent home": "~nobody-of-this-name/x",
+}
+CALLS: dict[str, Callable[[object], object]] = {
+    "Run.load": Run.load,  # type: ignore[dict-item]
+    "RunResult.load": RunResult.load,  # type: ignore[dict-item]
+    "Cluster": lambda value: Cluster(value),  # type: ignore[arg-type]
+    "Cluster.attach": Cluster.attach,  # type: ignore[dict-item]
+    "Cluster(path)": lambda value: Cluster.attach(value),  # type: ignore[arg-type]
+    "history": history,  # type: ignore[dict-item]
+    "history(sort)": lambda value: history(sort=value),  # type: ignore[arg-type]
+    "plan": plan,  # type: ignore[dict-item]
+    "gpus_for": gpus_for,  # type: ignore[dict-item]
+    "preview": preview,  # type: ignore[dict-item]
+    "compare": compare,  # type: ignore[call-overload, dict-item]
+    "tensorboard": tensorboard,  # type: ignore[dict-item]
+    "SSHPods(key)": lambda value: SSHPods(hosts=["a"], key=value),
+    "PodSpec(cpus)": lambda value: PodSpec(cpus=value),
+    "FineTune(model)": lambda value: FineTune(model=value),
+}
+FINE = {
+    ("SSHPods(key)", "long text"),
+    ("PodSpec(cpus)", "none"),
+    ("PodSpec(cpus)", "number"),
+    ("FineTune(model)", "long text"),
+    ("FineTune(model)", "absent home"),
+}
+"""Calls with a value that is no fault, or that only the submission can judge."""
+
+
+@pytest.mark.parametrize("value", WRONG)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_wrong_value_is_refused_in_words(
+    call: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if (call, value) in FINE:
+        CALLS[call](WRONG[value])
+        return
+    with pytest.raises(WorkbenchError) as caught:
+        CALLS[call](WRONG[value])
+    assert len(str(caught.value)) < 12_000
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: FineTune("tiny-t5"), r"write FineTune\(model='tiny-t5'\)"),
+        (lambda: PodSpec(2), r"write PodSpec\(cpus=2\)"),
+        (lambda: Cluster("local"), r"a place such as LocalPods\(\)"),  # type: ignore[arg-type]
+        (lambda: FineTune(technique="lora"), "adapters are peft='lora'"),
+        (lambda: FineTune(technique="qlora"), "adapters are peft='qlora'"),
+        (lambda: plan(LocalPods()), "plan takes a FineTune"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_call_as_in_other_libraries_is_refused_with_the_call_that_works(
+    call: Callable[[], object], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call()
+
+
+def test_every_public_call_is_tried_or_is_no_call() -> None:
+    tried = {name.partition("(")[0].partition(".")[0] for name in CALLS}
+    others = {"Script", "Function", "Benchmark", "Volume", "CMLPods", "KubernetesPods"}
+    others |= {"SlurmPods", "LocalPods", "log"}
+    assert set(workbench.__all__) <= tried | others
