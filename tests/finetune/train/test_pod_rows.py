@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from array import array
 from collections.abc import Callable, Sequence
@@ -115,6 +117,24 @@ def test_the_ranks_of_a_pod_open_one_file(monkeypatch: pytest.MonkeyPatch, tmp_p
     opened = group.run(lambda pod: rows_of_pod(SharedRows(examples_of(ROWS), make, pod)))
     files = [os.fstat(rows._file.fileno()).st_ino for rows in opened]
     assert files[0] == files[1] != files[2] == files[3]
+
+
+def test_rows_follow_rows_although_a_folder_is_removed_late(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group = Ranks(monkeypatch, tmp_path, [3])
+    remove = shutil.rmtree
+
+    def late(*args: Any, **options: Any) -> None:
+        time.sleep(0.3)
+        remove(*args, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", late)
+
+    def work(pod: PodRanks) -> list[TokenRows]:
+        return [rows_of_pod(SharedRows(examples_of(ROWS), make, pod)) for _ in range(2)]
+
+    assert all(list(rows) == EXPECTED for both in group.run(work) for rows in both)
 
 
 def test_each_example_is_tokenized_once_on_a_pod(

@@ -67,6 +67,8 @@ class PodRanks:
         finally:
             if self.leads:
                 shutil.rmtree(self.folder, ignore_errors=True)
+        # Otherwise a rank could make the folder for the next rows before the removal.
+        ranks.barrier()
 
     def share_of(self, number: int, turn: int) -> Path:
         """Return the file with a rank's rows of one turn."""
