@@ -25,7 +25,7 @@ def cell(capsys: pytest.CaptureFixture[str]) -> Iterator[Cell]:
         shell.run_cell(text, store_history=True)
         return SEEN.sub("", capsys.readouterr().out).strip()
 
-    run("from workbench import *")
+    run("from workbench import *; from workbench.data import *; from workbench.forms import *")
     yield run
     InteractiveShell.clear_instance()
 

@@ -85,6 +85,8 @@ def prepare_run(
             spec = spec.replace(job=prepared.job)
             write_json(paths.origin, origin_of(prepared, Path.cwd()))
             _fill(spec, paths)
+            # A run that resumes after a power cut needs the same rows.
+            gate.sync_below(paths.root)
         check_room(paths.root, _ROOM_BYTES)
     except BaseException:
         gate.remove_tree(paths.root)
