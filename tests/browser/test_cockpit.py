@@ -103,7 +103,8 @@ def test_the_form_explains_starts_stops_and_is_saved(
     (lab.folder / "rows.jsonl").write_text("")
     book = open_book(
         lab.add(
-            notebook("from workbench.forms import compose\ncompose(count=1, max_steps=10)"), "form.ipynb"
+            notebook("from workbench.forms import compose\ncompose(count=1, max_steps=10)"),
+            "form.ipynb",
         )
     )
     book.run(0)
