@@ -21,6 +21,16 @@ from workbench.rundir.spec import stored
 # Limit of Kubernetes for a ConfigMap: 1 MiB, including names.
 _MOST_BYTES = (1 << 20) - 4096
 _LEFT_OUT = (
+    "agent/__main__.py",
+    "agent/call.py",
+    "agent/folders.py",
+    "agent/forkserver.py",
+    "agent/listener.py",
+    "agent/main.py",
+    "agent/packages",
+    "agent/supervisor.py",
+    "agent/warm.py",
+    "agent/warm_link.py",
     "benchmark",
     "client",
     "display",
@@ -47,7 +57,10 @@ _LEFT_OUT = (
 )
 """Folders and files of the package not imported by ranks and unattended runs."""
 _OF_LEFT_OUT = re.compile(
-    rf"^from workbench\.({'|'.join(name.replace('/', '[.]') for name in _LEFT_OUT)})\b", re.M
+    r"^from workbench\.("
+    + "|".join(name.removesuffix(".py").replace("/", "[.]") for name in _LEFT_OUT)
+    + r")\b",
+    re.M,
 )
 
 
