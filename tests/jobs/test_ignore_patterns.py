@@ -41,6 +41,7 @@ def test_a_pattern_of_many_stars_takes_no_longer() -> None:
 def test_names_and_patterns_that_are_no_text_are_matched() -> None:
     assert IgnorePatterns(["*.bin"]).decide("a\udcff.bin")
     assert IgnorePatterns(["\udcff*"]).decide("\udcffb")
+    assert IgnorePatterns(["*.bin"]).decide("\ud800.bin")
 
 
 def test_a_pattern_beyond_the_engine_is_named() -> None:

@@ -45,5 +45,5 @@ class IgnorePatterns:
 
 
 def _of_unicode(text: str) -> str:
-    """Replace the bytes of a name that are not UTF-8, which RE2 cannot take."""
-    return text.encode(errors="surrogateescape").decode(errors="replace")
+    """Replace the parts of a name that are no UTF-8, which RE2 cannot take."""
+    return text.encode(errors="surrogatepass").decode(errors="replace")

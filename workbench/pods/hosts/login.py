@@ -29,7 +29,7 @@ _CHANGED = re.compile(r"IDENTIFICATION HAS CHANGED")
 _REVOKED = re.compile(r"marked as revoked")
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key in (\S+:\d+)")
 _SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
-_DENIED = re.compile(r"(\S+)@(\S+): Permission denied")
+_DENIED = re.compile(r"(?<!\S)(\S{1,200})@([^\s@]{1,200}): Permission denied")
 _LOOK_S = 5.0
 
 
