@@ -292,15 +292,12 @@ class Fleet:
             return self.pods
 
     def _reason_gone(self, name: str, silent_s: float = 0.0) -> str:
-        """Return why a pod will not answer again; empty while it may.
-
-        `silent_s`: seconds without a sign of the pod. A closing cluster waits `_CLOSING_S` for a
-        pod that runs by its place's words.
-        """
+        """Return why a pod, silent for some seconds, will not answer again; empty while it may."""
         pod = next(pod for pod in self.refresh() if pod.name == name)
         is_closing = self._closing()
         if pod.phase.is_terminal or (pod.phase is Phase.UNKNOWN and is_closing):
             return f"{name} is {pod.phase}: {pod.message or 'no more is known'}"
+        # The place says that the pod runs: a closing cluster waits a short time.
         if is_closing and silent_s >= _CLOSING_S:
             self._left.add(name)
         if is_closing and name in self._left:

@@ -192,12 +192,9 @@ def _chunks(device: torch.device) -> int:
 
 
 def _slowdown(device: torch.device, alone: int, ranks: int, chunks: int) -> float:
-    """Return how many times longer all ranks compute than the first pod alone, at least 1.
-
-    The `alone` ranks of the first pod and all ranks take turns, because the pods' other load
-    changes with time.
-    """
+    """Return how many times longer all ranks compute than the first pod alone, at least 1."""
     ratios = []
+    # Both take turns, because the other load of the pods changes with time.
     for _ in range(_TURNS):
         alone_s = _computed_s(device, alone, chunks)
         ratios.append(_computed_s(device, ranks, chunks) / alone_s)

@@ -150,12 +150,9 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
 
 
 def _pods_threads() -> str:
-    """Return `OMP_NUM_THREADS` of the pod; empty if the pod has none.
-
-    torchrun sets 1 for its ranks where the pod has no value. The start of torchrun itself tells
-    the two apart.
-    """
+    """Return `OMP_NUM_THREADS` of the pod; empty if the pod has none."""
     name = "OMP_NUM_THREADS"
+    # torchrun sets 1 for its ranks where the pod has no value; its own environment is the pod's.
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return marks(os.getppid(), [name]).get(name, "")
     return os.environ.get(name, "")
