@@ -59,6 +59,7 @@ def _run(args: argparse.Namespace) -> bool:
     from workbench.base.files import write_json
     from workbench.client.cluster import Cluster
     from workbench.keeper.checkpoints import held_checkpoint
+    from workbench.rundir.format import FORMAT
     from workbench.rundir.make.prepare import prepare_run
     from workbench.rundir.make.unstarted import fail_unstarted
     from workbench.rundir.spec import RunSpec
@@ -75,7 +76,8 @@ def _run(args: argparse.Namespace) -> bool:
         gate.remove_tree(prepared.paths.root)
         raise
     except WorkbenchError as error:
-        write_json(prepared.paths.info, {"id": prepared.run_id, "cluster": str(cluster.path)})
+        info = {"format": FORMAT, "id": prepared.run_id, "cluster": str(cluster.path)}
+        write_json(prepared.paths.info, info)
         with suppress(OSError):
             fail_unstarted(prepared.paths, prepared.spec, error)
         raise

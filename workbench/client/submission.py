@@ -22,6 +22,7 @@ from workbench.jobs.job import Job
 from workbench.jobs.script import Function
 from workbench.keeper.launch import LaunchCommand
 from workbench.rundir.deadline import end_of, too_late
+from workbench.rundir.format import FORMAT
 from workbench.rundir.make.function import as_script
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.make.unstarted import fail_unstarted
@@ -181,6 +182,7 @@ class Submission:
         """
         info = {
             **(note or {}),
+            "format": FORMAT,
             "id": prepared.run_id,
             "cluster": str(self.path),
             "submitted_s": time.time(),

@@ -41,6 +41,7 @@ from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.redact import mask_secrets
 from workbench.base.words import printable
 from workbench.pods.pod import Pod
+from workbench.rundir.format import check_format
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
 
@@ -228,6 +229,7 @@ def run_at(path: str | Path) -> RunPaths:
     paths = RunPaths(user_path(path).resolve())
     if not is_there(paths.info):
         raise RunError(f"not a run directory: {paths.root} holds no run.json")
+    check_format(read_json(paths.info), str(paths.root))
     return paths
 
 

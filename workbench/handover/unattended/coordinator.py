@@ -21,6 +21,7 @@ from workbench.handover.unattended.rank import STATUS
 from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import keep_newest
 from workbench.rundir.events import Event
+from workbench.rundir.format import FORMAT
 from workbench.rundir.journal import Journal
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.outcome import MemoryPeaks, RankStatus, first_cause, rank_statuses
@@ -163,6 +164,7 @@ class Coordinator:
             path.rename(self._paths.root / path.name)
         self._spec = prepared.spec
         info = {
+            "format": FORMAT,
             "id": prepared.run_id,
             "cluster": str(self._paths.root),
             "submitted_s": self._began_s,

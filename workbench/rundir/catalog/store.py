@@ -22,6 +22,7 @@ from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
 from workbench.rundir.catalog.benchmarks import benchmark_figures
 from workbench.rundir.events import EventTail
+from workbench.rundir.format import check_format
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.result import HostSlots, ResultRecord
@@ -149,8 +150,9 @@ def record_of(paths: RunPaths, is_alive: Callable[[Path], bool] = is_keeper_aliv
 
 
 def _record(paths: RunPaths, is_alive: Callable[[Path], bool]) -> RunRecord:
-    state, problem = state_or_problem(paths, is_alive)
     info = read_json(paths.info)
+    check_format(info, "it")
+    state, problem = state_or_problem(paths, is_alive)
     facts = read_json(paths.result)
     if not facts:
         # A run in progress has no result: the last events have its figures so far.

@@ -20,6 +20,7 @@ from workbench.base.files.disk import check_room
 from workbench.base.json_values import parse_json
 from workbench.base.words import short_list
 from workbench.rundir.checkpoints import number_in, problem_of
+from workbench.rundir.format import FORMAT, check_format
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import is_safe_name
 from workbench.rundir.stores.store import Copy, Store
@@ -81,6 +82,7 @@ class StoredRun:
     """Content of `job.json`."""
     inputs: Mapping[Annotated[str, AfterValidator(_plain)], StoredFile]
     """Files that the run sent to its pods, by name. The files themselves are not stored."""
+    format: int = FORMAT
 
 
 _CHECKPOINT = TypeAdapter(StoredCheckpoint)
@@ -263,7 +265,10 @@ def _runs_below(store: Store) -> str:
 
 def _parsed(adapter: TypeAdapter[_T], text: str, where: str) -> _T:
     try:
-        return adapter.validate_python(parse_json(text))
+        raw = parse_json(text)
+        if isinstance(raw, dict):
+            check_format(raw, where)
+        return adapter.validate_python(raw)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(str(part)[:80] for part in first["loc"])
