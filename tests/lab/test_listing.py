@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from writtenrun import WrittenRun, write_run
 
-from tests.support.sentences import says
+from tests.support.sentences import says, sentence
 from workbench import FineTune, PodSpec
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.tensorboard.board import serve_folders
@@ -348,3 +348,11 @@ def test_only_a_registered_cluster_without_a_run_is_stopped(
     written.keeper("closed", alive=False)
     with pytest.raises(RunError, match="no cluster runs"):
         listing.stop_cluster("runs/cluster")
+
+
+def test_a_run_that_is_lost_or_over_is_not_stopped_in_silence(
+    written: WrittenRun, listing: Listing
+) -> None:
+    written.keeper(alive=False)
+    with pytest.raises(RunError, match=sentence("lab.listing.stop.run-ended")):
+        listing.stop(name_of(written))

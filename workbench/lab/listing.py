@@ -222,6 +222,8 @@ class Listing:
         """Ask a run's keeper to end the run within two steps."""
         paths = self.run(name)
         run = Run(paths.root)
+        if run.state.is_terminal:
+            raise RunError(f"run {run.id} has ended: it is {run.state}")
         run.stop()
         return {"message": "asked to stop within two steps"}
 

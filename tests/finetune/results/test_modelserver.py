@@ -18,10 +18,12 @@ from poll import until
 
 from tests.support.sentences import sentence
 from workbench.base.errors import RunError
+from workbench.base.files import write_json
+from workbench.base.package import file_digest
 from workbench.base.process import activity, is_alive, process_start_time
 from workbench.finetune.answers.ask import compare_predictions, predict
 from workbench.finetune.answers.questions import Question
-from workbench.finetune.answers.server import ModelServer, close_all, server_of
+from workbench.finetune.answers.server import ModelServer, check_model, close_all, server_of
 from workbench.finetune.data.sources.dataset import prepare
 from workbench.finetune.data.wikisql.datasets import Mini
 from workbench.finetune.job.finetune import FineTune
@@ -93,6 +95,24 @@ def test_a_run_without_a_model_is_refused_before_anything_starts(tmp_path: Path)
         ModelServer(RunPaths(tmp_path))
     with pytest.raises(RunError, match=sentence("finetune.server.check_model.run-directory")):
         server_of(RunPaths(tmp_path / "nowhere"))
+
+
+def test_weights_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path) -> None:
+    paths = make_run(tmp_path, "zero1")
+    paths.model.mkdir()
+    (paths.model / "config.json").write_text("{}")
+    weights = paths.model / "model.safetensors"
+    weights.write_bytes(b"weights")
+    digests = {"model/model.safetensors": file_digest(weights), "model/../../x.safetensors": ""}
+    write_json(paths.manifest, digests)
+    check_model(paths)
+    weights.write_bytes(b"weightz")
+    damaged = sentence("finetune.server._check_weights.damaged-sha-written")
+    with pytest.raises(RunError, match=damaged):
+        check_model(paths)
+    weights.unlink()
+    with pytest.raises(RunError, match="cannot be read"):
+        check_model(paths)
 
 
 def test_a_model_with_more_layers_than_any_other_is_refused_before_anything_starts(

@@ -39,15 +39,19 @@ def arguments(options: Options) -> str:
 
 
 def literal(value: object) -> str:
-    r"""Return a value as Python source.
+    r"""Return a value as Python source, with escapes for letters that hide or turn others.
 
     Example:
         >>> print(literal({"path": 'a "b"', "steps": 30.0, "rows": (1, None)}))
         {"path": "a \"b\"", "steps": 30, "rows": [1, None]}
+        >>> print(literal("é\u202e"))
+        "é\u202e"
     """
     match value:
         case str():  # JSON's form of a string is valid Python, with this project's quotes
-            return json.dumps(value, ensure_ascii=False)
+            quoted = json.dumps(value, ensure_ascii=False)
+            shown = [part if part.isprintable() else ascii(part)[1:-1] for part in quoted]
+            return "".join(shown)
         case float() if value.is_integer() and abs(value) < 1e6:
             return str(int(value))
         case Mapping():

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import IO, Any
 
@@ -22,14 +23,14 @@ from workbench.base.child import (
     start,
 )
 from workbench.base.errors import DiskFull, RunError, require_package
-from workbench.base.files import load_json, read_json
+from workbench.base.files import gate, load_json, read_json
 from workbench.base.files.gate import check_regular, files_in
 from workbench.base.json_values import part, whole
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.answers.questions import Question
 from workbench.finetune.options.limits import too_many_parts
-from workbench.rundir.paths import RunPaths
+from workbench.rundir.paths import RunPaths, is_output_name
 from workbench.rundir.status import result_file
 
 _IDLE_S = 600.0
@@ -244,7 +245,11 @@ _servers: dict[Path, ModelServer] = {}
 
 
 def check_model(paths: RunPaths) -> None:
-    """Raise RunError if a run directory has no model, or a model with files elsewhere."""
+    """Raise RunError if a run directory has no model, or a model that the run did not write.
+
+    Weights are compared with the digests in the run's manifest, once for each size and time of a
+    file.
+    """
     if not paths.root.is_dir():
         raise RunError(f"not a run directory: {paths.root}")
     check_regular(paths.model)
@@ -254,9 +259,35 @@ def check_model(paths: RunPaths) -> None:
     if not paths.job.is_file():
         raise RunError(f"{paths.job} is missing; the file states how the model was trained")
     _check_shards(paths)
+    _check_weights(paths)
     too_large = too_many_parts(read_json(paths.model / "config.json", within=paths.root))
     if too_large:
         raise RunError(f"{paths.model / 'config.json'} has {too_large}; put a whole copy back")
+
+
+def _check_weights(paths: RunPaths) -> None:
+    """Raise RunError if weights are not those whose digests the run's manifest has."""
+    for name, expected in read_json(paths.manifest, within=paths.root).items():
+        relative = PurePath(name)
+        is_weights = relative.suffix == ".safetensors" and is_output_name(relative)
+        if not is_weights or relative.parts[0] != paths.model.name:
+            continue
+        path = paths.root / relative
+        try:
+            facts = path.stat(follow_symlinks=False)
+            found = _digest(path, paths.root, facts.st_size, facts.st_mtime_ns)
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
+        if found != expected:
+            raise RunError(
+                f"{path} is damaged: its SHA-256 is not the one in {paths.manifest}, which was "
+                "written with the weights. Put a whole copy back, or train again"
+            )
+
+
+@lru_cache(maxsize=256)
+def _digest(path: Path, within: Path, _size: int, _time_ns: int) -> str:
+    return gate.digest(path, within)
 
 
 def _longest_answer(paths: RunPaths) -> int:
