@@ -208,7 +208,7 @@ def test_the_panel_of_a_job_of_another_package_has_its_facts(
     assert (facts.share, facts.bar) == (0.0, "starting ranks")
     assert (facts.stop_grace_s, facts.has_only_log) == (5.0, True)
     written.state("running", "running")
-    written.event("sample", rank=None, host="127.0.0.2", rss_gib=0.5)
+    written.sample(rss_gib=0.5)
     view.refresh()
     assert "the ranks have printed nothing yet" in blocks_html(run_view_doc(view).blocks)
     assert curve_plot(view).y == "loss"
