@@ -8,9 +8,11 @@ file is replaced by a smaller one of the next generation, in which looks are joi
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -148,16 +150,11 @@ def _joined(spreads: Sequence[tuple[Spread | None, int]]) -> Spread | None:
 def _weighted_median(values: Sequence[tuple[float, int]]) -> float:
     """Return the median of values, each with its number of looks."""
     ordered = sorted(values)
-    half = sum(looks for _, looks in ordered) / 2
-    passed = 0
-    for place, (value, looks) in enumerate(ordered):
-        passed += looks
-        if passed > half:
-            return value
-        if passed == half:
-            following, _ = ordered[place + 1]
-            return round((value + following) / 2, 4)
-    raise ValueError("there is no value")
+    passed = list(accumulate(looks for _, looks in ordered))
+    half = passed[-1] / 2
+    lower, _ = ordered[bisect_left(passed, half)]
+    upper, _ = ordered[bisect_right(passed, half)]
+    return round((lower + upper) / 2, 4)
 
 
 def thinned(samples: Sequence[Sample], looks: int) -> list[Sample]:
