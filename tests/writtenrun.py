@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.files import write_json
 from workbench.base.process import process_start_time
+from workbench.rundir.figures.samples import Sample
 from workbench.rundir.paths import ClusterPaths, RunPaths
 
 T0 = 1_795_269_773.0  # when the events begin, in seconds since 1970
@@ -29,6 +30,21 @@ class WrittenRun:
     def event(self, kind: str, time_s: float = T0, rank: int | None = 0, **data: object) -> None:
         with self.paths.events.open("a") as out:
             out.write(json.dumps({"time_s": time_s, "rank": rank, "kind": kind, **data}) + "\n")
+
+    def sample(
+        self,
+        time_s: float = T0,
+        *,
+        rss_gib: float,
+        pod: str = "pod-0",
+        host: str = "127.0.0.2",
+        gpus: Sequence[Mapping[str, object]] = (),
+    ) -> None:
+        sample = Sample.of_look(time_s, pod=pod, host=host, rss_gib=rss_gib, gpus=gpus)
+        is_new = not self.paths.samples.exists()
+        with self.paths.samples.open("ab") as out:
+            out.write(b'{"generation": 1, "gpus": []}\n' if is_new else b"")
+            out.write(sample.to_line())
 
     def step(self, step: int, max_steps: int = 100, **data: object) -> None:
         figures = {

@@ -282,7 +282,7 @@ def test_a_script_that_printed_nothing_has_no_empty_places(
     write: Callable[..., WrittenRun],
 ) -> None:
     written = write({"kind": "script", "path": "train.py"})
-    written.event("sample", rank=None, host="127.0.0.2", rss_gib=0.5)
+    written.sample(rss_gib=0.5)
     panel = RunPanel(Run.load(written.paths.root))
     page = re.sub(r">\s+<", "><", look(panel))
     assert '<div class="wb-plots"><div><div class="wb-name">memory per pod' in page
@@ -334,9 +334,9 @@ def test_nobody_waits_for_what_a_trainer_prints(written: WrittenRun, panel: RunP
 
 def test_memory_is_never_more_than_at_most(written: WrittenRun, panel: RunPanel) -> None:
     written.event("memory", T0, step=0, rss_gib=0.4, peak_rss_gib=0.45)
-    written.event("sample", T0 + 5, rank=None, host="127.0.0.2", rss_gib=0.5)
+    written.sample(T0 + 5, rss_gib=0.5)
     assert "memory per pod pod-0 now 0.50 GiB, peak 0.50 GiB" in words(look(panel))
-    written.event("sample", T0 + 10, rank=None, host="127.0.0.2", rss_gib=0.4)
+    written.sample(T0 + 10, rss_gib=0.4)
     page = words(look(panel))
     assert "memory per pod, GiB" in page and "now 0.40 GiB, peak 0.50 GiB" in page
 

@@ -75,10 +75,9 @@ def view(written: WrittenRun) -> RunView:
     for step in range(1, 13):
         written.step(step)
         for pod in (2, 3):
-            written.event(
-                "sample",
+            written.sample(
                 T0 + step,
-                rank=None,
+                pod=f"pod-{pod - 2}",
                 host=f"127.0.0.{pod}",
                 rss_gib=0.25 * pod + step / 64,
             )
@@ -371,7 +370,7 @@ def test_every_axis_has_its_unit(view: RunView) -> None:
 def test_one_point_is_no_plot(write: Callable[..., WrittenRun]) -> None:
     one = write({"kind": "script", "path": "train.py"})
     one.step(1)
-    one.event("sample", T0, rank=None, host="127.0.0.2", rss_gib=0.5)
+    one.sample(rss_gib=0.5)
     lone = RunView(one.paths.root)
     assert not curve_plot(lone) and plot_svg(curve_plot(lone)) == "" == plot_svg(memory_plot(lone))
     assert plots_png([curve_plot(lone), memory_plot(lone)]) == b""

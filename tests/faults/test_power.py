@@ -39,6 +39,8 @@ def test_a_power_cut_loses_nothing_that_was_said_to_be_finished(
     if moment == "ended":
         assert asked["state"] == told["state"] == "succeeded"
         assert (told["steps"], told["lines"], told["bytes"]) == (99, 100, 3_000_000)
+        assert asked["samples"]
+        assert told["samples"] == asked["samples"]
     else:
         assert told["state"] == "failed"
         assert "rebooted" in str(told["message"])

@@ -28,7 +28,7 @@ from workbench.display.run.page import run_view_doc
 from workbench.jobs import registry
 from workbench.jobs.job import COMMON, Job, Rules
 from workbench.keeper.run.stage import sent_inputs
-from workbench.rundir.events import STATE_EVENTS
+from workbench.rundir.events import STATE_EVENTS, EventKind
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -166,7 +166,8 @@ def test_a_kind_that_brings_what_is_required_has_the_rest() -> None:
 
 
 def test_only_a_fine_tuning_job_may_send_state_events() -> None:
-    assert FineTune.traits.events == STATE_EVENTS
+    # No job may send samples: they are the keeper's, in a file of their own.
+    assert FineTune.traits.events == STATE_EVENTS - {EventKind.SAMPLE}
     assert not Script.traits.events
 
 
@@ -208,7 +209,7 @@ def test_the_panel_of_a_job_of_another_package_has_its_facts(
     assert (facts.share, facts.bar) == (0.0, "starting ranks")
     assert (facts.stop_grace_s, facts.has_only_log) == (5.0, True)
     written.state("running", "running")
-    written.event("sample", rank=None, host="127.0.0.2", rss_gib=0.5)
+    written.sample(rss_gib=0.5)
     view.refresh()
     assert "the ranks have printed nothing yet" in blocks_html(run_view_doc(view).blocks)
     assert curve_plot(view).y == "loss"

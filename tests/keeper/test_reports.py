@@ -349,13 +349,14 @@ def report(pod: Pod = POD, *, gib: float = 1.0, phase: str = "running", **more: 
 def test_memory_is_sampled_every_some_seconds_by_pod(hand: Hand) -> None:
     sampler = Sampler(hand)
     gpus = [{"index": 0, "percent": 80.0}]
-    event = sampler.sample(report(gib=1.23456, gpus=gpus))
-    assert event is not None
-    assert (event.kind, event.rank) == ("sample", None)
-    assert event.data == {"pod": "pod-0", "host": "127.0.0.2", "rss_gib": 2.4691, "gpus": gpus}
+    sample = sampler.sample(report(gib=1.23456, gpus=gpus))
+    assert sample is not None
+    assert (sample.pod, sample.host, sample.looks) == ("pod-0", "127.0.0.2", 1)
+    assert (sample.rss_gib, sample.gpus) == ((2.4691, 2.4691, 2.4691), tuple(gpus))
+    assert (sample.gpu_gib, sample.gpu_percent) == ((0.0, 0.0, 0.0), 80.0)
     assert sampler.sample(report()) is None
     other = sampler.sample(report(Pod(name="pod-1", address="127.0.0.3")))
-    assert other is not None and "gpus" not in other.data
+    assert other is not None and other.gpus == () and other.gpu_gib is None
     hand.now += 4.9
     assert sampler.sample(report()) is None
     hand.now += 0.1
@@ -374,8 +375,8 @@ def test_a_gpu_that_does_not_answer_is_named_once_and_again_when_it_answers(hand
     assert says(told[0], "keeper.pod.lost_gpus.does-answer-driver", *names)
     assert says(told[1], "keeper.pod.lost_gpus.answers-driver-again", "GPU 1 of pod-0")
     assert len(told) == 2
-    event = sampler.sample(report(gpus=[well, lost]))
-    assert event is not None and event.data["gpus"] == [well]
+    sample = sampler.sample(report(gpus=[well, lost]))
+    assert sample is not None and sample.gpus == (well,)
 
 
 def test_after_an_hour_samples_are_rarer(hand: Hand) -> None:

@@ -48,6 +48,7 @@ FILES = (
         "state.json",
         "result.json",
         "events.jsonl",
+        "samples.jsonl",
         "hostfile",
     ),
     *(
@@ -85,13 +86,8 @@ def whole_run(folder: Path) -> RunPaths:
         parameters=10**6,
     )
     run.event("device", name="cpu")
-    run.event(
-        "sample",
-        rank=None,
-        host="127.0.0.2",
-        rss_gib=1.0,
-        gpus=[{"index": 0, "percent": 5, "used_gib": 1.0}],
-    )
+    for time_s in (T0, T0 + 5):
+        run.sample(time_s, rss_gib=1.0, gpus=[{"index": 0, "percent": 5, "used_gib": 1.0}])
     for step in range(1, 4):
         run.step(step)
     run.event("eval", step=3, eval_loss=2.5)

@@ -53,7 +53,7 @@ def block(path: Path) -> None:
     path.mkdir()
 
 
-def own(kind: str = "sample", **data: Any) -> Event:
+def own(kind: str = "note", **data: Any) -> Event:
     return Event(time_s=1.0, rank=None, kind=kind, data=data)
 
 
@@ -63,7 +63,7 @@ def numbers(paths: RunPaths) -> list[tuple[int | None, int | None]]:
 
 def test_own_events_are_numbered_and_a_restart_begins_the_next_attempt(paths: RunPaths) -> None:
     journal = Journal(paths)
-    for kind in ("sample", "restarted", "sample"):
+    for kind in ("note", "restarted", "note"):
         journal.event(own(kind))
     assert numbers(paths) == [(0, 0), (1, 1), (1, 2)]
     # The next keeper continues with both numbers.

@@ -99,10 +99,10 @@ def test_only_the_keepers_own_restarts_begin_an_attempt() -> None:
         data = {"printed_before": {"0": 3}}
         return Event(time_s=1.0, rank=rank, kind="restarted", data=data, **more)
 
-    sample = Event(time_s=1.0, rank=None, kind="sample", data={"printed_before": {"0": 9}})
+    note = Event(time_s=1.0, rank=None, kind="note", data={"printed_before": {"0": 9}})
     forged = restarted(None, printed_by=0)
     old = Event(time_s=1.0, rank=None, kind="restarted", data={})
-    found = events_before_restarts([restarted(None), restarted(0), sample, forged, old])
+    found = events_before_restarts([restarted(None), restarted(0), note, forged, old])
     assert found == [{"0": 3}, {}]
 
 

@@ -127,7 +127,7 @@ class World:
     def samples(self) -> None:
         self.own += 1
         with no_file_beyond(-1 if self.full_at is None else self.full_at):
-            self.journal.event(Event(time_s=1.0, rank=None, kind="sample"))
+            self.journal.event(Event(time_s=1.0, rank=None, kind="note"))
 
     def dies(self, rank: int, cut: float, in_flight: int = 0) -> None:
         """Let the keeper die with what it had in memory, and another keeper take over.

@@ -262,14 +262,14 @@ def test_small_peaks_are_kept_with_four_digits_and_by_rank_on_gpus() -> None:
     assert (peaks.kind, peaks.gib) == ("cuda", {A.address: 0.3734})
 
 
-def test_peaks_are_recalled_from_the_events_of_a_run() -> None:
+def test_peaks_are_recalled_from_the_files_of_a_run() -> None:
     peaks = MemoryPeaks()
     peaks.recall(
         [
-            Event(time_s=0, rank=None, kind="sample", data={"host": A.address, "rss_gib": 1.5}),
             Event(time_s=0, rank=None, kind="restarted", data={"host": A.address, "rss_gib": 9.0}),
             Event(time_s=0, rank=1, kind="memory", data={"cuda_reserved_gib": 5.0}),
         ],
         {1: B.address},
+        {A.address: 1.5},
     )
     assert (peaks.resident_gib, peaks.gib) == ({A.address: 1.5}, {B.address: 5.0})

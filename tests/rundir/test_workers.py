@@ -1,4 +1,4 @@
-"""The epochs, workers and GPUs of a run, off the events of its ranks and agents."""
+"""The epochs, workers and GPUs of a run, off the reports of its ranks and agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workbench.base.files import read_json
 from workbench.base.table import text_table
 from workbench.display.run.page import worker_grids
 from workbench.rundir.events import Event, EventKind, parse_event
-from workbench.rundir.figures.workers import EpochTime, WorkerBook
+from workbench.rundir.figures.workers import EpochTime, GpuBook, WorkerBook
 from workbench.rundir.journal import Journal
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -33,19 +33,11 @@ EVENTS = [
     event("epoch", 1, epoch=1.5, steps=5, seconds=2.5, total_s=7.5),
     event("memory", 0, step=1, rss_gib=1.0, peak_rss_gib=2.0, cuda_reserved_gib=7.0),
     event("memory", 0, step=9, rss_gib=1.0, peak_rss_gib=1.5, cuda_reserved_gib=9.0),
-    event(
-        "sample",
-        None,
-        pod="pod-0",
-        gpus=[{"index": 0, "percent": 90.0, "used_gib": 9.5, "total_gib": 80.0}],
-    ),
-    event(
-        "sample",
-        None,
-        pod="pod-0",
-        gpus=[{"index": 0, "percent": 70.0, "used_gib": 8.0, "total_gib": 80.0}],
-    ),
-    event("sample", None, pod="pod-1", gpus=[{"index": 0, "used_gib": 1.0, "total_gib": 10.0}]),
+]
+LOOKS = [
+    ("pod-0", {"index": 0, "percent": 90.0, "used_gib": 9.5, "total_gib": 80.0}),
+    ("pod-0", {"index": 0, "percent": 70.0, "used_gib": 8.0, "total_gib": 80.0}),
+    ("pod-1", {"index": 0, "used_gib": 1.0, "total_gib": 10.0}),
 ]
 
 
@@ -68,10 +60,13 @@ def test_every_worker_and_every_gpu_has_its_time_and_memory() -> None:
         None,
         "2-3",
     )
-    busy, sliced = book.gpus
+    gpus = GpuBook()
+    for pod, look in LOOKS:
+        gpus.take(pod, look)
+    busy, sliced = gpus.uses
     assert (busy.pod, busy.peak_gib, busy.total_gib, busy.percent) == ("pod-0", 9.5, 80.0, 80.0)
     assert (sliced.pod, sliced.percent) == ("pod-1", None)
-    text = "\n".join(text_table(grid) for grid in worker_grids(book))
+    text = "\n".join(text_table(grid) for grid in worker_grids(book, gpus.uses))
     for words in (
         "7.5 s",
         "9.50 GiB",
@@ -93,7 +88,7 @@ def test_after_a_restart_the_workers_are_those_that_are_there() -> None:
         book.take(each)
     assert [worker.rank for worker in book.workers] == [0]
     assert len(book.epochs) == 2
-    assert worker_grids(WorkerBook()) == []
+    assert worker_grids(WorkerBook(), ()) == []
 
 
 NAMES = (

@@ -17,6 +17,7 @@ from pathlib import Path
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
 from workbench.base.files import gate
 from workbench.rundir.checkpoints import newest_good
+from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.paths import RunPaths
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
@@ -71,7 +72,8 @@ def before(image: str, disk: str, cut: str, moment: str) -> dict[str, object]:
         while "line 99" not in run.logs(0):
             time.sleep(0.05)
     subprocess.run(["cp", "--sparse=always", image, cut], check=True)
-    return {"run": str(run.path), "state": str(run.state)}
+    samples, _ = SampleTail(run.paths.samples).read()
+    return {"run": str(run.path), "state": str(run.state), "samples": len(samples)}
 
 
 def after(image: str, disk: str, path: str, moment: str) -> dict[str, object]:
@@ -100,6 +102,7 @@ def after(image: str, disk: str, path: str, moment: str) -> dict[str, object]:
         "steps": ended.steps,
         "lines": len(run.logs(0).splitlines()),
         "bytes": output.stat().st_size if output.exists() else 0,
+        "samples": len(SampleTail(run.paths.samples).read()[0]),
         "next": str(result.state),
         "resumed": result.steps,
     }

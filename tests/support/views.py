@@ -77,8 +77,7 @@ def trained(folder: Path) -> WrittenRun:
     written.event("eval", step=0, eval_loss=9.5)
     for step in range(1, 121):
         written.step(step, max_steps=120)
-        sample = {"rank": None, "host": "127.0.0.2", "rss_gib": 0.5 + step / 1000}
-        written.event("sample", T0 + step, **sample)
+        written.sample(T0 + step, rss_gib=0.5 + step / 1000)
     written.event("eval", T0 + 120, step=120, eval_loss=0.25)
     for rank in range(3):
         written.log(rank, f"[Rank {rank}] ready\n")

@@ -77,9 +77,9 @@ class EventKind(StrEnum):
     Data: step, rss_gib, peak_rss_gib, cuda_reserved_gib, cuda_allocated_gib.
     """
     SAMPLE = "sample"
-    """Memory of a pod, from its agent.
+    """No event of a run. Samples of the pods' memory have a file of their own.
 
-    Data: pod, host, rss_gib, gpus (a list of index, percent, used_gib, total_gib).
+    A rank's line of the kind is plain text.
     """
     CHECKPOINT = "checkpoint"
     """All ranks wrote a checkpoint: step, bytes, took_s."""
@@ -314,7 +314,7 @@ class EventTail:
             file.seek(self._offset)
             while len(rest) <= _LONGEST_LINE and (block := file.read(_BLOCK_BYTES)):
                 *lines, rest = (rest + block).split(b"\n")
-                for event in _events(lines):
+                for event in filter(None, map(event_of, records_in(lines))):
                     arrived = self._arrivals.take(event)
                     if arrived is not None:
                         yield arrived
@@ -391,14 +391,15 @@ def _counted(value: object) -> int | None:
     return counted
 
 
-def _events(lines: Sequence[bytes]) -> list[Event]:
+def records_in(lines: Sequence[bytes]) -> list[object]:
+    """Return the JSON values of lines; skip broken and empty lines."""
     lines = [line for line in lines if line.strip()]
     try:
         # A single call for all lines is twice as fast as a call per line.
-        raws = items(parse_record(b"[" + b",".join(lines) + b"]"))
+        return items(parse_record(b"[" + b",".join(lines) + b"]"))
     except ValueError:
         raws = []
         for line in lines:
             with suppress(ValueError):
                 raws.append(parse_record(line))
-    return [event for raw in raws if (event := event_of(raw))]
+    return raws

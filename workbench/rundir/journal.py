@@ -21,6 +21,7 @@ from workbench.base.redact import Redactor
 from workbench.pods.pod import Pod
 from workbench.rundir.events import STATE_EVENTS, Event, EventKind, read_events
 from workbench.rundir.figures.curves import ScalarWriter
+from workbench.rundir.figures.samples import Sample, SampleFile
 from workbench.rundir.output.mend import (
     PRINTED_BEFORE,
     count_printed,
@@ -69,6 +70,7 @@ class Journal:
         self._redact = redact or Redactor()
         self._state_file = KeptFile(paths.state)
         self._scalars = ScalarWriter(paths.tensorboard)
+        self._samples = SampleFile(paths)
         self._now = asdict(StateRecord())
         self._late: list[str] = []  # lines of events that are not written yet
         self._overflowed = False  # whether events are in the logs only
@@ -106,6 +108,7 @@ class Journal:
         Args:
             states: Kinds of state events that the ranks may send.
         """
+        self._samples.recover()
         written = self._fill(states)
         for event in written:
             self._arrivals.take(event)
@@ -206,6 +209,20 @@ class Journal:
             self._warn(error)
         return recorded
 
+    def sample(self, sample: Sample) -> None:
+        """Record a sample of a pod's memory. A failed write is repeated with a later sample."""
+        pod = self._redact(sample.pod)
+        host = self._redact(sample.host)
+        try:
+            self._samples.add(replace(sample, pod=pod, host=host))
+        except OSError as error:
+            self._warn(error)
+
+    @property
+    def sampled_gib(self) -> Mapping[str, float]:
+        """Highest sample of resident memory by host, in GiB."""
+        return self._samples.highest_gib
+
     def _number_own(self, event: Event) -> Event:
         data = event.data
         # The restart begins the next attempt. The number of every rank's events so far tells
@@ -285,6 +302,10 @@ class Journal:
             self._fill(spec.job.traits.events)
             self._unordered = True
         self._close_scalars()
+        try:
+            self._samples.complete()
+        except OSError as error:  # the result has the peaks as well
+            self._warn(error)
         not_synced = self.sync()
         started_s = float(str(facts.get("started_s", now_s())))
         ended_s = now_s()
@@ -347,7 +368,10 @@ class Journal:
         """
         try:
             totals = RunTotals.of(read_events(self._paths.events))
-            return totals.facts(started_s), ""
+            facts = totals.facts(started_s)
+            if gpus := self._samples.gpus.uses:
+                facts["gpus"] = [asdict(gpu) for gpu in gpus]
+            return facts, ""
         except Exception as error:  # printed events may hold any values
             logger.exception("the figures of %s", self._paths.root)
             remark = (

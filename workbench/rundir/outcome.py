@@ -15,7 +15,7 @@ from workbench.base.json_values import parts, whole
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.words import counted, told
 from workbench.pods.pod import Pod
-from workbench.rundir.events import Event, EventKind
+from workbench.rundir.events import Event
 from workbench.rundir.result import RunFault
 
 _GIB = 1024**3
@@ -251,16 +251,22 @@ class MemoryPeaks:
                 ranks = peaks.setdefault(address, {})
                 ranks[event.rank] = max(peak, ranks.get(event.rank, 0.0))
 
-    def recall(self, events: Iterable[Event], addresses: Mapping[int, str]) -> None:
-        """Restore the peaks from the events of a run, with the address of every rank."""
+    def recall(
+        self,
+        events: Iterable[Event],
+        addresses: Mapping[int, str],
+        sampled_gib: Mapping[str, float],
+    ) -> None:
+        """Restore the peaks from the files of a run.
+
+        `addresses` has the address of every rank, and `sampled_gib` the highest sample of a host.
+        """
         for event in events:
             if event.rank is not None:
                 address = addresses.get(event.rank, "")
                 self.record_event(event, address)
-                continue
-            rss_gib = event.number("rss_gib")
-            if event.kind == EventKind.SAMPLE and rss_gib is not None:
-                self._record_resident(event.text("host"), rss_gib)
+        for address, gib in sampled_gib.items():
+            self._record_resident(address, gib)
 
     def _record_resident(self, address: str, now_gib: float) -> None:
         peak_before = self._sampled.get(address, 0.0)

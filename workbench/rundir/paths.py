@@ -138,6 +138,9 @@ class RunPaths:
     """Reserved room on the disk for the result of a run in progress."""
     events = _Below("events.jsonl")
     """JSON events, an event per line, in the order of reading by the keeper."""
+    samples = _Below("samples.jsonl")
+    """Memory of the pods over time, of bounded size: see `rundir/figures/samples.py`. Absent: no
+    sample so far."""
     hostfile = _Below("hostfile")
     command = _Below("command.sh")
     inputs = _Below("inputs")

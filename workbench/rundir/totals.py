@@ -110,7 +110,7 @@ class RunTotals:
         """Whether events have figures of further names."""
         self._notes: list[str] = []
         self.book = WorkerBook()
-        """Epochs, and time and memory of every worker and GPU."""
+        """Epochs, and time and memory of every worker."""
         self.restarts: list[Restart] = []
         """Losses and restarts of the run."""
         self.model_step: int | None = None
@@ -358,7 +358,6 @@ class RunTotals:
             "restarts": self.restarts,
             "epoch_times": self.book.epochs,
             "workers": self.book.workers,
-            "gpus": self.book.gpus,
         }
         facts["resumed_step"] = self._resumed_step
         for name, several in lists.items():

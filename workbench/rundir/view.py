@@ -18,6 +18,8 @@ from workbench.rundir.catalog.store import hosts_in
 from workbench.rundir.deadline import early_end, end_of
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
+from workbench.rundir.figures.samples import SampleTail
+from workbench.rundir.figures.workers import GpuUse
 from workbench.rundir.output.tail import LogTail
 from workbench.rundir.result import HostSlots, ResultRecord, submitted_rows
 from workbench.rundir.spec import RunSpec
@@ -59,6 +61,7 @@ class RunView:
         self.cluster_phase = ""
         """Phase of the run's cluster; `closed` if the keeper is gone."""
         self._events = EventTail(self.paths.events)
+        self._samples = SampleTail(self.paths.samples)
         self._logs: dict[int, list[LogTail]] = {}
         self._book = MemoryBook(self._place)
         self.memory: Mapping[str, HostMemory] = self._book.hosts
@@ -85,12 +88,14 @@ class RunView:
         events = list(self._events.read())
         for event in events:
             self._take(event)
+        samples, anew = self._samples.read()
+        self._book.take_samples(samples, anew=anew)
         self._read_state(state, problem)
         has_new_phase = self._look_at_cluster()
         seen = (self.state, self.message, self.hint)
         has_new_state = seen != self._seen
         self._seen = seen
-        return bool(events) or has_new_state or has_new_phase
+        return bool(events or samples) or has_new_state or has_new_phase
 
     @property
     def is_over(self) -> bool:
@@ -110,6 +115,11 @@ class RunView:
     def memory_kind(self) -> str:
         """Kind of memory in `memory`: `resident` or `cuda` (on GPUs)."""
         return self._book.kind
+
+    @property
+    def gpus(self) -> Sequence[GpuUse]:
+        """Memory and load of every GPU so far, from its driver."""
+        return self._samples.gpus.uses
 
     @property
     def world_size(self) -> int:
@@ -139,13 +149,14 @@ class RunView:
     def elapsed_s(self) -> float | None:
         """Seconds from the submission to now or to the end.
 
-        For a lost run, to its last event. None: unknown.
+        For a lost run, to its last event or sample. None: unknown.
         """
         if self.result is not None:
             return self.result.duration_s
         until_s: float | None = time.time()
         if self.state.is_terminal:
-            until_s = self.totals.last_s
+            last = (self.totals.last_s, self._samples.last_s)
+            until_s = max((time_s for time_s in last if time_s is not None), default=None)
         if self._submitted_s is None or until_s is None:
             return None
         return max(0.0, until_s - self._submitted_s)

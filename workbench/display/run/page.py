@@ -109,7 +109,7 @@ class RunPage:
         self.facts = RunFacts(view, alone=alone)
         self._view = view
         self._plot = plot
-        self._grids = worker_grids(view.totals.book)
+        self._grids = worker_grids(view.totals.book, view.gpus)
         self._folds = {} if folds is None else folds
         self._is_whole = folds is None or view.state.is_terminal
         last_lines = {}
@@ -248,12 +248,12 @@ def _title(facts: RunFacts) -> str:
     return f"Run {name} {facts.state}{message}{hint}"
 
 
-def worker_grids(book: WorkerBook) -> list[Grid]:
+def worker_grids(book: WorkerBook, gpus: Sequence[GpuUse]) -> list[Grid]:
     """Lay out the known facts. Empty tables are left out; long tables show their last rows."""
     grids = [
         _epochs(book.epochs[-_MOST_ROWS:]),
         _workers(book.workers[:_MOST_ROWS]),
-        _gpus(book.gpus[:_MOST_ROWS]),
+        _gpus(gpus[:_MOST_ROWS]),
     ]
     return [grid for grid in grids if grid.rows]
 

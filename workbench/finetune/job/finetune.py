@@ -81,7 +81,6 @@ class FineTune(FineTuneOptions, Job):
                 "first_step",
                 "resumed",
                 "stopped",
-                "sample",
                 "restarted",
                 "checkpoint",
                 "checkpoint_failed",

@@ -405,7 +405,7 @@ class Attempt:
         self._peaks.record(report.ranks)
         sample = self._sampler.sample(report)
         if sample is not None:
-            self._journal.event(sample)
+            self._journal.sample(sample)
         for silent in self._sampler.lost_gpus(report):
             recorded = self._journal.event(silent)
             if recorded is not None:

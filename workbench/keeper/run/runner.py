@@ -346,7 +346,7 @@ class Runner:
         self._started_s = recovered.started_s or self._started_s
         of_pod = {link.pod.name: link.pod.address for link in self.context.links}
         addresses = {place.rank: of_pod[place.pod] for place in self.context.places}
-        self._peaks.recall(events, addresses)
+        self._peaks.recall(events, addresses, self._journal.sampled_gib)
         totals = RunTotals.of(events)
         restart = len(totals.restarts)
         attempt = self.context.attempt

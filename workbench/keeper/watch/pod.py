@@ -22,6 +22,7 @@ from workbench.keeper.link.context import RunContext
 from workbench.keeper.shortage import start_thread
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
+from workbench.rundir.figures.samples import Sample
 from workbench.rundir.outcome import RankStatus, rank_statuses
 from workbench.rundir.output.collect import Collector
 
@@ -222,7 +223,7 @@ def _gpu(raw: Mapping[str, object]) -> Mapping[str, float]:
 
 
 class Sampler:
-    """Turn some of the reports of a run's pods into events."""
+    """Turn some of the reports of a run's pods into samples of memory and into notes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
@@ -254,19 +255,17 @@ class Sampler:
             )
         return events
 
-    def sample(self, report: PodReport) -> Event | None:
-        """Process a report. Return the event to record if a sample is due."""
+    def sample(self, report: PodReport) -> Sample | None:
+        """Process a report. Return the sample to record if a sample is due."""
         now = self._clock()
         running = [rank for rank in report.ranks if rank.phase == "running" and rank.rss_bytes]
         if not report.answered or not running or now < self._due.get(report.pod.name, 0.0):
             return None
         self._due[report.pod.name] = now + (_EVERY_S if now - self._begun < _HOUR_S else _LATER_S)
-        data: dict[str, object] = {
-            "pod": report.pod.name,
-            "host": report.pod.address,
-            "rss_gib": round(sum(rank.rss_bytes for rank in running) / _GIB, 4),
-        }
-        gpus = [dict(gpu) for gpu in report.gpus if "error" not in gpu]
-        if gpus:
-            data["gpus"] = gpus
-        return Event(time_s=now_s(), rank=None, kind="sample", data=data)
+        return Sample.of_look(
+            now_s(),
+            pod=report.pod.name,
+            host=report.pod.address,
+            rss_gib=round(sum(rank.rss_bytes for rank in running) / _GIB, 4),
+            gpus=[dict(gpu) for gpu in report.gpus if "error" not in gpu],
+        )

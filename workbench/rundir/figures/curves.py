@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from workbench.base.files.gate import library, make_folders
-from workbench.base.json_values import number, parts
 from workbench.rundir.events import Event, EventKind
+from workbench.rundir.figures.samples import Sample, Spread
 from workbench.rundir.figures.trainings import Trainings, begins_again
 from workbench.rundir.metrics import numbers_in, tag_of
 
@@ -247,6 +247,16 @@ class HostMemory:
         if source == self.source:
             self.gib.add(time_s, gib)
 
+    def add_spread(self, source: int, sample: Sample, gib: Spread | None) -> None:
+        """Append a look, or the lowest, median and highest value of several looks."""
+        if gib is None or sample.looks == 1:
+            self.add(source, sample.until_s, None if gib is None else gib.median)
+            return
+        middle_s = (sample.time_s + sample.until_s) / 2
+        times = (sample.time_s, middle_s, sample.until_s)
+        for time_s, value in zip(times, gib, strict=True):
+            self.add(source, time_s, value)
+
 
 class MemoryBook:
     def __init__(self, place: Callable[[int], tuple[str, int]]):
@@ -265,10 +275,21 @@ class MemoryBook:
     def take(self, event: Event) -> None:
         if event.late:  # a point of the past; the sums over ranks are of now
             return
-        if event.kind == EventKind.SAMPLE:
-            self._sample(event)
-        elif event.kind == EventKind.MEMORY and event.rank is not None:
+        if event.kind == EventKind.MEMORY and event.rank is not None:
             self._rank(event.rank, event)
+
+    def take_samples(self, samples: Iterable[Sample], *, anew: bool) -> None:
+        """Add samples. `anew`: the samples take the place of all samples before."""
+        if anew:
+            for host in self.hosts.values():
+                if host.source in (_Source.SAMPLES, _Source.GPUS):
+                    host.gib = Curve()
+        for sample in samples:
+            host = self.hosts.setdefault(sample.host, HostMemory())
+            host.add_spread(_Source.SAMPLES, sample, sample.rss_gib)
+            if sample.gpu_gib is not None:
+                host.add_spread(_Source.GPUS, sample, sample.gpu_gib)
+            host.gpu_percent = sample.gpu_percent
 
     def _rank(self, rank: int, event: Event) -> None:
         source = _Source.CUDA
@@ -294,23 +315,6 @@ class MemoryBook:
             now_gib = sum(now for now, _ in ranks.values())
             host.add(source, event.time_s, now_gib)
             host.peak_gib = sum(peak for _, peak in ranks.values())
-
-    def _sample(self, event: Event) -> None:
-        host = self.hosts.setdefault(event.text("host"), HostMemory())
-        host.add(_Source.SAMPLES, event.time_s, event.number("rss_gib"))
-        gpus = parts(event.data.get("gpus"))
-        used_gib = 0.0
-        busy = []
-        for gpu in gpus:
-            used_gib += number(gpu.get("used_gib")) or 0.0
-            percent = number(gpu.get("percent"))
-            if percent is not None:
-                busy.append(percent)
-        if gpus:
-            host.add(_Source.GPUS, event.time_s, used_gib)
-        host.gpu_percent = None
-        if busy:
-            host.gpu_percent = sum(busy) / len(busy)
 
 
 def scalars_of(event: Event) -> Mapping[str, float]:

@@ -1,13 +1,13 @@
-"""Compute epochs, and time and memory of every worker and GPU, from a run's events. Pure."""
+"""Compute epochs, and time and memory of every worker and GPU, from a run's reports. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
 
-from workbench.base.json_values import number, parts, whole
+from workbench.base.json_values import number, whole
 from workbench.base.record.tolerant import Number, Whole
 from workbench.rundir.events import Event, EventKind
 
@@ -67,19 +67,14 @@ class GpuUse:
 
 
 class WorkerBook:
-    """Collect the events of epochs, workers and GPUs."""
+    """Collect the events of epochs and workers."""
 
     def __init__(self) -> None:
         self._ends: dict[float, dict[int, tuple[int, float]]] = {}
         self._workers: dict[int, WorkerUse] = {}
-        self._gpus: dict[tuple[str, int], GpuUse] = {}
 
     def take(self, event: Event) -> None:
         match event.kind:
-            case EventKind.SAMPLE:
-                pod = event.text("pod")
-                for gpu in parts(event.data.get("gpus")):
-                    self._gpu(pod, gpu)
             case EventKind.RESTARTED:
                 self._workers = {}
             case EventKind.EPOCH if event.rank is not None:
@@ -119,7 +114,29 @@ class WorkerBook:
         total_s = number(event.data.get("total_s"))
         self._workers[rank] = replace(worker, seconds=total_s)
 
-    def _gpu(self, pod: str, raw: Mapping[str, object]) -> None:
+    @property
+    def epochs(self) -> Sequence[EpochTime]:
+        epochs = []
+        for epoch, ranks in sorted(self._ends.items()):
+            steps, _ = next(iter(ranks.values()))
+            slowest_s = max(seconds for _, seconds in ranks.values())
+            passed = EpochTime(epoch=epoch, steps=steps, seconds=slowest_s)
+            epochs.append(passed)
+        return epochs
+
+    @property
+    def workers(self) -> Sequence[WorkerUse]:
+        return [self._workers[rank] for rank in sorted(self._workers)]
+
+
+class GpuBook:
+    """Sum up the samples of every GPU over the whole run."""
+
+    def __init__(self, uses: Iterable[GpuUse] = ()) -> None:
+        self._gpus = {(use.pod, use.index): use for use in uses}
+
+    def take(self, pod: str, raw: Mapping[str, object]) -> None:
+        """Add a look at a GPU: index, percent, used_gib, total_gib."""
         index = whole(raw.get("index"))
         if index is None:
             return
@@ -143,21 +160,7 @@ class WorkerBook:
         )
 
     @property
-    def epochs(self) -> Sequence[EpochTime]:
-        epochs = []
-        for epoch, ranks in sorted(self._ends.items()):
-            steps, _ = next(iter(ranks.values()))
-            slowest_s = max(seconds for _, seconds in ranks.values())
-            passed = EpochTime(epoch=epoch, steps=steps, seconds=slowest_s)
-            epochs.append(passed)
-        return epochs
-
-    @property
-    def workers(self) -> Sequence[WorkerUse]:
-        return [self._workers[rank] for rank in sorted(self._workers)]
-
-    @property
-    def gpus(self) -> Sequence[GpuUse]:
+    def uses(self) -> Sequence[GpuUse]:
         return [self._gpus[place] for place in sorted(self._gpus)]
 
 
