@@ -379,7 +379,9 @@ def test_a_page_shows_the_outputs_of_a_notebook_that_was_not_changed_since(
     spec.loader.exec_module(pages)
     monkeypatch.setattr(pages, "EXECUTED", tmp_path)
     monkeypatch.setattr(executed, "KEPT", tmp_path)
-    app = SimpleNamespace(env=SimpleNamespace(doc2path=lambda name: f"{name}.ipynb"))
+    needed: list[str] = []
+    env = SimpleNamespace(doc2path=lambda name: f"{name}.ipynb", note_dependency=needed.append)
+    app = SimpleNamespace(env=env)
     title, cell = nbformat.v4.new_markdown_cell("# Sum"), nbformat.v4.new_code_cell("1 + 1")
     book = nbformat.v4.new_notebook(cells=[title, cell])
     stripped = nbformat.writes(book)
@@ -391,6 +393,7 @@ def test_a_page_shows_the_outputs_of_a_notebook_that_was_not_changed_since(
         return "".join(note["source"]), code["outputs"]
 
     assert shown() == (pages.WITHOUT, [])
+    assert needed == [str(tmp_path / "notebooks" / "sum.ipynb")], "or no later build reads the page"
     data = {"text/plain": f"2, in {ROOT}/runs", executed.LIVE: {}}
     cell.outputs = [nbformat.v4.new_output("display_data", data)]
     cell.metadata["execution"] = {"iopub.execute_input": "2026-11-27T04:00:00Z"}

@@ -32,14 +32,6 @@ PAIRS = [
 ROWS: dict[str, Sequence[dict[str, Any]]] = {
     "sft": [{"text": pair["prompt"] + pair["chosen"]} for pair in PAIRS],
     "dpo": PAIRS,
-    "kto": [
-        {"prompt": pair["prompt"], "completion": pair[kind], "label": kind == "chosen"}
-        for pair in PAIRS
-        for kind in ("chosen", "rejected")
-    ],
-    "reward": [
-        {kind: pair["prompt"] + pair[kind] for kind in ("chosen", "rejected")} for pair in PAIRS
-    ],
     "grpo": [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS],
 }
 MORE = {
@@ -63,8 +55,6 @@ dist.destroy_process_group()
 FIGURES = {
     "sft": "entropy",
     "dpo": "rewards/margins",
-    "kto": "rewards/margins",
-    "reward": "margin",
     "grpo": "reward",
 }
 """Figure of a step that a method is about."""
@@ -131,7 +121,7 @@ def test_trl_s_own_script_trains(
         "--report_to=none",
         *MORE.get(method, ()),
         # A rank imports for ten seconds of CPU: a loss of pairs and a generation run on both pods.
-        pods=2 if method in ("dpo", "grpo") else 1,
+        pods=1 if method == "sft" else 2,
     )
     steps = [event for event in run.events() if event.kind == "step"]
     assert [event.whole("step") for event in steps] == [1, 2]

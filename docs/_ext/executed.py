@@ -25,6 +25,7 @@ def show_outputs(app: Sphinx, docname: str, source: list[str]) -> None:
         return
     home = "docs/" if docname.startswith("walkthroughs/") else ""
     kept = EXECUTED / f"{home}{docname}.ipynb"
+    app.env.note_dependency(str(kept))  # the page is read again once a newer copy is there
     book = json.loads(source[0])
     words = WITHOUT
     if kept.exists():

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 parser = argparse.ArgumentParser()
 parser.add_argument("--tokenizer")
 parser.add_argument("--rows")
-parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--steps", type=int, default=30)
 args = parser.parse_args()
 
 tokenizer = AutoTokenizer.from_pretrained(args.tokenizer)
@@ -44,7 +44,7 @@ trainer = SentenceTransformerTrainer(
         learning_rate=0.1,
         logging_steps=5,
         eval_strategy="steps",
-        eval_steps=20,
+        eval_steps=10,
         save_strategy="no",
         report_to="none",
         use_cpu=True,

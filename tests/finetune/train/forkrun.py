@@ -33,6 +33,7 @@ from workbench.agent.imports import LATE_MODULES, MODULES, import_for_forks
 
 GRACE_S = 10
 LIMIT_S = 1500
+WORDS = 1424  # of the vocabulary that a built-in model learns from the rows of a plan
 # What the profiler, the shards and the other model
 # import when they are made: seconds in every rank.
 LATE = (
@@ -114,6 +115,20 @@ def rehearse(folder: str) -> None:
     returns_scores(model)
 
 
+def rehearse_built_in() -> None:
+    """Fill the same caches for the built-in models, which most runs train."""
+    import torch
+
+    from workbench.finetune.model import tiny
+    from workbench.finetune.options.models import TINY_LLAMA, TINY_T5
+    from workbench.finetune.recipe.lean_loss import returns_scores
+
+    for name in (TINY_LLAMA, TINY_T5):
+        with torch.device("meta"):
+            model = tiny.make(name, range(WORDS), 0)
+        returns_scores(model)
+
+
 def said_by(checkpoint: Path) -> str:
     """Give the exit codes and last lines of the run that was to write the checkpoint."""
     run = checkpoint.parent.parent
@@ -133,6 +148,7 @@ def import_once() -> None:
         "t5"
     )  # 882 regular expressions, 0.5 s, once a process that loads or saves
     torch.set_num_threads(1)
+    rehearse_built_in()
 
 
 def copy_one_layer(source: Path, target: Path) -> None:
