@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -402,6 +403,32 @@ def test_a_pods_phase_has_slurms_reason(
     assert (pod.phase, pod.message) == (phase, words)
 
 
+@pytest.mark.parametrize(
+    ("state", "end", "limit", "known"),
+    [
+        ("RUNNING", "2026-11-29T08:00:00", "1-00:00:00", True),
+        ("RUNNING", "2026-11-29T08:00:00", "10:00", True),
+        ("RUNNING", "2027-11-29T08:00:00", "UNLIMITED", False),
+        ("RUNNING", "N/A", "10:00", False),
+        ("PENDING", "2026-11-29T08:00:00", "10:00", False),
+        ("RUNNING", "", "", False),
+    ],
+)
+def test_a_pod_ends_at_the_time_limit_of_its_job(
+    watched: SlurmPods,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    end: str,
+    limit: str,
+    known: bool,
+) -> None:
+    line = f"7|{state}|None|2026-11-29T07:00:00|n1|{end}|{limit}\n"
+    monkeypatch.setattr(commands, "call", lambda *_words: line)
+    (pod,) = watched.refresh()
+    expected = datetime(2026, 11, 29, 8).timestamp() if known else None
+    assert pod.ends_s == expected
+
+
 def test_a_job_that_left_no_log_names_the_folder_that_the_nodes_must_share(
     watched: SlurmPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -514,6 +541,25 @@ def test_an_option_without_effect_is_refused(
         ({"options": ["--part=main"]}, "SlurmPods(partition=…)"),
         ({"options": ["--mem=4G"]}, "PodSpec(memory_gib=…)"),
         ({"options": ["--gpus-per-node=2"]}, "PodSpec(gpus=…)"),
+        ({"options": ["--gres=gpu:h100:8,nvme:1"]}, "PodSpec(gpus=…)"),
+        ({"options": ["--gre=gpu"]}, "PodSpec(gpus=…)"),
+        *(
+            ({"options": [f"--{name}=1"]}, r"PodSpec\(")
+            for each in ("cpus-per-gpu", "gpus-per-task", "gpus-per-socket", "mem-per-gpu")
+            for name in (each, each[:-1])
+        ),
+        ({"options": ["--tres-per-task=gres/gpu:1"]}, "PodSpec(cpus=…, gpus=…)"),
+        (
+            {"options": ["--ntasks-per-gpu=1"]},
+            sentence("pods.options.check_options.slurmpods-options-workbench"),
+        ),
+        *(
+            (
+                {"options": [word]},
+                sentence("pods.options.check_options.slurmpods-options-write", word),
+            )
+            for word in ("--qos high", "--container-image x", "--time 10")
+        ),
         ({"options": ["--requeue"]}, "restarts=… of the job: Slurm would start the pods again"),
         ({"options": ["--signal=TERM@30"]}, "SlurmPods(notice_s=…)"),
         ({"notice_s": 20}, "notice_s is 20; it must be a whole number from 60 to 65535"),
@@ -542,6 +588,27 @@ def test_an_option_without_effect_is_refused(
 def test_refusals(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words) if "=…" in words else words):
         SlurmPods(**options)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--gres=nvme:1",
+        "--gres-flags=enforce-binding",
+        "--mem-per-cpu=4G",
+        "--time-min=10",
+        "--contiguous",
+        "--constraint=h100&ib",
+        "--cons=a",
+        "--exclusive",
+        "--hint=nomultithread",
+        "--reservation=lab",
+        "--dependency=singleton",
+        "--gpu-bind=none",
+    ],
+)
+def test_other_options_reach_sbatch_as_they_are(word: str) -> None:
+    assert SlurmPods(options=[word]).to_dict()["options"] == [word]
 
 
 def test_it_comes_back_from_json() -> None:

@@ -6,6 +6,7 @@ Two different values for one field are a contradiction, which is refused.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def read_template(template: object) -> object:
 def check_template(template: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuse a template that no pod of the workbench can follow."""
     known = ("apiVersion", "kind", "metadata", "spec")
+    template = _without_nulls(template)
     for key in template:
         if key not in known:
             raise _refusal(key, "a pod template has metadata and spec alone; leave the field out")
@@ -101,7 +103,15 @@ def merged(pod: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, obj
         ConfigError: The template has another value for a field of the workbench's pod.
     """
     more = {key: value for key, value in template.items() if key in ("metadata", "spec")}
-    return _merged_maps(pod, more, "")
+    return _merged_maps(pod, _without_nulls(more), "")
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the fields that are null. Kubernetes takes such a field as absent."""
+    if isinstance(value, Mapping):
+        fields = {key: each for key, each in value.items() if each is not None}
+        return {key: _without_nulls(each) for key, each in fields.items()}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _merged_maps(ours: Mapping[str, Any], more: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -160,6 +170,9 @@ def _names(items: Any, where: str, key: str = "name") -> list[str]:
         if not isinstance(item, Mapping) or not isinstance(item.get(key), str):
             raise _refusal(where, f"give every object of the list its {key}")
     names = [item[key] for item in items]
+    if key == "mountPath":
+        # Two spellings of one folder would be two mounts.
+        names = [posixpath.normpath(name) for name in names]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise _refusal(where, f"{', '.join(twice)} stands there twice; keep one")
