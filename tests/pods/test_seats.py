@@ -22,6 +22,7 @@ from workbench.base.machine import nvml, seats
 from workbench.base.machine.seats import gpus_here, keep_seats, leave_seats, take_seats
 from workbench.base.process import find
 from workbench.pods.guest.guardian import NOTE
+from workbench.pods.hosts import entry
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Pod
@@ -132,6 +133,17 @@ def test_a_gpu_that_is_busy_without_a_seat_is_passed_over_and_named(
             launch("bob", PodSpec(gpus=1))
     finally:
         gpus.use(gpus.uuids[0], 0)
+
+
+def test_a_host_with_few_cores_for_its_gpus_is_named(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = entry.create_pod_folder
+    monkeypatch.setattr(
+        entry, "create_pod_folder", lambda *of, **by: replace(made(*of, **by), cores=7)
+    )
+    _, lines = launch("ada", PodSpec(gpus=4))
+    assert "127.0.0.5 has 7 cores for 4 GPUs: a rank needs 2 or more" in lines
 
 
 def test_gpus_that_a_host_or_a_user_names_are_the_ones_to_choose_from(
@@ -365,13 +377,18 @@ def gpus_of(backend: LocalPods, identity: Identity) -> list[str]:
 
 
 def test_local_pods_and_hosts_never_have_the_same_gpu(
-    launch: Launch, on_this_machine: Local, identity: Identity, gpus: FakeGpus
+    launch: Launch,
+    on_this_machine: Local,
+    identity: Identity,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     launch("host", PodSpec(gpus=1))
     lines: list[str] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
     first = on_this_machine("ada", PodSpec(gpus=1), 2, lines)
     assert gpus_of(first, identity) == ["1", "2"]
     assert any("GPU 0: " in line and "cluster host, since 20" in line for line in lines)
+    assert "each local pod has 1 cores for 1 GPUs: a rank needs 2 or more" in lines
     with pytest.raises(ConfigError) as caught:
         on_this_machine("bob", PodSpec(gpus=1), 2)
     assert says(caught.value, "pods.seats.seat_pods.fewer-than-gpus", 2)

@@ -429,6 +429,51 @@ def test_a_pod_ends_at_the_time_limit_of_its_job(
     assert pod.ends_s == expected
 
 
+SINFO = """main*|2/62/0/64|gpu:a100:8(S:0-1)
+main*|0/8/0/8|gpu:a100:8
+main*|0/n/a|gpu:a100:8
+old|0/16/0/16|gpu:t4:4
+main*|0/32/0/32|(null)
+"""
+
+
+@pytest.mark.parametrize(
+    ("partition", "gpu_type", "spec", "cores", "few"),
+    [
+        ("main", "", {"gpus": 8}, 8, "8 cores for 8 GPUs"),  # the smallest fitting node
+        (None, "", {"gpus": 8}, 8, "8 cores for 8 GPUs"),  # the default partition
+        ("old", "", {"gpus": 4}, 16, ""),
+        ("old", "", {"gpus": 2}, 8, ""),
+        ("old", "a100", {"gpus": 2}, 16, ""),  # no node is known: the default
+        ("main", "", {"gpus": 8, "cpus": 48}, 48, ""),
+        ("main", "", {}, 1, ""),
+    ],
+)
+def test_a_job_asks_for_the_cores_that_its_nodes_have_for_each_gpu(
+    watched: SlurmPods,
+    context: LaunchContext,
+    monkeypatch: pytest.MonkeyPatch,
+    partition: str | None,
+    gpu_type: str,
+    spec: dict[str, Any],
+    cores: int,
+    few: str,
+) -> None:
+    """`--cpus-per-gpu` of sbatch would refuse a node with fewer; this asks for what is there."""
+    watched = SlurmPods(partition=partition, gpu_type=gpu_type or None)
+    watched._folder = context.directory
+    asked: list[str] = []
+    lines: list[str] = []
+    monkeypatch.setattr(commands, "call", lambda *_words: SINFO)
+    monkeypatch.setattr(commands, "submit", lambda options, _script: asked.extend(options) or "8")
+    there = replace(context, report=lines.append)
+    watched._submit("workbench-x", ["pod-0"], PodSpec(**spec), there, [])
+    assert f"--cpus-per-task={cores}" in asked
+    assert [line for line in lines if " cores for " in line] == (
+        [f"the nodes have {few}: a rank needs 2 or more"] if few else []
+    )
+
+
 def test_a_job_that_left_no_log_names_the_folder_that_the_nodes_must_share(
     watched: SlurmPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

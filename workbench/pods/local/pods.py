@@ -148,6 +148,8 @@ class LocalPods(Place):
             if name in lost:
                 worker.process.kill()
                 worker.process.wait(_STOP_S)
+                if worker.process.stdin is not None:
+                    worker.process.stdin.close()
         pods = [pod for pod in self.refresh() if pod.name in lost]
         if len(pods) == len(self._workers) and self._fork_server is not None:
             self._fork_server.end()
