@@ -385,9 +385,11 @@ def test_local_pods_and_hosts_never_have_the_same_gpu(
     launch("host", PodSpec(gpus=1))
     lines: list[str] = []
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    monkeypatch.setenv("NCCL_LAB", 'a "name"')
     first = on_this_machine("ada", PodSpec(gpus=1), 2, lines)
     assert gpus_of(first, identity) == ["1", "2"]
     assert any("GPU 0: " in line and "cluster host, since 20" in line for line in lines)
+    assert any(line.startswith("left out of the pods: NCCL_LAB. ") for line in lines)
     assert "each local pod has 1 cores for 1 GPUs: a rank needs 2 or more" in lines
     with pytest.raises(ConfigError) as caught:
         on_this_machine("bob", PodSpec(gpus=1), 2)

@@ -32,6 +32,7 @@ from workbench.pods.guest import machine
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
 from workbench.pods.guest.process import (
     LocalWorker,
+    left_out,
     session_environment,
     sweep,
     tail_of,
@@ -107,6 +108,8 @@ class LocalPods(Place):
         addresses = {f"pod-{number}": address for number, address in enumerate(loopback)}
         if few := spec.few_cores(len(os.sched_getaffinity(0)) / count):
             context.report(f"each local pod has {few}")
+        if words := left_out():
+            context.report(words)
         folder = context.directory / "pods"
         gate.make_folders(folder, context.directory)
         for _ in range(_ATTEMPTS):
