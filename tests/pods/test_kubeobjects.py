@@ -18,6 +18,7 @@ from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Owner, base_name
+from workbench.pods.kubernetes.manifests.template import read_template
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.kubernetes.pods import KubernetesPods
@@ -500,6 +501,28 @@ def test_a_pod_template_that_is_no_yaml_of_a_pod_is_refused(tmp_path: Path, text
     with pytest.raises(ConfigError, match=r"pod_template is the file .*pod\.yaml") as refused:
         KubernetesPods(image="x", pod_template=str(path))
     assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("spec: {hostNetwork: true}\nspec: {hostPID: true}\n", 2),
+        ("spec:\n  volumes:\n    - name: a\n      emptyDir: {}\n      name: b\n", 5),
+        ("metadata: &a {labels: {b: c}}\nspec: {hostPID: true, hostPID: false}\n", 2),
+        ("spec: {x: &a {b: 1}, y: {<<: *a, <<: *a, b: 2}, z: [*a, *a]}\n", None),
+        ("spec: &a {b: [*a]}\n", None),
+    ],
+)
+def test_a_field_that_a_template_has_twice_is_refused_by_its_line(
+    tmp_path: Path, text: str, line: int | None
+) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text(text)
+    if line is None:
+        assert set(read_template(str(path))) == {"spec"}  # type: ignore[arg-type]
+        return
+    with pytest.raises(ConfigError, match=f"where line {line} has a field that"):
+        read_template(str(path))
 
 
 def test_a_gpu_pod_gets_cores_for_its_gpus_and_no_limit_of_cores() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -151,6 +152,9 @@ def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
             gpus = connection.run(["printenv", "CUDA_VISIBLE_DEVICES"]).stdout.strip()
             cuda = connection.run(["sh", "-c", "echo $CUDA_HOME $PATH"]).stdout
             groups = connection.run(["cat", "/proc/self/cgroup"]).stdout
+        (seen,) = backend.refresh()
+        assert seen.ends_s is not None
+        assert 0 < seen.ends_s - time.time() <= 600, "the time limit of the job"
     finally:
         backend.stop()
     assert job.startswith("main|10:00|4|512M|gres:gpu:a100:2|DeepSpeed Workbench, cluster test")

@@ -33,7 +33,9 @@ def read_template(template: object) -> object:
 
     path = user_path(template)
     try:
-        found = yaml.safe_load(gate.read_text(path))
+        content = gate.read_text(path)
+        found = yaml.safe_load(content)
+        twice = _written_twice(yaml.compose(content, Loader=yaml.SafeLoader))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"KubernetesPods.pod_template is the file {path}, which cannot be read: {error}"
@@ -50,7 +52,35 @@ def read_template(template: object) -> object:
             f"KubernetesPods.pod_template is the file {path}, which must hold one pod as YAML:"
             " metadata and spec"
         )
+    if twice is not None:
+        raise ConfigError(
+            f"KubernetesPods.pod_template is the file {path}, where line {twice} has a field that"
+            " the object has already; keep one of the two"
+        )
     return found
+
+
+def _written_twice(root: Any) -> int | None:
+    """Return the line of a key that its mapping has twice; YAML would take the last."""
+    nodes = [root]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        names = set()
+        for item in getattr(node, "value", ()):
+            if isinstance(item, tuple):
+                key, value = item
+                if isinstance(key.value, str):
+                    if key.value in names and key.value != "<<":
+                        return int(key.start_mark.line) + 1
+                    names.add(key.value)
+                nodes.append(value)
+            elif not isinstance(item, str):
+                nodes.append(item)
+    return None
 
 
 def check_template(template: Mapping[str, Any]) -> Mapping[str, Any]:
