@@ -521,7 +521,7 @@ def test_a_field_that_a_template_has_twice_is_refused_by_its_line(
     if line is None:
         assert set(read_template(str(path))) == {"spec"}  # type: ignore[arg-type]
         return
-    with pytest.raises(ConfigError, match=f"where line {line} has a field that"):
+    with pytest.raises(ConfigError, match=f"where line {line} repeats a field"):
         read_template(str(path))
 
 

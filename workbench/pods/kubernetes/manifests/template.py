@@ -54,8 +54,8 @@ def read_template(template: object) -> object:
         )
     if twice is not None:
         raise ConfigError(
-            f"KubernetesPods.pod_template is the file {path}, where line {twice} has a field that"
-            " the object has already; keep one of the two"
+            f"KubernetesPods.pod_template is the file {path}, where line {twice} repeats a field"
+            " of the same object; delete a line"
         )
     return found
 
