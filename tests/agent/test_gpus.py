@@ -100,6 +100,8 @@ def test_the_gpus_of_a_run_are_in_its_result(
     (gpu,) = run.result.gpus
     assert (gpu.pod, gpu.index, gpu.peak_gib, gpu.total_gib) == ("pod-0", 1, 2.0, 80.0)
     assert "GPUs, by their driver" in str(run)
+    for lock in made.locks():
+        lock.unlink()
 
 
 def test_where_there_is_no_driver_there_is_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -258,6 +258,9 @@ def test_gpus_are_shared_out(
     with SSHConnection(pods[1], identity) as connection:
         assert connection.run(["printenv", "CUDA_VISIBLE_DEVICES"]).stdout == f"{names[1]}\n"
     assert [pod.slots for pod in pods] == [1, 1, 1]
+    for name in names:
+        for lock in Path("/var/tmp").glob(f"*-gpu-{name}.*"):
+            lock.unlink()
 
 
 def test_a_missing_sshd_is_told_with_the_line_that_installs_it(
