@@ -20,8 +20,8 @@ from poll import until
 
 from tests.agent.test_warm import TOY, argv, fork_server, paths, record, server_of, start
 from tests.support.sentences import says
-from workbench.base.allocator import preloaded
 from workbench.base.files.private import cluster_folder
+from workbench.base.machine.allocator import preloaded
 from workbench.base.process import (
     FORK_SERVER_SOCKET,
     Process,

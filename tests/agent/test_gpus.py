@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.nvml import fake_gpus
 from workbench import Cluster, Function, LocalPods, PodSpec
 from workbench.agent import gpus
 from workbench.agent.gpus import GpuWatch, cores_near_gpus
@@ -89,15 +90,18 @@ def test_what_the_driver_reserves_for_itself_does_not_count_as_used(
 def test_the_gpus_of_a_run_are_in_its_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compiled(tmp_path)
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    made = fake_gpus(tmp_path / "gpus", 3)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(made.folder))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with Cluster(LocalPods(), PodSpec(gpus=1), path=tmp_path / "cluster") as cluster:
+        made.use(made.uuids[1], 2)
         run = cluster.submit(Function(time.sleep, (3.0,)))
         run.wait(timeout_s=120, progress=False).raise_for_status()
     (gpu,) = run.result.gpus
     assert (gpu.pod, gpu.index, gpu.peak_gib, gpu.total_gib) == ("pod-0", 1, 2.0, 80.0)
     assert "GPUs, by their driver" in str(run)
+    for lock in made.locks():
+        lock.unlink()
 
 
 def test_where_there_is_no_driver_there_is_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +150,11 @@ class Nvml:
         names = [b"GPU-a", b"MIG-b"]
         device._obj.value = names.index(name) + 1 if name in names else 0
         return 0 if name in names else 6
+
+    def nvmlDeviceGetUUID(self, device: Any, text: Any, size: Any) -> int:  # noqa: N802 (NVML's name)
+        assert size.value == len(text)
+        text.value = f"GPU-{'abc'[device.value - 1]}".encode()
+        return 0
 
     def nvmlDeviceGetCpuAffinity(self, device: Any, words: Any, bits: Any) -> int:  # noqa: N802 (NVML's name)
         near = self.near.get(device.value - 1)

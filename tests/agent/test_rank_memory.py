@@ -137,6 +137,37 @@ def test_a_look_beyond_its_budget_is_not_repeated_soon(
     assert len(begun) == 1 and not watch.is_exact(processes)
 
 
+def test_exact_looks_are_a_minute_apart_and_in_another_process(
+    processes: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock_s = [100.0]
+    looks = tmp_path / "looks"
+
+    def look(_pid: int) -> tuple[int, int]:
+        with looks.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return 1, 1
+
+    monkeypatch.setattr(memory, "_exact_share", look)
+    watch = MemoryWatch(Tasks())
+
+    def done() -> bool:
+        with monkeypatch.context() as frozen:
+            frozen.setattr(memory.time, "monotonic", lambda: clock_s[0])
+            watch.look([processes])
+        return watch._task is None
+
+    assert not done()
+    until(done, 120)
+    for clock_s[0] in (101.0, 130.0, 159.0):
+        assert done(), "no look is due"
+    clock_s[0] = 160.0
+    assert not done()
+    until(done, 120)
+    lookers = looks.read_text().split()
+    assert len(lookers) == 4 and str(os.getpid()) not in lookers
+
+
 def test_an_agent_at_work_is_not_taken_for_hung(tmp_path: Path) -> None:
     waited_s = [1.0]
     agent = look_up(os.getpid())

@@ -17,6 +17,7 @@ from workbench.agent.ranks.request import (
     texts_in,
     whole_in,
 )
+from workbench.agent.site.nccl import own_interfaces
 from workbench.base.process import RankPlace
 
 RANKS = [
@@ -157,6 +158,28 @@ def test_the_pod_s_own_variables_replace_the_keeper_s_defaults_and_not_the_job_s
     assert env["OMP_NUM_THREADS"] == "12"
     env = environment(place, site, defaults=defaults, env={"NCCL_SOCKET_IFNAME": "eth9"})
     assert env["NCCL_SOCKET_IFNAME"] == "eth9"
+
+
+@pytest.mark.parametrize("given", ["^docker0,lo", "=ib0,ib1", "ib", "ib0:1,ib1", "^=docker0", " "])
+def test_a_pod_s_own_choice_of_interfaces_stays_in_every_spelling(given: str) -> None:
+    place = RankPlace(rank=0, local_rank=0, pod="pod-0")
+    defaults = {"NCCL_SOCKET_IFNAME": "=eno1", "GLOO_SOCKET_IFNAME": "eno1"}
+    site = {"NCCL_SOCKET_IFNAME": given}
+    env = environment(place, site, defaults=defaults)
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == (given, "eno1")
+    assert own_interfaces({**site, "NCCL_CONF_FILE": "/none"}) == site
+
+
+def test_an_empty_variable_of_a_pod_is_none() -> None:
+    place = RankPlace(rank=0, local_rank=0, pod="pod-0")
+    defaults = {"NCCL_SOCKET_IFNAME": "=eno1", "GLOO_SOCKET_IFNAME": "eno1"}
+    empty = dict.fromkeys([*defaults, "OMP_NUM_THREADS", "LAB"], "")
+    env = environment(place, empty, defaults=defaults)
+    assert defaults.items() <= env.items()
+    assert (env["OMP_NUM_THREADS"], env["LAB"]) == ("3", "")
+    assert own_interfaces({**empty, "NCCL_CONF_FILE": "/none"}) == {}
+    env = environment(place, {}, defaults=defaults, env={"NCCL_SOCKET_IFNAME": ""})
+    assert env["NCCL_SOCKET_IFNAME"] == "", "the user's own word"
 
 
 def test_a_rank_finds_its_place_in_its_environment() -> None:

@@ -38,6 +38,8 @@ int nvmlDeviceGetMigDeviceHandleByIndex(void *d, unsigned int i, void **slice) {
     if ((int)i >= ALL - WHOLE) return 6;
     *slice = (void *)(unsigned long)(WHOLE + i + 1); return 0;
 }
+int nvmlDeviceGetGpuInstanceId(void *d, unsigned int *n) { *n = number(d) - WHOLE + 3; return 0; }
+int nvmlDeviceGetComputeInstanceId(void *d, unsigned int *n) { *n = 0; return 0; }
 int nvmlDeviceGetMemoryInfo(void *d, mem_t *m) {
     char path[4096]; unsigned long long gib = 0;
     snprintf(path, sizeof path, FOLDER "/used-%s", uuids[number(d)]);
@@ -51,11 +53,16 @@ int nvmlDeviceGetUtilizationRates(void *d, util_t *u) { u->gpu = 0; u->memory = 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FakeGpus:
-    """A driver of some GPUs; the last one has the slices, if any."""
+    """A driver of some GPUs; the last one has the slices, GPU instances 3, 4 and so on, if any."""
 
     folder: Path
     uuids: list[str]
     """Of the GPUs, then of the slices."""
+
+    def locks(self) -> list[Path]:
+        """Return the files of all seats of these GPUs."""
+        shared = Path("/var/tmp")
+        return [file for uuid in self.uuids for file in shared.glob(f"*-gpu-{uuid}.*")]
 
     def use(self, uuid: str, gib: int) -> None:
         """Let other programs use memory of a GPU."""
@@ -69,8 +76,8 @@ def fake_gpus(folder: Path, count: int, *, slices: int = 0) -> FakeGpus:
         pytest.skip("needs a C compiler for the library that speaks NVML")
     folder.mkdir(parents=True, exist_ok=True)
     mark = f"{folder.stat().st_ino:x}-{folder.stat().st_mtime_ns:x}"
-    uuids = [f"GPU-{mark}-{number}" for number in range(count)]
-    uuids += [f"MIG-{mark}-{number}" for number in range(slices)]
+    uuids = [f"GPU-{number}-{mark}" for number in range(count)]
+    uuids += [f"MIG-{number}-{mark}" for number in range(slices)]
     named = ", ".join(f'"{uuid}"' for uuid in uuids)
     head = f'#define UUIDS {named}\n#define COUNT {count}\n#define FOLDER "{folder}"\n'
     (folder / "nvml.c").write_text(head + _SOURCE)

@@ -354,7 +354,7 @@ def test_a_session_alone_needs_no_worker_and_says_what_gpus_it_lacks(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     backend = CMLPods(session=True, **session.options)
     with pytest.raises(
-        ConfigError, match=sentence("pods.machine.visible_gpus.pods-machine-need", 2, 1)
+        ConfigError, match=sentence("pods.machine.check_gpus.pods-machine-need", 2, 1)
     ):
         backend.launch(PodSpec(gpus=2), 2, context)
     (pod,) = backend.launch(PodSpec(), 1, context)

@@ -24,9 +24,10 @@ from tests.support.sentences import says, sentence
 from workbench import Cluster, Function
 from workbench.agent.site.setup import setup_variables
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.process import live_descendants
+from workbench.base.process import find, live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.guest.machine import free_port
+from workbench.pods.hosts import far_end
 from workbench.pods.hosts.entry import far_end_script
 from workbench.pods.hosts.far_end import ANSWER, LISTENS, enter, leave
 from workbench.pods.hosts.pods import SSHPods
@@ -375,6 +376,32 @@ def test_a_setup_line_that_fails_is_named(
     answer = enter(root=str(tmp_path / "wb"), folder=f"c-{'0' * 16}", pod="pod-0", setup=lines)
     assert list(answer) == ["setup"]
     assert words in answer["setup"]
+
+
+def test_a_setup_line_that_hangs_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(far_end, "_SETUP_S", 3.0)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pids = tmp_path / "pids"
+    lines = [f"echo $$ >>{pids}", f"sleep 600 & echo $! >>{pids}", "yes | sleep 600"]
+    answer = enter(root=str(tmp_path / "wb"), folder=f"c-{'0' * 16}", pod="pod-0", setup=lines)
+    assert "did not end in 3 s" in answer["setup"]
+    started = [int(pid) for pid in pids.read_text().split()]
+    assert len(started) == 2
+    until(lambda: not any(map(find, started)))
+
+
+def test_a_setup_line_may_print_much_and_leave_a_service_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pid = tmp_path / "pid"
+    lines = ["yes | head -c 100000000; yes x | head -c 10000000 >&2"]
+    lines += [f"sleep 600 & echo $! >{pid}", "export LAB=here; set -u -e"]
+    answer = enter(root=str(tmp_path / "wb"), folder=f"c-{'0' * 16}", pod="pod-0", setup=lines)
+    os.kill(int(pid.read_text()), signal.SIGKILL)
+    assert setup_variables(Path(answer["root"])) == {"LAB": "here"}
 
 
 def test_a_setup_line_that_fails_ends_the_start_with_the_host_and_the_line(

@@ -10,12 +10,15 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.fakes.kubeplace import MANIFESTS
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.kubernetes.manifests.objects import ClusterObjects, HostKey, Owner, base_name
+from workbench.pods.kubernetes.manifests.template import read_template
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.kubernetes.pods import KubernetesPods
@@ -252,6 +255,7 @@ def test_all_options_arrive() -> None:
     assert pod["metadata"]["ownerReferences"][0]["uid"] == "u-1"
 
 
+GPU = "nvidia.com/gpu"
 TEMPLATE = """
 apiVersion: v1
 kind: Pod
@@ -351,6 +355,22 @@ def test_a_pod_template_is_merged_below_the_workbenchs_pod(tmp_path: Path) -> No
         ({"metadata": {"labels": {1: "x"}}, "spec": {"hostname": "x"}}, "hostname"),
         ({"kind": "Deployment"}, "kind: Deployment is no pod"),
         ({"hostNetwork": True}, "hostNetwork: .*leave the field out"),
+        (
+            {
+                "spec": {
+                    "containers": [
+                        {"name": "worker", "volumeMounts": [{"name": "a", "mountPath": "/tmp/"}]}
+                    ]
+                }
+            },
+            r"volumeMounts\[/tmp\]",
+        ),
+        (
+            {"spec": {"containers": [{"name": "worker", "resources": {"limits": {GPU: 8}}}]}},
+            "limits.nvidia.com/gpu 8",
+        ),
+        ({"kind": "PodTemplate", "template": {"spec": {}}}, "template: .*leave the field out"),
+        ([{"spec": {}}], "is a list; it must be an object"),
         ("no such file.yaml", "no such file.yaml"),
     ],
 )
@@ -360,6 +380,101 @@ def test_a_pod_template_that_contradicts_the_workbenchs_pod_is_refused(
     affinity = {"podAffinity": {}}
     with pytest.raises(ConfigError, match=f"(?s)pod_template.*{words}"):
         objects(pod_template=template, affinity=affinity)
+
+
+OF_SITES: dict[str, dict[str, Any]] = {
+    "a sidecar": {
+        "initContainers": [{"name": "proxy", "image": "istio/proxyv2:1", "restartPolicy": "Always"}]
+    },
+    "an affinity": {
+        "affinity": {
+            "podAntiAffinity": {
+                "requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "hostname"}]
+            }
+        }
+    },
+    "the network of the host": {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"},
+    "resource claims": {
+        "resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "h100"}],
+        "containers": [{"name": "worker", "resources": {"claims": [{"name": "gpus"}]}}],
+    },
+    "devices": {"containers": [{"name": "worker", "resources": {"limits": {"rdma/hca": 1}}}]},
+    "variables of a map": {
+        "containers": [{"name": "worker", "envFrom": [{"configMapRef": {"name": "site"}}]}]
+    },
+    "secrets of a registry": {"imagePullSecrets": [{"name": "registry"}]},
+    "a hook": {
+        "containers": [
+            {"name": "worker", "lifecycle": {"preStop": {"exec": {"command": ["sleep", "5"]}}}}
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("spec", OF_SITES.values(), ids=OF_SITES)
+def test_what_sites_write_is_in_the_pod_beside_all_of_the_workbenchs_own(
+    spec: dict[str, Any],
+) -> None:
+    plain: Any = objects().pod(0, None)
+    pod: Any = objects(pod_template={"spec": spec}).pod(0, None)
+    kubernetes_validate.validate(pod, VERSIONS[-1], strict=True)
+    assert lacks(plain, pod) == lacks({"spec": spec}, pod) == []
+
+
+def lacks(wanted: Any, found: Any, at: str = "") -> list[str]:
+    """What of one manifest is missing in another. Lists of objects are compared by name."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        return [
+            each for key in wanted for each in lacks(wanted[key], found.get(key), f"{at}.{key}")
+        ]
+    if isinstance(wanted, list) and isinstance(found, list):
+        missing = []
+        for number, item in enumerate(wanted):
+            named = [each for each in found if isinstance(each, dict) and "name" in each]
+            same = [each for each in named if each["name"] == item.get("name")] or found
+            if all(lacks(item, each) for each in same):
+                missing.append(f"{at}[{number}]")
+        return missing
+    return [] if wanted == found else [at]
+
+
+def with_nulls(value: Any, places: list[tuple[str, ...]], at: tuple[str, ...] = ()) -> Any:
+    """A manifest with null at these places, where it has no such field."""
+    if not isinstance(value, dict):
+        return value
+    made = {key: with_nulls(each, places, (*at, key)) for key, each in value.items()}
+    for place in places:
+        if place[:-1] == at:
+            made.setdefault(place[-1], None)
+    return made
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                ("metadata",),
+                ("spec",),
+                ("metadata", "creationTimestamp"),
+                ("metadata", "labels"),
+                ("spec", "containers"),
+                ("spec", "volumes"),
+                ("spec", "affinity"),
+                ("spec", "tolerations"),
+                ("spec", "hostname"),
+                ("spec", "securityContext"),
+                ("status",),
+            ]
+        )
+    ),
+    st.sampled_from([{}, {"spec": {"hostNetwork": True}}, {"metadata": {"labels": {"a": "b"}}}]),
+)
+def test_a_field_that_is_null_is_a_field_that_is_not_there(
+    places: list[tuple[str, ...]], template: dict[str, Any]
+) -> None:
+    """`kubectl create --dry-run -o yaml` and Helm write such fields."""
+    written = with_nulls(template, places)
+    assert objects(pod_template=written).pod(0, None) == objects(pod_template=template).pod(0, None)
 
 
 def test_a_cluster_is_reached_by_its_own_pods_and_the_notebook_alone() -> None:
@@ -386,6 +501,28 @@ def test_a_pod_template_that_is_no_yaml_of_a_pod_is_refused(tmp_path: Path, text
     with pytest.raises(ConfigError, match=r"pod_template is the file .*pod\.yaml") as refused:
         KubernetesPods(image="x", pod_template=str(path))
     assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("spec: {hostNetwork: true}\nspec: {hostPID: true}\n", 2),
+        ("spec:\n  volumes:\n    - name: a\n      emptyDir: {}\n      name: b\n", 5),
+        ("metadata: &a {labels: {b: c}}\nspec: {hostPID: true, hostPID: false}\n", 2),
+        ("spec: {x: &a {b: 1}, y: {<<: *a, <<: *a, b: 2}, z: [*a, *a]}\n", None),
+        ("spec: &a {b: [*a]}\n", None),
+    ],
+)
+def test_a_field_that_a_template_has_twice_is_refused_by_its_line(
+    tmp_path: Path, text: str, line: int | None
+) -> None:
+    path = tmp_path / "pod.yaml"
+    path.write_text(text)
+    if line is None:
+        assert set(read_template(str(path))) == {"spec"}  # type: ignore[arg-type]
+        return
+    with pytest.raises(ConfigError, match=f"where line {line} repeats a field"):
+        read_template(str(path))
 
 
 def test_a_gpu_pod_gets_cores_for_its_gpus_and_no_limit_of_cores() -> None:

@@ -248,6 +248,15 @@ def test_a_manifest_that_the_users_options_spoil_is_refused(
     )
 
 
+def test_a_misspelt_field_of_a_pod_template_is_refused_by_its_name(
+    place: KubernetesPlace, context: LaunchContext
+) -> None:
+    backend = place.backend(pod_template={"spec": {"hostNetwrk": True}})
+    with pytest.raises(ConfigError, match=r"manifest is not valid: spec\.hostNetwrk"):
+        backend.launch(PodSpec(), 1, context)
+    assert place.left(context) == []
+
+
 def test_a_server_that_is_not_there_is_named(
     tmp_path: Path, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

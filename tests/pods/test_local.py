@@ -5,6 +5,7 @@ import json
 import os
 import pwd
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -242,7 +243,7 @@ def test_gpus_that_are_not_there(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
     with pytest.raises(
-        ConfigError, match=sentence("pods.machine.visible_gpus.pods-machine-need", 4, 3)
+        ConfigError, match=sentence("pods.machine.check_gpus.pods-machine-need", 4, 3)
     ):
         local.launch(PodSpec(gpus=2), 2, context)
 
@@ -250,12 +251,16 @@ def test_gpus_that_are_not_there(
 def test_gpus_are_shared_out(
     local: LocalPods, context: LaunchContext, identity: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,9")
+    names = [f"GPU-{secrets.token_hex(8)}" for _ in range(3)]  # seats of their own: no driver
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(names))
     pods = local.launch(PodSpec(gpus=1), 3, context)
     identity.pin(pods)
     with SSHConnection(pods[1], identity) as connection:
-        assert connection.run(["printenv", "CUDA_VISIBLE_DEVICES"]).stdout == "7\n"
+        assert connection.run(["printenv", "CUDA_VISIBLE_DEVICES"]).stdout == f"{names[1]}\n"
     assert [pod.slots for pod in pods] == [1, 1, 1]
+    for name in names:
+        for lock in Path("/var/tmp").glob(f"*-gpu-{name}.*"):
+            lock.unlink()
 
 
 def test_a_missing_sshd_is_told_with_the_line_that_installs_it(

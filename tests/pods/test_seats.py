@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +17,18 @@ from tests.fakes.sshhosts import HostsPlace
 from tests.poll import until
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Function
-from workbench.base import nvml, seats
 from workbench.base.errors import ConfigError
+from workbench.base.machine import nvml, seats
+from workbench.base.machine.seats import gpus_here, keep_seats, leave_seats, take_seats
 from workbench.base.process import find
-from workbench.base.seats import gpus_here, keep_seats, leave_seats, take_seats
+from workbench.pods.guest.guardian import NOTE
+from workbench.pods.hosts import entry
 from workbench.pods.hosts.pods import SSHPods
+from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.pods.pod_spec import PodSpec
+from workbench.pods.ssh.connection import SSHConnection
+from workbench.pods.ssh.identity import Identity
 
 Launch = Callable[..., list[Pod]]
 
@@ -33,9 +38,8 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeGpus]:
     """Four GPUs on the machine of all hosts."""
     made = fake_gpus(tmp_path_factory.mktemp("gpus"), 4)
     yield made
-    for uuid in made.uuids:
-        for lock in Path("/var/tmp").glob(f"deepspeed-workbench-gpu-{uuid}.*"):
-            lock.unlink()
+    for lock in made.locks():
+        lock.unlink()
 
 
 @pytest.fixture(scope="module")
@@ -62,11 +66,21 @@ def launch(there: HostsPlace, context: LaunchContext, tmp_path: Path) -> Iterato
         backend.launch(
             spec, 1, replace(context, cluster_id=cluster, directory=own, report=lines.append)
         )
+        live_on(there.root.glob(f"{cluster}-*/pod-0"))
         return backend, lines  # type: ignore[return-value]
 
     yield go  # type: ignore[misc]
     for backend in made:
         backend.stop()
+
+
+def live_on(places: Iterable[Path]) -> None:
+    """Let pods count as pods with an agent, for as long as this process lives."""
+    own = find(os.getpid())
+    assert own is not None
+    for place in places:
+        agent = {"pid": own.pid, "start_time": own.start_time}
+        (place / "agent.json").write_text(json.dumps(agent))
 
 
 def variables(there: HostsPlace, cluster: str) -> dict[str, str]:
@@ -121,6 +135,17 @@ def test_a_gpu_that_is_busy_without_a_seat_is_passed_over_and_named(
         gpus.use(gpus.uuids[0], 0)
 
 
+def test_a_host_with_few_cores_for_its_gpus_is_named(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = entry.create_pod_folder
+    monkeypatch.setattr(
+        entry, "create_pod_folder", lambda *of, **by: replace(made(*of, **by), cores=7)
+    )
+    _, lines = launch("ada", PodSpec(gpus=4))
+    assert "127.0.0.5 has 7 cores for 4 GPUs: a rank needs 2 or more" in lines
+
+
 def test_gpus_that_a_host_or_a_user_names_are_the_ones_to_choose_from(
     there: HostsPlace, launch: Launch, gpus: FakeGpus
 ) -> None:
@@ -162,7 +187,7 @@ def test_ranks_use_the_gpus_that_their_pod_has_taken(
     spec = PodSpec(gpus=2, env={"CUDA_VISIBLE_DEVICES": "0,2,3"})
     with Cluster(there.backend(hosts=["127.0.0.5"]), spec, path=tmp_path / "c") as cluster:
         assert cluster.run(shown, progress=False) == ["2,3", "2,3"]
-        for file in there.root.glob("*/pod-0/seats.json"):
+        for file in there.root.glob("*/pod-0/seats.json"):  # of both clusters
             holder = int(json.loads(file.read_text())["pid"])
             assert find(holder) is not None, "held after a run"
         with pytest.raises(ConfigError, match=sentence("rundir.prepare._check_gpus.env-job-each")):
@@ -190,12 +215,61 @@ def test_the_slices_of_a_gpu_are_seats_in_its_place(here: FakeGpus, tmp_path: Pa
     place = tmp_path / "pod-0"
     place.mkdir()
     try:
-        taken, _ = take_seats(place, "ada", 1, first)
-        assert [gpu.key for gpu in taken] == [first]
-        more, others = take_seats(tmp_path, "bob", 2, f"{first},{second}")
+        taken, _ = take_seats([place], "ada", 1, first)
+        assert [gpu.key for gpu in taken[0]] == [first]
+        more, others = take_seats([tmp_path], "bob", 2, f"{first},{second}")
         assert (more, [other["cluster"] for other in others]) == ([], ["ada"])
     finally:
         leave_seats(place)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("", []),
+        ("-1", []),
+        ("0,-1,1", ["whole"]),
+        (" 0 , ", ["whole"]),
+        ("9,0", []),
+        ("NoDevFiles", []),
+        ("GPU-", []),  # the beginning of two UUIDs
+        ("WHOLE", ["whole"]),
+        ("MIG-SLICED/3/0", ["first"]),
+        ("MIG-SLICED/4/0,MIG-SLICED/3/0", ["second", "first"]),
+        ("MIG-SLICED/9/0", []),
+        ("SECOND", ["second"]),
+        ("SLICED", ["first", "second"]),
+        ("1", ["first", "second"]),
+    ],
+)
+def test_every_spelling_of_visible_gpus_is_read_as_cuda_reads_it(
+    here: FakeGpus, given: str, found: list[str]
+) -> None:
+    whole, sliced, first, second = here.uuids
+    names = {"whole": whole, "first": first, "second": second}
+    given = given.replace("WHOLE", whole)
+    given = given.replace("SLICED", sliced).replace("SECOND", second)
+    assert [gpu.key for gpu in gpus_here(given)] == [names[name] for name in found]
+
+
+def test_the_beginning_of_a_uuid_is_the_gpu_if_it_is_the_only_one(here: FakeGpus) -> None:
+    """CUDA takes `GPU-8932f937` for the GPU whose UUID begins so."""
+    whole, _, first, _ = here.uuids
+    for name in (whole, first):
+        for end in range(len("GPU-0"), len(name) + 1):
+            (gpu,) = gpus_here(name[:end])
+            assert (gpu.name, gpu.key) == (name[:end], name)
+
+
+@pytest.mark.parametrize("given", ["-1", "", "-1,0", "none,"])
+def test_without_a_driver_no_gpu_is_made_up(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    def none() -> None:
+        raise OSError("no driver")
+
+    monkeypatch.setattr(seats, "open_nvml", none)
+    assert [gpu.name for gpu in gpus_here(given)] == (["none"] if given == "none," else [])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert gpus_here(None) == []
 
 
 def lock_of(tmp_path: Path, uuid: str, user: int) -> Path:
@@ -215,7 +289,7 @@ def test_the_seat_of_another_user_is_theirs(here: FakeGpus, tmp_path: Path) -> N
     opened = locked(path, json.dumps({"cluster": "night\x1b[31m", "since_s": 0}))
     os.chown(path, 54321, -1)
     try:
-        _, (taken,) = take_seats(tmp_path, "bob", 1, "0")
+        _, (taken,) = take_seats([tmp_path], "bob", 1, "0")
         assert taken["user"] == "user 54321"
         assert taken["cluster"] == "night[31m"
     finally:
@@ -235,7 +309,7 @@ def test_a_file_in_the_name_of_another_user_and_a_link_are_no_seats(
         own = lock_of(tmp_path, here.uuids[0], os.geteuid())
         own.symlink_to(target)
         with pytest.raises(OSError, match="symbolic links"):
-            take_seats(tmp_path, "ada", 1, "0")
+            take_seats([tmp_path], "ada", 1, "0")
         assert target.read_text() == "precious"
     finally:
         os.close(forged)
@@ -248,7 +322,7 @@ def test_a_turn_that_is_never_over_is_named(
     opened = locked(tmp_path / "locks" / "deepspeed-workbench-gpus.lock", "")
     try:
         with pytest.raises(ValueError, match=sentence("base.seats._take_turn.locked-gpu-taken")):
-            take_seats(tmp_path, "ada", 1, "0")
+            take_seats([tmp_path], "ada", 1, "0")
     finally:
         os.close(opened)
 
@@ -258,4 +332,101 @@ def test_a_machine_without_a_folder_for_all_is_refused(
 ) -> None:
     monkeypatch.setattr(seats, "_FOLDERS", (str(tmp_path / "none"), str(tmp_path)))
     with pytest.raises(ValueError, match="mode 1777"):
-        take_seats(tmp_path, "ada", 1, "0")
+        take_seats([tmp_path], "ada", 1, "0")
+
+
+Local = Callable[..., LocalPods]
+
+
+@pytest.fixture
+def on_this_machine(
+    gpus: FakeGpus, context: LaunchContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Local]:
+    """Launches local pods of a cluster with this name; stopped afterwards."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(gpus.folder))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    made: list[LocalPods] = []
+
+    def go(
+        cluster: str, spec: PodSpec, count: int = 1, lines: list[str] | None = None
+    ) -> LocalPods:
+        backend = LocalPods()
+        made.append(backend)
+        own = tmp_path / cluster
+        own.mkdir()
+        report = (lines if lines is not None else []).append
+        there = replace(context, cluster_id=cluster, directory=own, report=report)
+        backend.launch(spec, count, there)
+        live_on(own.glob("pods/pod-?"))
+        return backend
+
+    yield go
+    for backend in made:
+        backend.stop()
+
+
+def gpus_of(backend: LocalPods, identity: Identity) -> list[str]:
+    """What CUDA sees in a session of each pod."""
+    pods = backend.refresh()
+    identity.pin(pods)
+    found = []
+    for pod in pods:
+        with SSHConnection(pod, identity) as connection:
+            found.append(connection.run(["printenv", "CUDA_VISIBLE_DEVICES"]).stdout.strip())
+    return found
+
+
+def test_local_pods_and_hosts_never_have_the_same_gpu(
+    launch: Launch,
+    on_this_machine: Local,
+    identity: Identity,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launch("host", PodSpec(gpus=1))
+    lines: list[str] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1})
+    monkeypatch.setenv("NCCL_LAB", 'a "name"')
+    first = on_this_machine("ada", PodSpec(gpus=1), 2, lines)
+    assert gpus_of(first, identity) == ["1", "2"]
+    assert any("GPU 0: " in line and "cluster host, since 20" in line for line in lines)
+    assert any(line.startswith("left out of the pods: NCCL_LAB. ") for line in lines)
+    assert "each local pod has 1 cores for 1 GPUs: a rank needs 2 or more" in lines
+    with pytest.raises(ConfigError) as caught:
+        on_this_machine("bob", PodSpec(gpus=1), 2)
+    assert says(caught.value, "pods.seats.seat_pods.fewer-than-gpus", 2)
+    for gpu, holder in ((0, "host"), (1, "ada"), (2, "ada")):
+        assert f"GPU {gpu}: " in str(caught.value)
+        assert f"cluster {holder}, since 20" in str(caught.value)
+    with pytest.raises(ConfigError, match="cluster ada"):
+        launch("eve", PodSpec(gpus=2))
+    first.stop()
+    assert gpus_of(on_this_machine("joe", PodSpec(gpus=3)), identity) == ["1,2,3"]
+
+
+def test_a_local_cluster_that_finds_too_few_gpus_leaves_no_seat_and_no_folder(
+    on_this_machine: Local, gpus: FakeGpus, tmp_path: Path, identity: Identity
+) -> None:
+    gpus.use(gpus.uuids[3], 20)
+    try:
+        with pytest.raises(ConfigError, match=r"GPU 3: programs without a seat use 20\.0 GiB"):
+            on_this_machine("ada", PodSpec(gpus=2), 2)
+        assert list((tmp_path / "ada" / "pods").glob("pod-*")) == []
+        named = {"CUDA_VISIBLE_DEVICES": f"2,{gpus.uuids[0][:9]}"}
+        assert gpus_of(on_this_machine("bob", PodSpec(gpus=2, env=named)), identity) == [
+            f"2,{gpus.uuids[0][:9]}"
+        ]
+    finally:
+        gpus.use(gpus.uuids[3], 0)
+
+
+def test_a_local_pod_that_is_started_again_keeps_its_gpus(
+    on_this_machine: Local, context: LaunchContext, tmp_path: Path, identity: Identity
+) -> None:
+    spec = PodSpec(gpus=1)
+    own = on_this_machine("ada", spec, 2)
+    guardian = json.loads((tmp_path / "ada" / "pods" / "pod-0" / NOTE).read_text())
+    os.kill(guardian["pid"], signal.SIGKILL)
+    until(lambda: own.refresh()[0].phase.is_terminal)
+    on_this_machine("bob", spec)
+    own.restore(["pod-0"], spec, replace(context, cluster_id="ada", directory=tmp_path / "ada"))
+    assert gpus_of(own, identity) == ["0", "1"]

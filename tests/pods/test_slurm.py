@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,9 @@ def test_a_pod_has_the_limits_and_the_gpus_of_its_job(
             gpus = connection.run(["printenv", "CUDA_VISIBLE_DEVICES"]).stdout.strip()
             cuda = connection.run(["sh", "-c", "echo $CUDA_HOME $PATH"]).stdout
             groups = connection.run(["cat", "/proc/self/cgroup"]).stdout
+        (seen,) = backend.refresh()
+        assert seen.ends_s is not None
+        assert 0 < seen.ends_s - time.time() <= 600, "the time limit of the job"
     finally:
         backend.stop()
     assert job.startswith("main|10:00|4|512M|gres:gpu:a100:2|DeepSpeed Workbench, cluster test")
@@ -402,6 +407,77 @@ def test_a_pods_phase_has_slurms_reason(
     assert (pod.phase, pod.message) == (phase, words)
 
 
+@pytest.mark.parametrize(
+    ("state", "end", "limit", "known"),
+    [
+        ("RUNNING", "2026-11-29T08:00:00", "1-00:00:00", True),
+        ("RUNNING", "2026-11-29T08:00:00", "10:00", True),
+        ("RUNNING", "2027-11-29T08:00:00", "UNLIMITED", False),
+        ("RUNNING", "N/A", "10:00", False),
+        ("PENDING", "2026-11-29T08:00:00", "10:00", False),
+        ("RUNNING", "", "", False),
+    ],
+)
+def test_a_pod_ends_at_the_time_limit_of_its_job(
+    watched: SlurmPods,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    end: str,
+    limit: str,
+    known: bool,
+) -> None:
+    line = f"7|{state}|None|2026-11-29T07:00:00|n1|{end}|{limit}\n"
+    monkeypatch.setattr(commands, "call", lambda *_words: line)
+    (pod,) = watched.refresh()
+    expected = datetime(2026, 11, 29, 8).timestamp() if known else None
+    assert pod.ends_s == expected
+
+
+SINFO = """main*|2/62/0/64|gpu:a100:8(S:0-1)
+main*|0/8/0/8|gpu:a100:8
+main*|0/n/a|gpu:a100:8
+old|0/16/0/16|gpu:t4:4
+main*|0/32/0/32|(null)
+"""
+
+
+@pytest.mark.parametrize(
+    ("partition", "gpu_type", "spec", "cores", "few"),
+    [
+        ("main", "", {"gpus": 8}, 8, "8 cores for 8 GPUs"),  # the smallest fitting node
+        (None, "", {"gpus": 8}, 8, "8 cores for 8 GPUs"),  # the default partition
+        ("old", "", {"gpus": 4}, 16, ""),
+        ("old", "", {"gpus": 2}, 8, ""),
+        ("old", "a100", {"gpus": 2}, 16, ""),  # no node is known: the default
+        ("main", "", {"gpus": 8, "cpus": 48}, 48, ""),
+        ("main", "", {}, 1, ""),
+    ],
+)
+def test_a_job_asks_for_the_cores_that_its_nodes_have_for_each_gpu(
+    watched: SlurmPods,
+    context: LaunchContext,
+    monkeypatch: pytest.MonkeyPatch,
+    partition: str | None,
+    gpu_type: str,
+    spec: dict[str, Any],
+    cores: int,
+    few: str,
+) -> None:
+    """`--cpus-per-gpu` of sbatch would refuse a node with fewer; this asks for what is there."""
+    watched = SlurmPods(partition=partition, gpu_type=gpu_type or None)
+    watched._folder = context.directory
+    asked: list[str] = []
+    lines: list[str] = []
+    monkeypatch.setattr(commands, "call", lambda *_words: SINFO)
+    monkeypatch.setattr(commands, "submit", lambda options, _script: asked.extend(options) or "8")
+    there = replace(context, report=lines.append)
+    watched._submit("workbench-x", ["pod-0"], PodSpec(**spec), there, [])
+    assert f"--cpus-per-task={cores}" in asked
+    assert [line for line in lines if " cores for " in line] == (
+        [f"the nodes have {few}: a rank needs 2 or more"] if few else []
+    )
+
+
 def test_a_job_that_left_no_log_names_the_folder_that_the_nodes_must_share(
     watched: SlurmPods, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -514,6 +590,25 @@ def test_an_option_without_effect_is_refused(
         ({"options": ["--part=main"]}, "SlurmPods(partition=…)"),
         ({"options": ["--mem=4G"]}, "PodSpec(memory_gib=…)"),
         ({"options": ["--gpus-per-node=2"]}, "PodSpec(gpus=…)"),
+        ({"options": ["--gres=gpu:h100:8,nvme:1"]}, "PodSpec(gpus=…)"),
+        ({"options": ["--gre=gpu"]}, "PodSpec(gpus=…)"),
+        *(
+            ({"options": [f"--{name}=1"]}, r"PodSpec\(")
+            for each in ("cpus-per-gpu", "gpus-per-task", "gpus-per-socket", "mem-per-gpu")
+            for name in (each, each[:-1])
+        ),
+        ({"options": ["--tres-per-task=gres/gpu:1"]}, "PodSpec(cpus=…, gpus=…)"),
+        (
+            {"options": ["--ntasks-per-gpu=1"]},
+            sentence("pods.options.check_options.slurmpods-options-workbench"),
+        ),
+        *(
+            (
+                {"options": [word]},
+                sentence("pods.options.check_options.slurmpods-options-write", word),
+            )
+            for word in ("--qos high", "--container-image x", "--time 10")
+        ),
         ({"options": ["--requeue"]}, "restarts=… of the job: Slurm would start the pods again"),
         ({"options": ["--signal=TERM@30"]}, "SlurmPods(notice_s=…)"),
         ({"notice_s": 20}, "notice_s is 20; it must be a whole number from 60 to 65535"),
@@ -542,6 +637,27 @@ def test_an_option_without_effect_is_refused(
 def test_refusals(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words) if "=…" in words else words):
         SlurmPods(**options)
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--gres=nvme:1",
+        "--gres-flags=enforce-binding",
+        "--mem-per-cpu=4G",
+        "--time-min=10",
+        "--contiguous",
+        "--constraint=h100&ib",
+        "--cons=a",
+        "--exclusive",
+        "--hint=nomultithread",
+        "--reservation=lab",
+        "--dependency=singleton",
+        "--gpu-bind=none",
+    ],
+)
+def test_other_options_reach_sbatch_as_they_are(word: str) -> None:
+    assert SlurmPods(options=[word]).to_dict()["options"] == [word]
 
 
 def test_it_comes_back_from_json() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from workbench import Cluster, FineTune, Function, LocalPods, PodSpec
 from workbench.base.json_values import number
-from workbench.base.versions import gpu_names
+from workbench.base.machine.seats import gpus_here
 from workbench.finetune.plan.plan import predict
 from workbench.finetune.techniques.sizes import CONTEXT_BYTES
 from workbench.results import FineTuneRun
@@ -39,7 +39,7 @@ def main() -> None:
         sys.exit(__doc__)
     folder = Path(sys.argv[1]).absolute()
     hidden = int(sys.argv[2]) if len(sys.argv) > 2 else 2048
-    gpus = min(1, len(gpu_names()))
+    gpus = min(1, len(gpus_here(None)))
     model = folder / "model"
     spec = PodSpec(cpus=1 if not gpus else 8, gpus=gpus)
     with Cluster(LocalPods(), spec, path=folder / "cluster") as cluster:

@@ -25,8 +25,8 @@ from typing import Any
 from workbench.agent.warm import import_ours, import_third_party
 from workbench.agent.warm_link import QUIET
 from workbench.base import entries
-from workbench.base.allocator import keep_from_children
 from workbench.base.clock import CLOCK_MARK
+from workbench.base.machine.allocator import keep_from_children
 from workbench.base.process import POD_MARK, become_subreaper, status, world
 
 _MESSAGE_BYTES = 1 << 20

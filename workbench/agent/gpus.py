@@ -7,7 +7,7 @@ import logging
 import os
 import time
 
-from workbench.base.nvml import (
+from workbench.base.machine.nvml import (
     LIBRARY,
     VISIBLE,
     NvmlError,

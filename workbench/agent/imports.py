@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from workbench.base import entries
-from workbench.base.allocator import keep_from_children
+from workbench.base.machine.allocator import keep_from_children
 
 _NEED_PEFT = (
     "transformers.trainer",

@@ -26,6 +26,7 @@ from workbench.base import entries
 from workbench.base.child import HOME
 from workbench.base.clock import share_clock
 from workbench.base.files.folders import remove_folder
+from workbench.base.machine.seats import keep_seats
 from workbench.base.messages.rpc import Refused
 from workbench.base.messages.wire import connect, listen
 from workbench.base.process import (
@@ -42,7 +43,6 @@ from workbench.base.process import (
     process_table,
     write_no_core_dump,
 )
-from workbench.base.seats import keep_seats
 
 _ANSWER_S = 5.0
 _START_S = 15.0

@@ -25,7 +25,7 @@ from typing import Any
 from workbench.agent.imports import chosen_modules, import_for_forks, is_ours
 from workbench.agent.ranks import stacks
 from workbench.base import entries
-from workbench.base.allocator import keep_from_children
+from workbench.base.machine.allocator import keep_from_children
 from workbench.base.process import die_with_parent, offer_to_oom_killer, open_output
 
 _MESSAGE_BYTES = 1 << 20

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from workbench.agent.tasks import be_child
 from workbench.base import entries
-from workbench.base.allocator import preloaded
+from workbench.base.machine.allocator import preloaded
 from workbench.base.messages.wire import short_path
 from workbench.base.process import POD_MARK, Process, look_up
 

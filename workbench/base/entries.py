@@ -34,6 +34,7 @@ BOARD = "workbench.client.tensorboard.server"
 
 SSH = "workbench.pods.ssh.client"
 GUARDIAN = "workbench.pods.guest.guardian"
+SEATS = "workbench.pods.local.seats"
 CML_WORKER = "workbench.pods.cml.worker"
 SLURM_WORKER = "workbench.pods.slurm.worker"
 

@@ -1,4 +1,4 @@
-"""Resources of a process: packages beside its Python, found without importing them, and GPUs.
+"""Packages beside a process's Python, found without importing them.
 
 Standard library, no import of this package: the text also travels to hosts.
 """
@@ -29,29 +29,6 @@ def installed_versions() -> dict[str, str]:
         if version := by_name.get(package) or _described(package):
             versions[package] = version
     return versions
-
-
-def gpu_names() -> list[str]:
-    """Return the usable GPUs of NVIDIA's driver, in the form of CUDA_VISIBLE_DEVICES."""
-    import shutil  # not at the top: a bare `import workbench` needs neither module
-    import subprocess
-
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [name.strip() for name in chosen.split(",") if name.strip()]
-    if shutil.which("nvidia-smi") is None:
-        return []
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        done = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, timeout=60, stdin=subprocess.DEVNULL
-        )
-        return [
-            str(i)
-            for i, _ in enumerate(
-                line for line in done.stdout.splitlines() if line.startswith(b"GPU ")
-            )
-        ]
-    return []
 
 
 def _described(package: str) -> str:

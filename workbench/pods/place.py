@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import user_path
-from workbench.base.nvml import VISIBLE
+from workbench.base.machine.nvml import VISIBLE
 from workbench.base.record import Allowed, PathText, Record, Text
 from workbench.pods.pod import LaunchContext, Phase, Pod, interface_variables
 from workbench.pods.pod_spec import PodSpec

@@ -25,8 +25,8 @@ _LOOKED_AT = 50
 """Number of earlier runs that are compared with a submitted job."""
 _MOMENT = "%Y-%m-%d %H:%M"
 _ADVICE = (
-    "Start a cluster with a later deadline (deadline_s on Kubernetes), and continue the run from a"
-    " checkpoint"
+    "Start a cluster with a later deadline (deadline_s on Kubernetes, time on Slurm), and continue"
+    " the run from a checkpoint"
 )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from workbench.base.errors import WorkbenchError
 from workbench.base.files.private import cluster_folder
-from workbench.base.versions import gpu_names
+from workbench.base.machine.seats import gpus_here
 from workbench.verify.outcome import Cannot
 
 if TYPE_CHECKING:
@@ -83,24 +83,21 @@ class Bench:
         path = self.folder / "main"
         if self._make is not None:
             return self.started(self._make(path))
-        pods, gpus = layout(len(gpu_names()))
+        pods, gpus = layout(len(gpus_here(None)))
         return self.started(Cluster(LocalPods(), PodSpec(gpus=gpus), count=pods, path=path))
 
     @cached_property
     def crowded(self) -> Cluster:
         """A cluster whose first pod has two ranks or more."""
-        from workbench import Cluster, LocalPods, PodSpec, SSHPods
+        from workbench import Cluster, PodSpec, SSHPods
 
         if any(pod.slots > 1 for pod in self.main.pods):
             return self.main
         if not self.is_local:
             raise Cannot("every pod has one rank; ask for two GPUs per pod, or hosts with slots=2")
         path = self.folder / "crowded"
-        gpus = len(gpu_names())
-        if gpus > 1:
-            return self.started(Cluster(LocalPods(), PodSpec(gpus=2), path=path))
-        if gpus:
-            raise Cannot("one GPU only, and a GPU takes one rank of NCCL")
+        if self.main.spec.pods.gpus:
+            raise Cannot("a GPU takes one rank of NCCL, and every pod has one GPU; use 4 GPUs")
         # Without a GPU, only existing hosts have several ranks: the first pod is such a host.
         pod = self.main.pods[0]
         known = cluster_folder(self.main.path) / _KEY

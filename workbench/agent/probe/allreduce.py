@@ -45,7 +45,8 @@ _PATIENCE = timedelta(seconds=40)
 def main() -> None:
     request = json.loads(sys.stdin.readline())
     of_setup = setup_variables(Path(sys.argv[1])) if sys.argv[1:] else {}
-    own = {**os.environ, **of_setup, **request["env"]}
+    pod = {name: value for name, value in {**os.environ, **of_setup}.items() if value}
+    own = {**pod, **request["env"]}
     os.environ.update({**left_open(request["defaults"], own), **own})
     local, pipes = _start_others(int(request["slots"]))
     request["rank"] += local

@@ -26,7 +26,7 @@ from workbench.agent.ranks.records import (
 from workbench.agent.ranks.request import RunRequest
 from workbench.base.files import open_record
 from workbench.base.files.disk import disk_full, free_bytes
-from workbench.base.nvml import VISIBLE
+from workbench.base.machine.nvml import VISIBLE
 from workbench.base.process import (
     POD_MARK,
     RUN_MARK,

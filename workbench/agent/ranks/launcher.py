@@ -13,7 +13,7 @@ from workbench.agent.ranks.output import OutputPump
 from workbench.agent.ranks.rank import Rank, start_cold
 from workbench.agent.ranks.request import rank_environment
 from workbench.agent.warm_link import WarmLink
-from workbench.base.allocator import preloaded
+from workbench.base.machine.allocator import preloaded
 from workbench.base.process import look_up
 
 _log = logging.getLogger(__name__)

@@ -174,12 +174,15 @@ def rank_environment(
         restart=request.restart,
         max_restarts=request.max_restarts,
     )
-    variables = {
-        # As with torchrun, the pod's own values win.
+    defaults = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": str(request.threads),
         **left_open(request.defaults, {**base, **request.env}),
+    }
+    variables = {
+        # As with torchrun, the pod's own values win. NCCL takes an empty variable for none.
         **base,
+        **{name: value for name, value in defaults.items() if not base.get(name)},
         **elastic,
         "PYTHONUNBUFFERED": "1",
         "TORCH_FR_BUFFER_SIZE": "2000",  # number of collectives in torch's flight recorder

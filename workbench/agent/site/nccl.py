@@ -30,7 +30,7 @@ def own_interfaces(env: Mapping[str, str]) -> dict[str, str]:
     """
     names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
     in_files = {name: "…" for name in names if name not in left_open({name: ""}, env)}
-    return {**in_files, **{name: env[name] for name in names if name in env}}
+    return {**in_files, **{name: env[name] for name in names if env.get(name)}}
 
 
 def _users_file(env: Mapping[str, str]) -> Path | None:

@@ -20,7 +20,7 @@ from workbench.jobs.launcher import Launcher
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.cml.api import WorkersApi
 from workbench.pods.cml.pods import CMLPods
-from workbench.pods.guest.machine import visible_gpus
+from workbench.pods.guest.machine import check_gpus
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.place import Place
@@ -245,4 +245,4 @@ def _worded(refusal: str) -> str:
 @lru_cache(maxsize=64)
 def _gpu_refusal(count: int) -> str | None:
     # The driver answers slowly, and the machine's GPUs do not change while a form is open.
-    return _refusal(partial(visible_gpus, count))
+    return _refusal(partial(check_gpus, count))

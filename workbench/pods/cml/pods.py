@@ -29,7 +29,7 @@ from workbench.base.words import counted
 from workbench.pods.cml.api import WorkersApi, has_ended, own_process, words_of, worker_ids
 from workbench.pods.cml.worker import own_address
 from workbench.pods.guest.guardian import WorkerConfig
-from workbench.pods.guest.machine import visible_gpus
+from workbench.pods.guest.machine import check_gpus
 from workbench.pods.guest.process import tail_of
 from workbench.pods.notes import note_of, read_note, write_note
 from workbench.pods.place import Place, Port
@@ -121,7 +121,7 @@ class CMLPods(Place):
         folder = context.directory / "pods"
         gate.make_folders(folder, context.directory)
         if self.session:
-            visible_gpus(self._gpus(spec))
+            check_gpus(self._gpus(spec))
         names = [f"pod-{i}" for i in range(count)]
         root = self.root.rstrip("/")
         own = f"{root}/workbench-{context.cluster_id}-{secrets.token_hex(8)}"

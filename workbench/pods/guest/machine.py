@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError
+from workbench.base.machine.seats import gpus_here
 from workbench.base.process import control_groups
-from workbench.base.versions import gpu_names
 
 _PORTS = range(20_000, 32_000)  # below the ports that Linux hands to outgoing connections
 _LISTENING = "0A"
@@ -119,17 +119,17 @@ def _by_whom(address: str, port: int) -> str:
     return f" by process {pid}{name}"
 
 
-def visible_gpus(count: int) -> list[str]:
-    """Return the first visible GPUs, in the form of CUDA_VISIBLE_DEVICES."""
-    if count == 0:
-        return []
-    gpus = gpu_names()
-    if len(gpus) < count:
+def check_gpus(wanted: int, usable: int | None = None) -> None:
+    """Refuse more GPUs than this machine has for us; `usable` is their number, if known."""
+    if wanted == 0:
+        return
+    if usable is None:
+        usable = len(gpus_here(None))
+    if usable < wanted:
         raise ConfigError(
-            f"the pods of this machine need {count} GPUs together, and {len(gpus)} are visible;"
+            f"the pods of this machine need {wanted} GPUs together, and {usable} are visible;"
             " ask for fewer"
         )
-    return gpus[:count]
 
 
 def can_limit_memory() -> bool:

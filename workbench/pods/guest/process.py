@@ -203,6 +203,20 @@ def session_environment() -> dict[str, str]:
     return {**usable, "SHLVL": "1"}
 
 
+def left_out() -> str:
+    """Return that some variables of this machine do not reach the sessions, or nothing."""
+    names = []
+    for name, value in sorted(os.environ.items()):
+        if is_session_variable(name) and not can_be_set(value):
+            names.append(name)
+    if not names:
+        return ""
+    return (
+        f"left out of the pods: {', '.join(names)}. sshd takes no quotes, backslashes or line"
+        " breaks; use PodSpec(env=…)"
+    )
+
+
 def is_session_variable(name: str) -> bool:
     """Return whether sessions take over a variable from their machine.
 

@@ -19,7 +19,7 @@ from workbench.base.process import live_descendants
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
 from workbench.pods.guest.machine import check_free, free_port
 from workbench.pods.guest.pod_main import Stop, stop
-from workbench.pods.guest.process import LocalWorker, session_environment
+from workbench.pods.guest.process import LocalWorker, left_out, session_environment
 
 _LOOK_S = 1.0
 _END_S = 5.0  # beside the time for a checkpoint that the guardian leaves to ranks
@@ -83,6 +83,8 @@ def _completed(config: WorkerConfig, address: str, environment: Mapping[str, str
         port = config.port
     except WorkbenchError:  # the platform's own sshd may be there
         port = free_port([address])
+    if words := left_out():
+        _say(config, words)
     whole = {**session_environment(), **environment, **config.environment}
     return replace(config, address=address, port=port, environment=whole)
 

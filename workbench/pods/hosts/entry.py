@@ -19,10 +19,11 @@ from time import monotonic
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-from workbench.base import nvml, process, seats, versions
+from workbench.base import process, versions
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files import folders
 from workbench.base.json_values import items, parts
+from workbench.base.machine import nvml, seats
 from workbench.base.versions import VERSION
 from workbench.pods.hosts import far_end
 from workbench.pods.hosts.names import Host

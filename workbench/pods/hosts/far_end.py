@@ -11,15 +11,18 @@ import json
 import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from workbench.base.files.folders import remove_folder, weakness
-from workbench.base.nvml import VISIBLE
+from workbench.base.machine.nvml import VISIBLE
+from workbench.base.machine.seats import gpus_here, leave_seats, seat_variables, take_seats
 from workbench.base.process import (
     POD_MARK,
     SETUP_FILE,
@@ -31,7 +34,6 @@ from workbench.base.process import (
     process_table,
     with_mark,
 )
-from workbench.base.seats import gpus_here, leave_seats, seat_variables, take_seats
 from workbench.base.versions import installed_versions
 
 ANSWER = "@workbench-host "
@@ -44,6 +46,7 @@ _POD = re.compile(r"pod-[0-9]{1,5}")
 _GRACE_S = 1.5
 _KILL_S = 1.0
 _LOG_LINES = 200
+_LAST_BYTES = 4096
 _SETUP_S = 45.0  # below the time limit of the whole request
 _OF_THE_SHELL = ("_", "LC_CTYPE", "OLDPWD", "PWD", "PYTHONPATH", "SHLVL")
 """Variables of bash and Python themselves. A module's `PYTHONPATH` would replace the packages of
@@ -139,12 +142,12 @@ def enter(
     # A host with too few GPUs is refused with all else that hosts lack.
     if gpus and len(usable) >= gpus:
         try:
-            seats, taken = take_seats(place, cluster, gpus, visible_gpus)
+            seats, taken = take_seats([place], cluster, gpus, visible_gpus)
         except (OSError, ValueError) as error:
             return {"no_seats": str(error)}
         if not seats:
             return {"taken": taken}
-        variables |= seat_variables(seats)
+        variables |= seat_variables(seats[0])
     if variables:
         (place / SETUP_FILE).write_text(json.dumps(variables))
     installed = installed_versions()
@@ -171,22 +174,27 @@ def _set_up(place: Path, lines: Sequence[str], variables: dict[str, str]) -> str
     program = _SETUP.format(
         before=shlex.quote(str(before)), after=shlex.quote(str(after)), lines=body
     )
-    try:
-        done = subprocess.run(
-            ["bash", "-l", "-c", program],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SETUP_S,
-        )
-    except subprocess.TimeoutExpired:
-        return f"the setup lines did not end in {_SETUP_S:g} s"
-    except FileNotFoundError:
-        return "bash is missing, and setup lines run in bash"
+    with tempfile.TemporaryFile() as errors:
+        try:
+            shell = subprocess.Popen(
+                ["bash", "-l", "-c", program],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            return "bash is missing, and setup lines run in bash"
+        try:
+            code = shell.wait(_SETUP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+            return f"the setup lines did not end in {_SETUP_S:g} s"
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_BYTES))
+        last = errors.read().decode(errors="replace").strip()[-500:]
     if not after.exists():
-        last = done.stderr.strip()[-500:]
-        return last or f"the setup lines ended with exit code {done.returncode}"
+        return last or f"the setup lines ended with exit code {code}"
     earlier, now = _variables(before), _variables(after)
     for name, text in now.items():
         if name.isidentifier() and name not in _OF_THE_SHELL and earlier.get(name) != text:

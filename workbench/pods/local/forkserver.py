@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base import entries
-from workbench.base.allocator import preloaded
 from workbench.base.child import HOME, start
 from workbench.base.files import gate
+from workbench.base.machine.allocator import preloaded
 from workbench.base.messages.wire import listen
 from workbench.base.process import FORK_SERVER_NAME, POD_MARK
 

@@ -24,12 +24,15 @@ from pydantic import PrivateAttr
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.files import gate
 from workbench.base.files.private import cluster_folder, make_cluster_folder
+from workbench.base.machine.nvml import VISIBLE
+from workbench.base.machine.seats import leave_seats
 from workbench.base.process import FORK_SERVER_NAME, FORK_SERVER_SOCKET, POD_MARK, end_all
 from workbench.base.versions import installed_versions
 from workbench.pods.guest import machine
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
 from workbench.pods.guest.process import (
     LocalWorker,
+    left_out,
     session_environment,
     sweep,
     tail_of,
@@ -37,6 +40,7 @@ from workbench.pods.guest.process import (
 )
 from workbench.pods.guest.sshd import find_sshd, login_user
 from workbench.pods.local.forkserver import ForkServer
+from workbench.pods.local.seats import seat_pods
 from workbench.pods.place import CoreBinding, Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -60,12 +64,15 @@ class LocalPods(Place):
     kind: ClassVar[str] = "local"
     on_this_machine: ClassVar[bool] = True
     core_binding: ClassVar[CoreBinding] = "never"
+    takes_seats: ClassVar[bool] = True
 
     port: Port | None = None
     """The port of all daemons. Default None: a free one is taken at launch."""
 
     _workers: dict[str, LocalWorker] = PrivateAttr(default_factory=dict)
     _pods: dict[str, Pod] = PrivateAttr(default_factory=dict)
+    _roots: list[str] = PrivateAttr(default_factory=list)
+    """Folders of pods that have taken GPUs."""
     _logs: dict[str, Path] = PrivateAttr(default_factory=dict)
     _limits: list[machine.MemoryLimit] = PrivateAttr(default_factory=list)
     _kept: dict[str, LocalWorker] = PrivateAttr(default_factory=dict)
@@ -99,9 +106,10 @@ class LocalPods(Place):
         find_sshd()
         loopback = machine.loopback_addresses(count)
         addresses = {f"pod-{number}": address for number, address in enumerate(loopback)}
-        devices = _devices(spec, list(addresses))
         if few := spec.few_cores(len(os.sched_getaffinity(0)) / count):
             context.report(f"each local pod has {few}")
+        if words := left_out():
+            context.report(words)
         folder = context.directory / "pods"
         gate.make_folders(folder, context.directory)
         for _ in range(_ATTEMPTS):
@@ -111,7 +119,7 @@ class LocalPods(Place):
             else:
                 machine.check_free(loopback, port)
             try:
-                return self._launch_at(port, addresses, spec, devices, context)
+                return self._launch_at(port, addresses, spec, context)
             except _PortTaken:
                 context.report(f"port {port} was taken by another process; trying another")
         raise BackendError(f"other processes took {_ATTEMPTS} free ports in a row; launch again")
@@ -143,6 +151,8 @@ class LocalPods(Place):
             if name in lost:
                 worker.process.kill()
                 worker.process.wait(_STOP_S)
+                if worker.process.stdin is not None:
+                    worker.process.stdin.close()
         pods = [pod for pod in self.refresh() if pod.name in lost]
         if len(pods) == len(self._workers) and self._fork_server is not None:
             self._fork_server.end()
@@ -168,8 +178,7 @@ class LocalPods(Place):
                 port = lost[0].ssh_port
                 cold = replace(context, warm=False)
                 with contextlib.suppress(_PortTaken, WorkbenchError):  # then they are lost indeed
-                    devices = _devices(spec, list(pods))
-                    self._launch_at(port, addresses, spec, devices, cold)
+                    self._launch_at(port, addresses, spec, cold)
         finally:
             with self._starting:
                 self._keep_folders = False
@@ -228,7 +237,7 @@ class LocalPods(Place):
         if those is None:
             those = self._workers
         workers = list(those.values())
-        roots = [worker.root for worker in workers]
+        roots = [*{*self._roots, *(worker.root for worker in workers)}]
         fork_server = self._fork_server
         for worker in workers:
             worker.process.terminate()
@@ -249,6 +258,8 @@ class LocalPods(Place):
         sweep([*roots, *servers])
         if not self._keep_folders:
             stores = {str(Path(root).with_name(_STORE)) for root in roots}
+            for root in roots:
+                leave_seats(Path(root))
             for folder in [*roots, *stores]:
                 gate.remove_tree(Path(folder))
         for limit in self._limits:
@@ -263,19 +274,22 @@ class LocalPods(Place):
         port: int,
         addresses: Mapping[str, str],
         spec: PodSpec,
-        gpus: Mapping[str, Sequence[str]],
         context: LaunchContext,
     ) -> list[Pod]:
+        folder = context.directory.absolute() / "pods"
+        own: dict[str, Mapping[str, str]] = {}
         try:
+            if spec.gpus:
+                own = self._seated(folder, list(addresses), spec, context)
             self._start_fork_server(spec, context)
-            folder = context.directory.absolute() / "pods"
             shared: dict[str, str] = {}
             if self._fork_server is not None:
                 shared[FORK_SERVER_SOCKET] = str(self._fork_server.socket)
             with Rendezvous(list(addresses)) as rendezvous:
                 for name, address in addresses.items():
                     root = folder / name
-                    environment = {**_sessions(gpus[name]), **shared, POD_MARK: str(root)}
+                    environment = {**_sessions(), **own.get(name, {}), **shared}
+                    environment[POD_MARK] = str(root)
                     config = WorkerConfig(
                         name=name,
                         address=address,
@@ -307,6 +321,17 @@ class LocalPods(Place):
             self._end()
             raise
 
+    def _seated(
+        self, folder: Path, names: Sequence[str], spec: PodSpec, context: LaunchContext
+    ) -> dict[str, Mapping[str, str]]:
+        """Take GPUs for the pods, and return the variables of each."""
+        self._roots = [str(folder / name) for name in names]
+        for name in names:
+            gate.make_folders(context.directory / "pods" / name, context.directory)
+        roots = [Path(root) for root in self._roots]
+        variables = seat_pods(roots, spec, context.cluster_id, context.report)
+        return dict(zip(names, variables, strict=True))
+
     def _start_fork_server(self, spec: PodSpec, context: LaunchContext) -> None:
         """Start the shared import of torch early, if all pods can use the same import."""
         alike = not spec.gpus and (spec.memory_gib is None or not machine.can_limit_memory())
@@ -318,7 +343,7 @@ class LocalPods(Place):
                     # Not in the cluster's directory, which others may share.
                     make_cluster_folder(context.directory)
                     address = _fork_server_address(context.directory)
-                    self._fork_server = ForkServer(folder, address, _sessions(()))
+                    self._fork_server = ForkServer(folder, address, _sessions())
                 except OSError as error:  # sharing the imports only saves time and memory
                     logger.warning("each local pod imports torch for itself: %s", error)
 
@@ -355,18 +380,5 @@ def _fork_server_address(directory: Path) -> Path:
     return cluster_folder(directory) / f"{FORK_SERVER_NAME}.sock"
 
 
-def _devices(spec: PodSpec, names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the GPUs of every pod by name: the first GPUs for the first pod, and so on."""
-    gpus = machine.visible_gpus(spec.gpus * len(names))
-    devices = {}
-    for number, name in enumerate(names):
-        first = number * spec.gpus
-        devices[name] = gpus[first : first + spec.gpus]
-    return devices
-
-
-def _sessions(gpus: Sequence[str]) -> dict[str, str]:
-    return {
-        **session_environment(),
-        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
-    }
+def _sessions() -> dict[str, str]:
+    return {**session_environment(), VISIBLE: ""}

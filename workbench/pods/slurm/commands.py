@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from workbench.base.errors import BackendError, ConfigError
 from workbench.pods.guest.process import is_session_variable
@@ -49,6 +51,9 @@ class Job:
     """Start of the job, expected for a pending job; empty if unknown."""
     nodes: str
     """Nodes in Slurm's short form: n[1-2]. Empty for a pending job."""
+    ends_s: float | None = None
+    """Time at which the job's time limit ends the job, in seconds since the epoch. None: never, or
+    the job does not run."""
 
     @property
     def is_pending(self) -> bool:
@@ -97,7 +102,7 @@ def jobs(ids: Sequence[str]) -> dict[str, Job]:
     """Return the jobs in Slurm's memory by id. Slurm forgets ended jobs after minutes."""
     if not ids:  # squeue would list all jobs
         return {}
-    form = "%i|%T|%r|%S|%N"
+    form = "%i|%T|%r|%S|%N|%e|%l"
     try:
         answer = call(
             "squeue", "--noheader", "--states=all", f"--jobs={','.join(ids)}", f"--format={form}"
@@ -110,13 +115,19 @@ def jobs(ids: Sequence[str]) -> dict[str, Job]:
 
 
 def _job(line: str) -> Job:
-    number, state, reason, start, nodes = (*line.split("|"), "", "", "", "")[:5]
+    number, state, reason, start, nodes, end, limit = (*line.split("|"), *[""] * 6)[:7]
+    ends_s = None
+    # A job without a limit has an end too, in a year.
+    if state == "RUNNING" and limit.strip()[:1].isdecimal():
+        with contextlib.suppress(ValueError):  # N/A
+            ends_s = datetime.fromisoformat(end.strip()).timestamp()
     return Job(
         id=number.strip(),
         state=state,
         reason="" if reason == "None" else reason,
         start="" if start == "N/A" else start,
         nodes=nodes,
+        ends_s=ends_s,
     )
 
 

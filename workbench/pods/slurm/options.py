@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
@@ -13,8 +14,15 @@ _INSTEAD = {
     "account": "SlurmPods(account=…)",
     "nodes": "Cluster(…, count=…)",
     "cpus-per-task": "PodSpec(cpus=…)",
+    "cpus-per-gpu": "PodSpec(cpus=…)",
     "mem": "PodSpec(memory_gib=…)",
+    "mem-per-gpu": "PodSpec(memory_gib=…)",
     "gpus": "PodSpec(gpus=…)",
+    "gpus-per-task": "PodSpec(gpus=…)",
+    "gpus-per-socket": "PodSpec(gpus=…)",
+    "tres-per-node": "PodSpec(cpus=…, gpus=…)",
+    "tres-per-socket": "PodSpec(cpus=…, gpus=…)",
+    "tres-per-task": "PodSpec(cpus=…, gpus=…)",
     "gpus-per-node": "PodSpec(gpus=…) and SlurmPods(gpu_type=…)",
     "signal": "SlurmPods(notice_s=…)",
     "requeue": (
@@ -40,7 +48,10 @@ _OURS = (
     "no-kill",
     "no-requeue",
     "ntasks",
+    "ntasks-per-core",
+    "ntasks-per-gpu",
     "ntasks-per-node",
+    "ntasks-per-socket",
     "output",
     "parsable",
     "quiet",
@@ -54,13 +65,16 @@ _OURS = (
 _WHOLE = frozenset(("mem-per-cpu", "mem-bind", "time-min", "wait-all-nodes", "gpu-bind"))
 """Options of `sbatch` with the first letters of a refused option."""
 _CONTAINER = "container"
+_GRES = "gres"
+"""Option of `sbatch` for devices of all kinds; GPUs among them are the PodSpec's."""
 
 
 def check_options(options: Sequence[str]) -> tuple[str, ...]:
     """Return the options unchanged. Refuse a word with another meaning for `sbatch`."""
     for word in options:
-        name, _, _ = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or not name or not word.isprintable():
+        name, _, value = word.removeprefix("--").partition("=")
+        is_one_word = name and " " not in name
+        if not word.startswith("--") or not is_one_word or not word.isprintable():
             raise ConfigError(
                 f"SlurmPods options has {word!r}. Write each option of sbatch as one text in the"
                 ' long form, such as "--qos=high" or "--exclusive"'
@@ -69,6 +83,8 @@ def check_options(options: Sequence[str]) -> tuple[str, ...]:
             continue
         # sbatch accepts an abbreviation, such as --part for --partition.
         instead = next((field for each, field in _INSTEAD.items() if each.startswith(name)), "")
+        if _GRES.startswith(name) and re.search(r"\bgpu\b", value):
+            instead = f"{_INSTEAD['gpus-per-node']} for GPUs"
         if instead:
             raise ConfigError(f"SlurmPods options has {word!r}. Use {instead}")
         # `--cons` is the beginning of --constraint.

@@ -389,7 +389,8 @@ class SlurmPods(Place):
         elif code is not None:
             words = f"its step of job {number} has ended with exit code {code}"
         else:
-            return replace(pod, message="" if found.state == "RUNNING" else found.words())
+            message = "" if found.state == "RUNNING" else found.words()
+            return replace(pod, message=message, ends_s=found.ends_s)
         own = tail_of(self._log(pod.name), _LINES_SHOWN)
         why = job.why_job_ended(log) or job.why_step_ended(own, number)
         return replace(pod, phase=Phase.FAILED, message=f"{words}: {why}" if why else words)

@@ -15,7 +15,7 @@ from workbench.base.errors import ConfigError, DiskFull
 from workbench.base.files import gate, user_path, write_json
 from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.folders import make_private
-from workbench.base.nvml import VISIBLE
+from workbench.base.machine.nvml import VISIBLE
 from workbench.jobs.job import NewRun, Prepared
 from workbench.jobs.launcher import Launcher
 from workbench.pods.backends import backend_class

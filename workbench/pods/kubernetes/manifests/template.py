@@ -6,6 +6,7 @@ Two different values for one field are a contradiction, which is refused.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,9 @@ def read_template(template: object) -> object:
 
     path = user_path(template)
     try:
-        found = yaml.safe_load(gate.read_text(path))
+        content = gate.read_text(path)
+        found = yaml.safe_load(content)
+        twice = _written_twice(yaml.compose(content, Loader=yaml.SafeLoader))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"KubernetesPods.pod_template is the file {path}, which cannot be read: {error}"
@@ -49,12 +52,41 @@ def read_template(template: object) -> object:
             f"KubernetesPods.pod_template is the file {path}, which must hold one pod as YAML:"
             " metadata and spec"
         )
+    if twice is not None:
+        raise ConfigError(
+            f"KubernetesPods.pod_template is the file {path}, where line {twice} repeats a field"
+            " of the same object; delete a line"
+        )
     return found
+
+
+def _written_twice(root: Any) -> int | None:
+    """Return the line of a key that its mapping has twice; YAML would take the last."""
+    nodes = [root]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        names = set()
+        for item in getattr(node, "value", ()):
+            if isinstance(item, tuple):
+                key, value = item
+                if isinstance(key.value, str):
+                    if key.value in names and key.value != "<<":
+                        return int(key.start_mark.line) + 1
+                    names.add(key.value)
+                nodes.append(value)
+            elif not isinstance(item, str):
+                nodes.append(item)
+    return None
 
 
 def check_template(template: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuse a template that no pod of the workbench can follow."""
     known = ("apiVersion", "kind", "metadata", "spec")
+    template = _without_nulls(template)
     for key in template:
         if key not in known:
             raise _refusal(key, "a pod template has metadata and spec alone; leave the field out")
@@ -101,7 +133,15 @@ def merged(pod: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, obj
         ConfigError: The template has another value for a field of the workbench's pod.
     """
     more = {key: value for key, value in template.items() if key in ("metadata", "spec")}
-    return _merged_maps(pod, more, "")
+    return _merged_maps(pod, _without_nulls(more), "")
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the fields that are null. Kubernetes takes such a field as absent."""
+    if isinstance(value, Mapping):
+        fields = {key: each for key, each in value.items() if each is not None}
+        return {key: _without_nulls(each) for key, each in fields.items()}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _merged_maps(ours: Mapping[str, Any], more: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -160,6 +200,9 @@ def _names(items: Any, where: str, key: str = "name") -> list[str]:
         if not isinstance(item, Mapping) or not isinstance(item.get(key), str):
             raise _refusal(where, f"give every object of the list its {key}")
     names = [item[key] for item in items]
+    if key == "mountPath":
+        # Two spellings of one folder would be two mounts.
+        names = [posixpath.normpath(name) for name in names]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise _refusal(where, f"{', '.join(twice)} stands there twice; keep one")

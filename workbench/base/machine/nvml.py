@@ -5,6 +5,7 @@ Standard library, no import of this package: the text also travels to hosts.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Callable
 
@@ -57,13 +58,45 @@ def count_of(library: ctypes.CDLL) -> int:
 
 
 def device_of(library: ctypes.CDLL, index: int, name: str) -> ctypes.c_void_p:
-    """Return NVML's handle of a GPU, by UUID if it has a name."""
+    """Return NVML's handle of a GPU, by name if it has one.
+
+    A name is a UUID, the beginning of one, or a slice in the older form `MIG-GPU-UUID/3/0`.
+    """
     device = ctypes.c_void_p()
-    if name:
-        nvml_call(library.nvmlDeviceGetHandleByUUID, name.encode(), ctypes.byref(device))
-    else:
+    if not name:
         nvml_call(library.nvmlDeviceGetHandleByIndex_v2, ctypes.c_uint(index), ctypes.byref(device))
+        return device
+    if library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(device)) != 0:
+        whole = _whole_name(library, name)
+        nvml_call(library.nvmlDeviceGetHandleByUUID, whole.encode(), ctypes.byref(device))
     return device
+
+
+def _whole_name(library: ctypes.CDLL, name: str) -> str:
+    """Return the only UUID that a name stands for, else the name."""
+    found = set()
+    for index in range(count_of(library)):
+        # A GPU that does not answer is not the one.
+        with contextlib.suppress(NvmlError):
+            device = device_of(library, index, "")
+            uuid = uuid_of(library, device)
+            for each in (uuid, *slices_of(library, device)):
+                if each.startswith(name) or _old_name(library, uuid, each, name) == name:
+                    found.add(each)
+    return found.pop() if len(found) == 1 else name
+
+
+def _old_name(library: ctypes.CDLL, uuid: str, part: str, asked: str) -> str:
+    """Return the name of a slice in the form before driver 470; "" for another GPU's name."""
+    if part == uuid or not asked.startswith(f"MIG-{uuid}/"):
+        return ""
+    device = device_of(library, 0, part)
+    numbers = []
+    for ask in (library.nvmlDeviceGetGpuInstanceId, library.nvmlDeviceGetComputeInstanceId):
+        number = ctypes.c_uint()
+        nvml_call(ask, device, ctypes.byref(number))
+        numbers.append(number.value)
+    return f"MIG-{uuid}/{numbers[0]}/{numbers[1]}"
 
 
 def uuid_of(library: ctypes.CDLL, device: ctypes.c_void_p) -> str:

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from workbench.base import allocator
+from workbench.base.machine import allocator
 
 LOOKS = """
 import json, os, subprocess, sys
-from workbench.base.allocator import keep_from_children
+from workbench.base.machine.allocator import keep_from_children
 keep_from_children()
 has = lambda pid: "libjemalloc" in open(f"/proc/{pid}/maps").read()
 child = subprocess.Popen(["sleep", "60"])

@@ -15,13 +15,14 @@ import pwd
 import re
 import signal
 import stat
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workbench.base.nvml import (
+from workbench.base.machine.nvml import (
     VISIBLE,
     NvmlError,
     count_of,
@@ -33,7 +34,6 @@ from workbench.base.nvml import (
     visible,
 )
 from workbench.base.process import find
-from workbench.base.versions import gpu_names
 
 SEATS_FILE = "seats.json"
 """Name of the file in a pod's folder with the GPUs of the pod and the process that holds them."""
@@ -85,42 +85,48 @@ def gpus_here(given: str | None) -> list[Gpu]:
                     gpu = Gpu(name=part or str(index), key=key, used_gib=used_gib)
                     found.setdefault(key, gpu)
     except (OSError, AttributeError, NvmlError):  # no driver of NVIDIA's
-        names = gpu_names() if given is None else given.split(",")
-        found = {name.strip(): Gpu(name=name.strip(), key=name.strip()) for name in names}
-        found.pop("", None)
+        named = [] if given is None else visible(sys.maxsize, given)
+        names = [uuid or str(index) for index, uuid in named]
+        found = {name: Gpu(name=name, key=name) for name in names}
     return list(found.values())
 
 
 def take_seats(
-    place: Path, cluster: str, wanted: int, given: str | None = None
-) -> tuple[list[Gpu], list[dict[str, Any]]]:
-    """Take free GPUs for the pod in folder `place`. Return them, and why others are not free.
+    places: Sequence[Path], cluster: str, wanted: int, given: str | None = None
+) -> tuple[list[list[Gpu]], list[dict[str, Any]]]:
+    """Take `wanted` free GPUs for the pod in each folder. Return them, and why others are not free.
 
-    Takes none if too few are free. Raises OSError and ValueError.
+    Takes none if too few are free for all pods. Raises OSError and ValueError.
     """
     with _turn() as shared:
-        free, taken = _sorted_out(shared, gpus_here(given), wanted)
-        if len(free) < wanted:
+        free, taken = _sorted_out(shared, gpus_here(given), wanted * len(places))
+        if len(free) < wanted * len(places):
             return [], taken
-        _hold(shared, place, cluster, free)
-    return free, taken
+        parts = []
+        for number, place in enumerate(places):
+            parts.append(free[number * wanted : (number + 1) * wanted])
+            _hold(shared, place, cluster, parts[-1])
+    return parts, taken
 
 
-def keep_seats(place: Path) -> None:
-    """Take the pod's GPUs again if their holder has ended. Raises ValueError if others have them.
+def keep_seats(place: Path) -> list[Gpu]:
+    """Take the pod's GPUs again if their holder has ended, and return them.
 
-    Does nothing for a pod without seats.
+    Returns nothing for a pod without seats. Raises ValueError if others have the GPUs.
     """
     kept = _kept(place)
-    if not kept or _holder_lives(kept):
-        return
+    if not kept:
+        return []
     gpus = [Gpu(name=name, key=key) for name, key in kept["gpus"]]
+    if _holder_lives(kept):
+        return gpus
     with _turn() as shared:
         # Processes of the pod itself may use the memory.
         free, taken = _sorted_out(shared, gpus, len(gpus))
         if len(free) < len(gpus):
             raise ValueError(f"GPUs of the pod are taken: {'; '.join(map(taken_words, taken))}")
         _hold(shared, place, str(kept["cluster"]), gpus)
+    return gpus
 
 
 def leave_seats(place: Path) -> None:

@@ -1,0 +1,1 @@
+"""Parts about the machine itself: its GPUs, their seats, and the allocator of its memory."""
