@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from workbench.base.table import Grid, Key, bar_parts, cell_text
+from workbench.base.table import DONE, Bar, Grid, Key, Toned, bar_parts, cell_text
 from workbench.base.words import middle_cut, plain
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import COLOURS
@@ -43,6 +43,15 @@ _TONES = {
     "busy": "#1976d2",
     "quiet": "#707070",
 }
+CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without tick boxes
+_LETTER_PX = 7.6
+_BETWEEN_PX = 16.0
+_MOST_LETTERS = 26  # of a column that stays in sight; longer texts have several lines
+_STAYING = (
+    "; position: sticky; left: {left}ch; z-index: 1; box-sizing: border-box; width: {letters}ch; "
+    "min-width: {letters}ch; max-width: {letters}ch; "
+    "background: var(--wb-page, var(--jp-layout-color0, var(--vscode-editor-background, Canvas)))"
+)
 _PROSE = 30  # letters of a cell
 _WORD = 40  # letters of a word
 
@@ -128,34 +137,73 @@ def _source(name: str) -> str:
 
 
 def html_table(grid: Grid, *, bare: bool = False) -> str:
-    """Draw a table. Cells of a `bare` one are small: the style sheet alone dresses them."""
-    # Columns of sentences share the room that other columns leave.
-    loose = [title for title in grid.columns if title not in grid.whole] if grid.whole else []
-    prose = [title for title in loose if any(len(text) > _PROSE for text in _texts(grid, title))]
-    styles = []
-    for title in grid.columns:
-        share = 90 // len(prose) if title in prose else 0
-        styles.append(_style(grid, title, share))
-    cut = [title in grid.cut for title in grid.columns]
+    """Draw a table. Cells of a `bare` one are small: the style sheet alone dresses them.
+
+    Columns of a grid with `stay` that are out of sight in a cell stand in a fold.
+    """
     bars = dict(zip(bar_parts(grid), COLOURS, strict=False))
+    first, more = _in_sight(grid)
     return str(
         render(
             "table.html",
             grid=grid,
-            styles=styles,
-            cut=cut,
-            bars=bars,
+            first=first,
+            more=more,
+            styles=_styles(grid),
+            cut=[title in grid.cut for title in grid.columns],
+            bars={**bars, DONE: _TONES["busy"]},
+            legend=bars,
             bare=bare,
             tones=_TONES,
         )
     )
 
 
+def column_px(title: str, texts: Iterable[str]) -> float:
+    """Return the approximate width of a column in pixels. Titles wrap at blanks."""
+    longest = max(len(text) for text in (*title.split(), *texts, ""))
+    return _LETTER_PX * longest + _BETWEEN_PX
+
+
+def _in_sight(grid: Grid) -> tuple[list[int], list[int]]:
+    """Return the columns that have room in a cell, and the columns that do not."""
+    first = []
+    more = []
+    reach = 0.0
+    for number, title in enumerate(grid.columns):
+        reach += column_px(title, _texts(grid, title))
+        if not grid.stay or title in grid.stay or reach < CELL_PX:
+            first.append(number)
+        else:
+            more.append(number)
+    if more:
+        more = [n for n, title in enumerate(grid.columns) if title in grid.stay] + more
+    return first, more
+
+
+def _styles(grid: Grid) -> list[str]:
+    # Columns of sentences share the room that other columns leave.
+    loose = [title for title in grid.columns if title not in grid.whole] if grid.whole else []
+    prose = [title for title in loose if any(len(text) > _PROSE for text in _texts(grid, title))]
+    styles = []
+    left = 0
+    for title in grid.columns:
+        style = _style(grid, title, 90 // len(prose) if title in prose else 0)
+        if title in grid.stay:
+            letters = min(_MOST_LETTERS, max(len(text) for text in (title, *_texts(grid, title))))
+            style += _STAYING.format(left=left, letters=letters + 3)
+            left += letters + 3
+        styles.append(style)
+    return styles
+
+
 def _style(grid: Grid, title: str, share: int) -> str:
     side = "right; font-variant-numeric: tabular-nums" if title in grid.right else "left"
     border = "border-bottom: 1px solid var(--jp-border-color2, #8884)"
     space = "white-space: nowrap"
-    if title not in grid.whole and title not in grid.right:
+    if title in grid.stay:
+        space = "white-space: normal; overflow-wrap: break-word"
+    elif title not in grid.whole and title not in grid.right:
         space = _wrap(grid, title)
     # Columns of sentences share the room equally and stay wide enough to
     # read in a table that scrolls.
@@ -177,5 +225,15 @@ def _wrap(grid: Grid, title: str) -> str:
 
 
 def _texts(grid: Grid, title: str) -> list[str]:
+    """Return the lines of a column."""
     place = list(grid.columns).index(title)
-    return [cell_text(row[place]) for row in grid.rows]
+    texts = []
+    for row in grid.rows:
+        match row[place]:
+            case Toned(text, _, beneath):
+                texts += [plain(text), plain(beneath)]
+            case Bar():
+                texts.append("")
+            case cell:
+                texts.append(cell_text(cell, title in grid.cut))
+    return texts
