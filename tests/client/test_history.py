@@ -173,7 +173,7 @@ def test_the_table_has_what_differs_and_states_above_it_what_does_not(folder: Pa
     ]
     assert "the same in all runs: pods 2" in grid.caption
     assert (
-        "the same in all runs: model tiny-t5, technique zero1, pods 2"
+        "the same in all runs: technique zero1, pods 2, model tiny-t5"
         in history(folder, state="succeeded").table().caption
     )
     text, page = str(found), found._repr_html_()

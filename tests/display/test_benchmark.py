@@ -10,14 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchrows import Page, cells_of, make_row, mixed_rows, repeated_rows
+from benchrows import Page, cells_of, make_row, mixed_rows, repeated_rows, write_row
 
 from tests.support.sentences import says
 from workbench.base.shown import as_html, as_text
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import CAVEATS
-from workbench.benchmark.result import BenchmarkResult
+from workbench.benchmark.result import BenchmarkResult, rows_below
 from workbench.benchmark.row import BenchmarkRow, Outcome
+from workbench.client.history import history
 from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_doc
 from workbench.display.benchmark.sheet import sheet_of
 from workbench.display.kit.doc import to_html, to_text
@@ -280,12 +281,33 @@ def test_a_benchmark_is_a_data_frame() -> None:
         make_row("ddp", 2, 150.0),
         make_row("zero1", 1, None, outcome=Outcome.FAILED),
     )
-    frame = BenchmarkResult(name="b", folder=Path(), rows=rows).to_dataframe()
+    frame = result_of(rows).to_dataframe()
     assert list(frame["technique"]) == ["ddp", "ddp", "zero1"]
     assert list(frame["speed_up"].dropna()) == [1.0, 1.5]
     assert list(frame["peak_memory_gib"]) == [0.5, 0.51, 0.5]
     assert list(frame["seed"]) == [7, 7, 7]
+    assert list(frame["state"]) == ["succeeded", "succeeded", "failed"]
     assert "spec" not in frame.columns
+
+
+def test_a_benchmark_has_the_columns_and_values_of_the_history(tmp_path: Path) -> None:
+    for n, technique in enumerate(("zero1", "zero3")):
+        facts = {"train_loss": 6.0 + n, "exact_match": 0.5, "device": "a CPU", "devices": n}
+        write_row(tmp_path / technique, technique=technique, seed=n, pods=n + 1, **facts)
+    rows, problems = rows_below([tmp_path])
+    frame = result_of(rows).to_dataframe().set_index("id")
+    runs = history(tmp_path).to_dataframe().set_index("id").loc[frame.index]
+    shared = [name for name in runs.columns if name in frame.columns]
+    assert not problems
+    assert {"name", "state", "model", "technique", "peft", "train_samples_per_s", "eval_loss"} <= {
+        *shared
+    }
+    assert {"world_size", "global_batch_size", "exact_match", "peak_memory_gib"} <= {*shared}
+    assert [name for name in runs.columns if name.startswith("option.")] == [
+        name for name in frame.columns if name.startswith("option.")
+    ]
+    for name in shared:
+        assert list(frame[name].fillna("")) == list(runs[name].fillna("")), name
 
 
 def running() -> tuple[list[BenchmarkRow], dict[str, Progress]]:

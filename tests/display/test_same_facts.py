@@ -37,10 +37,6 @@ APART = {
         "tests/client/test_history.py",
         "test_a_long_history_is_read_in_folds_without_a_script",
     ),
-    "records/pods.py": (
-        "tests/pods/test_doctor.py",
-        "test_text_and_html_state_the_same_and_escape",
-    ),
     "records/result.py": (
         "tests/finetune/results/test_profile.py",
         "test_text_and_html_show_the_same_figures",

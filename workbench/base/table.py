@@ -128,8 +128,8 @@ def text_table(grid: Grid, width: int = 60) -> str:
         width -= 1
     wrap = textwrap.TextWrapper(width, break_on_hyphens=False).wrap
     rows = []
-    for row in texts:
-        rows.append([[line for part in cell for line in wrap(part)] or [""] for cell in row])
+    for parts in texts:
+        rows.append([[line for part in cell for line in wrap(part)] or [""] for cell in parts])
     lines = []
     if grid.caption:
         wide = textwrap.TextWrapper(room, break_long_words=False, break_on_hyphens=False)
@@ -137,9 +137,9 @@ def text_table(grid: Grid, width: int = 60) -> str:
     for place, shown in enumerate(_sections(grid, titles, rows, room)):
         lines += [""] if place else []
         lines += _section(grid, titles, rows, shown, room if place == 0 else 0)
-    parts = bar_parts(grid)
-    if parts:
-        lines.append(", ".join(f"{name[:1]} {name}" for name in parts))
+    legend = [f"{name[:1]} {name}" for name in bar_parts(grid)]
+    if legend:
+        lines.append(", ".join(legend))
     return "\n".join(lines)
 
 
@@ -152,7 +152,9 @@ def _parts_of(cell: Cell, cut: bool) -> list[str]:
 
 def _reach(titles: Sequence[str], longest: Sequence[int], width: int) -> int:
     """Return the width of a table whose cells have at most `width` letters."""
-    widths = [max(_width(title), min(width, most)) for title, most in zip(titles, longest, strict=True)]
+    widths = []
+    for title, most in zip(titles, longest, strict=True):
+        widths.append(max(_width(title), min(width, most)))
     return sum(widths) + len(_BETWEEN) * (len(widths) - 1)
 
 

@@ -116,7 +116,8 @@ def live_doc(lines: Sequence[LiveLine], left_s: float | None = None) -> Doc:
         bar: Cell = Bar(((DONE, line.share),), words=line.bar) if line.bar else ""
         state = Toned(line.outcome_text, tone)
         rows.append([str(line.number), line.label, state, *(bar for _ in bars), *figures])
-        whys.append(Toned(line.bar or line.reason, tone))
+        words = line.bar or line.reason
+        whys.append(Toned(words, tone) if words else "")
     who = ("#", "row", "state")
     columns = (*who, *bars, *titles)
     grid = Grid(

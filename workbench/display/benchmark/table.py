@@ -48,7 +48,7 @@ def _grid(sheet: Sheet, part: Part) -> Grid:
         rows.append([*(cells[title] for title in who), *figures])
         keys.append([*(sorted_by[title] for title in who), *values])
     columns = (*who, *titles)
-    whys: list[Cell] = [Toned(line.why, TONES[line.row.outcome]) for line in part.lines]
+    whys = [Toned(line.why, TONES[line.row.outcome]) if line.why else "" for line in part.lines]
     return Grid(
         columns=columns,
         rows=rows,

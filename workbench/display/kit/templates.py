@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
 from workbench.base.table import DONE, Bar, Grid, Key, Toned, bar_parts, cell_text
-from workbench.base.words import middle_cut, plain
+from workbench.base.words import middle_cut, plain, short_list
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import COLOURS
 
@@ -43,13 +44,14 @@ _TONES = {
     "busy": "#1976d2",
     "quiet": "#707070",
 }
-CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without tick boxes
+_CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without tick boxes
 _LETTER_PX = 7.6
 _BETWEEN_PX = 16.0
-_MOST_LETTERS = 26  # of a column that stays in sight; longer texts have several lines
+_ROUND_PX = 8  # digits and bold letters are wider than most
+_MOST_PX = 220  # width of a column that stays in sight; longer texts have several lines
 _STAYING = (
-    "; position: sticky; left: {left}ch; z-index: 1; box-sizing: border-box; width: {letters}ch; "
-    "min-width: {letters}ch; max-width: {letters}ch; "
+    "; position: sticky; left: {left}px; z-index: 1; box-sizing: border-box; width: {width}px; "
+    "min-width: {width}px; max-width: {width}px; "
     "background: var(--wb-page, var(--jp-layout-color0, var(--vscode-editor-background, Canvas)))"
 )
 _PROSE = 30  # letters of a cell
@@ -142,7 +144,7 @@ def html_table(grid: Grid, *, bare: bool = False) -> str:
     Columns of a grid with `stay` that are out of sight in a cell stand in a fold.
     """
     bars = dict(zip(bar_parts(grid), COLOURS, strict=False))
-    first, more = _in_sight(grid)
+    first, more = _split(grid)
     return str(
         render(
             "table.html",
@@ -159,20 +161,37 @@ def html_table(grid: Grid, *, bare: bool = False) -> str:
     )
 
 
-def column_px(title: str, texts: Iterable[str]) -> float:
+def in_sight(grid: Grid) -> Grid:
+    """Return the columns of a grid that are in sight in a cell; the caption names the others."""
+    first, more = _split(grid)
+    hidden = [title for title in (grid.columns[n] for n in more) if title not in grid.stay]
+    words = f"; hidden columns: {short_list(hidden)}" if hidden else ""
+    return replace(
+        grid,
+        columns=[grid.columns[n] for n in first],
+        rows=[[row[n] for n in first] for row in grid.rows],
+        keys=[[keys[n] for n in first] for keys in grid.keys],
+        caption=f"{grid.caption}{words}",
+    )
+
+
+def _column_px(title: str, texts: Iterable[str]) -> float:
     """Return the approximate width of a column in pixels. Titles wrap at blanks."""
     longest = max(len(text) for text in (*title.split(), *texts, ""))
     return _LETTER_PX * longest + _BETWEEN_PX
 
 
-def _in_sight(grid: Grid) -> tuple[list[int], list[int]]:
+def _split(grid: Grid) -> tuple[list[int], list[int]]:
     """Return the columns that have room in a cell, and the columns that do not."""
     first = []
     more = []
     reach = 0.0
     for number, title in enumerate(grid.columns):
-        reach += column_px(title, _texts(grid, title))
-        if not grid.stay or title in grid.stay or reach < CELL_PX:
+        texts = _texts(grid, title)
+        if title not in grid.whole and title not in grid.right:
+            texts = [word for text in texts for word in text.split()]
+        reach += _column_px(title, texts)
+        if not grid.stay or title in grid.stay or reach < _CELL_PX:
             first.append(number)
         else:
             more.append(number)
@@ -190,9 +209,9 @@ def _styles(grid: Grid) -> list[str]:
     for title in grid.columns:
         style = _style(grid, title, 90 // len(prose) if title in prose else 0)
         if title in grid.stay:
-            letters = min(_MOST_LETTERS, max(len(text) for text in (title, *_texts(grid, title))))
-            style += _STAYING.format(left=left, letters=letters + 3)
-            left += letters + 3
+            width = min(_MOST_PX, round(_ROUND_PX + _column_px(title, _texts(grid, title))))
+            style += _STAYING.format(left=left, width=width)
+            left += width
         styles.append(style)
     return styles
 
