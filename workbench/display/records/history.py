@@ -190,7 +190,8 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     # Columns of equal cells stand above the table.
     formats = []
     same = []
-    for each in (*_FORMATS, *metrics, *options[:1], note, *options[1:], folder):
+    first, rest = options[:_FIRST_OPTIONS], options[_FIRST_OPTIONS:]
+    for each in (*_RESULTS, *first, note, *_MORE, *metrics, *rest, folder):
         values = {row.get(each.name) for row in rows} if each.above else set()
         if len(values) != 1 or len(rows) == 1:
             formats.append(each)
@@ -221,22 +222,26 @@ def _when(at_s: float | None) -> str:
     return moment(at_s, "%Y-%m-%d %H:%M")
 
 
-_FORMATS = (
+_RESULTS = (
     figure("#", "#", str),
     Format(name="run", title="run"),
     Format(name="state", title="state", write=_state),
+    Format(name="submitted_s", title="when", write=_when),
     FIGURES["eval_loss"],
     figure("exact_match", "exact match", percent),
     FIGURES["train_samples_per_s"],
     Format(name="technique", title="technique", above=True),
     FIGURES["pods"],
+)
+"""Columns before the options that differ."""
+_MORE = (
     FIGURES["train_loss"],
     FIGURES["duration_s"],
     FIGURES["steps"],
     Format(name="model", title="model", cut=True, above=True),
-    Format(name="submitted_s", title="when", write=_when),
 )
-"""Columns by priority for a narrow window: results first, then options that often differ."""
+"""Columns behind the options that differ."""
+_FIRST_OPTIONS = 3
 
 
 def _option(name: str, values: Sequence[object]) -> Format:
