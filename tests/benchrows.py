@@ -9,7 +9,6 @@ from typing import Any
 
 from workbench import display
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
-from workbench.display.benchmark.columns import MARKS
 from workbench.display.benchmark.sheet import Sheet
 from workbench.rundir.paths import RunPaths
 
@@ -188,8 +187,7 @@ def cells_of(page: Page, sheet: Sheet) -> dict[int, list[str]]:
     cells: dict[int, list[str]] = {}
     for row in page.rows:
         if row and row[0].isdigit():
-            is_first = row[who - 1][:1] in MARKS.values()
-            cells.setdefault(int(row[0]), []).extend(row[who if is_first else who - 1 :])
+            cells.setdefault(int(row[0]), []).extend(row[who:])
     return cells
 
 

@@ -3,10 +3,11 @@ from __future__ import annotations
 import html
 from html.parser import HTMLParser
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workbench.base.table import Bar, Grid, Marked, cell_text, text_table
+from workbench.base.table import Bar, Grid, Marked, Toned, cell_text, text_table
 from workbench.base.words import plain
 from workbench.display.kit.templates import html_table
 
@@ -78,6 +79,31 @@ def test_both_faces_state_the_same(rows: list[tuple[str, str]]) -> None:
     assert [cell.split() for cell in seen] == [plain(cell).split() for row in rows for cell in row]
     drawn = "".join(text_table(grid).split("\n", 2)[2].split())
     assert sorted(drawn) == sorted("".join("".join(seen).split()))
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 12), st.integers(20, 160), st.integers(0, 3))
+def test_a_wide_table_goes_on_below_and_no_cell_is_lost(
+    columns: int, room: int, staying: int
+) -> None:
+    titles = [f"title{n}" for n in range(columns)]
+    rows = [
+        [Toned(f"cell{n}-{line}", "good", f"small{n}") for n in range(columns)] for line in "ab"
+    ]
+    stay = titles[:staying]
+    whys = [Toned("why a", "bad"), ""]
+    grid = Grid(columns=titles, rows=rows, whole=titles, stay=stay, under=whys, caption="runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(room))
+        text = text_table(grid)
+    shown = " ".join(Cells(html_table(grid)).cells)
+    for word in ("why a", *titles, *(f"cell{n}-{line}" for n in range(columns) for line in "ab")):
+        assert word in text and word in shown
+    # The columns that stay are repeated, and each line has room if one more column has.
+    least = 10 * (max(1, staying) + 1)
+    assert all(len(line) <= max(room, least) for line in text.splitlines())
+    tables = text.count("\n\n") + 1
+    assert all(text.count(f"{title}") >= tables for title in stay)
 
 
 def test_a_long_cell_goes_on_in_the_next_line() -> None:

@@ -147,8 +147,8 @@ def test_a_click_sorts_a_part_and_what_is_not_known_stays_last(
         page.set_content(views[name])
     else:
         show(page, views[name], CELL)
-    title = page.locator(".wb-bench thead th", has_text="samples/s").first
-    body = page.locator(".wb-bench tbody").nth(1)
+    title = page.locator(".wb-sort thead th", has_text="samples/s").first
+    body = page.locator(".wb-sort tbody").first
 
     def order() -> list[str]:
         return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 from pathlib import Path
@@ -161,29 +160,21 @@ def test_the_table_has_what_differs_and_states_above_it_what_does_not(folder: Pa
         "#",
         "run",
         "state",
+        "when",
         "eval loss",
         "technique",
+        "learning rate",
+        "seed",
         "train loss",
         "duration",
         "steps",
         "model",
-        "when",
-        "learning rate",
-        "seed",
     ]
     assert "the same in all runs: pods 2" in grid.caption
     assert (
-        "the same in all runs: model tiny-t5, technique zero1, pods 2"
+        "the same in all runs: technique zero1, pods 2, model tiny-t5"
         in history(folder, state="succeeded").table().caption
     )
-    text, page = str(found), found._repr_html_()
-    shown = " ".join(
-        html.unescape(
-            re.sub(r"<style.*?</style>|<script.*?</script>|<[^>]+>", " ", page, flags=re.S)
-        ).split()
-    )
-    for word in re.sub(r"-{2,}", " ", text).split():
-        assert word in shown
 
 
 def test_runs_are_filtered_and_sorted(folder: Path) -> None:

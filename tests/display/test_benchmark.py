@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchrows import Page, cells_of, make_row, mixed_rows, repeated_rows
+from benchrows import Page, cells_of, make_row, mixed_rows, repeated_rows, write_row
 
 from tests.support.sentences import says
+from workbench.base.shown import as_html, as_text
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import CAVEATS
-from workbench.benchmark.result import BenchmarkResult
+from workbench.benchmark.result import BenchmarkResult, rows_below
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_html, live_text
+from workbench.client.history import history
+from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_doc
 from workbench.display.benchmark.sheet import sheet_of
-from workbench.display.benchmark.table import benchmark_html, benchmark_text
+from workbench.display.kit.doc import to_html, to_text
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import Progress
 
 EVIL = "<script>alert(1)</script>"
 
 
+def result_of(rows: Sequence[BenchmarkRow]) -> BenchmarkResult:
+    return BenchmarkResult(name="b", folder=Path(), rows=tuple(rows))
+
+
+def benchmark_html(rows: Sequence[BenchmarkRow]) -> str:
+    return as_html(result_of(rows))
+
+
+def benchmark_text(rows: Sequence[BenchmarkRow]) -> str:
+    return as_text(result_of(rows))
+
+
 def test_every_figure_of_the_html_is_the_row_s() -> None:
     sheet = sheet_of(groups(mixed_rows()))
-    cells = cells_of(Page(benchmark_html(groups(mixed_rows()))), sheet)
+    cells = cells_of(Page(benchmark_html(mixed_rows())), sheet)
     assert len(cells) == len(sheet.lines) == 8
     for line in sheet.lines:
         for figures, text in zip(sheet.figures, cells[line.number], strict=True):
@@ -51,7 +66,7 @@ def test_the_figures_of_a_column_line_up_under_their_unit() -> None:
         assert decimals == {figures.decimals}
     units = {figures.column.field: figures.unit for figures in sheet.figures}
     assert (units["duration_s"], units["peak_memory_gib"], units["efficiency"]) == ("s", "GiB", "%")
-    page = Page(benchmark_html(groups(rows)))
+    page = Page(benchmark_html(rows))
     assert "duration s to first step s" in page.text
     assert "�" not in page.text
     slow = sheet_of(groups([replace(row, duration_s=7200.0) for row in rows]))
@@ -63,8 +78,8 @@ def test_the_figures_of_a_column_line_up_under_their_unit() -> None:
 
 def test_columns_that_hold_nothing_are_left_out_and_named() -> None:
     for said in (
-        Page(benchmark_html(groups(mixed_rows()))).text,
-        benchmark_text(groups(mixed_rows())),
+        Page(benchmark_html(mixed_rows())).text,
+        benchmark_text(mixed_rows()),
     ):
         assert (
             "Not measured here: perplexity, exact match, "
@@ -80,7 +95,7 @@ def test_rows_that_did_other_work_stand_apart() -> None:
         "Not comparable with the first table: global batch 72 instead of 24",
         "Not comparable with the first table: model t5-3b instead of tiny-t5",
     ]
-    page = Page(benchmark_html(groups(mixed_rows())))
+    page = Page(benchmark_html(mixed_rows()))
     places = [page.text.index(part.heading) for part in sheet.parts]
     assert places == sorted(places)
     assert "rows 3 over row 2" not in page.text
@@ -89,9 +104,9 @@ def test_rows_that_did_other_work_stand_apart() -> None:
 
 
 def test_text_and_html_state_the_same() -> None:
-    known = groups([*mixed_rows(), *repeated_rows({"zero2": [100.0, 104.0, 109.0]})])
+    known = [*mixed_rows(), *repeated_rows({"zero2": [100.0, 104.0, 109.0]})]
     text, page = " ".join(benchmark_text(known).split()), Page(benchmark_html(known)).text
-    sheet = sheet_of(known)
+    sheet = sheet_of(groups(known))
     for line in sheet.lines:
         for said in (line.outcome_text, line.technique, line.model, *line.figures, *line.spreads):
             assert said in text
@@ -111,12 +126,12 @@ def test_text_and_html_state_the_same() -> None:
     ],
 )
 def test_a_row_that_did_not_succeed_says_so_and_why(outcome: Outcome, said: str) -> None:
-    page = Page(benchmark_html(groups(mixed_rows())))
+    page = Page(benchmark_html(mixed_rows()))
     place = next(
         n for n, row in enumerate(page.rows) if len(row) > 5 and row[4].endswith(str(outcome))
     )
     assert page.rows[place + 1] == [said]
-    text = " ".join(benchmark_text(groups(mixed_rows())).split())
+    text = " ".join(benchmark_text(mixed_rows()).split())
     assert str(outcome) in text
     assert said.split()[0] in text
     assert not [tag for tag, _ in page.tags if tag == "b" and "thing" in tag]
@@ -141,7 +156,7 @@ def test_repeats_give_a_median_and_a_spread_and_overlaps_are_not_called_differen
     assert [line.repeats for line in sheet.lines] == [3, 3, 3]
     (said,) = (note for note in sheet.parts[0].notes if "Not called different" in note)
     assert said.endswith(": rows 1 and 2.")
-    page = Page(benchmark_html(groups(rows)))
+    page = Page(benchmark_html(rows))
     assert "100.0–110.0" in page.text
     alike = sheet_of(
         groups(repeated_rows({name: [100.0, 110.0, 105.0] for name in ("ddp", "zero1", "zero3")}))
@@ -164,11 +179,11 @@ def test_a_repeat_that_failed_is_not_hidden_behind_those_that_did_not() -> None:
     (line,) = sheet_of(groups(rows)).lines
     assert (line.repeats_text, line.why) == ("2 of 3 repeats", "repeat 2 failed: rank 2 died")
     page, text = (
-        Page(benchmark_html(groups(rows))).text,
-        " ".join(benchmark_text(groups(rows)).split()),
+        Page(benchmark_html(rows)).text,
+        " ".join(benchmark_text(rows).split()),
     )
     assert "repeat 2 failed: rank 2 died" in page
-    assert "✓ succeeded, 2 of 3 repeats: repeat 2" in text
+    assert "2 of 3 repeats" in text and "repeat 2 failed: rank 2 died" in text
 
 
 def test_single_runs_are_not_called_different() -> None:
@@ -179,7 +194,7 @@ def test_single_runs_are_not_called_different() -> None:
 
 
 def test_published_figures_stand_apart_with_their_caveats() -> None:
-    html, text = Page(benchmark_html(groups(mixed_rows()))).text, benchmark_text(groups([]))
+    html, text = Page(benchmark_html(mixed_rows())).text, benchmark_text([])
     for said in (html, " ".join(text.split())):
         first = said.index("Published, not measured here")
         assert all(said.index(" ".join(caveat.split())) > first for caveat in CAVEATS)
@@ -190,9 +205,9 @@ def test_foreign_text_stays_text() -> None:
     rows = [
         replace(row, model=EVIL, technique=EVIL, reason=EVIL, dataset=EVIL) for row in mixed_rows()
     ]
-    for page in (benchmark_html(groups(rows)), live_html(lines_of(rows))):
+    for page in (benchmark_html(rows), to_html(live_doc(lines_of(rows)))):
         assert not [tag for tag, _ in Page(page).tags if tag == "script"]
-    assert EVIL in Page(benchmark_html(groups(rows))).text
+    assert EVIL in Page(benchmark_html(rows)).text
 
 
 def test_what_is_equal_in_all_rows_stands_once_above_and_what_came_out_comes_first() -> None:
@@ -208,7 +223,7 @@ def test_what_is_equal_in_all_rows_stands_once_above_and_what_came_out_comes_fir
     }
     assert sheet.parts[0].same.startswith("model tiny-t5, global batch 24, steps 20, ")
     assert sheet.parts[0].same.endswith("slots 1 a pod, epochs 0.480")
-    page, text = Page(benchmark_html(groups(rows))), benchmark_text(groups(rows))
+    page, text = Page(benchmark_html(rows)), benchmark_text(rows)
     assert "model tiny-t5" in page.text
     assert next(row[:4] for row in page.rows if row[:1] == ["1"]) == [
         "1",
@@ -238,7 +253,7 @@ def test_the_best_figure_of_a_part_is_marked_unless_it_cannot_be_told_apart() ->
     assert best("predicted_memory_gib") == best("train_loss") == [False] * 3, (
         "nothing is better, or all are equal"
     )
-    for drawn in (benchmark_text(groups(rows)), Page(benchmark_html(groups(rows))).text):
+    for drawn in (benchmark_text(rows), Page(benchmark_html(rows)).text):
         assert "★ 115.0" in drawn
         assert "★ 51.0" not in drawn
 
@@ -266,12 +281,33 @@ def test_a_benchmark_is_a_data_frame() -> None:
         make_row("ddp", 2, 150.0),
         make_row("zero1", 1, None, outcome=Outcome.FAILED),
     )
-    frame = BenchmarkResult(name="b", folder=Path(), rows=rows).to_dataframe()
+    frame = result_of(rows).to_dataframe()
     assert list(frame["technique"]) == ["ddp", "ddp", "zero1"]
     assert list(frame["speed_up"].dropna()) == [1.0, 1.5]
     assert list(frame["peak_memory_gib"]) == [0.5, 0.51, 0.5]
     assert list(frame["seed"]) == [7, 7, 7]
+    assert list(frame["state"]) == ["succeeded", "succeeded", "failed"]
     assert "spec" not in frame.columns
+
+
+def test_a_benchmark_has_the_columns_and_values_of_the_history(tmp_path: Path) -> None:
+    for n, technique in enumerate(("zero1", "zero3")):
+        facts = {"train_loss": 6.0 + n, "exact_match": 0.5, "device": "a CPU", "devices": n}
+        write_row(tmp_path / technique, technique=technique, seed=n, pods=n + 1, **facts)
+    rows, problems = rows_below([tmp_path])
+    frame = result_of(rows).to_dataframe().set_index("id")
+    runs = history(tmp_path).to_dataframe().set_index("id").loc[frame.index]
+    shared = [name for name in runs.columns if name in frame.columns]
+    assert not problems
+    assert {"name", "state", "model", "technique", "peft", "train_samples_per_s", "eval_loss"} <= {
+        *shared
+    }
+    assert {"world_size", "global_batch_size", "exact_match", "peak_memory_gib"} <= {*shared}
+    assert [name for name in runs.columns if name.startswith("option.")] == [
+        name for name in frame.columns if name.startswith("option.")
+    ]
+    for name in shared:
+        assert list(frame[name].fillna("")) == list(runs[name].fillna("")), name
 
 
 def running() -> tuple[list[BenchmarkRow], dict[str, Progress]]:
@@ -284,7 +320,8 @@ def running() -> tuple[list[BenchmarkRow], dict[str, Progress]]:
 
 def test_the_live_lines_state_the_same_as_text_and_html() -> None:
     lines = lines_of(*running())
-    text, page = live_text(lines), Page(live_html(lines)).text
+    doc = live_doc(lines)
+    text, page = to_text(doc), Page(to_html(doc)).text
     assert lines[8].share == 0.25
     for line in lines:
         for said in (

@@ -6,6 +6,7 @@ import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Literal
 
 from workbench.base.errors import ConfigError
@@ -36,16 +37,26 @@ class Bar:
     """The bar in words, for readers who cannot see it."""
 
 
+Tone = Literal["good", "bad", "warn", "busy", "quiet", ""]
+
+
 @dataclass(frozen=True, slots=True)
 class Toned:
     """A text in the colour of a state."""
 
     text: str
-    tone: Literal["good", "bad", "warn", "busy", "quiet"]
+    tone: Tone = ""
+    """The state. Empty: no colour."""
+    beneath: str = ""
+    """Small text in a line below."""
 
 
 Cell = str | Marked | Bar | Toned
+DONE = "#"
+"""Name of the part of a bar that is progress."""
 _BAR = 24  # letters
+_BETWEEN = "  "
+_ROOM = 150  # columns of a text outside of a terminal, such as the text of a notebook's output
 Key = float | str | None
 """Sort key of a cell; None is unknown and sorted last in both directions."""
 
@@ -64,6 +75,14 @@ class Grid(Shown):
     whole."""
     keys: Sequence[Sequence[Key]] = ()
     """Sort keys by row and column, for clicks on titles in HTML; empty: titles do not sort."""
+    stay: Collection[str] = ()
+    """Titles of the first columns, which name and judge a row.
+
+    They stay in sight while a page scrolls sideways. Columns without room continue in a further
+    table, which repeats them. Empty: in text, the first column is repeated.
+    """
+    under: Sequence[Cell] = ()
+    """Text below each row, across all columns. Empty: no row has any."""
 
     def __repr__(self) -> str:
         content = counted(len(self.rows), "row")
@@ -83,7 +102,9 @@ def facts(caption: str, pairs: Sequence[tuple[str, Cell]]) -> Grid:
 
 
 def text_table(grid: Grid, width: int = 60) -> str:
-    """Draw a table as text.
+    """Draw a table as text, with cells of at most `width` letters.
+
+    A table too wide for the terminal continues in further tables with the same rows.
 
     Example:
         >>> rows = [("pod-0", "1.5"), ("a", "12")]
@@ -93,45 +114,105 @@ def text_table(grid: Grid, width: int = 60) -> str:
         pod-0  1.5
         a       12
     """
+    room = get_terminal_size((_ROOM, 0)).columns
+    titles = [plain(title) for title in grid.columns]
     cut = [title in grid.cut for title in grid.columns]
-    wrap = textwrap.TextWrapper(width, break_on_hyphens=False).wrap
-    # A row is a list of cells, and a cell a list of lines.
-    rows = []
+    texts = []
     for row in grid.rows:
-        cells = []
-        for number, cell in enumerate(row):
-            text = cell_text(cell, cut[number])
-            cells.append(wrap(text) or [""])
-        rows.append(cells)
-    titles = [[plain(title)] for title in grid.columns]
-    # A column is as wide as its widest line.
-    widths = []
+        texts.append([_parts_of(cell, cut[number]) for number, cell in enumerate(row)])
+    # A column is as wide as its widest line. Long cells get narrower until the table fits.
+    longest = []
     for number in range(len(titles)):
-        cells_below = [cells[number] for cells in (titles, *rows)]
-        widths.append(max(_width(line) for cell_lines in cells_below for line in cell_lines))
-    aligned = [title in grid.right for title in grid.columns]
+        longest.append(max((_width(part) for row in texts for part in row[number]), default=0))
+    while _reach(titles, longest, width) > room and width > _BAR:
+        width -= 1
+    wrap = textwrap.TextWrapper(width, break_on_hyphens=False).wrap
+    rows = []
+    for parts in texts:
+        rows.append([[line for part in cell for line in wrap(part)] or [""] for cell in parts])
     lines = []
     if grid.caption:
-        lines.append(plain(grid.caption))
-    if any(grid.columns):
-        lines += _drawn(titles, widths, aligned)
-        lines.append("  ".join("-" * width for width in widths))
-    for cells in rows:
-        lines += _drawn(cells, widths, aligned)
-    parts = bar_parts(grid)
-    if parts:
-        lines.append(", ".join(f"{name[:1]} {name}" for name in parts))
+        wide = textwrap.TextWrapper(room, break_long_words=False, break_on_hyphens=False)
+        lines += wide.wrap(plain(grid.caption))
+    for place, shown in enumerate(_sections(grid, titles, rows, room)):
+        lines += [""] if place else []
+        lines += _section(grid, titles, rows, shown, room if place == 0 else 0)
+    legend = [f"{name[:1]} {name}" for name in bar_parts(grid)]
+    if legend:
+        lines.append(", ".join(legend))
     return "\n".join(lines)
 
 
+def _parts_of(cell: Cell, cut: bool) -> list[str]:
+    """Return the lines of a cell: the text, and the small text beneath."""
+    if isinstance(cell, Toned) and cell.beneath:
+        return [plain(cell.text), plain(cell.beneath)]
+    return [cell_text(cell, cut)]
+
+
+def _reach(titles: Sequence[str], longest: Sequence[int], width: int) -> int:
+    """Return the width of a table whose cells have at most `width` letters."""
+    widths = []
+    for title, most in zip(titles, longest, strict=True):
+        widths.append(max(_width(title), min(width, most)))
+    return sum(widths) + len(_BETWEEN) * (len(widths) - 1)
+
+
+def _sections(
+    grid: Grid, titles: Sequence[str], rows: Sequence[Sequence[Sequence[str]]], room: int
+) -> list[list[int]]:
+    """Return the columns of every table, as many as have room."""
+    widths = _widths(titles, rows)
+    named = [n for n, title in enumerate(grid.columns) if title in grid.stay] or [0]
+    sections = [list(named)]
+    for number in range(len(titles)):
+        if number in named:
+            continue
+        reach = sum(widths[n] + len(_BETWEEN) for n in (*sections[-1], number))
+        if reach - len(_BETWEEN) > room and len(sections[-1]) > len(named):
+            sections.append(list(named))
+        sections[-1].append(number)
+    return sections
+
+
+def _widths(titles: Sequence[str], rows: Sequence[Sequence[Sequence[str]]]) -> list[int]:
+    widths = []
+    for number, title in enumerate(titles):
+        lines = [line for row in rows for line in row[number]]
+        widths.append(max(_width(line) for line in (title, *lines)))
+    return widths
+
+
+def _section(
+    grid: Grid,
+    titles: Sequence[str],
+    rows: Sequence[Sequence[Sequence[str]]],
+    shown: Sequence[int],
+    room: int,
+) -> list[str]:
+    """Draw some columns; with room, the text below each row too."""
+    widths = [_widths(titles, rows)[number] for number in shown]
+    aligned = [grid.columns[number] in grid.right for number in shown]
+    lines = []
+    if any(titles):
+        lines += _drawn([[titles[number]] for number in shown], widths, aligned)
+        lines.append(_BETWEEN.join("-" * width for width in widths))
+    for place, cells in enumerate(rows):
+        lines += _drawn([cells[number] for number in shown], widths, aligned)
+        if grid.under and room:
+            text = cell_text(grid.under[place])
+            lines += textwrap.wrap(text, room, initial_indent="   ", subsequent_indent="   ")
+    return lines
+
+
 def bar_parts(grid: Grid) -> list[str]:
-    """Return the parts of a table's bars, without duplicates."""
+    """Return the parts of a table's bars, without duplicates. A bar of progress has none."""
     names: dict[str, None] = {}
     for row in grid.rows:
         for cell in row:
             if isinstance(cell, Bar):
                 names |= {name: None for name, share in cell.parts if share > 0}
-    return list(names)
+    return [name for name in names if name != DONE]
 
 
 def cell_text(cell: Cell, cut: bool = False) -> str:
@@ -146,7 +227,7 @@ def cell_text(cell: Cell, cut: bool = False) -> str:
         case Bar():
             return _bar_text(cell)
         case Toned():
-            return plain(cell.text)
+            return plain(f"{cell.text} {cell.beneath}" if cell.beneath else cell.text)
     shown = plain(cell)
     return middle_cut(shown) if cut else shown
 
@@ -174,7 +255,7 @@ def _drawn(row: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence[
             text = cell[number] if number < len(cell) else ""
             blank = " " * (width - _width(text))
             parts.append(blank + text if at_right else text + blank)
-        lines.append("  ".join(parts).rstrip())
+        lines.append(_BETWEEN.join(parts).rstrip())
     return lines
 
 

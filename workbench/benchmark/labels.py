@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from workbench.base.words import UNKNOWN, middle_cut, plain
 
@@ -48,44 +48,6 @@ def option_words(name: str, value: object, values: Sequence[object]) -> list[str
         if any(each != part for each in parts):
             words += option_words(f"{option}.{inner}", part, parts)
     return words or [f"{option} {UNKNOWN}"]
-
-
-def different_options(
-    jobs: Sequence[Mapping[str, object]], leave_out: Iterable[str] = ()
-) -> dict[str, list[str]]:
-    """Return, by option, the value of every job, where jobs of a kind have different values.
-
-    A part of a mapping is an option of its own.
-
-    Example:
-        >>> one = {"kind": "a", "seed": 1, "dataset": {"kind": "csv", "rows": 100}}
-        >>> other = {"kind": "a", "seed": 1, "dataset": {"kind": "csv", "rows": 20}}
-        >>> different_options([one, other, {"kind": "b", "path": "x.py"}])
-        {'dataset.rows': ['100', '20', '–']}
-    """
-    left_out = {"kind", *leave_out}
-    flat = []
-    for job in jobs:
-        kept = {name: value for name, value in job.items() if name not in left_out}
-        flat.append(dict(_flat(kept)))
-    kinds = [str(job.get("kind")) for job in jobs]
-    names = dict.fromkeys(name for options in flat for name in options)
-    different = {}
-    for name in names:
-        values = [options.get(name, UNKNOWN) for options in flat]
-        # An option that a kind of job does not have is no difference.
-        pairs = zip(kinds, values, strict=True)
-        if len({*pairs}) > len({*kinds}):
-            different[name] = values
-    return different
-
-
-def _flat(options: Mapping[str, object], before: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield before + name, UNKNOWN if value is None else _short(value)
 
 
 def _parts(value: object) -> Mapping[str, object]:

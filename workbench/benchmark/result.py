@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +22,7 @@ from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.read import row_of
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.result import Card, RunResult, card_of, replace_text
+from workbench.client.run_rows import columns, with_options
 from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.view import RunView
@@ -59,9 +60,9 @@ class BenchmarkResult(Shown):
     def to_dataframe(self) -> DataFrame:
         """Return the rows as a pandas DataFrame, a row per run, with units in the column names.
 
-        Columns are the fields of `BenchmarkRow`, `device`, `devices`, `seed` and `commit`, and
-        `option.NAME` for every option of the job with several values. `speed_up` and `efficiency`
-        are computed over all repeats of a row.
+        Columns are as of `history().to_dataframe()`: figures of a run by the same names, and
+        `option.NAME` for an option that differs. The fields of `BenchmarkRow` that other runs do
+        not have follow. `speed_up` and `efficiency` are computed over all repeats of a row.
         """
         # The folded row of every row, with the comparisons over all repeats.
         folded: dict[int, BenchmarkRow] = {}
@@ -69,22 +70,15 @@ class BenchmarkResult(Shown):
             for summary in group.summaries:
                 for row in summary.rows:
                     folded[id(row)] = summary.row
-        jobs = [part(row.spec, "job") for row in self.rows]
-        varied = _varied_options(jobs)
         rows = []
-        for row, job in zip(self.rows, jobs, strict=True):
-            facts = row.to_dict()
-            compared = folded[id(row)]
+        for row in self.rows:
+            facts = row.figures()
             for name in ("speed_up", "efficiency"):
-                facts[name] = getattr(compared, name)
-            for name in ("spec", "provenance"):
-                del facts[name]
-            for name in ("device", "devices", "seed", "commit"):
-                facts[name] = getattr(row.provenance, name)
-            for name in varied:
-                facts[f"option.{name}"] = job.get(name)
+                facts[name] = getattr(folded[id(row)], name)
             rows.append(facts)
-        return data_frame(rows)
+        known = {name for facts in rows for name in facts}
+        jobs = [part(row.spec, "job") for row in self.rows]
+        return data_frame(with_options(rows, jobs), [name for name in columns() if name in known])
 
     @property
     def from_disk(self) -> tuple[BenchmarkRow, ...]:
@@ -125,18 +119,6 @@ class BenchmarkResult(Shown):
         from_disk = len(self.from_disk)
         rows = f"{len(self.rows)} rows, {ends}; {from_disk} from disk"
         return f"BenchmarkResult({self.name}: {rows})"
-
-
-def _varied_options(jobs: Sequence[Mapping[str, object]]) -> list[str]:
-    """Name the options of the first job that have several values."""
-    varied: list[str] = []
-    if not jobs:
-        return varied
-    for name in jobs[0]:
-        values = {str(job.get(name)) for job in jobs}
-        if len(values) > 1:
-            varied.append(name)
-    return varied
 
 
 @dataclass(frozen=True, slots=True)

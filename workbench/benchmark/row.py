@@ -11,6 +11,16 @@ from pydantic.dataclasses import dataclass
 
 from workbench.rundir.result import Measurements
 
+_IN_FRAMES = {
+    "name": "id",
+    "title": "name",
+    "reason": "message",
+    "slots": "world_size",
+    "global_batch": "global_batch_size",
+    "samples_per_s": "train_samples_per_s",
+}
+"""Columns of a data frame of runs whose names are not the field's."""
+
 
 class Outcome(StrEnum):
     SUCCEEDED = "succeeded"
@@ -28,6 +38,9 @@ class Outcome(StrEnum):
     def is_terminal(self) -> bool:
         """Whether the row will not change any more."""
         return self not in (Outcome.RUNNING, Outcome.WAITING)
+
+
+_STATES = {Outcome.OUT_OF_MEMORY: "failed", Outcome.WAITING: "queued", Outcome.SKIPPED: ""}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +144,24 @@ class BenchmarkRow(Measurements):
     """`pod_hours` x the price that the user gave, in the user's money; None without a price."""
     provenance: Provenance = field(default_factory=Provenance)
 
+    @property
+    def state(self) -> str:
+        """State of the row's run. Empty: the row never started."""
+        return _STATES.get(self.outcome, self.outcome)
+
     def to_dict(self) -> dict[str, object]:
         """Return the JSON form; the path as text."""
         data = asdict(self)
         data["path"] = str(self.path) if self.path else None
         return data
+
+    def figures(self) -> dict[str, object]:
+        """Return the row of a data frame, with the columns of any run's row."""
+        facts = self.to_dict()
+        del facts["spec"], facts["provenance"]
+        figures = {_IN_FRAMES.get(name, name): value for name, value in facts.items()}
+        technique, _, peft = self.technique.partition(" ")
+        figures |= {"technique": technique, "peft": peft, "state": self.state}
+        for name in ("device", "devices", "seed", "commit"):
+            figures[name] = getattr(self.provenance, name)
+        return figures

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, check_type
 from workbench.base.files import read_json
-from workbench.base.json_values import number as as_number
 from workbench.base.json_values import text
 from workbench.base.shown import ShownLive
 from workbench.base.table import Grid, data_frame
-from workbench.base.words import UNKNOWN, count, duration, gib, middle_cut, number, plain
+from workbench.base.words import UNKNOWN, middle_cut, plain
 from workbench.client.plot import Axis, PlotOptions
 from workbench.client.result import RunResult
 from workbench.client.run import Run
-from workbench.client.run_rows import columns, rows_of
+from workbench.client.run_rows import columns, differing, flat_options, rows_of
+from workbench.client.run_table import FIGURES, Format, figure, grid_of
 from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
 from workbench.rundir.catalog.store import RunRecord, read_label, record_of
-from workbench.rundir.metric import Fact
-from workbench.rundir.metrics import Column, columns_of
+from workbench.rundir.metrics import columns_of
 from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _LONGEST = 60  # letters of an option's value
+_BEFORE_METRICS = ("steps", "train_loss", "first_eval_loss", "eval_loss", "eval_step")
+_BEHIND_METRICS = ("train_samples_per_s", "peak_memory_gib", "duration_s")
 _UNSET = {"", "None", "[]", "{}", "()"}
 AnyRun = Run | RunResult | RunRecord | str | Path
 
@@ -59,80 +60,62 @@ class RunComparison(ShownLive):
 
         The column `name` has the names of the comparison.
         """
+        return data_frame(self._rows(), columns())
+
+    def _rows(self) -> list[dict[str, object]]:
         rows = rows_of([run.record for run in self.runs])
         for row, run in zip(rows, self.runs, strict=True):
             row["name"] = run.name
-        return data_frame(rows, columns())
+        return rows
 
     def options(self) -> Grid:
         """Return the options with different values, without environment variables.
 
         Options of a kind of job are compared between the runs of the same kind.
         """
-        different = [cells for cells, values in self._options() if len(values) > 1]
+        asked = self._asked()
+        different = differing(asked)
         caption = "Options that differ" if different else "No option differs"
-        return self._option_grid(different, caption)
+        return self._option_grid(asked, different, caption)
 
     def equal_options(self) -> Grid:
         """Return the set options with equal values in all runs that have the option."""
-        equal = [
-            cells for cells, values in self._options() if len(values) == 1 and not values <= _UNSET
-        ]
-        return self._option_grid(equal, "Equal options")
-
-    def _options(self) -> Iterator[tuple[tuple[str, ...], set[str]]]:
-        """Return a row for every option, and the different values of the option."""
-        asked = [_options(run.view.spec) for run in self.runs]
-        names: dict[str, None] = {}
+        asked = self._asked()
+        different = differing(asked)
+        equal: dict[str, None] = {}
         for options in asked:
-            names.update(dict.fromkeys(options))
-        for name in names:
-            values = [options.get(name) for options in asked]
-            cells = [name, *(UNKNOWN if value is None else value for value in values)]
-            known = {value for value in values if value is not None}
-            yield tuple(middle_cut(cell, _LONGEST) for cell in cells), known
+            for name, value in options.items():
+                if name not in different and value not in _UNSET:
+                    equal[name] = None
+        return self._option_grid(asked, list(equal), "Equal options")
 
-    def _option_grid(self, rows: Sequence[Sequence[str]], caption: str) -> Grid:
+    def _asked(self) -> list[Mapping[str, str]]:
+        return [_options(run.view.spec) for run in self.runs]
+
+    def _option_grid(
+        self, asked: Sequence[Mapping[str, str]], names: Sequence[str], caption: str
+    ) -> Grid:
+        rows = []
+        for name in names:
+            values = [options.get(name, UNKNOWN) for options in asked]
+            rows.append(tuple(middle_cut(cell, _LONGEST) for cell in (name, *values)))
         run_names = [run.name for run in self.runs]
-        return Grid(columns=("option", *run_names), rows=rows, caption=caption)
+        return Grid(columns=("option", *run_names), rows=rows, caption=caption, stay=("option",))
 
     def figures(self) -> Grid:
         """Return the final figures, a run per row."""
-        records = [run.record for run in self.runs]
-        metrics = [record.metrics for record in records]
-        step_figures = [record.step_figures for record in records]
-        every = columns_of(metrics, step_figures)
-        shown = [column for column in every if column.in_tables]
-        facts = {name: fact for name, fact in facts_of_kinds().items() if fact.title}
-        rows = [_row(run, place, shown, facts) for place, run in enumerate(self.runs)]
-        columns = (
-            "run",
-            "state",
-            "steps",
-            "training loss",
-            "eval loss before",
-            "eval loss",
-            "at step",
-            *(fact.title for fact in facts.values()),
-            *(column.title for column in shown),
-            "samples/s",
-            "peak memory of a pod",
-            "duration",
-        )
-        # Columns without any value are left out.
-        some = []
-        for place in range(len(columns)):
-            if any(row[place] != UNKNOWN for row in rows):
-                some.append(place)
-        picked = [tuple(row[place] for place in some) for row in rows]
-        names = tuple(columns[place] for place in some)
-        return Grid(
-            columns=names,
-            rows=picked,
-            right=names[2:],
-            whole=("run",),
-            caption="Results",
-        )
+        metrics = [run.record.metrics for run in self.runs]
+        step_figures = [run.record.step_figures for run in self.runs]
+        formats = [Format(name="name", title="run"), Format(name="state", title="state")]
+        formats += [FIGURES[name] for name in _BEFORE_METRICS]
+        for name, fact in facts_of_kinds().items():
+            if fact.title:
+                formats.append(figure(name, fact.title, fact.write))
+        for column in columns_of(metrics, step_figures):
+            if column.in_tables:
+                formats.append(figure(column.key, column.title, column.write))
+        formats += [FIGURES[name] for name in _BEHIND_METRICS]
+        return grid_of(self._rows(), formats, caption="Results", stay=("run", "state"))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -318,28 +301,7 @@ def _options(spec: RunSpec | None) -> Mapping[str, str]:
         "cpus (cluster)": cluster.pods.cores,
         "gpus (cluster)": cluster.pods.gpus,
     }
-    return {name: plain(str(value)) for name, value in asked.items() if name != "env"}
-
-
-def _row(
-    run: ComparedRun, place: int, shown: Sequence[Column], facts: Mapping[str, Fact]
-) -> tuple[str, ...]:
-    record = run.record
-    peak = max(record.peak_memory_gib.values(), default=None)
-    return (
-        run.name,
-        str(record.state),
-        count(record.steps),
-        number(record.train_loss),
-        number(record.first_eval_loss),
-        number(record.eval_loss),
-        count(record.eval_step),
-        *(fact.write(as_number(record.of_kind.get(name))) for name, fact in facts.items()),
-        *(column.write(column.values[place]) for column in shown),
-        number(record.train_samples_per_s),
-        gib(peak),
-        duration(record.duration_s),
-    )
+    return {name: plain(str(value)) for name, value in flat_options(asked).items()}
 
 
 def _loss_of(spec: RunSpec | None) -> str:

@@ -16,7 +16,7 @@ from workbench.base.shown import ShownLive
 from workbench.base.table import as_grid, data_frame
 from workbench.client.comparison import RunComparison, compare
 from workbench.client.run import Run
-from workbench.client.run_rows import columns, different_options, figure_of, rows_of
+from workbench.client.run_rows import columns, different_options, figure_of, jobs_of, rows_of
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
 from workbench.rundir.metrics import Column, columns_of
 from workbench.rundir.state import RunState
@@ -75,7 +75,7 @@ class History(ShownLive):
 
         A value is None for a run without the option. `dataset.path` is the `path` within `dataset`.
         """
-        return different_options(self.records)
+        return different_options(jobs_of(self.records))
 
     def compare(self, *which: int | str) -> RunComparison:
         """Compare some of the runs, as `workbench.compare` does.

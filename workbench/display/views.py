@@ -24,7 +24,6 @@ from workbench.display.benchmark import live, report, table
 from workbench.display.cluster import cluster_doc, follow_start, look_at, show_cluster
 from workbench.display.failure import FaultCard, error_lines, fault_doc
 from workbench.display.kit.doc import Code, Doc, Fold, to_bundle, to_html, to_markdown, to_text
-from workbench.display.kit.downloads import report_links
 from workbench.display.kit.line import follow_run
 from workbench.display.kit.live import show_doc
 from workbench.display.kit.templates import html_table
@@ -73,16 +72,12 @@ def _command_doc(command: LaunchCommand) -> Doc:
     return Doc(blocks=[Fold("launch command", [Code(str(command))])])
 
 
-def _benchmark_html(benchmark: BenchmarkResult) -> str:
-    links = report_links(benchmark.folder)
-    return table.benchmark_html(benchmark.groups, links=links)
-
-
 _DOCS: Mapping[type, Callable[..., Doc]] = {
     Answers: answers.answers_doc,
     Benchmark: lambda it: live.forecast_doc(it.forecast()),
     BenchmarkForecast: live.forecast_doc,
     BenchmarkPlots: _plots_doc,
+    BenchmarkResult: table.benchmark_doc,
     Cluster: lambda it: cluster_doc(look_at(it)),
     ComparisonPlot: history.comparison_plot_doc,
     Conversation: answers.conversation_doc,
@@ -112,14 +107,12 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
 
 _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
     shown.as_text: {
-        BenchmarkResult: lambda it: table.benchmark_text(it.groups),
         Board: repr,
         Grid: text_table,
         LaunchCommand: str,
         Manifest: Manifest.to_text,
     },
     shown.as_html: {
-        BenchmarkResult: _benchmark_html,
         Board: board.board_html,
         Grid: html_table,
     },

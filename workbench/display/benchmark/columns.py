@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from workbench.base.json_values import number
+from workbench.base.table import Tone
 from workbench.base.words import UNKNOWN, counted, gib, plain
 from workbench.benchmark.row import BenchmarkRow, Outcome
 
@@ -27,15 +28,15 @@ MARKS: Mapping[Outcome, str] = {
 }
 """A mark for each outcome, unlike in shape: colour alone would tell some readers nothing."""
 
-COLOURS: Mapping[Outcome, str] = {
-    Outcome.SUCCEEDED: "var(--wb-good)",
-    Outcome.OUT_OF_MEMORY: "var(--wb-bad)",
-    Outcome.FAILED: "var(--wb-bad)",
-    Outcome.STOPPED: "var(--wb-quiet)",
-    Outcome.CANCELLED: "var(--wb-warn)",
-    Outcome.SKIPPED: "var(--wb-warn)",
-    Outcome.RUNNING: "var(--wb-busy)",
-    Outcome.WAITING: "var(--wb-quiet)",
+TONES: Mapping[Outcome, Tone] = {
+    Outcome.SUCCEEDED: "good",
+    Outcome.OUT_OF_MEMORY: "bad",
+    Outcome.FAILED: "bad",
+    Outcome.STOPPED: "quiet",
+    Outcome.CANCELLED: "warn",
+    Outcome.SKIPPED: "warn",
+    Outcome.RUNNING: "busy",
+    Outcome.WAITING: "quiet",
 }
 
 Scale = tuple[str, float, float]
@@ -73,8 +74,6 @@ _LEAST = -1
 class Column:
     field: str
     title: str
-    """Title of the column, beneath the title of its section."""
-    section: str
     kind: Kind = _PLAIN
     unit: str = ""
     """The unit where the kind has none."""
@@ -82,7 +81,9 @@ class Column:
     """1 where the largest figure is the best, -1 where the smallest is, 0 where none is better than
     another."""
     alone: str = ""
-    """Title of the column outside of its section, if different."""
+    """Title of the column outside of the table, if different."""
+    asked: bool = False
+    """Whether it is a requested option. A column of equal values stands above the table."""
 
     @property
     def name(self) -> str:
@@ -93,27 +94,20 @@ class Column:
         return number(getattr(row, self.field))
 
 
-MEMORY = "peak memory of a pod"
-"""The section whose titles say little on their own."""
-
-WORK = "work"
-"""Section of the requested options. A column of equal values stands above the table."""
-
 COLUMNS: tuple[Column, ...] = (
-    Column("samples_per_s", "samples/s", "speed", best=_MOST),
-    Column("speed_up", "speed-up", "speed", unit="x", best=_MOST),
-    Column("efficiency", "efficiency", "speed", _SHARE),
-    Column("peak_memory_gib", "measured", MEMORY, _GIB, best=_LEAST, alone="peak memory measured"),
-    Column("predicted_memory_gib", "predicted", MEMORY, _GIB, alone="peak memory predicted"),
-    Column("eval_loss", "eval loss", "quality", best=_LEAST),
-    Column("perplexity", "perplexity", "quality", best=_LEAST),
-    Column("exact_match", "exact match", "quality", _SHARE, best=_MOST),
-    Column("train_loss", "train loss", "quality", best=_LEAST),
-    Column("duration_s", "duration", "time", _TIME, best=_LEAST),
+    Column("samples_per_s", "samples/s", best=_MOST),
+    Column("speed_up", "speed-up", unit="x", best=_MOST),
+    Column("efficiency", "efficiency", _SHARE),
+    Column("peak_memory_gib", "memory measured", _GIB, best=_LEAST, alone="peak memory measured"),
+    Column("predicted_memory_gib", "memory predicted", _GIB, alone="peak memory predicted"),
+    Column("eval_loss", "eval loss", best=_LEAST),
+    Column("perplexity", "perplexity", best=_LEAST),
+    Column("exact_match", "exact match", _SHARE, best=_MOST),
+    Column("train_loss", "train loss", best=_LEAST),
+    Column("duration_s", "duration", _TIME, best=_LEAST),
     Column(
         "time_to_first_step_s",
         "to first step",
-        "time",
         _TIME,
         best=_LEAST,
         alone="time to first step",
@@ -121,41 +115,37 @@ COLUMNS: tuple[Column, ...] = (
     Column(
         "useful_tokens_per_s",
         "tokens/s, useful",
-        "tokens and FLOPS",
         best=_MOST,
         alone="useful tokens/s",
     ),
     Column(
         "padded_tokens_per_s",
         "tokens/s, padded",
-        "tokens and FLOPS",
         best=_MOST,
         alone="padded tokens/s",
     ),
     Column(
         "tflops_per_device",
         "per device",
-        "tokens and FLOPS",
         _FLOPS,
         best=_MOST,
         alone="TFLOPS per device",
     ),
-    Column("mfu", "MFU", "tokens and FLOPS", _SHARE, best=_MOST),
-    Column("host_memory_gib", "host memory", "host", _GIB, best=_LEAST),
+    Column("mfu", "MFU", _SHARE, best=_MOST),
+    Column("host_memory_gib", "host memory", _GIB, best=_LEAST),
     Column(
         "sent_bytes_per_step",
         "sent",
-        "network",
         _BYTES,
         best=_LEAST,
         alone="bytes sent per step and pod",
     ),
-    Column("pod_hours", "pod-hours", "cost", Kind(), best=_LEAST),
-    Column("cost", "money", "cost", Kind(), unit="as priced", best=_LEAST, alone="cost in money"),
-    Column("slots", "slots", WORK, _COUNT),
-    Column("global_batch", "global batch", WORK, _COUNT, unit="rows"),
-    Column("steps", "steps", WORK, _COUNT),
-    Column("epochs", "epochs", WORK, Kind()),
+    Column("pod_hours", "pod-hours", Kind(), best=_LEAST),
+    Column("cost", "money", Kind(), unit="as priced", best=_LEAST, alone="cost in money"),
+    Column("slots", "slots", _COUNT, asked=True),
+    Column("global_batch", "global batch", _COUNT, unit="rows", asked=True),
+    Column("steps", "steps", _COUNT, asked=True),
+    Column("epochs", "epochs", Kind(), asked=True),
 )
 
 

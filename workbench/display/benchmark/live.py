@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from workbench.base.table import Grid
+from workbench.base.table import DONE, Bar, Cell, Grid, Toned
 from workbench.base.words import UNKNOWN, count, counted, duration, gib, number, percent, plain
 from workbench.benchmark.comparable_groups import names_of
 from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.display.benchmark.columns import COLOURS, MARKS, label_of, why_of
-from workbench.display.kit.doc import Doc, Note, Table, image_bundle, pictured
+from workbench.display.benchmark.columns import MARKS, TONES, label_of, why_of
+from workbench.display.kit.doc import Doc, Note, Table, image_bundle, pictured, to_bundle, to_text
 from workbench.display.kit.line import Screen, cut, text_bar
 from workbench.display.kit.plots.figure import COUNTS, Plot, Series, look
 from workbench.display.kit.plots.static import plots_png
-from workbench.display.kit.templates import render, styled
 from workbench.rundir.totals import Progress
 
 _INTERVAL_S = 0.25
@@ -105,29 +104,26 @@ def summary_of(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
     return "; ".join(parts)
 
 
-def live_text(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
-    places = len(str(len(lines)))
-    labels = max((len(line.label) for line in lines), default=0)
-    outcomes = max((len(line.outcome_text) for line in lines), default=0)
-    drawn = [summary_of(lines, left_s)]
-    for line in lines:
-        who = f"{line.number:>{places}}  {line.label:<{labels}}"
-        text = f"{who}  {line.outcome_text:<{outcomes}}  {line}"
-        drawn.append(text.rstrip())
-    return "\n".join(drawn)
-
-
-def live_html(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
-    """Draw the lines as HTML without a script, for a page with the style sheet."""
+def live_doc(lines: Sequence[LiveLine], left_s: float | None = None) -> Doc:
+    """State the whole benchmark, and a row per line. Without a script."""
     titles = [title for title in _FIGURES if any(title in line.figures for line in lines)]
-    page = render(
-        "live.html",
-        lines=lines,
-        titles=titles,
-        summary=summary_of(lines, left_s),
-        colours=COLOURS,
+    bars = ["progress"] if any(line.bar for line in lines) else []
+    rows: list[list[Cell]] = []
+    whys: list[Cell] = []
+    for line in lines:
+        tone = TONES[line.outcome]
+        figures = [line.figures.get(title, "") for title in titles]
+        bar: Cell = Bar(((DONE, line.share),), words=line.bar) if line.bar else ""
+        state = Toned(line.outcome_text, tone)
+        rows.append([str(line.number), line.label, state, *(bar for _ in bars), *figures])
+        words = line.bar or line.reason
+        whys.append(Toned(words, tone) if words else "")
+    who = ("#", "row", "state")
+    columns = (*who, *bars, *titles)
+    grid = Grid(
+        columns=columns, rows=rows, right={"#", *titles}, whole=columns, stay=who, under=whys
     )
-    return str(page)
+    return Doc(blocks=[Note(summary_of(lines, left_s), "plain"), Table(grid)], full=True)
 
 
 def _line(
@@ -223,10 +219,8 @@ class BenchmarkLive:
         if not self._screen.is_notebook:
             self._write()
             return
-        left_s = self._left_s()
-        text = live_text(self._lines, left_s)
-        page = pictured(styled(live_html(self._lines, left_s), full=True))
-        self._screen.show({"text/plain": text, "text/html": page})
+        bundle = to_bundle(live_doc(self._lines, self._left_s()))
+        self._screen.show({**bundle, "text/html": pictured(str(bundle["text/html"]))})
         if self._speeds != self._drawn_speeds:
             self._drawn_speeds = self._speeds
             self._image.show(image_bundle(self._still(), "(plot of the rows' speed)"))
@@ -285,7 +279,7 @@ class BenchmarkLive:
             self._passing = True
 
     def __str__(self) -> str:
-        return live_text(self._lines, self._left_s())
+        return to_text(live_doc(self._lines, self._left_s()))
 
 
 def forecast_doc(forecast: BenchmarkForecast) -> Doc:

@@ -30,7 +30,7 @@ from workbench.display.benchmark.sections import (
     row_blocks,
 )
 from workbench.display.benchmark.sheet import Line, Sheet, sheet_of
-from workbench.display.benchmark.table import sheet_html
+from workbench.display.benchmark.table import sheet_blocks
 from workbench.display.kit.doc import (
     Block,
     Contents,
@@ -55,8 +55,7 @@ _BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
 
 def report_html(report: Report) -> str:
     sheet = _sheet(report)
-    table = Raw(html=sheet_html(sheet))
-    doc = Doc(blocks=_blocks(report, sheet, [table]))
+    doc = Doc(blocks=_blocks(report, sheet, sheet_blocks(sheet)))
     return to_page(doc, report.title, "assets/report.css")
 
 

@@ -9,10 +9,20 @@ from dataclasses import replace
 
 from workbench.base.json_values import part
 from workbench.base.table import Grid
-from workbench.base.words import UNKNOWN, count, counted, duration, moment, percent, plain, scaled
-from workbench.benchmark.labels import different_options
+from workbench.base.words import (
+    UNKNOWN,
+    count,
+    counted,
+    duration,
+    middle_cut,
+    moment,
+    percent,
+    plain,
+    scaled,
+)
 from workbench.benchmark.result import Report
 from workbench.benchmark.row import BenchmarkRow
+from workbench.client.run_rows import different_options
 from workbench.display.benchmark.bars import profile_bars_svg
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.doc import Block, Code, Figure, Fold, Note, Table
@@ -29,21 +39,28 @@ _SIDE_BY_SIDE = 4
 _FINGERPRINT = 8  # letters of a commit or a fingerprint in a table
 
 
-_IN_RESULTS = ("model", "technique", "peft", "path")
+_IN_RESULTS = ("kind", "model", "technique", "peft", "path")
 """Options in the table of results."""
+_LETTERS = 40  # of an option's value
 
 
 def option_blocks(sheet: Sheet) -> list[Block]:
     """Put the differing options of rows with the same kind of job side by side."""
     jobs = [part(line.row.spec, "job") for line in sheet.lines]
-    options = different_options(jobs, leave_out=(*_IN_RESULTS, "env"))
+    options = different_options(jobs, leave_out=_IN_RESULTS)
     if not options:
         return []
     rows = []
     for place, line in enumerate(sheet.lines):
-        values = [values[place] for values in options.values()]
+        values = [_value(values[place]) for values in options.values()]
         rows.append((line.label, *values))
-    return [Table(Grid(columns=("row", *options), rows=rows, whole=("row",)))]
+    return [Table(Grid(columns=("row", *options), rows=rows, whole=("row",), stay=("row",)))]
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " ".join(map(_value, value)) or UNKNOWN
+    return UNKNOWN if value is None else middle_cut(plain(str(value)), _LETTERS)
 
 
 def profile_blocks(sheet: Sheet, report: Report) -> list[Block]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,6 @@ from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.display.benchmark.columns import (
     COLUMNS,
     MARKS,
-    WORK,
     Column,
     Figures,
     figures_of,
@@ -147,11 +145,6 @@ class Sheet:
     def several_models(self) -> bool:
         return any(line.several_models for line in self.lines)
 
-    def sections(self, shown: Sequence[int]) -> tuple[tuple[str, int], ...]:
-        """Return the sections above some columns, with the number of columns in every section."""
-        columns_in = Counter(self.figures[place].column.section for place in shown)
-        return tuple(columns_in.items())
-
     @property
     def note(self) -> str:
         """Name what no row has; empty where all columns hold something."""
@@ -174,7 +167,7 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
         measured = figures_of(column, known)
         # Requested options are above the table if their values are equal within every group.
         is_equal = all(len(_asked(measured, group.rows)) <= 1 for group in groups)
-        if column.section == WORK and is_equal:
+        if column.asked and is_equal:
             equal.append(measured)
         else:
             figures.append(measured)

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from workbench.base.table import Grid, Key, bar_parts, cell_text
-from workbench.base.words import middle_cut, plain
+from workbench.base.table import DONE, Bar, Grid, Key, Toned, bar_parts, cell_text
+from workbench.base.words import middle_cut, plain, short_list
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import COLOURS
 
@@ -43,6 +44,16 @@ _TONES = {
     "busy": "#1976d2",
     "quiet": "#707070",
 }
+_CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without tick boxes
+_LETTER_PX = 7.6
+_BETWEEN_PX = 16.0
+_ROUND_PX = 8  # digits and bold letters are wider than most
+_MOST_PX = 220  # width of a column that stays in sight; longer texts have several lines
+_STAYING = (
+    "; position: sticky; left: {left}px; z-index: 1; box-sizing: border-box; width: {width}px; "
+    "min-width: {width}px; max-width: {width}px; "
+    "background: var(--wb-page, var(--jp-layout-color0, var(--vscode-editor-background, Canvas)))"
+)
 _PROSE = 30  # letters of a cell
 _WORD = 40  # letters of a word
 
@@ -128,34 +139,90 @@ def _source(name: str) -> str:
 
 
 def html_table(grid: Grid, *, bare: bool = False) -> str:
-    """Draw a table. Cells of a `bare` one are small: the style sheet alone dresses them."""
-    # Columns of sentences share the room that other columns leave.
-    loose = [title for title in grid.columns if title not in grid.whole] if grid.whole else []
-    prose = [title for title in loose if any(len(text) > _PROSE for text in _texts(grid, title))]
-    styles = []
-    for title in grid.columns:
-        share = 90 // len(prose) if title in prose else 0
-        styles.append(_style(grid, title, share))
-    cut = [title in grid.cut for title in grid.columns]
+    """Draw a table. Cells of a `bare` one are small: the style sheet alone dresses them.
+
+    Columns of a grid with `stay` that are out of sight in a cell stand in a fold.
+    """
     bars = dict(zip(bar_parts(grid), COLOURS, strict=False))
+    first, more = _split(grid)
     return str(
         render(
             "table.html",
             grid=grid,
-            styles=styles,
-            cut=cut,
-            bars=bars,
+            first=first,
+            more=more,
+            styles=_styles(grid),
+            cut=[title in grid.cut for title in grid.columns],
+            bars={**bars, DONE: _TONES["busy"]},
+            legend=bars,
             bare=bare,
             tones=_TONES,
         )
     )
 
 
+def in_sight(grid: Grid) -> Grid:
+    """Return the columns of a grid that are in sight in a cell; the caption names the others."""
+    first, more = _split(grid)
+    hidden = [title for title in (grid.columns[n] for n in more) if title not in grid.stay]
+    words = f"; hidden columns: {short_list(hidden)}" if hidden else ""
+    return replace(
+        grid,
+        columns=[grid.columns[n] for n in first],
+        rows=[[row[n] for n in first] for row in grid.rows],
+        keys=[[keys[n] for n in first] for keys in grid.keys],
+        caption=f"{grid.caption}{words}",
+    )
+
+
+def _column_px(title: str, texts: Iterable[str]) -> float:
+    """Return the approximate width of a column in pixels. Titles wrap at blanks."""
+    longest = max(len(text) for text in (*title.split(), *texts, ""))
+    return _LETTER_PX * longest + _BETWEEN_PX
+
+
+def _split(grid: Grid) -> tuple[list[int], list[int]]:
+    """Return the columns that have room in a cell, and the columns that do not."""
+    first = []
+    more = []
+    reach = 0.0
+    for number, title in enumerate(grid.columns):
+        texts = _texts(grid, title)
+        if title not in grid.whole and title not in grid.right:
+            texts = [word for text in texts for word in text.split()]
+        reach += _column_px(title, texts)
+        if not grid.stay or title in grid.stay or reach < _CELL_PX:
+            first.append(number)
+        else:
+            more.append(number)
+    if more:
+        more = [n for n, title in enumerate(grid.columns) if title in grid.stay] + more
+    return first, more
+
+
+def _styles(grid: Grid) -> list[str]:
+    # Columns of sentences share the room that other columns leave.
+    loose = [title for title in grid.columns if title not in grid.whole] if grid.whole else []
+    prose = [title for title in loose if any(len(text) > _PROSE for text in _texts(grid, title))]
+    styles = []
+    left = 0
+    for title in grid.columns:
+        style = _style(grid, title, 90 // len(prose) if title in prose else 0)
+        if title in grid.stay:
+            width = min(_MOST_PX, round(_ROUND_PX + _column_px(title, _texts(grid, title))))
+            style += _STAYING.format(left=left, width=width)
+            left += width
+        styles.append(style)
+    return styles
+
+
 def _style(grid: Grid, title: str, share: int) -> str:
     side = "right; font-variant-numeric: tabular-nums" if title in grid.right else "left"
     border = "border-bottom: 1px solid var(--jp-border-color2, #8884)"
     space = "white-space: nowrap"
-    if title not in grid.whole and title not in grid.right:
+    if title in grid.stay:
+        space = "white-space: normal; overflow-wrap: break-word"
+    elif title not in grid.whole and title not in grid.right:
         space = _wrap(grid, title)
     # Columns of sentences share the room equally and stay wide enough to
     # read in a table that scrolls.
@@ -177,5 +244,15 @@ def _wrap(grid: Grid, title: str) -> str:
 
 
 def _texts(grid: Grid, title: str) -> list[str]:
+    """Return the lines of a column."""
     place = list(grid.columns).index(title)
-    return [cell_text(row[place]) for row in grid.rows]
+    texts = []
+    for row in grid.rows:
+        match row[place]:
+            case Toned(text, _, beneath):
+                texts += [plain(text), plain(beneath)]
+            case Bar():
+                texts.append("")
+            case cell:
+                texts.append(cell_text(cell, title in grid.cut))
+    return texts

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Literal
 
 from markupsafe import Markup
 
-from workbench.base.json_values import number as json_number
-from workbench.base.table import Cell, Grid, Key, Toned, cell_text, text_table
-from workbench.base.words import (
-    UNKNOWN,
-    count,
-    counted,
-    duration,
-    moment,
-    number,
-    percent,
-    short_list,
-)
+from workbench.base.table import Grid, Tone, Toned, text_table
+from workbench.base.words import UNKNOWN, count, counted, moment, percent
 from workbench.client.comparison import ComparisonPlot, RunComparison
 from workbench.client.history import History
+from workbench.client.run_table import FIGURES, Format, figure, grid_of
 from workbench.display.kit.doc import (
     Block,
     Doc,
@@ -42,15 +32,16 @@ from workbench.display.kit.live import NOTHING, has_widgets, put
 from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.runs import losses_plot
 from workbench.display.kit.plots.static import labelled_svg
-from workbench.display.kit.templates import html_table
+from workbench.display.kit.templates import html_table, in_sight
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.rundir.catalog.store import RunRecord
+from workbench.rundir.state import RunState
 
 _RUNS = 50
 _MOST_RUNS = 200  # in HTML: the first 50, and folds of 50
 _FILTERED_FROM = 10
 _FILTER = "Filter: words of any column"
-_TONES: Mapping[str, Literal["good", "bad", "warn", "busy", "quiet"]] = {
+_TONES: Mapping[str, Tone] = {
     "succeeded": "good",
     "failed": "bad",
     "lost": "bad",
@@ -61,49 +52,7 @@ _TONES: Mapping[str, Literal["good", "bad", "warn", "busy", "quiet"]] = {
 """Colour of a state; the states of a live run are `busy`."""
 _COMPARED_IN = (8.4, 3.2)
 _SILENT_SHOWN = 3
-_CELL_PX = 1140  # width of a notebook's cell in a window of 1400 px, without the tick boxes
-_LETTER_PX = 7.6
-_BETWEEN_PX = 16.0
-_ORDER = (
-    "#",
-    "run",
-    "state",
-    "eval loss",
-    "exact match",
-    "samples/s",
-    "technique",
-    "pods",
-    "train loss",
-    "duration",
-    "steps",
-    "model",
-    "when",
-)
-"""Columns by priority for a narrow window: results first, then options that often differ."""
 _OUTPUTS = 3  # outputs of a comparison: differences and plot, its PNG, tables
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Column:
-    title: str
-    keys: Sequence[Key]
-    cells: Sequence[Cell]
-    right: bool = False
-    cut: bool = False
-    above: bool = False
-    """Whether a column of equal cells may stand above the table."""
-
-    @property
-    def tells(self) -> bool:
-        return any(cell not in ("", UNKNOWN) for cell in self.cells)
-
-    @property
-    def width_px(self) -> float:
-        """Approximate width in pixels. Titles wrap at blanks."""
-        texts = self.title.split()
-        texts += [cell_text(cell, self.cut) for cell in self.cells]
-        longest = max(len(text) for text in texts)
-        return _LETTER_PX * longest + _BETWEEN_PX
 
 
 def history_doc(history: History) -> Doc:
@@ -115,8 +64,8 @@ def history_doc(history: History) -> Doc:
     blocks: list[Block] = [Raw(str(place))]
     if len(history) <= _RUNS:
         return Doc(blocks=[*blocks, first], full=True)
-    # All pages have the columns of the longest table.
-    grid = history_grid(history, _MOST_RUNS)
+    # All pages have the columns of the longest table that are in sight.
+    grid = in_sight(history_grid(history, _MOST_RUNS))
     whole = replace(grid, rows=grid.rows[:_RUNS], keys=grid.keys[:_RUNS])
     pages = [Markup('<div class="wb-wide" tabindex="0">{}</div>').format(Markup(html_table(whole)))]
     for begin in range(_RUNS, len(grid.rows), _RUNS):
@@ -228,30 +177,28 @@ def _legend(plot: Plot) -> list[str]:
 
 
 def history_grid(history: History, limit: int | None = None) -> Grid:
-    """Return the runs as a table, with as many different options, notes and folders as fit."""
+    """Return the runs as a table: results first, then options that differ, notes and folders."""
     shown = history[:limit]
-    columns = _columns(shown)
-    more = [_numbers(each.title, each.values, each.write) for each in shown.metrics()]
+    rows = []
+    for place, (row, record) in enumerate(zip(shown.rows(), shown.records, strict=True)):
+        names = {"#": place, "run": record.name or record.id}
+        rows.append({**row, **names, "folder": _near(record, history.folder)})
+    metrics = [figure(each.key, each.title, each.write) for each in shown.metrics()]
     options = [_option(name, values) for name, values in shown.options().items()]
-    note = _texts("note", [record.note for record in shown], cut=True)
-    more += [*options[:1], note, *options[1:]]
-    folders = [_near(record, history.folder) for record in shown]
-    more.append(_texts("folder", folders, cut=True, above=True))
+    note = Format(name="note", title="note", cut=True)
+    folder = Format(name="folder", title="folder", cut=True, above=True)
     # Columns of equal cells stand above the table.
-    equal = []
-    for column in (*columns, *more):
-        if column.above and len(shown) > 1 and len(set(column.keys)) == 1:
-            equal.append(column)
-    drawn = [column for column in columns if column not in equal and column.tells]
-    drawn.sort(key=lambda column: _ORDER.index(column.title))
-    left_out = []
-    for column in more:
-        if column in equal or not column.tells:
+    formats = []
+    same = []
+    first, rest = options[:_FIRST_OPTIONS], options[_FIRST_OPTIONS:]
+    for each in (*_RESULTS, *first, note, *_MORE, *metrics, *rest, folder):
+        values = {row.get(each.name) for row in rows} if each.above else set()
+        if len(values) != 1 or len(rows) == 1:
+            formats.append(each)
             continue
-        if sum(each.width_px for each in (*drawn, column)) < _CELL_PX:
-            drawn.append(column)
-        else:
-            left_out.append(column.title)
+        cell = each.write(*values)
+        if cell not in ("", UNKNOWN):
+            same.append(f"{each.title} {cell}")
     live = sum(record.is_live for record in history)
     live_runs = f", {count(live)} live" if live else ""
     facts = [f"{counted(len(history), 'run')} below {history.folder}" + live_runs]
@@ -260,111 +207,51 @@ def history_grid(history: History, limit: int | None = None) -> Grid:
     facts += silent[:_SILENT_SHOWN]
     if limit is not None and limit < len(history):
         facts.append(f"the newest {count(limit)} shown")
-    same = [f"{column.title} {column.cells[0]}" for column in equal if column.tells]
     if same:
         facts.append(f"the same in all runs: {', '.join(same)}")
-    if left_out:
-        facts.append(f"hidden columns: {short_list(left_out)}")
-    titles = [column.title for column in drawn]
-    # From columns to rows.
-    cells = [column.cells for column in drawn]
-    keys = [column.keys for column in drawn]
-    return Grid(
-        columns=titles,
-        rows=list(zip(*cells, strict=True)),
-        keys=list(zip(*keys, strict=True)),
-        right={column.title for column in drawn if column.right},
-        whole=titles,
-        cut={column.title for column in drawn if column.cut},
-        caption="; ".join(facts),
-    )
+    return grid_of(rows, formats, caption="; ".join(facts), stay=("#", "run", "state"), sorts=True)
 
 
-def _columns(history: History) -> list[_Column]:
-    records = history.records
-    states = []
-    for record in records:
-        text = f"● {record.state}" if record.is_live else str(record.state)
-        states.append(Toned(text, _TONES.get(record.state, "busy")))
-    times = [record.submitted_s for record in records]
-    figures: Sequence[tuple[str, str, Callable[..., str]]] = (
-        ("steps", "steps", count),
-        ("train loss", "train_loss", number),
-        ("eval loss", "eval_loss", number),
-        ("samples/s", "train_samples_per_s", number),
-        ("duration", "duration_s", duration),
-    )
-    columns = [
-        _numbers("#", range(len(records)), str),
-        _texts("run", [record.name or record.id for record in records]),
-        _Column(title="when", keys=times, cells=[moment(at, "%Y-%m-%d %H:%M") for at in times]),
-        _Column(title="state", keys=[str(record.state) for record in records], cells=states),
-        _texts(
-            "model",
-            [record.model for record in records],
-            cut=True,
-            above=True,
-        ),
-        _texts("technique", [record.technique for record in records], above=True),
-        _numbers(
-            "pods",
-            [record.pods for record in records],
-            count,
-            above=True,
-        ),
-    ]
-    for title, field, write in figures:
-        values = [getattr(record, field) for record in records]
-        columns.append(_numbers(title, values, write))
-        if field == "eval_loss":
-            matches = [json_number(record.of_kind.get("exact_match")) for record in records]
-            columns.append(_numbers("exact match", matches, percent))
-    return columns
+def _state(state: str) -> Toned:
+    if RunState(state).is_terminal:
+        return Toned(state, _TONES.get(state, "busy"))
+    return Toned(f"● {state}", _TONES.get(state, "busy"))
 
 
-def _numbers(
-    title: str,
-    keys: Sequence[Key],
-    write: Callable[..., str],
-    *,
-    above: bool = False,
-) -> _Column:
-    return _Column(
-        title=title,
-        keys=list(keys),
-        cells=[write(key) for key in keys],
-        right=True,
-        above=above,
-    )
+def _when(at_s: float | None) -> str:
+    return moment(at_s, "%Y-%m-%d %H:%M")
 
 
-def _option(name: str, values: Sequence[object]) -> _Column:
-    keys: list[Key] = [
-        value if isinstance(value, int | float | None) else str(value) for value in values
-    ]
-    has_text = any(isinstance(key, str) for key in keys)
-    return _Column(
+_RESULTS = (
+    figure("#", "#", str),
+    Format(name="run", title="run"),
+    Format(name="state", title="state", write=_state),
+    Format(name="submitted_s", title="when", write=_when),
+    FIGURES["eval_loss"],
+    figure("exact_match", "exact match", percent),
+    FIGURES["train_samples_per_s"],
+    Format(name="technique", title="technique", above=True),
+    FIGURES["pods"],
+)
+"""Columns before the options that differ."""
+_MORE = (
+    FIGURES["train_loss"],
+    FIGURES["duration_s"],
+    FIGURES["steps"],
+    Format(name="model", title="model", cut=True, above=True),
+)
+"""Columns behind the options that differ."""
+_FIRST_OPTIONS = 3
+
+
+def _option(name: str, values: Sequence[object]) -> Format:
+    has_text = any(not isinstance(value, int | float | None) for value in values)
+    return Format(
+        name=f"option.{name}",
         title=name.removeprefix("per_device_").replace("_", " "),  # titles wrap at blanks
-        keys=keys,
-        cells=[UNKNOWN if value is None else str(value) for value in values],
+        write=lambda value: UNKNOWN if value is None else str(value),
         right=not has_text,
         cut=True,
-    )
-
-
-def _texts(
-    title: str,
-    texts: Sequence[str],
-    *,
-    cut: bool = False,
-    above: bool = False,
-) -> _Column:
-    return _Column(
-        title=title,
-        keys=[text or None for text in texts],
-        cells=texts,
-        cut=cut,
-        above=above,
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from workbench.base.table import Cell, Grid, Marked, text_table
-from workbench.base.words import UNKNOWN, counted, duration, gib, number, plain
-from workbench.display.kit.doc import Block, Doc, Note, Raw, Table
-from workbench.display.kit.templates import render
+from workbench.base.table import Cell, Grid, Tone, Toned
+from workbench.base.words import UNKNOWN, counted, duration, gib, number
+from workbench.display.kit.doc import Block, Doc, Note, Table
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.doctor.exchange import Exchange, bus_bytes_per_s
 from workbench.pods.doctor.verdicts import CHECKS, MEMORY_OF_JOB, Finding, Verdict
@@ -20,30 +19,23 @@ _SIGN = {
     Verdict.UNKNOWN: "?",
     Verdict.ABSENT: "–",
 }
-_SHORT = 32  # least shown letters of a finding
+_TONES: Mapping[Verdict, Tone] = {
+    Verdict.WARNING: "warn",
+    Verdict.BAD: "bad",
+    Verdict.UNKNOWN: "quiet",
+    Verdict.ABSENT: "quiet",
+}
+_LETTERS = 40  # of a finding in a line of text
 _SHARED = 1.2  # pods that compute this times slower together share a processor
-_ACROSS = 120  # letters of all hosts' findings if few
 
 
 def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
     """State the hosts, the remedies, and the speed of the exchange between pods."""
-    todos = _todo(diagnosis)
     exchange = diagnosis.exchange
-    html = render(
-        "doctor.html",
-        diagnosis=diagnosis,
-        caption=_caption(diagnosis),
-        checks=_checks(diagnosis),
-        todos=todos,
-        signs=_SIGN,
-        cut=_short,
-        most=_room(diagnosis),
-    )
-    lines = [
-        plain(f"{_SIGN[it.verdict]} {pods}, {it.check}: {it.detail}. Fix: {it.fix}")
-        for it, pods in todos.items()
-    ]
-    blocks: list[Block] = [Raw(html=html, text="\n".join([text_table(_hosts(diagnosis)), *lines]))]
+    blocks: list[Block] = [Table(_hosts(diagnosis), _LETTERS)]
+    for it, pods in _todo(diagnosis).items():
+        words = f"{_SIGN[it.verdict]} {pods}, {it.check}: {it.detail}. Fix: {it.fix}"
+        blocks.append(Note(words, "bad" if it.verdict is Verdict.BAD else "warning"))
     blocks += [Table(_sizes(exchange))] if exchange and exchange.sizes else []
     blocks += map(Note, _speed(diagnosis))
     if exchange and exchange.problem:
@@ -52,13 +44,13 @@ def diagnosis_doc(diagnosis: Diagnosis) -> Doc:
 
 
 def _hosts(diagnosis: Diagnosis) -> Grid:
+    """Return the hosts side by side, a check a row."""
+    hosts = [f"{host.pod} {host.address}" for host in diagnosis.hosts]
     return Grid(
-        columns=("check", *(f"{host.pod} {host.address}" for host in diagnosis.hosts)),
-        rows=[
-            (check, *(_cell(it, _room(diagnosis)) for it in findings))
-            for check, findings in _checks(diagnosis)
-        ],
+        columns=("check", *hosts),
+        rows=[(check, *map(_cell, findings)) for check, findings in _checks(diagnosis)],
         caption=_caption(diagnosis),
+        stay=("check",),
     )
 
 
@@ -85,21 +77,10 @@ def _caption(diagnosis: Diagnosis) -> str:
     return f"{verdict} ({duration(diagnosis.hosts_s)})"
 
 
-def _cell(finding: Finding | None, most: int) -> Cell:
+def _cell(finding: Finding | None) -> Cell:
     if finding is None:
         return ""
-    text = f"{_SIGN[finding.verdict]} {_short(finding, most)}"
-    if finding.verdict in (Verdict.BAD, Verdict.WARNING):
-        return Marked(((text, True),))
-    return text
-
-
-def _room(diagnosis: Diagnosis) -> int:
-    return max(_SHORT, _ACROSS // max(1, len(diagnosis.hosts)))
-
-
-def _short(finding: Finding, most: int) -> str:
-    return finding.detail if len(finding.detail) <= most else f"{finding.detail[: most - 1]}…"
+    return Toned(f"{_SIGN[finding.verdict]} {finding.detail}", _TONES.get(finding.verdict, ""))
 
 
 def _todo(diagnosis: Diagnosis) -> Mapping[Finding, str]:
