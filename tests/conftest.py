@@ -121,6 +121,9 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     """Fail the session when a keeper, sshd, agent or rank of a test outlives all tests."""
     mark = f"WORKBENCH_TEST_SESSION={uuid.uuid4().hex}"
     os.environ.update([mark.split("=")])
+    # Keys and sockets of the clusters of this session lie in a folder of its own, and go with it:
+    # two sessions never meet, and nothing stays in the user's own folder.
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     yield
     if (forked := sys.modules.get("forkedruns")) is not None:
         forked.end_parent()

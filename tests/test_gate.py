@@ -8,6 +8,7 @@ touch one that belongs to their own user, with the reason.
 from __future__ import annotations
 
 import ast
+import functools
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -137,6 +138,7 @@ def uses(source: str, file: str) -> Iterator[Use]:
         waiting += [(child, function) for child in ast.iter_child_nodes(node)]
 
 
+@functools.cache
 def all_uses() -> list[Use]:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):

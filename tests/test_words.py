@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import json
 import re
@@ -74,6 +75,7 @@ FORBIDDEN = re.compile(rf"\b(?:{'|'.join(_FORBIDDEN)})\b", re.IGNORECASE)
 _WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*")
 _FENCE = re.compile(r"^( *)```.*?^\1```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
+_ERROR = re.compile(r"(?:Error|Timeout|Refused|Full|Failed|Gone)$")
 _TARGET = re.compile(r"\]\([^)]*\)")
 
 
@@ -84,14 +86,17 @@ def rate(texts: Iterable[str]) -> float:
     return 1000 * pointing / max(1, len(words))
 
 
-def docstrings(source: str) -> Iterator[str]:
-    """Yield every docstring: of modules, classes, functions and fields."""
+@functools.cache
+def docstrings(source: str) -> list[str]:
+    """Return every docstring: of modules, classes, functions and fields."""
+    found = []
     for node in ast.walk(ast.parse(source)):
         body = getattr(node, "body", None)
         for statement in body if isinstance(body, list) else []:
             match statement:
                 case ast.Expr(value=ast.Constant(value=str(text))):
-                    yield text
+                    found.append(text)
+    return found
 
 
 def comments(source: str) -> Iterator[str]:
@@ -100,15 +105,21 @@ def comments(source: str) -> Iterator[str]:
             yield token.string
 
 
-def messages(source: str) -> Iterator[str]:
-    """Yield the literal parts of the arguments of an error: ConfigError, RunError and the like."""
+@functools.cache
+def messages(source: str) -> list[str]:
+    """Return the literal parts of the arguments of an error: ConfigError, RunError and the like."""
+    found = []
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and re.search(
-            r"(?:Error|Timeout|Refused|Full|Failed|Gone)$", ast.unparse(node.func)
-        ):
-            for argument in node.args:
-                parts = [each for each in ast.walk(argument) if isinstance(each, ast.Constant)]
-                yield " ".join(part.value for part in parts if isinstance(part.value, str))
+        match node:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments):
+                if not _ERROR.search(name):
+                    continue
+                for argument in arguments:
+                    parts = [each for each in ast.walk(argument) if isinstance(each, ast.Constant)]
+                    found.append(
+                        " ".join(part.value for part in parts if isinstance(part.value, str))
+                    )
+    return found
 
 
 def prose(page: str) -> str:

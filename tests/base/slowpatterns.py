@@ -24,7 +24,7 @@ import workbench
 ROOT = Path(workbench.__file__).parent
 # Of processor time. Below the limit nothing is looked at further. Above it the growth decides,
 # for a busy machine takes longer over everything.
-LIMIT_S, TEXT_BYTES = 0.5, 256 << 10
+LIMIT_S, TEXT_BYTES = 0.5, 64 << 10
 PATTERN_LIMIT_S, PATTERN_BYTES = 0.1, 16 << 10
 GIVEN_UP = 20  # times the limit
 LINEAR = (

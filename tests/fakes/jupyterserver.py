@@ -51,7 +51,8 @@ def start_server(home: Path, module: str, *options: str) -> Iterator[Server]:
     for place in homes.values():
         place.mkdir(mode=0o700, exist_ok=True)
     token = secrets.token_hex(16)
-    env = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+    others = ("JUPYTER", "XDG_STATE_HOME")  # the state of its kernels lies in the home of its own
+    env = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     env |= {name: str(place) for name, place in homes.items()} | {"JUPYTER_TOKEN": token}
     argv = [
         sys.executable,

@@ -163,7 +163,7 @@ def members(owner: object, found: Callable[[], object], reader: Reader, run: Run
     """Yield a look at each public member of a class; `found` returns the object or raises."""
     kind = owner if isinstance(owner, type) else type(owner)
     for name in dir(kind):
-        if name.startswith("_") or name in NOT_CALLED:
+        if name.startswith("_") or name in NOT_CALLED or _is_inherited(kind, name):
             continue
         if callable(inspect.getattr_static(kind, name, None)) or isinstance(
             inspect.getattr_static(kind, name), classmethod
@@ -171,6 +171,17 @@ def members(owner: object, found: Callable[[], object], reader: Reader, run: Run
             yield name, partial(_call_member, name, found, reader, run)
         else:
             yield name, partial(_read_member, name, found)
+
+
+def _is_inherited(kind: type, name: str) -> bool:
+    """Return whether another public class, with looks of its own, has the same member."""
+    member = inspect.getattr_static(kind, name)
+    return any(
+        base is not kind
+        and base in PUBLIC.values()
+        and inspect.getattr_static(base, name, None) is member
+        for base in kind.__mro__
+    )
 
 
 def _call_member(name: str, found: Callable[[], object], reader: Reader, run: Run) -> object:

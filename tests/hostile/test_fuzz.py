@@ -14,13 +14,8 @@ SEED = 30
 
 @pytest.mark.slow
 def test_two_thousand_malformed_inputs_leave_no_traceback(tmp_path: Path) -> None:
-    assert tracebacks(tmp_path, 2_000, SEED) == (0, {})
-
-
-@pytest.mark.long
-def test_eight_thousand_malformed_inputs_leave_no_traceback(tmp_path: Path) -> None:
     """Every run of CI tries the same; `tests.hostile.fuzz` tries others by hand."""
-    assert tracebacks(tmp_path, 8_000, SEED + 1) == (0, {})
+    assert tracebacks(tmp_path, 2_000, SEED) == (0, {})
 
 
 def test_whole_inputs_are_read(tmp_path: Path) -> None:

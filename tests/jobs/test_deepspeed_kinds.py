@@ -184,12 +184,6 @@ def test_what_stands_in_a_file_is_refused_or_belongs(tmp_path: Path) -> None:
     assert refused > 150
 
 
-@pytest.mark.long
-def test_whatever_stands_in_thousands_of_files_is(tmp_path: Path) -> None:
-    seen, refused = tried(tmp_path, 2000)
-    assert refused > seen / 2
-
-
 MANY = {f"key_{n}": n for n in range(20_000)}
 
 

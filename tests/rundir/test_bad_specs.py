@@ -149,13 +149,12 @@ def tried(
     return counts[0], counts[1]
 
 
-@pytest.mark.parametrize("specs", [100, pytest.param(200, marks=pytest.mark.long)])
 def test_a_bad_spec_ends_in_words_and_leaves_nothing(
-    specs: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, refused = tried(tmp_path, specs, capsys, monkeypatch)
-    assert seen >= specs
-    assert refused > specs // 2
+    seen, refused = tried(tmp_path, 100, capsys, monkeypatch)
+    assert seen >= 100
+    assert refused > 50
 
 
 def test_the_corrected_spec_of_a_refused_one_is_taken(

@@ -393,8 +393,3 @@ def tried(place: Place, examples: int) -> int:
 
 def test_a_damaged_run_is_a_line_of_words(place: Place) -> None:
     assert tried(place, 60) >= 60
-
-
-@pytest.mark.long
-def test_hundreds_of_damaged_runs_are(place: Place) -> None:
-    assert tried(place, 200) >= 200

@@ -269,11 +269,6 @@ def test_each_event_is_there_once_and_in_order(tmp_path: Path) -> None:
     assert scheduled(tmp_path, 150) >= 150
 
 
-@pytest.mark.long
-def test_each_event_is_there_once_under_a_thousand_schedules(tmp_path: Path) -> None:
-    assert scheduled(tmp_path, 1000) >= 1000
-
-
 def test_a_disk_that_was_full_for_a_while_and_a_dead_keeper_leave_one_history(
     tmp_path: Path,
 ) -> None:

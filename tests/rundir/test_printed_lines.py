@@ -171,11 +171,6 @@ def test_events_with_anything_in_any_place_are_too(tmp_path: Path) -> None:
     assert fuzzed(tmp_path, 60) > 300
 
 
-@pytest.mark.long
-def test_thousands_of_them_are(tmp_path: Path) -> None:
-    assert fuzzed(tmp_path, 500) > 2000
-
-
 def test_a_deep_or_endless_line_is_no_event() -> None:
     assert (
         parse_event(

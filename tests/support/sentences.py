@@ -233,8 +233,9 @@ class _Reader:
         # A string that is a statement is a docstring.
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             return
-        if isinstance(node, ast.Call) and _ERROR.search(ast.unparse(node.func)):
-            least = 1
+        match node:
+            case ast.Call(func=ast.Name(id=called) | ast.Attribute(attr=called)):
+                least = 1 if _ERROR.search(called) else least
         template = template_of(node)
         if template is not None:
             self._note(template, least)

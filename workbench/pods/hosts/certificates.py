@@ -12,7 +12,7 @@ from pathlib import Path
 from workbench.base.words import plain
 from workbench.pods.hosts.names import with_hops
 
-_USERS = re.compile(r"Type: .* user certificate")
+_USERS = re.compile(r"Type: \S+ user certificate")
 _NAME = re.compile(r'Key ID: "(.*)"')
 _ENDS = re.compile(r"Valid: (?:from \S+ to|before) (\d\S+)")  # or "to forever"
 _KIND = "-cert-v01@openssh.com"
