@@ -128,6 +128,8 @@ FAMILIES: Mapping[str, TinyFamily] = {
             "attention_chunk_size": 8,
         }
     ),
+    # Without noise, training chooses the experts with the highest scores, as evaluation does.
+    "phimoe": TinyFamily(sizes={**_EXPERTS, "router_jitter_noise": 0.0, "input_jitter_noise": 0.0}),
     # State spaces.
     "mamba": TinyFamily(
         sizes={"vocab_size": _VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
@@ -214,9 +216,17 @@ class Trained:
 
 def plain(folder: Path, *, pairs: bool, train: Sequence[int], evaluation: Sequence[int]) -> Trained:
     """Train by transformers and torch alone, each row for itself, without padding."""
-    model = read(folder, pairs=pairs)
     words = AutoTokenizer.from_pretrained(folder)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    model = read(folder, pairs=pairs)
+    return taught(model, words, pairs=pairs, train=train, evaluation=evaluation)
+
+
+def taught(
+    model: Any, words: Any, *, pairs: bool, train: Sequence[int], evaluation: Sequence[int]
+) -> Trained:
+    """Train the weights of a model that have gradients."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=RATE)
     first = eval_loss(model, words, evaluation, pairs=pairs)
     losses = []
     model.train()
@@ -224,7 +234,7 @@ def plain(folder: Path, *, pairs: bool, train: Sequence[int], evaluation: Sequen
         total, count = _loss(model, words, train, pairs=pairs)
         loss = total / count
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
