@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.forms.table import BELONGING, FORMS, GIVEN, PROMPT_KEYS
+from workbench.finetune.data.forms.table import BELONGING, FORMS, GIVEN, PAIRS, PROMPT_KEYS
 from workbench.finetune.data.lines import EmptyField
 from workbench.finetune.data.rows import Example, prepared_row, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
@@ -612,6 +612,24 @@ def test_every_published_form_of_a_pair_of_chats_is_one_row(
     assert lines(made) == [expected] * 2
     within = ["input.parallel_tool_calls"] if "input" in row else []
     assert made.not_read == within
+
+
+@pytest.mark.parametrize("name", [rejected for _, rejected in PAIRS])
+def test_answers_to_avoid_are_refused_where_answers_are_learned(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"messages": CHAT, name: "No."}] * 2)
+    with pytest.raises(ConfigError, match=f"the column '{name}' holds answers to avoid"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+
+
+@pytest.mark.parametrize("margin", [0.5, 0, "0.5"])
+def test_a_margin_of_a_pair_is_refused_where_trl_learns_it(tmp_path: Path, margin: object) -> None:
+    row = {"prompt": "Hi", "chosen": "Hello.", "rejected": "No.", "margin": margin}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError, match="line 1: margin is "):
+        prepared(path, "reward")
+    assert prepared(path, "reward", ignore=["margin"]).not_read == ["margin"]
+    assert prepared(path, "dpo").not_read == ["margin"]
 
 
 OPENAI = {"preferred_output": TURNS["chosen"], "non_preferred_output": TURNS["rejected"]}

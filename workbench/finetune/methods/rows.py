@@ -21,14 +21,12 @@ from workbench.finetune.data.forms.messages import (
     Placed,
     asking_turns,
     chat_key,
-    completed_turns,
     exchanges,
     has_content,
     last_of,
     listed,
     shared_turns,
     tools_of,
-    turns_of,
     unpacked,
     unread_in_turns,
 )
@@ -317,11 +315,6 @@ class LabelledRows(MethodRows):
             )
         others = {name: each for name, each in row.data.items() if name not in _TAGS}
         read = ANSWER_ROWS.read(others, row.where, tables)
-        turns = turns_of(row) or completed_turns(row)
-        if turns and turns[-1].get("weight") == 0:
-            row.fail(
-                tag, "judges the last answer, which has a mark not to learn it; leave the row out"
-            )
         if not read.asks:
             self._missing(row, "prompt")
         if not read.target and not read.messages:
