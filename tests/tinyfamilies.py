@@ -155,10 +155,16 @@ FAMILIES: Mapping[str, TinyFamily] = {
     "blenderbot": TinyFamily(sizes=_PAIRED, pairs=True),
 }
 
+ADAPTED: Mapping[str, TinyFamily] = {
+    # Without noise, training chooses the experts with the highest scores, as evaluation does.
+    "phimoe": TinyFamily(sizes={**_EXPERTS, "router_jitter_noise": 0.0, "input_jitter_noise": 0.0}),
+}
+"""Families that are trained with adapters alone."""
+
 
 def build(name: str, folder: Path) -> str:
     """Save a tiny model without dropout and its tokenizer; return the name of its module."""
-    family = FAMILIES[name]
+    family = {**FAMILIES, **ADAPTED}[name]
     ids = {"pad_token_id": _PAD, "eos_token_id": _END, "bos_token_id": _START}
     config = AutoConfig.for_model(name, **{**family.sizes, **ids})
     for key, value in vars(config).items():
@@ -214,9 +220,17 @@ class Trained:
 
 def plain(folder: Path, *, pairs: bool, train: Sequence[int], evaluation: Sequence[int]) -> Trained:
     """Train by transformers and torch alone, each row for itself, without padding."""
-    model = read(folder, pairs=pairs)
     words = AutoTokenizer.from_pretrained(folder)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    model = read(folder, pairs=pairs)
+    return taught(model, words, pairs=pairs, train=train, evaluation=evaluation)
+
+
+def taught(
+    model: Any, words: Any, *, pairs: bool, train: Sequence[int], evaluation: Sequence[int]
+) -> Trained:
+    """Train the weights of a model that have gradients."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=RATE)
     first = eval_loss(model, words, evaluation, pairs=pairs)
     losses = []
     model.train()
@@ -224,7 +238,7 @@ def plain(folder: Path, *, pairs: bool, train: Sequence[int], evaluation: Sequen
         total, count = _loss(model, words, train, pairs=pairs)
         loss = total / count
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())

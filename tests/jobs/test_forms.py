@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.forms.table import FORMS, PROMPT_KEYS
+from workbench.finetune.data.forms.table import BELONGING, FORMS, GIVEN, PAIRS, PROMPT_KEYS
 from workbench.finetune.data.lines import EmptyField
 from workbench.finetune.data.rows import Example, prepared_row, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
@@ -61,7 +61,8 @@ def lines(made: Prepared) -> list[Example]:
 # Marks of turns.
 
 LEARNED = [
-    *("weight", "loss", "train", "trainable", "loss_weight", "loss_scale"),
+    *("weight", "loss", "train", "trainable", "loss_weight", "loss_scale", "do_train", "is_loss"),
+    *("should_learn", "output_with_loss", "includeInLoss", "use_for_training", "enable-loss"),
     *("train_on_turn", "training", "loss_mask", "Learn"),
 ]
 FALSE = [False, 0, 0.0, "false", "False"]
@@ -83,7 +84,10 @@ def test_a_turn_marked_as_not_learned_is_read_alone(name: str, value: object) ->
     assert all("weight" not in turn for turn in row.messages)
 
 
-@pytest.mark.parametrize("name", ["masked", "is_masked", "ignore", "no_loss"])
+MASKED = ["masked", "is_masked", "ignore", "no_loss", "do_not_train", "notTrainable", "skip_loss"]
+
+
+@pytest.mark.parametrize("name", [*MASKED, "mask-loss", "without_loss", "exclude_from_training"])
 def test_a_mark_of_masking_is_the_inverse(name: str) -> None:
     row = row_from({"messages": [CHAT[0], {**CHAT[1], name: 0}]}, "here")
     assert row.messages == tuple(CHAT)
@@ -427,6 +431,108 @@ def test_a_column_of_the_prompt_in_other_letters_or_beside_columns_is_refused(
     assert all(row.messages[0]["role"] == "system" for row in lines(made))
 
 
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.asks}-{form.answers}")
+@pytest.mark.parametrize("given", GIVEN)
+@pytest.mark.parametrize("end", ["jsonl", "csv"])
+@pytest.mark.parametrize("text", [" Ann came.", "[]", "0"])
+def test_the_context_of_a_question_is_read_in_every_form(
+    tmp_path: Path, form: Any, given: str, end: str, text: str
+) -> None:
+    rows = [{form.asks: "Who?", form.answers: "Ann", given: text}] * 2
+    made = prepared(write(tmp_path / f"rows.{end}", rows))
+    if form.heading:
+        # The text to summarize is the context of the heading.
+        assert made.not_read == [given]
+    else:
+        assert made.not_read == []
+        assert [(row.source, row.input) for row in lines(made)] == [("Who?", text)] * 2
+
+
+def test_two_contexts_of_a_question_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    row = {"question": "Who?", "answer": "Ann", "input": "Ann came.", "context": "Bob went."}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(
+        ConfigError, match=sentence("finetune.messages.one_filled.another-text-list", "input")
+    ):
+        prepared(path)
+    assert {read.input for read in lines(prepared(path, ignore=["context"]))} == {"Ann came."}
+    assert row_from({**row, "context": row["input"]}, "here").input == "Ann came."
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.asks}-{form.answers}")
+@pytest.mark.parametrize("name", [name for name in BELONGING if name not in PROMPT_KEYS])
+@pytest.mark.parametrize("of_pair", [False, True])
+def test_a_column_of_the_prompt_under_another_name_is_refused_with_the_key(
+    tmp_path: Path, form: Any, name: str, of_pair: bool
+) -> None:
+    row = {form.asks: "Who?", form.answers: "Ann"}
+    method = "sft"
+    if of_pair:
+        row = {form.asks: "Who?", "chosen": "Ann", "rejected": "Bob"}
+        method = "dpo"
+    # A form of its own may read the column.
+    if name == form.asks:
+        return
+    path = write(tmp_path / "rows.jsonl", [{**row, name.title(): "Ann came."}] * 2)
+    with pytest.raises(ConfigError, match=f"the column '{name.title()}' belongs to the prompt"):
+        prepared(path, method)
+    made = prepared(path, method, ignore=[name.title()])
+    assert made.not_read == [name.title()]
+    # Empty columns say nothing.
+    path = write(tmp_path / "empty.jsonl", [{**row, name: ""}] * 2)
+    assert prepared(path, method).not_read == [name]
+
+
+def test_the_context_of_a_chat_or_of_a_text_is_only_not_read(tmp_path: Path) -> None:
+    rows = [{"messages": CHAT, "passage": "a"}, {"text": "b", "passage": "a"}]
+    assert prepared(write(tmp_path / "rows.jsonl", rows)).not_read == ["passage"]
+
+
+OPTION_NAMES = ["{}", "option_{}", "Option {}", "choice{}", "op{}", "opt-{}"]
+
+
+@pytest.mark.parametrize("end", ["jsonl", "csv"])
+@pytest.mark.parametrize("name", OPTION_NAMES)
+@pytest.mark.parametrize(("answer", "learned"), [("B", "B. 4"), ("4", "B. 4"), (0, "A. 3")])
+def test_options_in_columns_of_their_own_are_lettered(
+    tmp_path: Path, end: str, name: str, answer: object, learned: str
+) -> None:
+    columns = {
+        name.format(mark): text for mark, text in zip("ABCD", ["3", "4", "5", ""], strict=True)
+    }
+    row = {"question": "2+2?", **columns, "answer": answer}
+    made = prepared(write(tmp_path / f"rows.{end}", [row] * 2))
+    assert made.not_read == []
+    assert {read.source for read in lines(made)} == {"2+2?\nA. 3\nB. 4\nC. 5"}
+    assert {read.target for read in lines(made)} == {learned}
+    ignored = [*columns]
+    plain = prepared(tmp_path / f"rows.{end}", ignore=ignored)
+    assert {read.source for read in lines(plain)} == {"2+2?"}
+    # Columns that the options are not named among are refused, until a template reads them.
+    named = {"question": "question", "answer": "answer"}
+    with pytest.raises(ConfigError, match="into the template of the question"):
+        prepared(tmp_path / f"rows.{end}", columns=named)
+    if answer == "B" and end == "jsonl":
+        template = "{question} " + " ".join(f"{{{column}}}" for column in columns)
+        read = prepared(tmp_path / f"rows.{end}", columns={**named, "question": template})
+        assert {row.source for row in lines(read)} == {"2+2? 3 4 5 "}
+
+
+def test_columns_of_one_letter_or_of_small_letters_are_no_options(tmp_path: Path) -> None:
+    row = {"question": "2+2?", "A": "x", "a": "y", "b": "z", "answer": "4"}
+    made = prepared(write(tmp_path / "rows.jsonl", [row] * 2))
+    assert made.not_read == ["A", "a", "b"]
+
+
+@pytest.mark.parametrize("name", ["conversation", "chat", "turns"])
+def test_a_column_of_turns_is_named_as_the_messages(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"id": "1", "note": "a", name: CHAT}] * 2)
+    with pytest.raises(ConfigError, match=rf"'columns': \{{'messages': '{name}'\}}"):
+        prepared(path)
+    made = prepared(path, columns={"messages": name})
+    assert [row.messages for row in lines(made)] == [tuple(CHAT)] * 2
+
+
 # Empty questions.
 
 
@@ -488,6 +594,8 @@ QUESTION = {"instruction": "Say", "input": "Hi"}
             "chosen": {"from": "gpt", "value": "Hello."},
             "rejected": {"from": "gpt", "value": "No."},
         },
+        {"messages": CHAT, "rejected_response": "No."},
+        {"conversations": CHAT, "rejected_response": {"from": "gpt", "value": "No."}},
         {
             "input": {"messages": CHAT[:1], "tools": [], "parallel_tool_calls": True},
             "preferred_output": TURNS["chosen"],
@@ -504,6 +612,24 @@ def test_every_published_form_of_a_pair_of_chats_is_one_row(
     assert lines(made) == [expected] * 2
     within = ["input.parallel_tool_calls"] if "input" in row else []
     assert made.not_read == within
+
+
+@pytest.mark.parametrize("name", [rejected for _, rejected in PAIRS])
+def test_answers_to_avoid_are_refused_where_answers_are_learned(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"messages": CHAT, name: "No."}] * 2)
+    with pytest.raises(ConfigError, match=f"the column '{name}' holds answers to avoid"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+
+
+@pytest.mark.parametrize("margin", [0.5, 0, "0.5"])
+def test_a_margin_of_a_pair_is_refused_where_trl_learns_it(tmp_path: Path, margin: object) -> None:
+    row = {"prompt": "Hi", "chosen": "Hello.", "rejected": "No.", "margin": margin}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError, match="line 1: margin is "):
+        prepared(path, "reward")
+    assert prepared(path, "reward", ignore=["margin"]).not_read == ["margin"]
+    assert prepared(path, "dpo").not_read == ["margin"]
 
 
 OPENAI = {"preferred_output": TURNS["chosen"], "non_preferred_output": TURNS["rejected"]}
@@ -549,15 +675,17 @@ def test_keys_of_the_prompt_beside_the_turns_of_a_pair_are_never_lost(
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.asks}-{form.answers}")
-@pytest.mark.parametrize("end", ["jsonl", "csv"])
-def test_every_form_of_a_question_stands_beside_a_pair(tmp_path: Path, form: Any, end: str) -> None:
+@pytest.mark.parametrize(("end", "given"), [("jsonl", "input"), ("csv", "context")])
+def test_every_form_of_a_question_stands_beside_a_pair(
+    tmp_path: Path, form: Any, end: str, given: str
+) -> None:
     row = {form.asks: "Hi", "chosen": "Hello.", "rejected": "No."}
-    if form.given:
-        row[form.given] = "Ann"
+    if not form.heading:
+        row[given] = "Ann"
     made = prepared(write(tmp_path / f"rows.{end}", [row] * 2), "dpo")
     for read in lines(made):
         assert "Hi" in f"{read.source} {read.input}"
-        assert ("Ann" in read.input) == bool(form.given)
+        assert ("Ann" in read.input) == (not form.heading)
         assert (read.target, rejected_of(read)["content"]) == ("Hello.", "No.")
     assert made.not_read == []
     with pytest.raises(ConfigError, match=f"{form.asks} is empty|have no prompt"):

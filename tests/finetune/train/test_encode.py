@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from tokenizers import processors
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.answers.serving.serve import placement
-from workbench.finetune.data.rows import Example
+from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
@@ -432,11 +433,35 @@ def test_a_plain_prompt_begins_as_the_tokenizer_begins_its_texts() -> None:
 
 
 @pytest.mark.slow
-def test_a_chat_does_not_double_special_tokens_of_its_turns(chatting: model.Loaded) -> None:
-    made = encoder(chatting, chat_template="{{ bos_token }}" + TURNS)
+@pytest.mark.parametrize("behind", ["", "\n", " \n"])
+@pytest.mark.parametrize("of_turn", [False, True], ids=["end of text", "end of turn"])
+def test_a_chat_does_not_double_special_tokens_of_its_turns(
+    chatting: model.Loaded, of_turn: bool, behind: str
+) -> None:
     begin, end = chatting.tokenizer.bos_token, chatting.tokenizer.eos_token
+    if of_turn:
+        # As `<|im_end|>`: the template ends turns with a token that is no `eos_token`.
+        assert end != "<|end|>"
+        end = "<|end|>"
+    made = encoder(chatting, chat_template="{{ bos_token }}" + TURNS)
     bare = Example(source="say red", target="red")
-    written = Example(source=f"{begin}say red", target=f"red{end}")
+    written = Example(source=f"{begin}say red{end}{behind}", target=f"red{end}{behind}")
     assert made.rows([written]) == made.rows([bare])
     assert made.questions([written]) == made.questions([bare])
     assert made.target(written) == "red"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", ["x", "", False, 0, [], {}])
+def test_a_template_sees_keys_of_turns_with_every_value(
+    chatting: model.Loaded, value: object
+) -> None:
+    template = TURNS.replace("m.content", "m.content + (m.mood | tojson if 'mood' in m else '')")
+    made = encoder(chatting, chat_template=template)
+    turns = [{"role": "user", "content": "say red"}, {"role": "assistant", "content": "red"}]
+    turns[1]["mood"] = value  # type: ignore[assignment]
+    example = row_from({"messages": turns}, "here")
+    (row,) = made.rows([example])
+    plain = chatting.tokenizer.apply_chat_template(turns, tokenize=False, chat_template=template)
+    assert chatting.tokenizer.decode(row["input_ids"]) == plain
+    assert json.dumps(value) in plain

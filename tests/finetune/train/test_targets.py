@@ -108,6 +108,35 @@ def matrices(one: Any) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["OPTForCausalLM", "BartForConditionalGeneration"])
+def test_a_table_of_positions_is_adapted_by_its_weight(family: str, tmp_path: Path) -> None:
+    kind = getattr(transformers, family)
+    layers = {"encoder_layers": 1, "decoder_layers": 1, "num_hidden_layers": 1}
+    layers |= {"num_attention_heads": 4, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    sizes = {"vocab_size": 64, "d_model": 32, "hidden_size": 32, "word_embed_proj_dim": 32}
+    config = kind.config_class(**sizes, **layers, decoder_start_token_id=2)
+    torch.manual_seed(0)
+    kind(config).save_pretrained(tmp_path / "base")
+    base = kind.from_pretrained(tmp_path / "base")
+    before = logits(base)
+    lora = Lora(target_modules=["embed_positions"])
+    trained = with_lora(base, lora, checkpointing=False)
+    assert {name.split(".")[-2] for name in adapted_weights(trained)} == {"embed_positions"}
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn(parameter.shape) * 0.1)
+    after = logits(trained)
+    assert not torch.allclose(before, after, atol=1e-3)
+    adapters.save(trained, tmp_path / "adapters", base=str(tmp_path / "base"), seed=0)
+    again = kind.from_pretrained(tmp_path / "base")
+    plain = PeftModel.from_pretrained(again, str(tmp_path / "adapters"))
+    assert torch.allclose(logits(plain), after, atol=1e-4)
+    plain.merge_and_unload().save_pretrained(tmp_path / "merged")
+    assert torch.allclose(logits(kind.from_pretrained(tmp_path / "merged")), after, atol=1e-3)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_linear_weight_of_a_mixture_gets_an_adapter_that_plain_peft_reads(
     family: str, tmp_path: Path

@@ -15,20 +15,21 @@ from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
 from workbench.finetune.data.forms.marks import is_row_mark, row_marks
 from workbench.finetune.data.forms.messages import has_content
-from workbench.finetune.data.forms.table import PROMPT_KEYS
+from workbench.finetune.data.forms.table import BELONGING, EVERY, PAIRS, option_columns
 from workbench.finetune.data.lines import is_filled
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Example, has_answer
 
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-_REJECTED = "rejected"
+_REJECTED = tuple(rejected for _, rejected in PAIRS)
 _VERDICTS = ("label", "kto_tag")  # names in TRL and LLaMA-Factory
-_OTHERS = frozenset((*_MEDIA, _REJECTED, *_VERDICTS))
-TELLING = _OTHERS | {*PROMPT_KEYS}
+_OTHERS = frozenset((*_MEDIA, *_REJECTED, *_VERDICTS))
+TELLING = _OTHERS | BELONGING.keys()
 """Lower-case names of columns that need another kind of training, or belong to the prompt."""
 LEFT_OUT = "(left out)"
 """End of a remark on rows that are not among the dataset's rows."""
 _EMPTY = f"an empty question or answer {LEFT_OUT}"
+_QUESTIONS = {form.asks for form in EVERY}
 _MOST = 200  # most names to keep; rows may have any number of keys
 _LETTERS = 80  # most letters of a name
 
@@ -102,11 +103,12 @@ class RowTally:
             self._telling = []
             self._prompting = []
             self._marks = []
+            options = {*option_columns(names).values()}
             for name in names:
                 folded = str(name).strip().casefold()
                 if folded in _OTHERS - self.reader.reads and name not in meant:
                     self._telling.append(name)
-                if folded in PROMPT_KEYS and name not in meant:
+                if (folded in BELONGING or name in options) and name not in meant:
                     self._prompting.append(name)
                 if is_row_mark(name) and name not in meant:
                     self._marks.append(name)
@@ -170,10 +172,14 @@ class RowTally:
             return
         self._last_shape = shape
         own: set[str] = set()
-        for field in self.reader.columns(fields):
+        read = self.reader.columns(fields)
+        for field in read:
             own |= _all_columns([columns.get(field, field) if columns else field], data)
+        in_text = any(isinstance(fields.get(key), str) for key in _QUESTIONS & {*read})
         for name in self._prompting:
-            if name not in own and has_content(data[name]):
+            # Turns and plain text have context and options in themselves.
+            key = BELONGING.get(name.strip().casefold(), "context")
+            if name not in own and has_content(data[name]) and (in_text or key != "context"):
                 raise ConfigError(f"{where}: the column {name!r} {_unread_prompt(name, columns)}")
         self._read |= own
         self._add(data)
@@ -279,10 +285,18 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
 
 def _unread_prompt(name: str, columns: Mapping[str, str]) -> str:
     """Return the problem of a column of the prompt that the form of a row does not read."""
-    key = name.strip().casefold()
-    remedy = f"Add {key!r}: {name!r} to columns" if columns else "Use rows of another form"
-    if not columns and key != name:
+    key = BELONGING.get(name.strip().casefold())
+    if key is None:
+        # An option of a question has a column of its own.
+        remedy = f"Write {{{name}}} into the template of the question in columns"
+    elif not key:
+        remedy = "Write its effect into the rows, or give a chat_template"
+    elif columns:
+        remedy = f"Add {key!r}: {name!r} to columns"
+    elif key != name:
         remedy = f"Did you mean {key!r}? Rename the column"
+    else:
+        remedy = "Use rows of another form"
     return (
         f"belongs to the prompt, and the form of the row does not read the column. {remedy}. To "
         f"train without the column on purpose, add 'ignore': [{name!r}] to the dataset's options"
@@ -307,7 +321,7 @@ def _problem(name: str, value: object, fields: Iterable[str]) -> str:
             "holds images, sound or video, and FineTune learns from text alone. Use a Script for "
             "a model of media"
         )
-    if name == _REJECTED:
+    if name in _REJECTED:
         return (
             "holds answers to avoid, and method 'sft' does not read the column. Use method='dpo' "
             "to learn preferences"

@@ -11,7 +11,12 @@ from typing import NoReturn
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import Json
 from workbench.finetune.data.columns import value_of
-from workbench.finetune.data.forms.asked import answer_of_options, question_of, turns_with
+from workbench.finetune.data.forms.asked import (
+    answer_of_options,
+    options_of,
+    question_of,
+    turns_with,
+)
 from workbench.finetune.data.forms.messages import (
     CHAT,
     CHAT_KEYS,
@@ -23,19 +28,16 @@ from workbench.finetune.data.forms.messages import (
     chat_key,
     completed_turns,
     last_of,
-    one_filled,
     tools_of,
     turns_of,
     unpacked,
 )
 from workbench.finetune.data.forms.table import (
     ALONE,
-    CHOICE_KEYS,
     FIELDS,
     FORMS,
-    HISTORY,
     PAIR,
-    PROMPT_KEYS,
+    beside_text,
     form_of,
     names_form,
     suggested_columns,
@@ -150,7 +152,7 @@ def columns_read(data: Mapping[str, object]) -> Sequence[str]:
 
     Example:
         >>> columns_read({"instruction": "Sort.", "output": "1 2", "text": "Below is …"})
-        ('instruction', 'output', 'input')
+        ('instruction', 'output')
     """
     key = chat_key(data)
     if key:
@@ -165,12 +167,12 @@ def columns_read(data: Mapping[str, object]) -> Sequence[str]:
     form = form_of(data)
     if form is None:
         return (ALONE,) if ALONE in data else ()
-    beside = [name for name in PROMPT_KEYS if name in data]
-    if isinstance(data[form.asks], list | tuple):
-        beside = [name for name in beside if name not in (HISTORY, *CHOICE_KEYS)]
-    table_id = "table_id" if form.asks == "source" else ""
-    names = (form.asks, form.answers, form.given, table_id, *beside)
-    return tuple(name for name in names if name)
+    beside = [*SYSTEM_KEYS, *TOOL_KEYS]
+    if not isinstance(data[form.asks], list | tuple):
+        beside += beside_text(form, data)
+    if form.asks == "source":
+        beside.append("table_id")
+    return (form.asks, form.answers, *(name for name in beside if name in data))
 
 
 def has_answer(columns: Sequence[str]) -> bool:
@@ -258,7 +260,7 @@ def _of_form(row: Fields, form: Form) -> Example:
         if is_filled(row.data.get("table_id")):
             table_id = row.text("table_id")
     question = question_of(row, form, needed=needed)
-    if one_filled(row, CHOICE_KEYS):
+    if options_of(row):
         answer = answer_of_options(row, form.answers)
     else:
         # Some published datasets have empty answers. Plain text must not be empty.

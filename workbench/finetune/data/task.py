@@ -13,12 +13,10 @@ TableT = TypeVar("TableT")
 
 
 class Form(NamedTuple):
-    """Two keys of a row form, and optional keys."""
+    """Two keys of a row form, and the instruction of rows without one."""
 
     asks: str
     answers: str
-    given: str = ""
-    """Optional key for the context of the question."""
     heading: str = ""
     """Instruction for rows that contain only the input."""
 

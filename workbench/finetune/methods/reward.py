@@ -8,7 +8,7 @@ from pydantic import Field
 
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.preference import MethodOptions
-from workbench.finetune.methods.rows import PairRows
+from workbench.finetune.methods.rows import ScoredRows
 
 
 class RewardOptions(MethodOptions):
@@ -25,7 +25,7 @@ class Reward(Method):
 
     name = "reward"
     row_words = "prompt, chosen, rejected"
-    rows = PairRows()
+    rows = ScoredRows()
     options = RewardOptions
     metrics = ("accuracy", "margin", "mean_reward")
     trainer = "reward"

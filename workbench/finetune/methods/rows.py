@@ -34,6 +34,7 @@ from workbench.finetune.data.forms.table import (
     PAIR,
     PAIRS,
     PROMPT_KEYS,
+    beside_text,
     nearest_columns,
     question_form,
 )
@@ -57,6 +58,8 @@ _INPUT = "input"
 _READ_OF_INPUT = (CHAT, *SYSTEM_KEYS, *TOOL_KEYS)
 """Keys that are read of the object."""
 _TAGS = (LABEL, "kto_tag")
+_MARGIN = "margin"
+_REJECTED_KEYS = tuple(rejected for _, rejected in PAIRS)
 
 
 class MethodRows(RowReader):
@@ -109,7 +112,7 @@ class PairRows(MethodRows):
     method = "'dpo', 'orpo' or 'reward'"
     needs = "'prompt', 'chosen' and 'rejected'"
     keys = ("prompt", *PAIR)
-    reads = frozenset((REJECTED,))
+    reads = frozenset(_REJECTED_KEYS)
 
     def _columns(self, data: Mapping[str, object]) -> Sequence[str]:
         pair = _pair_of(data)
@@ -120,7 +123,7 @@ class PairRows(MethodRows):
         elif _prompt_key(data) != "prompt":
             columns.append(_prompt_key(data))
         elif form is not None and not isinstance(data[form.asks], list | tuple):
-            columns += [form.asks, form.given, *PROMPT_KEYS]
+            columns += [form.asks, *beside_text(form, data)]
         columns += [*SYSTEM_KEYS, *TOOL_KEYS]
         return [name for name in dict.fromkeys(columns) if name in data]
 
@@ -174,6 +177,9 @@ class PairRows(MethodRows):
             if not is_filled(value):
                 row.empty(name)
             data[key] = [value] if isinstance(value, Mapping) else value
+        if pair[0] in CHAT_KEYS:
+            *prompt, chosen = row.items(pair[0])
+            data |= {"prompt": prompt, PAIR[0]: [chosen], pair[0]: None}
         # OpenAI's form has the turns of the prompt in an object.
         if _holds_prompt(data.get(_INPUT)):
             asked = row.child(_INPUT)
@@ -251,6 +257,20 @@ class PairRows(MethodRows):
         return prompt, *answers
 
 
+class ScoredRows(PairRows):
+    """Rows of a pair for a model that scores texts."""
+
+    def _read(self, row: Fields, tables: Mapping[str, Table] | None) -> Example:
+        if is_filled(row.data.get(_MARGIN)):
+            row.fail(
+                _MARGIN,
+                f"is {short(row.data[_MARGIN])}. TRL subtracts the number from the difference of "
+                "the scores, and method 'reward' does not. To train without the column on "
+                f"purpose, add 'ignore': [{_MARGIN!r}] to the dataset's options",
+            )
+        return super()._read(row, tables)
+
+
 class LabelledRows(MethodRows):
     """Rows of a question, an answer, and whether the answer is good."""
 
@@ -316,7 +336,7 @@ class PromptRows(MethodRows):
     method = "'grpo'"
     needs = "'prompt' (or a question of a known form), and columns for the reward functions"
     keys = ("prompt",)
-    reads = frozenset((REJECTED, *_TAGS))
+    reads = frozenset((*_REJECTED_KEYS, *_TAGS))
     has_answers = False
 
     def remaining(self, row: Example) -> Mapping[str, object]:

@@ -62,15 +62,24 @@ def bypassed_weights(model: Any) -> set[str]:
 
 
 def other_outputs(model: Any) -> set[str]:
-    """Return the names of weights of linear layers that return something else than one product.
+    """Return the names of weights whose module returns something else than peft expects.
 
-    Routers that return scores and logits are among them, and layers of groups.
+    Routers that return scores and logits are among them, layers of groups, and tables of positions
+    that read no ids.
     """
     names = set()
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and not _returns_product(module):
+        is_other = isinstance(module, nn.Linear) and not _returns_product(module)
+        if is_other or _reads_no_ids(module):
             names.add(f"{name}{_WEIGHT}")
     return names
+
+
+def _reads_no_ids(module: nn.Module) -> bool:
+    """Return whether a table computes its own positions, as those of OPT and BART."""
+    own = type(module).forward is not nn.Embedding.forward
+    # peft knows embeddings with a scale.
+    return isinstance(module, nn.Embedding) and own and not hasattr(module, "embed_scale")
 
 
 def _returns_product(layer: nn.Linear) -> bool:

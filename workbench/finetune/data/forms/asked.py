@@ -23,8 +23,8 @@ from workbench.finetune.data.forms.messages import (
     tools_of,
     unlearned,
 )
-from workbench.finetune.data.forms.table import CHOICE_KEYS, HISTORY
-from workbench.finetune.data.lines import Fields, short
+from workbench.finetune.data.forms.table import CHOICE_KEYS, GIVEN, HISTORY, option_columns
+from workbench.finetune.data.lines import Fields, is_filled, short
 from workbench.finetune.data.task import Form
 from workbench.finetune.options.text.prompts import source_text
 
@@ -48,10 +48,13 @@ class Question:
 
 def question_of(row: Fields, form: Form, *, needed: bool = True) -> Question:
     """Return the question of a row, with the text and the turns before the question."""
-    given = row.prose(form.given, needed=False) if form.given else ""
     source = row.prose(form.asks, needed=needed)
     if form.heading:
         source, given = form.heading, source
+    else:
+        # A text such as "[]" is a context too.
+        key = one_filled(row, GIVEN, counts=is_filled)
+        given = row.prose(key) if key else ""
     options = options_of(row)
     if options:
         lines = "\n".join(f"{letter}. {text}" for letter, text in options.items())
@@ -99,7 +102,8 @@ def answer_of_options(row: Fields, key: str) -> str:
         row.fail(
             key,
             f"is {short(row.data[key])}, which {problem} {short(options)}; write the text of an "
-            "option, its letter, or its position from 0",
+            "option, its letter, or its position from 0. To leave the options out on purpose, add "
+            f"'ignore': {_option_names(row)} to the dataset's options",
         )
     letter = found.pop()
     return f"{letter}. {options[letter]}"
@@ -109,7 +113,9 @@ def options_of(row: Fields) -> Mapping[str, str]:
     """Return the options of a question by letter; empty for a question without options."""
     key = one_filled(row, CHOICE_KEYS)
     if not key:
-        return {}
+        columns = option_columns(row.data)
+        filled = {mark: name for mark, name in columns.items() if is_filled(row.data[name])}
+        return {mark: row.prose(name) for mark, name in sorted(filled.items())}
     value = row.parsed(key, row.data[key])
     labels: object = None
     if isinstance(value, Mapping):  # as in ARC: lists of texts and of labels
@@ -127,6 +133,11 @@ def options_of(row: Fields) -> Mapping[str, str]:
             f"add 'ignore': [{key!r}] to the dataset's options",
         )
     return dict(zip(letters, texts, strict=True))
+
+
+def _option_names(row: Fields) -> list[str]:
+    key = one_filled(row, CHOICE_KEYS)
+    return [key] if key else [*option_columns(row.data).values()]
 
 
 def _history(row: Fields) -> list[Placed]:

@@ -20,53 +20,29 @@ _LEARNED = frozenset(
         "trains",
         "training",
         "trainable",
-        "istrainable",
         "trainonturn",
         "trainthis",
-        "totrain",
-        "shouldtrain",
         "learn",
         "learned",
         "learnable",
-        "islearned",
-        "tolearn",
-        "computeloss",
-        "calculateloss",
-        "calcloss",
-        "useloss",
-        "withloss",
-        "hasloss",
+        "supervise",
         "supervised",
     )
 )
 """Marks that are true for a turn to learn, in lower case: only letters and digits."""
 _MASKED = frozenset(
-    (
-        "masked",
-        "ismasked",
-        "maskloss",
-        "ignore",
-        "ignored",
-        "ignoreloss",
-        "notrain",
-        "donottrain",
-        "donttrain",
-        "donotlearn",
-        "dontlearn",
-        "nolearn",
-        "nottrained",
-        "notlearned",
-        "noloss",
-        "skip",
-        "skiploss",
-        "skiptrain",
-        "skiptraining",
-        "exclude",
-        "excluded",
-        "contextonly",
-    )
+    ("masked", "ignore", "ignored", "skip", "skipped", "exclude", "excluded", "contextonly")
 )
 """Marks that are true for a turn that is not learned."""
+_YES = (
+    *("is", "to", "do", "should", "use", "with", "has", "for", "compute", "calculate", "calc"),
+    *("enable", "include", "includein", "outputwith", "usefor", "usedfor"),
+)
+_NO = (
+    *("no", "not", "donot", "dont", "without", "skip", "ignore", "mask", "exclude", "excludefrom"),
+    *("disable", "isnot", "notfor"),
+)
+"""Words before a mark: the first keep the meaning of the mark, the others turn it round."""
 _UNCLEAR = frozenset(
     (
         "mask",
@@ -78,32 +54,28 @@ _UNCLEAR = frozenset(
 """Marks that mean opposite things in different trainers, or a part of a turn."""
 
 
-_ROWS_LEARNED = _LEARNED | {
-    "sampleweight",
-    "exampleweight",
-    "rowweight",
-    "instanceweight",
-    "istrain",
-    "istraining",
-    "fortraining",
-    "usefortraining",
-    "usedfortraining",
-    "includeintraining",
-}
-"""Marks that are true for a row to learn."""
-_ROWS_MASKED = _MASKED | {
-    "ignorerow",
-    "ignoresample",
-    "ignoreexample",
-    "skiprow",
-    "skipsample",
-    "skipexample",
-    "excluderow",
-    "excludefromtraining",
-    "notfortraining",
-    "donotuse",
-}
-"""Marks that are true for a row that is not learned."""
+_ROWS_LEARNED = frozenset(
+    (
+        "sampleweight",
+        "exampleweight",
+        "rowweight",
+        "instanceweight",
+    )
+)
+"""Further marks that are true for a row to learn."""
+_ROWS_MASKED = frozenset(
+    (
+        "ignorerow",
+        "ignoresample",
+        "ignoreexample",
+        "skiprow",
+        "skipsample",
+        "skipexample",
+        "excluderow",
+        "donotuse",
+    )
+)
+"""Further marks that are true for a row that is not learned."""
 _TRUTHS = {
     **dict.fromkeys(("true", "yes", "y", "on", "1", "1.0"), True),
     **dict.fromkeys(("false", "no", "n", "off", "0", "0.0"), False),
@@ -118,7 +90,19 @@ def is_mark(name: object) -> bool:
         >>> is_mark("train_on_turn"), is_mark("Loss"), is_mark("content")
         (True, True, False)
     """
-    return _folded(name) in _LEARNED | _MASKED | _UNCLEAR
+    return _meaning(name) is not None or _folded(name) in _UNCLEAR
+
+
+def _meaning(name: object) -> bool | None:
+    """Return whether a true mark allows the turn to be learned; None for no mark."""
+    folded = _folded(name)
+    is_not = any(folded.startswith(word) and folded.removeprefix(word) in _LEARNED for word in _NO)
+    if is_not or folded.removeprefix("is") in _MASKED:
+        return False
+    for word in ("", *_YES):
+        if folded.startswith(word) and folded.removeprefix(word) in _LEARNED:
+            return True
+    return None
 
 
 def may_be_learned(turn: Fields, role: str) -> bool:
@@ -140,8 +124,8 @@ def may_be_learned(turn: Fields, role: str) -> bool:
                 '"weight": 0 for a turn that is read and not learned, or leave the key out',
             )
         is_true = _truth(turn, key, value)
-        verdicts[key] = is_true != (folded in _MASKED)
-        if role != "assistant" and is_true and folded in _LEARNED:
+        verdicts[key] = is_true == _meaning(name)
+        if role != "assistant" and is_true and _meaning(name):
             turn.fail(
                 key,
                 f"is {short(value)} in a turn of {role!r}; only turns of the assistant are learned",
@@ -154,7 +138,7 @@ def may_be_learned(turn: Fields, role: str) -> bool:
 
 def is_row_mark(name: object) -> bool:
     """Return whether a column may decide whether the row is learned."""
-    return _folded(name) in _ROWS_LEARNED | _ROWS_MASKED | _UNCLEAR
+    return _folded(name) in _ROWS_LEARNED | _ROWS_MASKED or is_mark(name)
 
 
 def row_marks(data: Mapping[str, object], names: Iterable[str], where: str) -> dict[str, bool]:
@@ -190,7 +174,8 @@ def _verdict(name: str, value: object, where: str) -> bool | None:
     if figure not in (0, 1):
         problem = f"is {short(value)}; it must be 0 or 1, because a row is learned or not"
         _refuse_mark(where, name, problem)
-    return (figure == 1) != (folded in _ROWS_MASKED)
+    learned = folded in _ROWS_LEARNED or bool(_meaning(name))
+    return (figure == 1) == learned
 
 
 def _of_text(text: str) -> object:

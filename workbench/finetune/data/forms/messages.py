@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NotRequired, TypedDict
 
@@ -95,7 +95,7 @@ def unpacked(data: Mapping[str, object], where: str) -> Mapping[str, object]:
                 )
             continue
         several = turns if isinstance(turns, list) else [turns]
-        if all(_is_turn(turn) for turn in several):
+        if all(is_turn(turn) for turn in several):
             found[key] = turns
     return {**data, **found} if found else data
 
@@ -210,13 +210,18 @@ def tools_of(row: Fields) -> tuple[Json, ...]:
     return row.fail(key, f"is {short(tools)}; it must be a list of JSON schemas")
 
 
-def one_filled(row: Fields, keys: Sequence[str]) -> str:
+def one_filled(
+    row: Fields, keys: Sequence[str], *, counts: Callable[[object], bool] | None = None
+) -> str:
     """Return the only filled key of several names for the same; empty if none is filled."""
-    filled = [key for key in keys if has_content(row.data.get(key))]
+    counts = counts or has_content
+    filled = [key for key in keys if counts(row.data.get(key))]
     values = [row.data[key] for key in filled]
     if any(value != values[0] for value in values):
         row.fail(
-            filled[1], f"is another text or list than {filled[0]!r}, and both names mean the same"
+            filled[1],
+            f"is another text or list than {filled[0]!r}, and both names mean the same. To leave "
+            f"one out on purpose, add 'ignore': [{filled[1]!r}] to the dataset's options",
         )
     return filled[0] if filled else ""
 
@@ -267,7 +272,8 @@ def _role_of(turn: Mapping[str, object]) -> str:
     return (_ROLES | _SHAREGPT).get(named, named)
 
 
-def _is_turn(value: object) -> bool:
+def is_turn(value: object) -> bool:
+    """Return whether a value is an object with the role of a turn."""
     return isinstance(value, Mapping) and ("role" in value or "from" in value)
 
 
@@ -378,7 +384,7 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     # Further keys are for the chat template, which may read them, as thoughts.
     read = _keys_read(turn.data)
     for name, further in turn.data.items():
-        if name not in read and further:
+        if name not in read and further is not None:
             made[name] = further  # type: ignore[literal-required]
     return place, made
 

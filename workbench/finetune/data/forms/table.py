@@ -7,8 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
+from string import ascii_uppercase
 
-from workbench.finetune.data.forms.messages import CHAT, CHAT_KEYS, SYSTEM_KEYS, TOOL_KEYS
+from workbench.finetune.data.forms.messages import (
+    CHAT,
+    CHAT_KEYS,
+    SYSTEM_KEYS,
+    TOOL_KEYS,
+    is_turn,
+)
 from workbench.finetune.data.lines import is_filled
 from workbench.finetune.data.task import Form
 from workbench.finetune.data.tasks import TASK
@@ -16,17 +23,17 @@ from workbench.finetune.data.tasks import TASK
 SUMMARIZE = "Summarize this dialogue:"
 
 FORMS = (
-    Form("source", "target", given="input"),
-    Form("instruction", "output", given="input"),
-    Form("instruction", "response", given="context"),
+    Form("source", "target"),
+    Form("instruction", "output"),
+    Form("instruction", "response"),
     Form("dialogue", "summary", heading=SUMMARIZE),
     Form("dialog", "summary", heading=SUMMARIZE),
     Form("document", "summary", heading="Summarize this document:"),
     Form("article", "highlights", heading="Summarize this article:"),
     Form("prompt", "completion"),
     Form("prompt", "response"),
-    Form("question", "answer", given="context"),
-    Form("question", "response", given="context"),
+    Form("question", "answer"),
+    Form("question", "response"),
     Form("query", "response"),
 )
 EVERY = (*FORMS, TASK.form)
@@ -36,12 +43,36 @@ ANSWERS = {
 """Question key of a form, with the keys that may contain the answer."""
 ALONE = "text"
 """Key of plain text."""
+GIVEN = ("input", "context")
+"""Keys of the context of a question, in every form without a heading."""
 HISTORY = "history"
 """Key of the exchanges before the question."""
 CHOICE_KEYS = ("choices", "options")
 """Keys of the options of a question."""
 PROMPT_KEYS = (*SYSTEM_KEYS, HISTORY, *TOOL_KEYS, *CHOICE_KEYS)
 """Keys beside a question or a chat that change what a model is asked."""
+BELONGING: Mapping[str, str] = {
+    **{key: key for key in PROMPT_KEYS},
+    **dict.fromkeys(("passage", "article", "paragraph", "background", "story"), "context"),
+    **dict.fromkeys(
+        (
+            "chat_history",
+            "conversation_history",
+            "dialog_history",
+            "dialogue_history",
+            "past_messages",
+            "previous_messages",
+            "previous_turns",
+        ),
+        HISTORY,
+    ),
+    "chat_template_kwargs": "",
+}
+"""Lower-case names of columns that belong to a prompt, with the key of the column in the forms.
+
+Empty: no form reads the column.
+"""
+_OPTION_STEMS = ("option", "choice", "opt", "op")
 PAIR = ("chosen", "rejected")
 """Columns of two answers to a prompt, the better answer first."""
 PAIRS = (
@@ -49,11 +80,13 @@ PAIRS = (
     ("preferred_output", "non_preferred_output"),  # OpenAI
     ("chosen_response", "rejected_response"),
     ("response_j", "response_k"),
+    # ms-swift: a whole chat with the better answer, and the text of the other one
+    *((key, "rejected_response") for key in CHAT_KEYS),
 )
 """Columns of two answers in published datasets, the better answer first."""
-_QUESTION_KEYS = [key for form in EVERY for key in (form.asks, form.answers, form.given) if key]
+_QUESTION_KEYS = [key for form in EVERY for key in (form.asks, form.answers)]
 FIELDS = dict.fromkeys(
-    [*_QUESTION_KEYS, ALONE, CHAT, *PROMPT_KEYS, *TASK.fields, *PAIR, "label", *CHAT_KEYS]
+    [*_QUESTION_KEYS, *GIVEN, ALONE, CHAT, *PROMPT_KEYS, *TASK.fields, *PAIR, "label", *CHAT_KEYS]
 )
 """Fields of all forms, which `columns` may name."""
 _LIKE = 0.75  # least likeness of a column's name to a key
@@ -93,12 +126,32 @@ def question_form(row: Mapping[str, object]) -> Form | None:
     """
     named = [form for form in _BY_QUESTION if form.asks in row]
     filled = [form for form in named if is_filled(row[form.asks])]
-    first = next(iter(filled or named), None)
-    for form in filled:
-        # `instruction` and `question` have forms that differ in the context.
-        if first is not None and form.asks == first.asks and is_filled(row.get(form.given)):
-            return form
-    return first
+    return next(iter(filled or named), None)
+
+
+def beside_text(form: Form, row: Iterable[object]) -> list[str]:
+    """Return the keys that a question in the form of text reads beside itself."""
+    given = () if form.heading else GIVEN
+    return [*given, HISTORY, *CHOICE_KEYS, *option_columns(row).values()]
+
+
+def option_columns(names: Iterable[object]) -> dict[str, str]:
+    """Return the columns that hold an option of a question each, by the mark of the option.
+
+    Example:
+        >>> option_columns(["question", "A", "B"]), option_columns(["option_a", "option_b", "C"])
+        ({'A': 'A', 'B': 'B'}, {'A': 'option_a', 'B': 'option_b'})
+    """
+    found: dict[str, dict[str, str]] = {}
+    for each in names:
+        name = str(each)
+        stem, mark = name[:-1].rstrip("_- ").casefold(), name[-1:]
+        # A column of one small letter may be anything.
+        is_stem = mark.isalnum() and stem in _OPTION_STEMS
+        if is_stem or (not stem and mark and mark in ascii_uppercase[:8]):
+            found.setdefault(stem, {})[mark.upper()] = name
+    several = [marks for marks in found.values() if len(marks) > 1]
+    return several[0] if several else {}
 
 
 def _order(form: Form) -> tuple[bool, bool, bool]:
@@ -124,6 +177,9 @@ def suggested_columns(row: Mapping[str, object]) -> tuple[dict[str, str], bool]:
         >>> suggested_columns({"id": 7, "body": "a", "title": "b"})
         ({'source': 'body', 'target': 'title'}, False)
     """
+    for name, value in row.items():
+        if isinstance(value, list | tuple) and value and all(map(is_turn, value)):
+            return {CHAT: str(name)}, False
     texts = [str(name) for name, value in row.items() if isinstance(value, str)]
     names = texts if len(texts) > 1 else [str(name) for name in row]
     best: dict[str, str] = {}

@@ -143,7 +143,7 @@ class Encoder:
                 learned += self._numbered(number, self._learned, example)
             return learned
         answers = []
-        for ids in self._ids([example.target for example in examples]):
+        for ids in self._ids([self._bare(example.target) for example in examples]):
             answers.append(self._ended(ids))
         prompts = self._prompts(examples, [len(answer) for answer in answers], first)
         rows: list[Row] = []
@@ -255,7 +255,7 @@ class Encoder:
         if not example.asks:
             if self.tokenizer.eos_token_id is None:
                 raise _no_end(self.job)
-            (text_ids,) = self._ids([example.target])
+            (text_ids,) = self._ids([self._bare(example.target)])
             return self._plain(self._ended(text_ids))
         answer = self._once(answer_of(example.messages, example.target))
         turns = self._turns(example)
@@ -292,11 +292,12 @@ class Encoder:
         return [self._once(turn) for turn in turns]
 
     def _once(self, turn: Message) -> Message:
-        """Return a turn without a beginning or an end of a text, which the template writes."""
-        if turn["role"] == "assistant":
-            return {**turn, "content": self._bare(turn["content"])}
+        """Return a turn without a beginning or an end, which the template writes."""
+        content = self._bare(turn["content"])
         begin = self.tokenizer.bos_token
-        return {**turn, "content": turn["content"].removeprefix(begin)} if begin else turn
+        if begin and turn["role"] != "assistant":
+            content = content.removeprefix(begin)
+        return {**turn, "content": content}
 
     def _within(self, example: Example, most: int) -> list[Message]:
         """Remove the first exchanges of too long turns, then the end of the last question."""
@@ -356,9 +357,14 @@ class Encoder:
         return ids[:-1] if ids[-2:] == [end, end] else ids
 
     def _bare(self, text: str) -> str:
-        """Return an answer without an end token that the text writes."""
-        end = self.tokenizer.eos_token
-        return text.removesuffix(end) if end else text
+        """Return a text without an end token that the text writes, and without space behind it."""
+        ends = [self.tokenizer.eos_token]
+        if self._chat is not None:
+            ends += [self.tokenizer.decode([stop]) for stop in self._chat.stops]
+        for end in filter(None, ends):
+            if text.rstrip().endswith(end):
+                text = text.rstrip().removesuffix(end)
+        return text
 
     def _plain(self, ids: list[int]) -> list[Row]:
         if self._start and ids[: len(self._start)] == self._start:
