@@ -29,6 +29,7 @@ from workbench.pods.backends import backend_from_dict, remove_left
 from workbench.pods.guest.machine import free_port
 from workbench.pods.hosts.entry import far_end_script
 from workbench.pods.hosts.far_end import ANSWER, LISTENS, enter, leave
+from workbench.pods.hosts.names import Host, read_host, resolved
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -665,6 +666,37 @@ def test_what_an_ssh_configuration_cannot_ask(
         config.write_text(text)
         with pytest.raises(WorkbenchError, match=words):
             launch(hosts=["a"], ssh_config=config)
+
+
+@pytest.mark.parametrize(
+    ("given", "address", "user"),
+    [
+        ("::1", "::1", ""),
+        ("[::1]", "::1", ""),
+        ("ada@fd00::5", "fd00::5", "ada"),
+        ("ada@corp.example@fd00::5", "fd00::5", "ada@corp.example"),
+        ("::ffff:10.0.0.5", "::ffff:10.0.0.5", ""),
+    ],
+)
+def test_an_ipv6_address_needs_brackets_for_a_port_alone(
+    given: str, address: str, user: str
+) -> None:
+    host = read_host(given)
+    assert (host.address, host.user, host.port) == (address, user, 0)
+    assert read_host(host.written) == host
+
+
+@pytest.mark.parametrize("given", ["fe80::1%eth0", "[fe80::1%eth0]:22", "ada@fe80::1%eth0"])
+def test_a_zone_is_for_the_login_alone(given: str, tmp_path: Path) -> None:
+    zone = sentence("pods.hostfile.check_address.zone-names-interface", "fe80::1%eth0")
+    with pytest.raises(ConfigError, match=zone):
+        read_host(given)
+    config = tmp_path / "config"
+    config.write_text("Host lab\n  HostName fe80::1%%eth0\n")
+    with pytest.raises(ConfigError, match=zone):
+        resolved(Host(address="lab"), ["-F", str(config)])
+    host = resolved(Host(address="lab", internal_address="10.0.0.5"), ["-F", str(config)])
+    assert (host.reached, host.between) == ("fe80::1%eth0", "10.0.0.5")
 
 
 def test_paths_of_keys_are_made_absolute_where_the_notebook_is(

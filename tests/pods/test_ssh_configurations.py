@@ -21,7 +21,7 @@ from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, PodError, RemoteError, WorkbenchError
 from workbench.base.process import live_descendants
 from workbench.keeper.fleet import Fleet
-from workbench.pods.hosts.certificates import ended, ends
+from workbench.pods.hosts.certificates import ended, ending_soon, ends
 from workbench.pods.hosts.names import with_hops
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
@@ -284,6 +284,15 @@ def test_certificates_of_users_and_of_hosts(
             PodError, match=sentence("pods.certificates.ended.certificate-ended", certificate)
         ):
             site.backend("lab", config).launch(PodSpec(), 1, context)
+        # A damaged certificate is named, and the whole one there again logs in.
+        whole = sign(ca, key, "-1h:+2h").read_text()
+        certificate.write_text(whole[:200])
+        with pytest.raises(
+            PodError, match=sentence("pods.certificates._damaged.ssh-read-certificate", certificate)
+        ):
+            site.backend("lab", config).launch(PodSpec(), 1, context)
+        certificate.write_text(whole)
+        try_login(site.backend("lab", config), context, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -301,6 +310,39 @@ def test_a_certificate_has_an_end_or_none(tmp_path: Path, validity: str, has_end
     words = ["-F", "none", "-o", f"IdentityFile={key}", "--", "127.0.0.1"]
     assert list(ends([words])) == ([str(file)] if has_end else [])
     assert ended(words) == ""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole.replace(b"A", b"", 1),
+        lambda whole: b"\n".join(whole[at : at + 64] for at in range(0, len(whole), 64)),
+        lambda whole: whole.partition(b" ")[2],
+        lambda whole: b"ssh-ed25519 AAAA mine\n",
+        lambda _whole: b"",
+        lambda _whole: b"\n",
+        lambda _whole: bytes(range(256)),
+        lambda whole: whole.decode().encode("utf-16"),
+    ],
+)
+def test_a_damaged_certificate_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    key = new_key(tmp_path / "mine")
+    file = sign(new_key(tmp_path / "ca"), key, "-1h:+2h")
+    words = ["-F", "none", "-o", f"IdentityFile={key}", "--", "127.0.0.1"]
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert ends([words]) == {str(file): None}
+    named = "pods.certificates._damaged.ssh-read-certificate"
+    assert says(ended(words), named, file)
+    (line,) = ending_soon([words])
+    assert says(line, named, file)
+    # Either advice ends it.
+    file.write_bytes(whole)
+    assert list(ends([words]).values()) != [None]
+    assert ended(words) == ""
+    file.unlink()
+    assert ends([words]) == {}
 
 
 @pytest.fixture
