@@ -203,7 +203,11 @@ def test_a_jump_host_is_gone_through_and_checked_too(
         f"{known_hosts(there, tmp_path / 'known')}\n"
     )
     (tmp_path / "config").write_text("".join([*blocks, key]))
-    pods = launch(2, **({**ways, "trust": {}} if config else {"jump": jump, "trust": there.trust}))
+    pods = launch(
+        2,
+        connect_timeout_s=60,
+        **({**ways, "trust": {}} if config else {"jump": jump, "trust": there.trust}),
+    )
     assert [pod.address for pod in pods] == ["127.0.0.2", "127.0.0.3"]
     identity = Identity.create(tmp_path / "a b")
     identity.pin(pods)

@@ -71,6 +71,7 @@ class Site:
 
     def backend(self, name: str, config: Path, **options: object) -> SSHPods:
         options = {"python": self.place.python, "root": str(self.place.root), **options}
+        options.setdefault("connect_timeout_s", 60)  # a busy machine's chain of logins
         return SSHPods([name], ssh_config=str(config), **options)
 
 
