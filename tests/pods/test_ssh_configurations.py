@@ -18,7 +18,7 @@ from poll import until
 
 from tests.fakes.sshhosts import HostsPlace, SSHHost
 from tests.support.sentences import says, sentence
-from workbench.base.errors import ConfigError, PodError, RemoteError, WorkbenchError
+from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.process import live_descendants
 from workbench.keeper.fleet import Fleet
 from workbench.pods.hosts.certificates import ended, ending_soon, ends
@@ -26,9 +26,11 @@ from workbench.pods.hosts.names import with_hops
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
+from workbench.pods.ssh import master
 from workbench.pods.ssh.bulk.transfer import fetch_file, route_to
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.master import Master
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
@@ -418,6 +420,26 @@ def test_the_hosts_on_the_way_are_found_however_they_are_written(
     config.write_text(f"Host lab\n  {lines}\n")
     found = with_hops([["-F", str(config), "--", "lab"]])
     assert [words[-1] for words, _ in found] == ["lab", *hops]
+
+
+@pytest.mark.parametrize(
+    ("prints", "words"),
+    [("", "no answer in 10 s"), ("Please wait", "no answer in 10 s; ssh says: Please wait")],
+)
+def test_a_login_that_is_ended_at_the_limit_is_named_with_the_limit(
+    tmp_path: Path, prints: str, words: str
+) -> None:
+    """The words of what ends ssh, Terminated, are not those of the login."""
+    program = master.wrapper_of(tmp_path / "s")
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho {prints} >&2\nexec sleep 600\n")
+    program.chmod(0o755)
+    connection = Master("lab", ["--", "lab"], tmp_path / "s" / "c")
+    with pytest.raises(PodTimeout) as caught:
+        connection.open(10.0)
+    connection.close()
+    assert str(caught.value) == f"lab: {words}"
+    assert master.said_by(b"Terminated\n") == ""
 
 
 def test_jump_hosts_in_a_circle_are_each_found_once(tmp_path: Path) -> None:
