@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import pwd
 import re
@@ -94,7 +93,7 @@ class Host:
         """The host in the form that `read_host` reads."""
         options = self.to_dict()
         if len(options) == 1:
-            return self.address
+            return f"[{self.address}]" if ":" in self.address else self.address
         return options
 
     def __str__(self) -> str:
@@ -207,14 +206,13 @@ def check_between(hosts: Sequence[Host]) -> None:
 
 
 def _read_text(text: str) -> dict[str, object]:
-    user, at, address = text.rpartition("@")
-    if _is_ipv6(address):  # without brackets, as `ssh` takes the address too
-        return {"address": address, **({"user": user} if at else {})}
     match = _FORM.fullmatch(text)
     if match is None:
+        if "%" in text:
+            check_address(text.rpartition("@")[2])  # which names a zone
         raise ConfigError(
-            f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address with a'
-            ' port as "[::1]:22"'
+            f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address as'
+            ' "[::1]:22"'
         )
     address = match["address"].removeprefix("[").removesuffix("]")
     fields: dict[str, object] = {"address": address}
@@ -223,14 +221,6 @@ def _read_text(text: str) -> dict[str, object]:
     if match["port"] is not None:
         fields["port"] = int(match["port"])
     return fields
-
-
-def _is_ipv6(text: str) -> bool:
-    try:
-        ipaddress.IPv6Address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def ask_ssh(words: Sequence[str]) -> dict[str, list[str]]:
