@@ -336,10 +336,9 @@ def test_a_damaged_certificate_is_named(tmp_path: Path, damage: Callable[[bytes]
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
     assert ends([words]) == {str(file): None}
-    named = "pods.certificates._damaged.ssh-read-certificate"
-    assert says(ended(words), named, file)
+    assert says(ended(words), "pods.certificates._damaged.ssh-read-certificate", file)
     (line,) = ending_soon([words])
-    assert says(line, named, file)
+    assert says(line, "pods.certificates._damaged.ssh-read-certificate", file)
     # Either advice ends it.
     file.write_bytes(whole)
     assert list(ends([words]).values()) != [None]
