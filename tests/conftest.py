@@ -56,6 +56,8 @@ WEIGHTS = {"notebook": 10, "long": 5, "slow": 1}
 def pytest_addoption(parser: pytest.Parser) -> None:
     words = "leave out tests that are marked as slow, and skip others once they start a process"
     parser.addoption("--no-processes", action="store_true", help=words)
+    words = "try the contract suite with every login shell and output"
+    parser.addoption("--every-login", action="store_true", help=words)
 
 
 def pytest_configure(config: pytest.Config) -> None:

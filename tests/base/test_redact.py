@@ -67,6 +67,16 @@ def test_ordinary_lines_stay_what_they_are(text: str) -> None:
             for name in (
                 *("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "AUTHOR", "SORT_KEY", "PRIMARY_KEY"),
                 *("MAX_CONNECTIONS", "MAX_NEW_TOKENS", "CONNECTOR", "COMPASS"),
+                *("TEXT_KEY", "LABEL_KEYS", "FEATURE_KEY", "INPUT_KEY"),
+            )
+        ],
+        *[("SESSION_COOKIE", value, True) for value in ("abcdef", "<secret", "[a1B2]")],
+        *[
+            (name, value, False)
+            for name in ("EOS_TOKEN", "MY_SETTING", "MASK_TOKEN")
+            for value in (
+                *("</s>", "<s>", "<pad>", "<|im_end|>", "<|endoftext|>", "<image>", "[PAD]"),
+                *("<｜end▁of▁sentence｜>", "<extra_id_99>", "<|reserved_special_token_250|>"),
             )
         ],
         *[

@@ -7,6 +7,7 @@ with the notebook: neither its folders nor its Python.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -86,7 +87,7 @@ class Login:
     """An account of a machine."""
 
     shell: str = "/bin/bash"
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str | bytes] = field(default_factory=dict)
     """Start-up files, by their names in the home folder."""
 
 
@@ -101,7 +102,7 @@ def with_accounts(folder: Path, logins: Mapping[str, Login]) -> tuple[str, ...]:
         home.mkdir(parents=True)
         for file, text in login.files.items():
             (home / file).parent.mkdir(parents=True, exist_ok=True)
-            (home / file).write_text(text)
+            (home / file).write_bytes(text.encode() if isinstance(text, str) else text)
         lines.append(f"{name}:x:0:0::{home}:{login.shell}\n")
     (folder / "etc").mkdir()
     (folder / "passwd").write_text("".join(lines))
@@ -230,19 +231,45 @@ class HostsPlace:
         ]
 
 
-class StrangersPlace(HostsPlace):
-    """Three machines whose account has tcsh, and a start-up file that prints 200 lines and more.
+READS = {
+    "sh": "",
+    "bash": ".bashrc",
+    "dash": "",
+    "ksh": "",
+    "zsh": ".zshenv",
+    "fish": ".config/fish/config.fish",
+    "tcsh": ".cshrc",
+    "csh": ".cshrc",
+    "bsd-csh": ".cshrc",
+}
+"""The start-up file that a shell reads for a command; bash does so for one that comes over SSH."""
 
+NOISE = {
+    "nothing": b"",
+    "one line": b"Welcome to the lab\n",
+    "200 lines": b"Welcome to the lab\n" * 200,
+    "no end": b"Welcome\n@workbench-last login: today",
+    "binary": bytes(range(256)) + b"\xff\x00\x80",
+}
+"""What a login prints before a command."""
+
+
+class StrangersPlace(HostsPlace):
+    """Three machines whose account has this shell, and a login that prints.
+
+    A shell without a start-up file prints by `~/.ssh/rc`, which sshd runs before any command.
     Takes root, for the account.
     """
 
-    LOGIN = Login("/bin/tcsh", {".cshrc": "repeat 200 echo Welcome\nprintf 'last login: '\n"})
-    GREETING = "Welcome\n" * 200 + "last login: "
-    """What ssh itself shows before a command's output."""
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shell: str, noise: str) -> None:
         super().__init__(folder)
-        self.prefix += with_accounts(folder / "accounts", {"stranger": self.LOGIN})
+        self.shell = shell
+        self.greeting = NOISE[noise]
+        """What ssh itself shows before a command's output."""
+        program = shutil.which(shell) or shell
+        files = {"noise": self.greeting, READS[shell] or ".ssh/rc": b"cat ~/noise\n"}
+        login = {"stranger": Login(program, files)}
+        self.prefix += with_accounts(folder / "accounts", login)
 
     @property
     def options(self) -> Mapping[str, object]:

@@ -10,14 +10,15 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
 from measured import MEASURED
 
-from tests.fakes.sshhosts import StrangersPlace
+from tests.fakes.sshhosts import NOISE, READS, StrangersPlace
 from tests.pods.conftest import PLACES, Launched, Platform, children, note_others, on_pods
 from tests.support.sentences import sentence
 from workbench import Cluster, FineTune
@@ -62,31 +63,91 @@ owning_only = pytest.mark.parametrize(
     "place", places(kind for kind in PLACES if PLACES[kind].owns_daemons), indirect=True
 )
 
+# Into hosts of the user's, OpenSSH's client has logged in before a test begins (test_hosts.py).
+logging_in = pytest.mark.parametrize(
+    "place", places(kind for kind in PLACES if kind != "ssh"), indirect=True
+)
+
 # Local pods have test_cluster.py; hosts and Kubernetes
 # have a notebook of two such runs in test_places.py.
 elsewhere = pytest.mark.parametrize("place", places(["cml"]), indirect=True)
 
 
-STRANGERS = "ssh-with-tcsh-that-prints"
+STRANGERS = {f"ssh-{shell}-{noise}": (shell, noise) for shell in READS for noise in NOISE}
+"""Hosts whose account has this shell, and a login that prints this."""
+WHOLE = "ssh-tcsh-200 lines"
+"""The strangers that every test is tried on."""
 
 
-@pytest.fixture(params=places([*PLACES, STRANGERS]))
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Platform]:
-    if request.param == STRANGERS and (os.geteuid() != 0 or not shutil.which("tcsh")):
-        pytest.skip("needs tcsh, and root to make an account")
-    with {**PLACES, STRANGERS: StrangersPlace}[request.param](tmp_path / "place") as made:
-        note_others()
-        yield made
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try each test on every place, and on the strangers of its turn or on all of them."""
+    if "place" not in metafunc.fixturenames or metafunc.definition.get_closest_marker(
+        "parametrize"
+    ):
+        return
+    if metafunc.config.getoption("--every-login"):
+        chosen = set(STRANGERS)
+    else:
+        # Nine shells and five outputs have no common divisor: each pair has its turn.
+        tests = [
+            name
+            for name, test in vars(metafunc.module).items()
+            if name.startswith("test_") and not hasattr(test, "pytestmark")
+        ]
+        turn = tests.index(metafunc.function.__name__)
+        chosen = {WHOLE, f"ssh-{list(READS)[turn % len(READS)]}-{list(NOISE)[turn % len(NOISE)]}"}
+    metafunc.parametrize("place", places([*PLACES, *chosen]), indirect=True)
 
 
-def ssh(launched: Launched, index: int, command: list[str]) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def strangers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str], StrangersPlace]]:
+    """Give the strangers of a name, which the tests of this file share."""
+    made: dict[str, StrangersPlace] = {}
+    with ExitStack() as stack:
+
+        def give(name: str) -> StrangersPlace:
+            if name not in made:
+                folder = tmp_path_factory.mktemp("strangers") / "place"
+                made[name] = stack.enter_context(StrangersPlace(folder, *STRANGERS[name]))
+            return made[name]
+
+        yield give
+
+
+@pytest.fixture
+def place(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    strangers: Callable[[str], StrangersPlace],
+) -> Iterator[Platform]:
+    if request.param in PLACES:
+        with PLACES[request.param](tmp_path / "place") as made:
+            note_others()
+            yield made
+        return
+    shell, _ = STRANGERS[request.param]
+    if os.geteuid() != 0 or not shutil.which(shell):
+        pytest.skip(f"needs {shell}, and root to make an account")
+    given = strangers(request.param)
+    note_others()
+    yield given
+
+
+def ssh(
+    launched: Launched, place: Platform, index: int, command: list[str]
+) -> subprocess.CompletedProcess[str]:
     """Run ssh as a user does, and leave out what the login prints."""
-    argv = ssh_argv(launched.pods[index], launched.identity, command)
-    done = subprocess.run(
-        argv, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
-    )
-    done.stdout = done.stdout.removeprefix(StrangersPlace.GREETING)
-    return done
+    return without_greeting(place, ssh_argv(launched.pods[index], launched.identity, command))
+
+
+def without_greeting(place: Platform, argv: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a program and leave out what the login prints."""
+    greeting = place.greeting if isinstance(place, StrangersPlace) else b""
+    done = subprocess.run(argv, capture_output=True, timeout=600, stdin=subprocess.DEVNULL)
+    out, err = done.stdout.removeprefix(greeting).decode(), done.stderr.decode(errors="replace")
+    return subprocess.CompletedProcess(argv, done.returncode, out, err)
 
 
 def test_it_describes_itself(backend: Place) -> None:
@@ -121,21 +182,20 @@ def test_each_is_reached_by_the_keeper(launched: Launched) -> None:
 
 
 def test_each_is_reached_by_the_ssh_client(launched: Launched, place: Platform) -> None:
-    # No quotes of csh hold a line break on a command line.
-    is_csh = isinstance(place, StrangersPlace)
-    words = [word for word in NASTY if not is_csh or "\n" not in word]
+    # No quotes of csh hold a line break, and fish reads a backslash inside quotes.
+    shell = place.shell if isinstance(place, StrangersPlace) else ""
+    unfit = "\n" if "csh" in shell else "\\" if shell == "fish" else "\0"
+    words = [word for word in NASTY if unfit not in word]
     for index, pod in enumerate(launched.pods):
-        done = ssh(launched, index, [pod.python, "-c", ECHO, *words])
+        done = ssh(launched, place, index, [pod.python, "-c", ECHO, *words])
         assert done.returncode == 0, done
         assert json.loads(done.stdout) == words
 
 
-def test_the_printed_command_works_when_pasted(launched: Launched) -> None:
+def test_the_printed_command_works_when_pasted(launched: Launched, place: Platform) -> None:
     line = shlex.join(ssh_argv(launched.pods[0], launched.identity, ["echo", "a  b"]))
-    done = subprocess.run(
-        ["sh", "-c", line], capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
-    )
-    assert done.stdout.removeprefix(StrangersPlace.GREETING) == "a  b\n", done
+    done = without_greeting(place, ["sh", "-c", line])
+    assert done.stdout == "a  b\n", done
 
 
 def test_files_travel_both_ways(launched: Launched, tmp_path: Path) -> None:
@@ -163,14 +223,10 @@ def test_files_travel_both_ways(launched: Launched, tmp_path: Path) -> None:
         )
 
 
-def needs_logins(launched: Launched) -> None:
-    """Leave out hosts of the user's: OpenSSH's client has logged in there (test_hosts.py)."""
-    if launched.pods[0].control:
-        pytest.skip("all travels on a connection that stands already")
-
-
-def test_a_wrong_host_key_is_a_hard_stop(launched: Launched, tmp_path: Path) -> None:
-    needs_logins(launched)
+@logging_in
+def test_a_wrong_host_key_is_a_hard_stop(
+    launched: Launched, place: Platform, tmp_path: Path
+) -> None:
     first, second = launched.pods
     launched.identity.pin([replace(first, host_key=second.host_key), second])
     pinned = launched.identity.known_hosts.read_text()
@@ -180,23 +236,23 @@ def test_a_wrong_host_key_is_a_hard_stop(launched: Launched, tmp_path: Path) -> 
         match=sentence("pods.transport.check_host_key.host-key-changed", "pod-0", "SHA256"),
     ):
         launched.connect().open()
-    done = ssh(launched, 0, ["touch", str(canary)])
+    done = ssh(launched, place, 0, ["touch", str(canary)])
     assert done.returncode == 255
     assert "host key" in done.stderr.lower()
     assert not canary.exists()
     assert launched.identity.known_hosts.read_text() == pinned
 
 
-def test_a_host_that_is_not_pinned_is_not_greeted(launched: Launched) -> None:
-    needs_logins(launched)
+@logging_in
+def test_a_host_that_is_not_pinned_is_not_greeted(launched: Launched, place: Platform) -> None:
     launched.identity.pin(launched.pods[1:])
     with pytest.raises(PodError, match=sentence("pods.transport.reach.host-key-pinned", "pod-0")):
         launched.connect().open()
-    assert ssh(launched, 0, ["true"]).returncode == 255
+    assert ssh(launched, place, 0, ["true"]).returncode == 255
 
 
-def test_another_key_is_refused(launched: Launched, tmp_path: Path) -> None:
-    needs_logins(launched)
+@logging_in
+def test_another_key_is_refused(launched: Launched, place: Platform, tmp_path: Path) -> None:
     other = Identity.create(tmp_path / "other")
     pod = replace(launched.pods[0], key="")
     other.pin([pod])
@@ -205,7 +261,7 @@ def test_another_key_is_refused(launched: Launched, tmp_path: Path) -> None:
         match=sentence("pods.transport.log_in.permission-denied-publickey", pod.user, other.key),
     ):
         SSHConnection(pod, other).open()
-    done = ssh(replace(launched, identity=other), 0, ["true"])
+    done = ssh(replace(launched, identity=other), place, 0, ["true"])
     assert done.returncode == 255
     assert "Permission denied (publickey)" in done.stderr
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import says
 from workbench.agent.probe.allreduce import nccl_transports
 from workbench.pods.doctor import exchange
 from workbench.pods.doctor.exchange import Exchange, measure_exchange
@@ -54,6 +55,7 @@ def test_all_ranks_of_all_pods_take_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: tuple[int, ...]
 ) -> None:
     monkeypatch.setattr(exchange, "start_ssh", on_this_machine)
+    monkeypatch.setattr(exchange, "_LIMIT_S", 1200.0)  # of a busy machine
     pods = [
         Pod(name=f"pod-{n}", address=f"127.0.0.{n + 2}", slots=each, python=sys.executable)
         for n, each in enumerate(slots)
@@ -70,10 +72,27 @@ def test_all_ranks_of_all_pods_take_part(
     assert measured.bandwidth_gb_per_s == pytest.approx(rate)
 
 
+def test_a_measurement_without_an_end_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "_LIMIT_S", 0.5)
+
+    def start(*_args: object, stderr: int) -> tuple[subprocess.Popen[str], str]:
+        pipe = subprocess.PIPE
+        argv = ["sleep", "600"]
+        process = subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=stderr, text=True)
+        return process, "the mark\n"
+
+    monkeypatch.setattr(exchange, "start_ssh", start)
+    measured = measure_exchange([Pod(name="pod-0")], Identity(tmp_path), "/package", {}, {})
+    assert says(measured.problem, "pods.exchange.measure_exchange.end-within", 0.5)
+
+
 def test_a_rank_that_fails_ends_the_measurement_with_its_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchange, "start_ssh", on_this_machine)
+    monkeypatch.setattr(exchange, "_LIMIT_S", 1200.0)  # of a busy machine
     pods = [Pod(name="pod-0", address="127.0.0.2", slots=2, python=sys.executable)]
     env = {"GLOO_SOCKET_IFNAME": "no-such-one"}
     package = str(Path(__file__).parents[2])

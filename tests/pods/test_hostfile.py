@@ -154,6 +154,15 @@ def test_ordinary_addresses_stay_as_they_are(text: str) -> None:
     assert check_address(text) == text
 
 
+@pytest.mark.parametrize("text", ["fe80::1%eth0", "::1%1", "fe80::1%e th", "fe80::1%é"])
+def test_a_zone_is_refused_as_a_zone(text: str) -> None:
+    with pytest.raises(
+        ConfigError, match=sentence("pods.hostfile.check_address.zone-names-interface")
+    ):
+        check_address(text)
+    check_address(text.partition("%")[0])  # the advice
+
+
 @pytest.mark.parametrize("port", [0, -1, 65536, True, "22", 2.0, None])
 def test_ports(port: object) -> None:
     with pytest.raises(ConfigError):

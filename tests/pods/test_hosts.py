@@ -30,6 +30,7 @@ from workbench.pods.guest.machine import free_port
 from workbench.pods.hosts import far_end
 from workbench.pods.hosts.entry import far_end_script
 from workbench.pods.hosts.far_end import ANSWER, LISTENS, enter, leave
+from workbench.pods.hosts.names import Host, read_host, resolved
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -203,7 +204,11 @@ def test_a_jump_host_is_gone_through_and_checked_too(
         f"{known_hosts(there, tmp_path / 'known')}\n"
     )
     (tmp_path / "config").write_text("".join([*blocks, key]))
-    pods = launch(2, **({**ways, "trust": {}} if config else {"jump": jump, "trust": there.trust}))
+    pods = launch(
+        2,
+        connect_timeout_s=60,
+        **({**ways, "trust": {}} if config else {"jump": jump, "trust": there.trust}),
+    )
     assert [pod.address for pod in pods] == ["127.0.0.2", "127.0.0.3"]
     identity = Identity.create(tmp_path / "a b")
     identity.pin(pods)
@@ -692,6 +697,25 @@ def test_what_an_ssh_configuration_cannot_ask(
         config.write_text(text)
         with pytest.raises(WorkbenchError, match=words):
             launch(hosts=["a"], ssh_config=config)
+
+
+@pytest.mark.parametrize("given", ["[::1]", "ada@[fd00::5]", "[::ffff:10.0.0.5]:2222", "gpu-1"])
+def test_a_host_is_read_again_as_it_is_written(given: str) -> None:
+    host = read_host(given)
+    assert read_host(host.written) == host
+
+
+@pytest.mark.parametrize("given", ["fe80::1%eth0", "[fe80::1%eth0]:22", "ada@fe80::1%eth0"])
+def test_a_zone_is_for_the_login_alone(given: str, tmp_path: Path) -> None:
+    zone = sentence("pods.hostfile.check_address.zone-names-interface", "fe80::1%eth0")
+    with pytest.raises(ConfigError, match=zone):
+        read_host(given)
+    config = tmp_path / "config"
+    config.write_text("Host lab\n  HostName fe80::1%%eth0\n")
+    with pytest.raises(ConfigError, match=zone):
+        resolved(Host(address="lab"), ["-F", str(config)])
+    host = resolved(Host(address="lab", internal_address="10.0.0.5"), ["-F", str(config)])
+    assert (host.reached, host.between) == ("fe80::1%eth0", "10.0.0.5")
 
 
 def test_paths_of_keys_are_made_absolute_where_the_notebook_is(

@@ -90,7 +90,7 @@ def helper(path: Path, script: str) -> dict[str, Any]:
     return {"exec": {"apiVersion": VERSION, "command": f"./{path.name}", "args": ["get", "--x=y"]}}
 
 
-def credential(**status: str) -> str:
+def credential(**status: object) -> str:
     return json.dumps({"apiVersion": VERSION, "kind": "ExecCredential", "status": status})
 
 
@@ -116,6 +116,20 @@ OLD = credential(token="t").replace("/v1", "/v1beta1")
             f"echo '{credential(clientCertificateData='secret-1')}'",
             "its output has neither a token nor a certificate",
         ),
+        *(
+            (f"echo '{credential(**status)}'", "its output has neither a token nor a certificate")
+            for status in (
+                {"token": None},
+                {"clientCertificateData": "secret-1", "clientKeyData": "secret-1"},
+                {"clientCertificateData": 1, "clientKeyData": 2},
+            )
+        ),
+        *(
+            (f"cat <<'END'\n{credential(token=token)}\nEND", "its token is empty, or has a blank")
+            for token in ("", 7, ["secret-1"], "secret-1\n", "secret-1 b", "secret-1é", True)
+        ),
+        (f"echo '{credential(token='t', expirationTimestamp=5)}'", "expirationTimestamp is no"),
+        (f"echo '{credential(token='t', expirationTimestamp='soon')}'", "datetime: 'soon'"),
     ],
 )
 def test_a_login_helper_that_fails_is_quoted_and_nothing_is_asked_without_credentials(
@@ -131,9 +145,45 @@ def test_a_login_helper_that_fails_is_quoted_and_nothing_is_asked_without_creden
         said = str(caught.value)
         assert says(said, "pods.access.find_access.kubeconfig-used", tmp_path / "config")
         assert words in said
-        assert "Log in in a terminal" in said
+        assert "Log in in a terminal" in said or "soon" in script
         assert not any(word in said for word in ("Role", "secret-1", "--x=y"))
     assert server.tokens == []
+
+
+@pytest.mark.parametrize("end", ["", "\n", " \r\n"])
+def test_a_token_of_a_file_may_have_a_last_line(tmp_path: Path, server: Server, end: str) -> None:
+    (tmp_path / "token").write_bytes(f"t-1{end}".encode())
+    place = kubeconfig(tmp_path / "config", server.url, {"tokenFile": "token"})
+    workbench.places.nodes(place)
+    assert set(server.tokens) == {"Bearer t-1"}
+
+
+@pytest.mark.parametrize("token", ["secret-1\nb", "secret-1 b", "secret-1é", "\0secret-1"])
+def test_an_odd_token_is_refused_and_not_shown(tmp_path: Path, server: Server, token: str) -> None:
+    place = kubeconfig(tmp_path / "config", server.url, {"token": token})
+    with pytest.raises(ConfigError) as caught:
+        workbench.places.nodes(place)
+    assert says(caught.value, "pods.access._load_user_token.users-token-blank")
+    assert "secret-1" not in str(caught.value)
+    assert server.tokens == []
+
+
+@pytest.mark.parametrize(
+    "provider",
+    ["gcp", {"name": "gcp"}, {"name": "gcp", "config": {}}, {"name": "azure", "config": {}}, []],
+)
+def test_an_auth_provider_without_a_token_is_named(
+    tmp_path: Path, server: Server, provider: object
+) -> None:
+    place = kubeconfig(tmp_path / "config", server.url, {"auth-provider": provider})
+    with pytest.raises(ConfigError) as caught:
+        workbench.places.nodes(place)
+    assert says(caught.value, "pods.access._load_auth_provider_token.auth-provider-gives")
+    assert server.tokens == []
+    # The advice: a login helper in its place.
+    user = helper(tmp_path / "helper", f"echo '{credential(token='t')}'")
+    workbench.places.nodes(kubeconfig(tmp_path / "config", server.url, user))
+    assert set(server.tokens) == {"Bearer t"}
 
 
 def test_a_login_helper_that_is_missing_is_named_with_the_hint_of_the_kubeconfig(

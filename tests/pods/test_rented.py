@@ -99,6 +99,7 @@ def containers(rented: HostsPlace) -> list[SSHHost]:
 
 def place(rented: HostsPlace, hosts: list[object], config: Path, **options: object) -> SSHPods:
     options = {"python": rented.python, "root": str(rented.root), **options}
+    options.setdefault("connect_timeout_s", 60)  # a busy machine's chain of logins
     return SSHPods(hosts, ssh_config=str(config), **options)
 
 

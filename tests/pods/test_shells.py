@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.sshhosts import NOISE, READS
 from workbench.pods.pod import Pod
 from workbench.pods.ssh import child, openssh
 from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file, send_file
@@ -26,25 +27,6 @@ from workbench.pods.ssh.openssh import run_over_openssh
 NASTY = "a'b\"c!d\\e\n\nf  g * $HOME `x` é \t#~ %s {a,b} \udcff"
 SHOWN = NASTY.replace("\udcff", "\\xff")
 BYTES = bytes(range(256)) * 100
-# The file that a shell reads for a command; bash does so where the command comes over SSH.
-READS = {
-    "sh": "",
-    "bash": ".bashrc",
-    "dash": "",
-    "ksh": "",
-    "zsh": ".zshenv",
-    "fish": ".config/fish/config.fish",
-    "tcsh": ".cshrc",
-    "csh": ".cshrc",
-    "bsd-csh": ".cshrc",
-}
-NOISE = {
-    "nothing": b"",
-    "one line": b"Welcome to the lab\n",
-    "200 lines": b"Welcome to the lab\n" * 200,
-    "no end": b"Welcome\n@workbench-last login: today",
-    "binary": bytes(range(256)) + b"\xff\x00\x80",
-}
 
 
 def login_of(shell: str, home: Path, noise: bytes) -> Callable[[Sequence[str]], list[str]]:

@@ -18,17 +18,19 @@ from poll import until
 
 from tests.fakes.sshhosts import HostsPlace, SSHHost
 from tests.support.sentences import says, sentence
-from workbench.base.errors import ConfigError, PodError, RemoteError, WorkbenchError
+from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.process import live_descendants
 from workbench.keeper.fleet import Fleet
-from workbench.pods.hosts.certificates import ended, ends
+from workbench.pods.hosts.certificates import ended, ending_soon, ends
 from workbench.pods.hosts.names import with_hops
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
+from workbench.pods.ssh import master
 from workbench.pods.ssh.bulk.transfer import fetch_file, route_to
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.master import Master
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 
@@ -71,6 +73,7 @@ class Site:
 
     def backend(self, name: str, config: Path, **options: object) -> SSHPods:
         options = {"python": self.place.python, "root": str(self.place.root), **options}
+        options.setdefault("connect_timeout_s", 60)  # a busy machine's chain of logins
         return SSHPods([name], ssh_config=str(config), **options)
 
 
@@ -284,6 +287,15 @@ def test_certificates_of_users_and_of_hosts(
             PodError, match=sentence("pods.certificates.ended.certificate-ended", certificate)
         ):
             site.backend("lab", config).launch(PodSpec(), 1, context)
+        # A damaged certificate is named, and the whole one there again logs in.
+        whole = sign(ca, key, "-1h:+2h").read_text()
+        certificate.write_text(whole[:200])
+        with pytest.raises(
+            PodError, match=sentence("pods.certificates._damaged.ssh-read-certificate", certificate)
+        ):
+            site.backend("lab", config).launch(PodSpec(), 1, context)
+        certificate.write_text(whole)
+        try_login(site.backend("lab", config), context, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -301,6 +313,38 @@ def test_a_certificate_has_an_end_or_none(tmp_path: Path, validity: str, has_end
     words = ["-F", "none", "-o", f"IdentityFile={key}", "--", "127.0.0.1"]
     assert list(ends([words])) == ([str(file)] if has_end else [])
     assert ended(words) == ""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole.replace(b"A", b"", 1),
+        lambda whole: b"\n".join(whole[at : at + 64] for at in range(0, len(whole), 64)),
+        lambda whole: whole.partition(b" ")[2],
+        lambda whole: b"ssh-ed25519 AAAA mine\n",
+        lambda _whole: b"",
+        lambda _whole: b"\n",
+        lambda _whole: bytes(range(256)),
+        lambda whole: whole.decode().encode("utf-16"),
+    ],
+)
+def test_a_damaged_certificate_is_named(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    key = new_key(tmp_path / "mine")
+    file = sign(new_key(tmp_path / "ca"), key, "-1h:+2h")
+    words = ["-F", "none", "-o", f"IdentityFile={key}", "--", "127.0.0.1"]
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert ends([words]) == {str(file): None}
+    assert says(ended(words), "pods.certificates._damaged.ssh-read-certificate", file)
+    (line,) = ending_soon([words])
+    assert says(line, "pods.certificates._damaged.ssh-read-certificate", file)
+    # Either advice ends it.
+    file.write_bytes(whole)
+    assert list(ends([words]).values()) != [None]
+    assert ended(words) == ""
+    file.unlink()
+    assert ends([words]) == {}
 
 
 @pytest.fixture
@@ -375,6 +419,26 @@ def test_the_hosts_on_the_way_are_found_however_they_are_written(
     config.write_text(f"Host lab\n  {lines}\n")
     found = with_hops([["-F", str(config), "--", "lab"]])
     assert [words[-1] for words, _ in found] == ["lab", *hops]
+
+
+@pytest.mark.parametrize(
+    ("prints", "words"),
+    [("", "no answer in 10 s"), ("Please wait", "no answer in 10 s; ssh says: Please wait")],
+)
+def test_a_login_that_is_ended_at_the_limit_is_named_with_the_limit(
+    tmp_path: Path, prints: str, words: str
+) -> None:
+    """The words of what ends ssh, Terminated, are not those of the login."""
+    program = master.wrapper_of(tmp_path / "s")
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho {prints} >&2\nexec sleep 600\n")
+    program.chmod(0o755)
+    connection = Master("lab", ["--", "lab"], tmp_path / "s" / "c")
+    with pytest.raises(PodTimeout) as caught:
+        connection.open(10.0)
+    connection.close()
+    assert str(caught.value) == f"lab: {words}"
+    assert master.said_by(b"Terminated\n") == ""
 
 
 def test_jump_hosts_in_a_circle_are_each_found_once(tmp_path: Path) -> None:

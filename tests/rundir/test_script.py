@@ -454,6 +454,68 @@ def test_a_module_and_a_folder_above_the_script_travel(
     assert started(Script(module="pkg.train"), there, env).startswith("7 __main__ []")
 
 
+@pytest.mark.parametrize("arg", ["a b", "${RANK}"])
+def test_a_package_that_runs_and_a_name_like_an_option_start(tmp_path: Path, arg: str) -> None:
+    folder = tmp_path / "own"
+    (folder / "main").mkdir(parents=True)
+    (folder / "main" / "__main__.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    (folder / "-x.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    shown = f"__main__ {[arg.replace('${RANK}', '3')]}"
+    job = Script(module="main", folder=str(folder), args=[arg])
+    assert Script.from_dict(job.to_dict()).path == job.path == f"{folder}/main/__main__.py"
+    assert started(job, tmp_path / "module", {"RANK": "3"}) == shown
+    script = Script(str(folder / "-x.py"), args=[arg])
+    assert started(script, tmp_path / "script", {"RANK": "3"}) == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.ipynb", b"{}", sentence("jobs.script_folder._check_python.notebook-write-script")),
+        ("a.sh", b"echo", sentence("jobs.script_folder._check_python.shell-script-python")),
+        (
+            "latin.py",
+            "print('größe')".encode("latin-1"),
+            sentence("jobs.script_folder._check_python.text-python-reads"),
+        ),
+        (
+            "utf16.py",
+            "print(1)".encode("utf-16"),
+            sentence("jobs.script_folder._check_python.text-python-reads"),
+        ),
+        (
+            "packed.py",
+            b"\x1f\x8b\x08\0",
+            sentence("jobs.script_folder._check_python.text-python-reads"),
+        ),
+        ("nul.py", b"print(1)\0", sentence("jobs.script_folder._check_python.text-python-reads")),
+        (
+            "unknown.py",
+            b"# coding: no-such\n",
+            sentence("jobs.script_folder._check_python.text-python-reads"),
+        ),
+        ("folder.py", None, sentence("jobs.script_folder.check_script.file-python-file")),
+        ("none.py", ..., sentence("jobs.script_folder.check_script.script-does-exist")),
+        ("latin-named.py", "# coding: latin-1\nprint('größe')".encode("latin-1"), ""),
+        ("marked.py", b"\xef\xbb\xbfprint(1)", ""),
+        ("train", b"#!/usr/bin/env python\nprint(1)", ""),
+    ],
+)
+def test_what_python_cannot_read_as_a_program_is_refused_before_a_run(
+    tmp_path: Path, name: str, content: object, said: str
+) -> None:
+    script = tmp_path / name
+    if content is None:
+        script.mkdir()
+    elif isinstance(content, bytes):
+        script.write_bytes(content)
+    if not said:
+        check_script(script)
+        return
+    with pytest.raises(ConfigError, match=said):
+        check_script(script)
+
+
 def test_a_module_keeps_its_folder_and_its_users_files(repository: Path) -> None:
     folder = str(repository / "src")
     job = Script(module="pkg.train", folder=folder)

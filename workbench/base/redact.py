@@ -26,6 +26,10 @@ _SECRET_WORDS = frozenset(
         "PASSWORDS",
         "PASSWD",
         "PASSPHRASE",
+        "PASSCODE",
+        "COOKIE",
+        "JWT",
+        "BEARER",
         "PWD",
         "CREDENTIAL",
         "CREDENTIALS",
@@ -61,6 +65,15 @@ _FIELDS = frozenset(
         "ROW",
         "COLUMN",
         "PUBLIC",
+        "TEXT",
+        "LABEL",
+        "FEATURE",
+        "INPUT",
+        "OUTPUT",
+        "TARGET",
+        "PROMPT",
+        "QUESTION",
+        "ANSWER",
     ]
 )
 _COUNTED = frozenset({"TOKEN", "TOKENS", "CONN", "CONNECTION"})
@@ -70,6 +83,8 @@ _NUMBER_VALUE = re.compile(
     r"[+-]?(?:[\d.,:_]{1,400}+(?:[eE][+-]?\d{1,9}+)?|inf|nan)", re.IGNORECASE
 )
 _JSON_WORDS = frozenset({"true", "false", "null", "none", "yes", "no", "on", "off"})
+# A tokenizer's mark, as </s>, <|im_end|> and [PAD]: answers of models are full of them.
+_TOKEN_VALUE = re.compile(r"<[/|｜]?(?:[^\W\d]|[▁ -]){1,40}+\d{0,3}[|｜]?>|\[[A-Z_]{1,40}\]")
 # A name, an address or a path, as zero3-offload, 127.0.0.2, /data/run-1 and Qwen2.5-0.5B.
 _PART = r"(?:(?:[A-Z]?[a-z]{1,400}+|[A-Z]{1,400}+)\d{0,2}|\d{1,20}[A-Za-z]?)"
 _WORD_VALUE = re.compile(rf"[-_./:~ ]{{0,9}}{_PART}?(?:[-_./:~ ]{{1,9}}+{_PART}?){{0,400}}")
@@ -193,7 +208,8 @@ def is_secret(name: str, value: str) -> bool:
         >>> is_secret("PGPASS", "opensesame"), is_secret("MY_SETTING", "x7-Qp22-moon")
         (True, True)
     """
-    if value.strip().lower() in _JSON_WORDS or _NUMBER_VALUE.fullmatch(value.strip()):
+    bare = value.strip()
+    if bare.lower() in _JSON_WORDS or _NUMBER_VALUE.fullmatch(bare) or _TOKEN_VALUE.fullmatch(bare):
         return False
     if is_secret_name(name):
         return len(value) >= _LEAST

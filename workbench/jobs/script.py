@@ -324,7 +324,9 @@ class Script(Job):
             start = ["-c", _FILL_IN_MODULE] if filled else ["-m"]
             return [*start, self.module, *self.args]
         start = ["-c", _FILL_IN] if filled else []
-        return [*start, self.inside, *self.args]
+        # Python takes a name such as -x.py for an option.
+        inside = f"./{self.inside}" if self.inside.startswith("-") else self.inside
+        return [*start, inside, *self.args]
 
     def handed_over(self, request: HandoverRequest) -> Handover:
         name = self.inside
@@ -389,12 +391,17 @@ def _path_of(module: str, folder: str, given: object) -> str:
             "'pkg.train'; the folder of pkg is the option folder"
         )
     beside = module.replace(".", "/")
-    path = os.path.join(folder, f"{beside}.py")  # noqa: PTH118  # a text, as the user wrote it
-    if given is not None and not str(given).endswith(f"{beside}.py"):
+    names = (f"{beside}.py", f"{beside}/__main__.py")  # a module, or a package that runs
+    chosen = names[0]
+    if given is not None:
+        chosen = next((name for name in names if str(given).endswith(name)), "")
+    elif not _normal(f"{folder}/{names[0]}").is_file():
+        chosen = names[_normal(f"{folder}/{names[1]}").is_file()]
+    if not chosen:
         raise ConfigError(
             f"Script.path is {str(given)!r} and Script.module is {module!r}. Give one of the two"
         )
-    return path
+    return os.path.join(folder, chosen)  # noqa: PTH118  # a text, as the user wrote it
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import tokenize
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -129,10 +130,38 @@ def check_outputs(patterns: Sequence[str]) -> None:
 _SHOWN = 300  # letters of a path
 
 
+def _check_python(script: Path, shown: str) -> None:
+    """Refuse a file that Python cannot read as a program."""
+    if script.suffix == ".ipynb":
+        raise ConfigError(
+            f"{shown} is a notebook. Write a script with `jupyter nbconvert --to script"
+            f" {script.name}`, and give the script"
+        )
+    if script.suffix in (".sh", ".bash", ".zsh"):
+        raise ConfigError(
+            f"{shown} is a shell script. Give the Python file that the shell script starts, with"
+            " args and env"
+        )
+    try:
+        with tokenize.open(script) as file:
+            has_nul = "\0" in file.read()
+    except (SyntaxError, UnicodeDecodeError):
+        has_nul = True
+    if has_nul:
+        raise ConfigError(f"{shown} is no text that Python reads. Save the file as UTF-8")
+
+
 def check_script(script: Path, root: Path | None = None) -> None:
     """Check a script and its folder before the run starts. `root`: the folder, if not beside."""
-    if not is_there(script) or not script.is_file():
-        raise ConfigError(f"the script {str(script)[:_SHOWN]} does not exist")
+    shown = f"the script {str(script)[:_SHOWN]}"
+    if not is_there(script) or not script.exists():
+        raise ConfigError(f"{shown} does not exist")
+    if not script.is_file():
+        raise ConfigError(
+            f"{shown} is not a file. Give the Python file, or a module: Script(module='pkg.train',"
+            " folder='.')"
+        )
+    _check_python(script, shown)
     folder = root or script.parent
     if not script.is_relative_to(folder):
         raise ConfigError(

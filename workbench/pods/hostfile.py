@@ -31,16 +31,20 @@ _OPTION = re.compile(r"(slots|max[_-]slots)=([0-9]{1,9}|-[0-9]{1,9})")
 def check_address(text: str) -> str:
     """Return the address unchanged if it is an IP address or an RFC 1123 host name."""
     shown = repr(text if len(text) <= 60 else text[:60] + "…")
-    if "%" in text or not text.isascii():
-        raise ConfigError(f"{shown} is not an IP address or a host name")
     try:
         parsed = ipaddress.ip_address(text)
     except ValueError:
-        if not _is_host_name(text):
+        if not (text.isascii() and _is_host_name(text)):
             raise ConfigError(f"{shown} is not an IP address or a host name") from None
-    else:
-        if parsed.is_unspecified or parsed.is_multicast or text == "255.255.255.255":
-            raise ConfigError(f"{shown} is not the address of a host")
+        return text
+    match parsed:
+        case ipaddress.IPv6Address(scope_id=str()):
+            raise ConfigError(
+                f"{shown} has a zone, an interface of this machine alone. Give an address without a"
+                " zone"
+            )
+    if parsed.is_unspecified or parsed.is_multicast or text == "255.255.255.255":
+        raise ConfigError(f"{shown} is not the address of a host")
     return text
 
 

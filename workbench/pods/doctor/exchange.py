@@ -6,6 +6,7 @@ The processes end with their stdin.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -95,6 +96,7 @@ def measure_exchange(
         except FileNotFoundError:
             return Exchange(pods=len(pods), problem=NO_CLIENT)
         alarm = threading.Timer(_LIMIT_S, _kill, [processes])
+        ends_s = time.monotonic() + _LIMIT_S
         alarm.start()
         try:
             lines = _converse(pods, processes, started[0][1], interfaces, env)
@@ -111,8 +113,10 @@ def measure_exchange(
                 text = _last_line(file)
                 if text:
                     words.append(f"{name}: {text}")
-            problem = "; ".join(words)
-            return replace(exchange, problem=problem or exchange.problem)
+            problem = "; ".join(words) or exchange.problem
+            if time.monotonic() >= ends_s:
+                problem = f"no end within {_LIMIT_S:g} s: {problem}"
+            return replace(exchange, problem=problem)
     return exchange
 
 

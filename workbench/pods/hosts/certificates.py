@@ -12,6 +12,7 @@ from pathlib import Path
 from workbench.base.words import plain
 from workbench.pods.hosts.names import with_hops
 
+_CERTIFICATE = re.compile(r"Type: \S+ (?:user|host) certificate")
 _USERS = re.compile(r"Type: \S+ user certificate")
 _NAME = re.compile(r'Key ID: "(.*)"')
 _ENDS = re.compile(r"Valid: (?:from \S+ to|before) (\d\S+)")  # or "to forever"
@@ -20,58 +21,81 @@ _LOOK_S = 5.0
 _DAY = timedelta(days=1)
 
 
-def ends(ways: Sequence[Sequence[str]]) -> dict[str, datetime]:
+def ends(ways: Sequence[Sequence[str]]) -> dict[str, datetime | None]:
     """Return the certificates for hosts and their ends, local time; none without an end.
 
     `ways`: arguments of `ssh` for each host. Hosts on the way count too. A file is named by its
-    path, and a certificate of an agent by its key id.
+    path, and a certificate of an agent by its key id. None: ssh cannot read the certificate.
     """
     offered: dict[str, tuple[str, str]] = {}
     agents = []
+    found: dict[str, datetime | None] = {}
     for words, told in with_hops(ways):
         whose = "" if words in ways else f" for the jump host {words[-1]}"
-        for path, line in _in_files(told):
-            offered.setdefault(_text_of(line), (f"{path}{whose}", line))
+        for path, lines in _files(told):
+            if not lines:
+                found[f"{path}{whose}"] = None
+            for line in lines:
+                offered.setdefault(_text_of(line), (f"{path}{whose}", line))
         agents.append(_agent_of(told))
     for agent in dict.fromkeys(filter(None, agents)):
-        held = _output(["ssh-add", "-L"], "", agent=agent).splitlines()
-        for line in filter(_is_certificate, held):
+        held = _output(["ssh-add", "-L"], "", agent=agent) or ""
+        for line in filter(_is_certificate, held.splitlines()):
             offered.setdefault(_text_of(line), ("", line))
 
-    found = {}
     for path, line in offered.values():
         shown = _output(["ssh-keygen", "-L", "-f", "-"], f"{line}\n")
-        end = _ENDS.search(shown)
-        if end is None or not _USERS.search(shown):
+        if shown is None:
             continue
         key_id = _NAME.search(shown)
         name = path or _of_agent(key_id[1] if key_id else "")
-        found[name] = datetime.fromisoformat(end[1])
+        end = _ENDS.search(shown)
+        if not _CERTIFICATE.search(shown):
+            found[name] = None
+        elif end is not None and _USERS.search(shown):
+            found[name] = datetime.fromisoformat(end[1])
     return found
 
 
 def ending_soon(ways: Sequence[Sequence[str]]) -> list[str]:
-    """Return a line per certificate with an end within a day. `ways`: as for `ends`."""
-    return [
-        f"the certificate {name} ends at {end:%Y-%m-%d %H:%M}: no host can be logged in to again"
-        " after that"
-        for name, end in ends(ways).items()
-        if end < datetime.now() + _DAY
-    ]
+    """Return a line per certificate with an end within a day, or damaged. `ways`: as for `ends`."""
+    lines = []
+    for name, end in ends(ways).items():
+        if end is None:
+            lines.append(_damaged(name))
+        elif end < datetime.now() + _DAY:
+            lines.append(
+                f"the certificate {name} ends at {end:%Y-%m-%d %H:%M}: no host can be logged in to"
+                " again after that"
+            )
+    return lines
 
 
 def ended(words: Sequence[str]) -> str:
-    """Return the sentence on a host's certificates that have ended; empty: there is none."""
-    lines = [
+    """Return the sentence on a host's certificates that ended or are damaged, if any."""
+    found = ends([words])
+    ended_ones = [
         f"the certificate {name} ended at {end:%Y-%m-%d %H:%M}"
-        for name, end in ends([words]).items()
-        if end < datetime.now()
+        for name, end in found.items()
+        if end is not None and end < datetime.now()
     ]
-    return f"{'; '.join(lines)}: renew the certificate" if lines else ""
+    lines = [f"{'; '.join(ended_ones)}: renew the certificate"] if ended_ones else []
+    lines += [_damaged(name) for name, end in found.items() if end is None]
+    return "; ".join(lines)
 
 
-def _in_files(told: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
-    """Return the certificates that are configured, or lie beside a key: path and line."""
+def _damaged(name: str) -> str:
+    return (
+        f"ssh cannot read the certificate {name} and does not offer it: copy the whole file there"
+        " again, or remove the file"
+    )
+
+
+def _files(told: Mapping[str, Sequence[str]]) -> list[tuple[str, list[str]]]:
+    """Return the files of certificates that are configured, or lie beside a key, with the lines.
+
+    A file without a certificate, or that cannot be read, has no lines.
+    """
     beside = [f"{key}-cert.pub" for key in told.get("identityfile", [])]
     found = []
     for name in [*told.get("certificatefile", []), *beside]:
@@ -80,9 +104,11 @@ def _in_files(told: Mapping[str, Sequence[str]]) -> list[tuple[str, str]]:
             if not path.is_file():  # a pipe would wait
                 continue
             lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError, RuntimeError):  # the last: no such account
+        except RuntimeError:  # no such account
             continue
-        found += [(str(path), line) for line in lines if _is_certificate(line)]
+        except (OSError, UnicodeDecodeError):
+            lines = []
+        found.append((str(path), list(filter(_is_certificate, lines))))
     return found
 
 
@@ -111,13 +137,13 @@ def _of_agent(key_id: str) -> str:
     return f"{plain(key_id)[:100]!r} of the agent"
 
 
-def _output(argv: Sequence[str], given: str, agent: str = "") -> str:
-    """Return what a program prints; empty if the program does not run or end."""
+def _output(argv: Sequence[str], given: str, agent: str = "") -> str | None:
+    """Return what a program prints; None if the program does not run or end."""
     environment = {**os.environ, **({"SSH_AUTH_SOCK": agent} if agent else {})}
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, input=given, timeout=_LOOK_S, env=environment
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
+        return None
     return done.stdout

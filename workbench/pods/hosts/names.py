@@ -93,7 +93,7 @@ class Host:
         """The host in the form that `read_host` reads."""
         options = self.to_dict()
         if len(options) == 1:
-            return self.address
+            return f"[{self.address}]" if ":" in self.address else self.address
         return options
 
     def __str__(self) -> str:
@@ -208,6 +208,8 @@ def check_between(hosts: Sequence[Host]) -> None:
 def _read_text(text: str) -> dict[str, object]:
     match = _FORM.fullmatch(text)
     if match is None:
+        if "%" in text:
+            check_address(text.rpartition("@")[2])  # which names a zone
         raise ConfigError(
             f'{text!r} is not a host; write "name" or "user@name:port", an IPv6 address as'
             ' "[::1]:22"'

@@ -16,7 +16,7 @@ from kubernetes.config.dateutil import parse_rfc3339
 from kubernetes.config.kube_config import FileOrData, KubeConfigLoader, KubeConfigMerger
 
 from workbench.base.errors import ConfigError
-from workbench.pods.kubernetes.login import LoginFailed, LoginWait, credentials
+from workbench.pods.kubernetes.login import LoginFailed, LoginWait, credentials, is_token
 from workbench.pods.kubernetes.options import KubernetesOptions
 
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -87,6 +87,31 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]
         self._wait = wait
         super().__init__(**given)
 
+    def _load_auth_provider_token(self) -> str | None:
+        if "auth-provider" not in self._user:
+            return None
+        found: str | None = None
+        # The client fails in its own code where a provider has no token.
+        with contextlib.suppress(LookupError, TypeError, AttributeError):
+            found = super()._load_auth_provider_token()
+        if not found:
+            raise LoginFailed(
+                "its auth-provider gives no token, and Kubernetes 1.26 removed auth-providers. Let"
+                " the login command of your cluster write the kubeconfig anew, with a login helper"
+                " (exec)"
+            )
+        return found
+
+    def _load_user_token(self) -> bool | None:
+        if not super()._load_user_token():
+            return None
+        # A file's last line ends with a line break.
+        token = str(getattr(self, "token", "")).removeprefix("Bearer ").strip()
+        if not is_token(token):
+            raise LoginFailed("the user's token has a blank, a line break or another odd character")
+        self.token = f"Bearer {token}"
+        return True
+
     def _load_from_exec_plugin(self) -> bool | None:
         if "exec" not in self._user:
             return None
@@ -101,7 +126,7 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]
                 if extension["name"] == "client.authentication.k8s.io/exec":
                     cluster["config"] = extension["extension"]
         status = credentials(helper.value, cluster, folder, self._wait)
-        if "token" in status:
+        if status.get("token") is not None:
             self.token = f"Bearer {status['token']}"
         else:
             self.cert_file = self._file_of(status, "clientCertificateData", folder)

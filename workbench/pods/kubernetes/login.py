@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,8 @@ _LIMIT_S = 60.0
 _LOOK_S = 0.2
 _QUIET_S = 3.0  # most helpers have ended by then, and a warning of theirs is no news
 _MOST_WORDS = 1500  # a login URL with its parameters has some hundred letters
+_TOKEN = re.compile(r"[!-~]+")
+_PEM = "-----BEGIN"
 _AGAIN = "Log in in a terminal, for example with `kubectl get pods`, then try again"
 
 
@@ -171,7 +174,17 @@ def _read(answer: bytes, version: str) -> tuple[Mapping[str, Any], str]:
     status = found.get("status")
     if not isinstance(status, dict):
         return {}, "its output has no status"
-    is_certificate = {"clientCertificateData", "clientKeyData"} <= status.keys()
-    if "token" not in status and not is_certificate:
+    token, ends = status.get("token"), status.get("expirationTimestamp", "")
+    pair = [status.get(key) for key in ("clientCertificateData", "clientKeyData")]
+    if token is None and not all(isinstance(each, str) and _PEM in each for each in pair):
         return {}, "its output has neither a token nor a certificate with its key"
+    if token is not None and not is_token(token):
+        return {}, "its token is empty, or has a blank, a line break or another odd character"
+    if not isinstance(ends, str):
+        return {}, "its expirationTimestamp is no text"
     return status, ""
+
+
+def is_token(value: object) -> bool:
+    """Whether a token can stand in the header of a request."""
+    return isinstance(value, str) and bool(_TOKEN.fullmatch(value))

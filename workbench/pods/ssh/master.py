@@ -85,9 +85,10 @@ _STEP_S = 0.02
 _SHOWN = 1200
 _NOISE = re.compile(
     r"^kex_exchange_identification: Connection (?:closed|reset) by"
-    r"|^Connection closed by \S+ port|^@{5}|\bTerminated\b|^\s*$"
+    r"|^Connection closed by \S+ port|^@{5}|^\s*$"
     r"|^Warning: Permanently added|^Pseudo-terminal will not"
 )
+_OF_GUARD = re.compile(r"\bTerminated\b")
 _LINES = 14  # what comes before may be a banner
 _LATE = re.compile(r"timed out|Timeout, server|no answer", re.IGNORECASE)
 _REFUSAL = re.compile(
@@ -177,8 +178,9 @@ class Master:
             return
         late = self.is_running
         self.drop()
-        if late:
-            self.said = self.said or f"no answer in {limit_s:g} s"
+        if late and not (_LATE.search(self.said) or is_refusal(self.said)):
+            words = f"; ssh says: {self.said}" if self.said else ""
+            self.said = f"no answer in {limit_s:g} s{words}"
         raise failure(self.host, self.said)
 
     def drop(self) -> None:
@@ -224,7 +226,8 @@ class Master:
 
 def said_by(data: bytes) -> str:
     """Return the words of ssh as a line, without noise."""
-    lines = data.decode(errors="replace").replace("\r", "").splitlines()
+    shown = data.decode(errors="replace").replace("\r", "").splitlines()
+    lines = [line for line in shown if not _OF_GUARD.search(line)]
     telling = [line.strip() for line in lines if not _NOISE.search(line)] or lines
     last = list(dict.fromkeys(telling))[-_LINES:]
     return plain("; ".join(last))[-_SHOWN:]
