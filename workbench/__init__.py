@@ -16,9 +16,9 @@ from workbench.base.versions import VERSION
 if TYPE_CHECKING:
     from workbench.benchmark.benchmark import Benchmark as Benchmark
     from workbench.benchmark.cluster import Cluster as Cluster
-    from workbench.client.comparison import tensorboard as tensorboard
-    from workbench.client.history import history as history
     from workbench.client.run import Run as Run
+    from workbench.client.tables.comparison import tensorboard as tensorboard
+    from workbench.client.tables.history import history as history
     from workbench.finetune.job.finetune import FineTune as FineTune
     from workbench.finetune.notebook.comparison import compare as compare
     from workbench.finetune.plan.gpus import gpus_for as gpus_for
@@ -54,11 +54,11 @@ _HOME = {
     "Volume": "workbench.pods.kubernetes.manifests.volumes",
     "compare": "workbench.finetune.notebook.comparison",
     "gpus_for": "workbench.finetune.plan.gpus",
-    "history": "workbench.client.history",
+    "history": "workbench.client.tables.history",
     "log": "workbench.rundir.events",
     "plan": "workbench.finetune.plan.plan",
     "preview": "workbench.finetune.plan.reading",
-    "tensorboard": "workbench.client.comparison",
+    "tensorboard": "workbench.client.tables.comparison",
 }
 """Internal module of every name that stands here."""
 __all__ = list(_HOME)

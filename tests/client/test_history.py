@@ -13,8 +13,8 @@ from poll import until
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, RunError
-from workbench.client.history import history
 from workbench.client.run import Run
+from workbench.client.tables.history import history
 from workbench.display.kit.widgets import VIEW
 from workbench.rundir.paths import RunPaths
 

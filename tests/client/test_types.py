@@ -36,7 +36,7 @@ REVEALED = [
     "workbench.finetune.plan.table.PlanTable",
     "workbench.client.run.Run",
     "workbench.client.result.RunResult",
-    "workbench.client.comparison.RunComparison",
+    "workbench.client.tables.comparison.RunComparison",
     "workbench.finetune.profile.compare.ProfileComparison",
 ]
 

@@ -24,7 +24,7 @@ from workbench.display.compose.preview import preview_of
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.options.adapters import Lora
-from workbench.finetune.options.models import ModelKind, model_kind
+from workbench.finetune.options.model.models import ModelKind, model_kind
 from workbench.finetune.plan.setting import request_of
 from workbench.finetune.plan.tracing import remember
 from workbench.pods.backends import KINDS, backend_class

@@ -24,9 +24,9 @@ from workbench.base.errors import ConfigError
 from workbench.base.shown import as_bundle
 from workbench.base.words import number
 from workbench.benchmark.result import Report, rows_below
-from workbench.client.comparison import compare
 from workbench.client.plot import MEMORY, PlotOptions
 from workbench.client.run import Run
+from workbench.client.tables.comparison import compare
 from workbench.display.benchmark.report import plots_doc
 from workbench.display.kit.doc import Figure, to_bundles, to_html, to_text
 from workbench.display.kit.plots.figure import (
@@ -51,7 +51,7 @@ from workbench.display.records.history import comparison_doc, runs_doc
 from workbench.display.run.page import run_view_doc
 from workbench.display.run.panel import PlotPanel, run_plot_doc
 from workbench.rundir.figures.curves import smoothed
-from workbench.rundir.metrics import plot_names
+from workbench.rundir.figures.metrics import plot_names
 from workbench.rundir.view import RunView
 
 PAGES = {

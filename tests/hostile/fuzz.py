@@ -26,9 +26,9 @@ from workbench.base.messages.server import Requests
 from workbench.base.redact import Redactor
 from workbench.base.shown import as_text
 from workbench.benchmark.read import row_of
-from workbench.client.history import history
 from workbench.client.returned import returned
 from workbench.client.run import Run
+from workbench.client.tables.history import history
 from workbench.client.takeover import stored_spec
 from workbench.finetune.answers.predictions import read_predictions
 from workbench.finetune.data.meant import RowTally

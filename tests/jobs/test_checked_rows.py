@@ -13,7 +13,7 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.job.checked_rows import checked_rows
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.limits import TEMPLATE_TOO_SLOW
+from workbench.finetune.options.model.limits import TEMPLATE_TOO_SLOW
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.options.models import ModelKind, model_kind
+from workbench.finetune.options.model.models import ModelKind, model_kind
 
 
 @pytest.mark.parametrize(

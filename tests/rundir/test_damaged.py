@@ -28,8 +28,8 @@ from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
 from workbench.base.shown import as_text
 from workbench.benchmark.result import Report, rows_below
-from workbench.client.history import history
 from workbench.client.run import Run
+from workbench.client.tables.history import history
 from workbench.display.run.page import run_text
 from workbench.finetune.profile.compare import compare
 from workbench.pods.pod_spec import PodSpec

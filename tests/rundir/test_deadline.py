@@ -14,7 +14,7 @@ from workbench.base.files import write_json
 from workbench.jobs.script import Script
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
-from workbench.rundir.deadline import early_end, end_of, too_late
+from workbench.rundir.figures.deadline import early_end, end_of, too_late
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState

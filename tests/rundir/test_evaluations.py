@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.support.sentences import says
 from tests.writtenrun import write_run
 from workbench.base.process import RUN_MARK
-from workbench.client.comparison import compare
+from workbench.client.tables.comparison import compare
 from workbench.display.kit.plots.figure import look_of_run
 from workbench.display.kit.plots.runs import curve_plot, losses_plot
 from workbench.rundir import events as events_module

@@ -17,12 +17,12 @@ from workbench.display.kit.doc import to_html
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_view_doc
 from workbench.finetune.options.reported import perplexity
-from workbench.rundir import metrics
 from workbench.rundir.catalog.store import record_of
 from workbench.rundir.events import Event, EventKind, read_events
+from workbench.rundir.figures import metrics
 from workbench.rundir.figures.curves import ScalarWriter
-from workbench.rundir.metric import Better, Metric
-from workbench.rundir.metrics import METRICS, curves_of, less_is_better, rows
+from workbench.rundir.figures.metric import Better, Metric
+from workbench.rundir.figures.metrics import METRICS, curves_of, less_is_better, rows
 from workbench.rundir.totals import RunTotals
 from workbench.rundir.view import RunView
 

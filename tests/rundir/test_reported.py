@@ -10,10 +10,10 @@ import pytest
 
 from workbench.finetune.options.reported import REPORTED
 from workbench.results import FineTuneResult
-from workbench.rundir import reported
 from workbench.rundir.events import Event
-from workbench.rundir.metric import Fact, Metric, Reported
-from workbench.rundir.metrics import known
+from workbench.rundir.figures import reported
+from workbench.rundir.figures.metric import Fact, Metric, Reported
+from workbench.rundir.figures.metrics import known
 from workbench.rundir.totals import RunTotals
 
 OTHER = Reported(metrics=(Metric(name="mood", title="mood"),), facts=(Fact(name="greeted"),))

@@ -24,8 +24,8 @@ from workbench.base.files.private import make_cluster_folder
 from workbench.base.json_values import whole
 from workbench.base.process import is_alive, process_start_time
 from workbench.base.shown import load_views
-from workbench.client.history import history
 from workbench.client.run import Run
+from workbench.client.tables.history import history
 from workbench.keeper.spawn import process_facts, take_lock
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status, silence_of, state_of, state_or_problem

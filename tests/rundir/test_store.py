@@ -11,7 +11,7 @@ from tests.support.counted import calls_of
 from tests.support.sentences import says, sentence
 from workbench.base.errors import RunError
 from workbench.base.process import process_start_time
-from workbench.client.history import history
+from workbench.client.tables.history import history
 from workbench.rundir.catalog.store import find_runs
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.state import RunState

@@ -17,7 +17,7 @@ from workbench import FineTune
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.export.folder import Export, export_to_store
-from workbench.finetune.options.models import Family
+from workbench.finetune.options.model.models import Family
 from workbench.finetune.submit.prepare import check_early
 from workbench.rundir.checkpoints import newest_good, write_manifest
 from workbench.rundir.paths import RunPaths

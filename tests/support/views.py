@@ -23,11 +23,11 @@ from workbench.benchmark.forecast import (
 )
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult
 from workbench.client.cluster import Cluster
-from workbench.client.comparison import ComparisonPlot, RunComparison
-from workbench.client.history import History
 from workbench.client.plot import RunPlot
 from workbench.client.result import RunResult
 from workbench.client.stacks import Stacks
+from workbench.client.tables.comparison import ComparisonPlot, RunComparison
+from workbench.client.tables.history import History
 from workbench.client.tensorboard.board import Board, BoardServer, Route, Way
 from workbench.display.failure import FaultCard, fault_card
 from workbench.finetune.answers.conversation import Conversation
@@ -37,7 +37,7 @@ from workbench.finetune.data.judged import judge
 from workbench.finetune.export.folder import Export
 from workbench.finetune.export.push import ModelCard, Pushed
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.models import Family
+from workbench.finetune.options.model.models import Family
 from workbench.finetune.plan.gpus import GpuRow, GpuTable
 from workbench.finetune.plan.reading import Length, RowPreview
 from workbench.finetune.plan.table import PlanTable

@@ -56,7 +56,7 @@ JOBS = {
 }
 """Classes of the built-in kinds of jobs; `jobs/registry.py` adds those of other packages."""
 REPORTED = ("workbench.finetune.options.reported:REPORTED",)
-"""Figures and facts that the built-in kinds report; `rundir/reported.py` adds others."""
+"""Figures and facts that the built-in kinds report; `rundir/figures/reported.py` adds others."""
 
 RUN = "workbench.client.run:Run"
 RESULT = "workbench.client.result:RunResult"

@@ -12,7 +12,7 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.shown import ShownLive
 from workbench.rundir.events import EventKind, read_events
 from workbench.rundir.figures.curves import EVERYWHERE
-from workbench.rundir.metrics import curves_of, known, metric_of, plot_names
+from workbench.rundir.figures.metrics import curves_of, known, metric_of, plot_names
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.totals import RunTotals
 

@@ -17,8 +17,8 @@ from workbench.base.shown import Shown, as_page
 from workbench.base.words import counted, plain, printable
 from workbench.client.kinds import class_for, missing_attribute, recipe_for
 from workbench.rundir.figures.flight import communication
+from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import stored
 from workbench.rundir.state import RunState

@@ -23,8 +23,8 @@ from workbench.client.stacks import Stacks
 from workbench.client.takeover import reattach, settle_handover
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.catalog.store import read_label, write_label
-from workbench.rundir.deadline import early_end, end_of
 from workbench.rundir.events import Events
+from workbench.rundir.figures.deadline import early_end, end_of
 from workbench.rundir.output.tail import LogLines, last_lines, last_of_both
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import RunSpec

@@ -21,7 +21,7 @@ from workbench.client.takeover import checkpoint_on_pods
 from workbench.jobs.job import Job
 from workbench.jobs.script import Function
 from workbench.keeper.launch import LaunchCommand
-from workbench.rundir.deadline import end_of, too_late
+from workbench.rundir.figures.deadline import end_of, too_late
 from workbench.rundir.format import FORMAT
 from workbench.rundir.make.function import as_script
 from workbench.rundir.make.prepare import PreparedRun, prepare_run

@@ -13,12 +13,12 @@ from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.forecast import BenchmarkForecast
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult, Report
 from workbench.client.cluster import Cluster
-from workbench.client.comparison import ComparisonPlot, RunComparison
-from workbench.client.history import History
 from workbench.client.plot import RunPlot
 from workbench.client.result import Card, RunResult
 from workbench.client.run import Run
 from workbench.client.stacks import Stacks
+from workbench.client.tables.comparison import ComparisonPlot, RunComparison
+from workbench.client.tables.history import History
 from workbench.client.tensorboard.board import Board
 from workbench.display.benchmark import live, report, table
 from workbench.display.cluster import cluster_doc, follow_start, look_at, show_cluster

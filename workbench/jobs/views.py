@@ -102,8 +102,9 @@ class JobViews(Generic[J]):
     def table_columns(cls, options: Mapping[str, object]) -> Mapping[str, object]:
         """Return the job's cells in tables of runs and benchmarks, from the job's JSON form.
 
-        Names are fields of `BenchmarkRow`, and facts of the kind (`rundir/reported`). Another
-        version may have written the JSON form, so every value may be missing or of another type.
+        Names are fields of `BenchmarkRow`, and facts of the kind (`rundir/figures/reported`).
+        Another version may have written the JSON form, so every value may be missing or of
+        another type.
         """
         return {
             "model": text(options.get("model")),

@@ -24,9 +24,9 @@ from workbench.base.shown import as_page
 from workbench.base.words import counted, gib, plain
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.cluster import Cluster
-from workbench.client.comparison import compare_views
 from workbench.client.result import RunResult, card_of
 from workbench.client.run import Run
+from workbench.client.tables.comparison import compare_views
 from workbench.client.takeover import unfinished_runs
 from workbench.client.tensorboard.board import BOARD_PATH, board_folder, has_board, serve_folders
 from workbench.client.tensorboard.server import find_by_key

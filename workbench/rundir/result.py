@@ -18,9 +18,9 @@ from workbench.base.json_values import text
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
 from workbench.base.redact import Redactor
 from workbench.base.words import counted, printable
+from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerUse
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
 

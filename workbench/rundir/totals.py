@@ -18,10 +18,10 @@ from workbench.base.json_values import number, numbers_of, whole
 from workbench.base.words import told
 from workbench.rundir.events import Event, EventKind, EventTail
 from workbench.rundir.figures.evaluations import Evaluations
+from workbench.rundir.figures.metrics import figures_of
+from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.figures.trainings import Trainings
 from workbench.rundir.figures.workers import WorkerBook
-from workbench.rundir.metrics import figures_of
-from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.result import Restart
 from workbench.rundir.state import RunState
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import gate, read_json
 from workbench.base.json_values import number, text, whole
-from workbench.rundir import metrics
 from workbench.rundir.catalog.store import hosts_in
-from workbench.rundir.deadline import early_end, end_of
 from workbench.rundir.events import Event, EventKind, EventTail
+from workbench.rundir.figures import metrics
 from workbench.rundir.figures.curves import Curve, HostMemory, MemoryBook
+from workbench.rundir.figures.deadline import early_end, end_of
 from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.figures.workers import GpuUse
 from workbench.rundir.output.tail import LogTail

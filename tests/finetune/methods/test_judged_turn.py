@@ -21,7 +21,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import METHODS, method_of
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.models import Family
+from workbench.finetune.options.model.models import Family
 from workbench.finetune.recipe.order import IGNORED
 
 pytestmark = pytest.mark.slow  # transformers

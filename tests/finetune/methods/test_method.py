@@ -15,7 +15,7 @@ from workbench.finetune.export.recipe import repeats
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.registry import METHOD_NAMES, METHODS, method_of
 from workbench.finetune.options.evaluation import best_metric
-from workbench.rundir.metrics import known
+from workbench.rundir.figures.metrics import known
 
 REWARDS = {"rewards": ["reward.py:shared"]}
 

@@ -120,7 +120,7 @@ def rehearse_built_in() -> None:
     import torch
 
     from workbench.finetune.model import tiny
-    from workbench.finetune.options.models import TINY_LLAMA, TINY_T5
+    from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5
     from workbench.finetune.recipe.lean_loss import returns_scores
 
     for name in (TINY_LLAMA, TINY_T5):

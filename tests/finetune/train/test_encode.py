@@ -22,7 +22,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.models import Family
+from workbench.finetune.options.model.models import Family
 from workbench.finetune.options.text.prompts import wording
 from workbench.finetune.recipe.lean_loss import shifted
 from workbench.finetune.recipe.order import IGNORED

@@ -23,7 +23,7 @@ from workbench.finetune.train.guests.figures import (
     unknown_figure,
 )
 from workbench.finetune.train.with_trl import _named
-from workbench.rundir.metrics import curve_name, tag_of
+from workbench.rundir.figures.metrics import curve_name, tag_of
 
 STOPS = {"eval_steps": 1, "early_stopping_patience": 2}
 

@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import adapters
 from workbench.finetune.model.load import Loaded, placed
-from workbench.finetune.options.models import Family
+from workbench.finetune.options.model.models import Family
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -15,7 +15,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.models import Family
+from workbench.finetune.options.model.models import Family
 from workbench.finetune.options.text.lengths import Limits, TextLengths
 from workbench.finetune.recipe.order import IGNORED
 

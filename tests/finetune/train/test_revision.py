@@ -15,7 +15,7 @@ from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.export.folder import start_lines
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
-from workbench.finetune.options.models import Family
+from workbench.finetune.options.model.models import Family
 from workbench.finetune.submit.prepare import check_early
 
 NEWEST, OLDER = "b" * 40, "a" * 40

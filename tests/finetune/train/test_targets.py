@@ -21,7 +21,7 @@ from workbench.finetune.model import load as model
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.model.targets import adapted_weights, left_out, plain_name
 from workbench.finetune.options.adapters import Lora
-from workbench.finetune.options.models import Family
+from workbench.finetune.options.model.models import Family
 from workbench.finetune.plan.plan import plan
 
 SIZES = {**folders.SIZES, "vocab_size": 64, "num_attention_heads": 4, "hidden_size": 32}

@@ -361,7 +361,7 @@ def _words(tag: str) -> list[str]:
 
 def _figure(tag: str) -> str:
     """Return the notebook's name for a scalar, or "" for a scalar that only TensorBoard shows."""
-    from workbench.rundir.metrics import scalar_names
+    from workbench.rundir.figures.metrics import scalar_names
 
     words = _words(tag)
     named = [word for word in words if word not in _OF_TRAINING and word not in _OF_EVAL]

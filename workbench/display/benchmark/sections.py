@@ -22,7 +22,7 @@ from workbench.base.words import (
 )
 from workbench.benchmark.result import Report
 from workbench.benchmark.row import BenchmarkRow
-from workbench.client.run_rows import different_options
+from workbench.client.tables.run_rows import different_options
 from workbench.display.benchmark.bars import profile_bars_svg
 from workbench.display.benchmark.sheet import Line, Sheet
 from workbench.display.kit.doc import Block, Code, Figure, Fold, Note, Table

@@ -14,7 +14,7 @@ from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import check_configuration
-from workbench.finetune.options.models import check_model
+from workbench.finetune.options.model.models import check_model
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.launcher import Launcher
 from workbench.pods.backends import backend_from_dict

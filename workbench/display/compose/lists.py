@@ -17,7 +17,7 @@ from workbench.base.json_values import part, text
 from workbench.base.words import plain
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.data.sources.read import ENDS
-from workbench.finetune.options.models import hub_cache
+from workbench.finetune.options.model.models import hub_cache
 from workbench.rundir.catalog.store import find_all
 from workbench.rundir.paths import RunPaths
 

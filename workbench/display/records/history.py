@@ -12,9 +12,9 @@ from markupsafe import Markup
 
 from workbench.base.table import Grid, Tone, Toned, text_table
 from workbench.base.words import UNKNOWN, count, counted, moment, percent
-from workbench.client.comparison import ComparisonPlot, RunComparison
-from workbench.client.history import History
-from workbench.client.run_table import FIGURES, Format, figure, grid_of
+from workbench.client.tables.comparison import ComparisonPlot, RunComparison
+from workbench.client.tables.history import History
+from workbench.client.tables.run_table import FIGURES, Format, figure, grid_of
 from workbench.display.kit.doc import (
     Block,
     Doc,

@@ -31,7 +31,7 @@ from workbench.finetune.notebook.result import FineTuneResult
 from workbench.finetune.profile.compare import ProfileComparison
 from workbench.finetune.profile.parse import ModuleProfile, Profile
 from workbench.rundir.catalog.store import read_label
-from workbench.rundir.metrics import columns_of
+from workbench.rundir.figures.metrics import columns_of
 from workbench.rundir.paths import RunPaths
 
 _OPEN = 2  # levels that are open, and shown as text

@@ -24,10 +24,10 @@ from workbench.display.failure import fault_card
 from workbench.display.kit.downloads import run_links
 from workbench.display.kit.lengths import length_facts
 from workbench.display.kit.plots.runs import plot_title
-from workbench.rundir import metrics
 from workbench.rundir.catalog.store import read_label
 from workbench.rundir.events import EventKind
-from workbench.rundir.metric import Metric
+from workbench.rundir.figures import metrics
+from workbench.rundir.figures.metric import Metric
 from workbench.rundir.state import RunState
 from workbench.rundir.totals import Progress
 from workbench.rundir.view import RunView

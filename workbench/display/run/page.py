@@ -56,8 +56,8 @@ from workbench.display.records.result import facts_of_result, profile_doc, resul
 from workbench.display.records.scores import scores_doc
 from workbench.display.run.facts import TIPS, RunFacts
 from workbench.finetune.notebook.result import FineTuneCard
+from workbench.rundir.figures.metrics import curves_of, plot_names
 from workbench.rundir.figures.workers import EpochTime, GpuUse, WorkerBook, WorkerUse
-from workbench.rundir.metrics import curves_of, plot_names
 from workbench.rundir.totals import MOST_FIGURES
 from workbench.rundir.view import RunView
 

@@ -24,7 +24,7 @@ from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import RunPage, run_doc
 from workbench.display.run.stacks import stacks_blocks
-from workbench.rundir.metrics import curves_of
+from workbench.rundir.figures.metrics import curves_of
 from workbench.rundir.status import state_or_problem
 from workbench.rundir.view import RunView
 

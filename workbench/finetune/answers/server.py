@@ -29,7 +29,7 @@ from workbench.base.json_values import part, whole
 from workbench.base.messages import rpc
 from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.answers.questions import Question
-from workbench.finetune.options.limits import too_many_parts
+from workbench.finetune.options.model.limits import too_many_parts
 from workbench.rundir.paths import RunPaths, is_output_name
 from workbench.rundir.status import result_file
 

@@ -33,7 +33,7 @@ from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.options.choices import Peft
-from workbench.finetune.options.models import ModelKind, model_kind
+from workbench.finetune.options.model.models import ModelKind, model_kind
 from workbench.jobs.registry import job_from_dict
 
 _LIMIT = timedelta(hours=6)

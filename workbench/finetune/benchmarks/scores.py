@@ -11,7 +11,7 @@ from workbench.base.shown import Shown
 from workbench.base.table import Grid, as_grid, data_frame
 from workbench.base.words import counted
 from workbench.rundir.catalog.benchmarks import evaluations_of
-from workbench.rundir.metric import Better
+from workbench.rundir.figures.metric import Better
 from workbench.rundir.paths import RunPaths
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from workbench.finetune.options.choices import (
     Precision,
     Schedule,
 )
-from workbench.finetune.options.models import Family, model_family
+from workbench.finetune.options.model.models import Family, model_family
 from workbench.finetune.options.optimizers import LionOptions, MuonOptions
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of

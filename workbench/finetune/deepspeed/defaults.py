@@ -14,8 +14,8 @@ from workbench.finetune.deepspeed.files import load
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.adapters import Lora
 from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
-from workbench.finetune.options.folders import ADAPTERS
-from workbench.finetune.options.models import (
+from workbench.finetune.options.model.folders import ADAPTERS
+from workbench.finetune.options.model.models import (
     TINY_LLAMA,
     TINY_T5,
     Family,

@@ -18,7 +18,7 @@ from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import Precision
-from workbench.finetune.options.models import Family, ModelKind, model_kind
+from workbench.finetune.options.model.models import Family, ModelKind, model_kind
 from workbench.jobs.registry import job_from_dict
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import check_address, is_address

@@ -25,8 +25,8 @@ from workbench.finetune.export.folder import (
     sizes_in,
 )
 from workbench.finetune.methods.registry import method_of
-from workbench.finetune.options.limits import ENCODER_DECODER
-from workbench.finetune.options.models import Family, model_family
+from workbench.finetune.options.model.limits import ENCODER_DECODER
+from workbench.finetune.options.model.models import Family, model_family
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import is_address
 

@@ -28,7 +28,7 @@ from workbench.finetune.export.folder import (
 )
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Peft
-from workbench.finetune.options.models import Family, ModelKind, model_kind
+from workbench.finetune.options.model.models import Family, ModelKind, model_kind
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 

@@ -28,7 +28,7 @@ from workbench.finetune.methods.registry import repeats
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.options.choices import ROW_ORDER, Peft
 from workbench.finetune.options.metrics import carried_metrics
-from workbench.finetune.options.models import TINY_T5, Family
+from workbench.finetune.options.model.models import TINY_T5, Family
 from workbench.finetune.techniques.registry import has_recipe, runs_alone
 from workbench.jobs.script import references
 from workbench.rundir.paths import RunPaths

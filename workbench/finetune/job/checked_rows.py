@@ -16,8 +16,8 @@ from workbench.base.messages.lines import Pipes, TooLong
 from workbench.finetune.data.forms.messages import Message, Shape, answer_of, asked, shape_of
 from workbench.finetune.data.rows import Example, Refusal
 from workbench.finetune.job.refusals import row_refusal
-from workbench.finetune.options.limits import TEMPLATE_TOO_SLOW
-from workbench.finetune.options.models import has_chat_template
+from workbench.finetune.options.model.limits import TEMPLATE_TOO_SLOW
+from workbench.finetune.options.model.models import has_chat_template
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.text.prompts import source_text
 

@@ -26,8 +26,8 @@ from workbench.finetune.job.tokenizer_files import (
 )
 from workbench.finetune.job.weights import check_adapters, check_weights, elements_of
 from workbench.finetune.options.choices import Peft, Precision
-from workbench.finetune.options.limits import too_many_parts
-from workbench.finetune.options.models import ModelKind, cached_folder, model_kind
+from workbench.finetune.options.model.limits import too_many_parts
+from workbench.finetune.options.model.models import ModelKind, cached_folder, model_kind
 from workbench.finetune.techniques.registry import technique_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from workbench.finetune.options.groups.adapters import check_adapters_at_submit
 from workbench.finetune.options.groups.languages import check_languages, language_options
 from workbench.finetune.options.groups.sequence import check_sequence, check_sequence_at_submit
 from workbench.finetune.options.groups.tensor import check_tensor, check_tensor_at_submit
-from workbench.finetune.options.models import (
+from workbench.finetune.options.model.models import (
     TINY_LLAMA,
     TINY_T5,
     Family,

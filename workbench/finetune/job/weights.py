@@ -13,7 +13,13 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import is_there
 from workbench.base.json_values import Json, items, parse_json, part, text, whole
 from workbench.finetune.job.given_files import read_object
-from workbench.finetune.options.folders import ADAPTER_WEIGHTS, ADAPTERS, INDEXES, SINGLE, way_out
+from workbench.finetune.options.model.folders import (
+    ADAPTER_WEIGHTS,
+    ADAPTERS,
+    INDEXES,
+    SINGLE,
+    way_out,
+)
 
 _AGAIN = "Copy the file again"
 _POINTER = b"version https://git-lfs"

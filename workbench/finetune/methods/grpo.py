@@ -15,7 +15,7 @@ from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.preference import MethodOptions, NotNegative, Share, second_model
 from workbench.finetune.methods.rows import PromptRows
 from workbench.finetune.options.evaluation import evaluates
-from workbench.finetune.options.models import language_of
+from workbench.finetune.options.model.models import language_of
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import Setting
 

@@ -19,7 +19,7 @@ from workbench.base.record import Record
 from workbench.finetune.data.reading import RowReader
 from workbench.finetune.options.choices import LossOn, Peft
 from workbench.finetune.options.evaluation import check_best_metric
-from workbench.finetune.options.models import Family, family_by_name, language_of
+from workbench.finetune.options.model.models import Family, family_by_name, language_of
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import FP32, HALF, Setting

@@ -28,7 +28,7 @@ from workbench.finetune.model.tied import Owners, check_alone, tied_weights
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.groups.adapters import unpacked
-from workbench.finetune.options.models import TINY_LLAMA, TINY_T5
+from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5
 from workbench.finetune.techniques.on_pods.tensor import whole_numel
 
 WEIGHTS = "adapter_model.safetensors"

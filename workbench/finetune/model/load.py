@@ -24,7 +24,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import pipeline, tiny
 from workbench.finetune.model.files.opened import read_weights, without_sharding
 from workbench.finetune.options.choices import Peft, Precision
-from workbench.finetune.options.models import Family, ModelKind, model_kind
+from workbench.finetune.options.model.models import Family, ModelKind, model_kind
 from workbench.finetune.techniques.registry import technique_of
 
 _HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}

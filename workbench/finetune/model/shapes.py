@@ -8,8 +8,8 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_given, user_path
-from workbench.finetune.options.limits import too_many_parts
-from workbench.finetune.options.models import (
+from workbench.finetune.options.model.limits import too_many_parts
+from workbench.finetune.options.model.models import (
     TINY_LLAMA,
     TINY_T5,
     ModelKind,

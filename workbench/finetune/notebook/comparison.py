@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from workbench.client import comparison as client
-from workbench.client.comparison import AnyRun, RunComparison
+from workbench.client.tables import comparison as client
+from workbench.client.tables.comparison import AnyRun, RunComparison
 from workbench.finetune.profile import compare as profiles
 from workbench.finetune.profile.parse import Profile
 

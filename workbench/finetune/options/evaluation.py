@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from workbench.base.errors import ConfigError, one_of
 from workbench.finetune.options.choices import EvalStrategy
 from workbench.finetune.options.metrics import METRICS, own_metrics
-from workbench.finetune.options.models import Family, family_by_name
+from workbench.finetune.options.model.models import Family, family_by_name
 from workbench.finetune.options.options import FineTuneOptions
-from workbench.rundir.metrics import less_is_better
+from workbench.rundir.figures.metrics import less_is_better
 
 LOSS = "eval_loss"
 ROUGE = ("rouge1", "rouge2", "rougeL")

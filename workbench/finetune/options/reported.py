@@ -9,7 +9,7 @@ import math
 
 from workbench.base.words import number, percent
 from workbench.rundir.events import EventKind
-from workbench.rundir.metric import Better, Fact, Metric, Reported
+from workbench.rundir.figures.metric import Better, Fact, Metric, Reported
 
 _MOST_NATS = 700  # e to the 700 is near the largest float
 _METRICS = (

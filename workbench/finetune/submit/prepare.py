@@ -20,7 +20,7 @@ from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.groups.tensor import check_pod
-from workbench.finetune.options.models import check_model, model_family
+from workbench.finetune.options.model.models import check_model, model_family
 from workbench.finetune.options.text.templates import template_of, unread
 from workbench.finetune.submit import earlier_rows
 from workbench.finetune.submit.metric_functions import with_metric_files

@@ -16,7 +16,7 @@ from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import Precision, Sampling, Schedule
 from workbench.finetune.options.metrics import metric_function, metric_text
-from workbench.finetune.options.models import has_chat_template
+from workbench.finetune.options.model.models import has_chat_template
 from workbench.finetune.techniques.registry import technique_of
 from workbench.rundir.checkpoints import CHECKPOINT, Checkpoint, newest_good, remove_after
 from workbench.rundir.make.prepare import AskPods

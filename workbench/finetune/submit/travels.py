@@ -12,7 +12,7 @@ from workbench.base.words import size
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.tokenizer_files import VOCABULARIES
 from workbench.finetune.job.weights import weight_names
-from workbench.finetune.options.folders import ADAPTER_WEIGHTS, ADAPTERS
+from workbench.finetune.options.model.folders import ADAPTER_WEIGHTS, ADAPTERS
 
 # Settings that transformers, tokenizers and peft read.
 _SETTINGS = (

@@ -39,7 +39,7 @@ from workbench.finetune.model.sharding import parts_to_shard
 from workbench.finetune.model.text.encode import Encoder, special_ids
 from workbench.finetune.options.choices import Communication, Peft, Precision
 from workbench.finetune.options.evaluation import evaluates
-from workbench.finetune.options.models import Family, ModelKind, model_kind
+from workbench.finetune.options.model.models import Family, ModelKind, model_kind
 from workbench.finetune.options.text.lengths import TextLengths
 from workbench.finetune.options.text.prompts import wording
 from workbench.finetune.options.text.templates import unread

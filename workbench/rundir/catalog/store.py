@@ -22,9 +22,9 @@ from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
 from workbench.rundir.catalog.benchmarks import benchmark_figures
 from workbench.rundir.events import EventTail
+from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.format import check_format
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.reported import facts_of_kinds
 from workbench.rundir.result import HostSlots, ResultRecord
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (

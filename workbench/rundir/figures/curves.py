@@ -13,9 +13,9 @@ from typing import Any
 
 from workbench.base.files.gate import library, make_folders
 from workbench.rundir.events import Event, EventKind
+from workbench.rundir.figures.metrics import numbers_in, tag_of
 from workbench.rundir.figures.samples import Sample, Spread
 from workbench.rundir.figures.trainings import Trainings, begins_again
-from workbench.rundir.metrics import numbers_in, tag_of
 
 _MOST_EARLIER = 19  # lines of trainings, so that memory stays bounded
 _MOST_FOLDERS = 200  # of TensorBoard; further trainings share the last one

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from workbench.base.json_values import number, numbers_of, part
 from workbench.rundir.events import Event
-from workbench.rundir.reported import facts_of_kinds
+from workbench.rundir.figures.reported import facts_of_kinds
 
 _LOSS = "eval_loss"
 _MOST = 50  # names, so that memory stays bounded

@@ -21,7 +21,7 @@ from workbench.display.kit.plots.figure import (
 )
 from workbench.rundir.events import EventKind
 from workbench.rundir.figures.curves import Curve
-from workbench.rundir.metrics import curves_of, metric_of
+from workbench.rundir.figures.metrics import curves_of, metric_of
 from workbench.rundir.view import RunView
 
 SINCE = "since the start was asked for"

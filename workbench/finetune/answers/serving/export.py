@@ -20,7 +20,7 @@ from workbench.base.files.gate import library
 from workbench.finetune.model import adapters
 from workbench.finetune.model.files import older_form
 from workbench.finetune.model.load import Loaded
-from workbench.finetune.options.models import Family
+from workbench.finetune.options.model.models import Family
 
 DTYPES = {
     "fp32": torch.float32,

@@ -26,8 +26,8 @@ from workbench.finetune.data.forms.messages import Message
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.model.text.template import Template, limit_time
-from workbench.finetune.options.limits import ENCODER_DECODER
-from workbench.finetune.options.models import ModelKind, model_kind
+from workbench.finetune.options.model.limits import ENCODER_DECODER
+from workbench.finetune.options.model.models import ModelKind, model_kind
 from workbench.finetune.options.text.prompts import fill
 from workbench.jobs.registry import job_from_dict
 

@@ -32,7 +32,7 @@ from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.template import limit_time
 from workbench.finetune.options.choices import Peft
-from workbench.finetune.options.models import ModelKind, model_kind
+from workbench.finetune.options.model.models import ModelKind, model_kind
 from workbench.finetune.options.text.lengths import TextLengths
 from workbench.jobs.registry import job_from_dict
 

@@ -24,7 +24,7 @@ from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.chat import Chat, Learned
 from workbench.finetune.model.text.languages import Sources, set_languages
 from workbench.finetune.options.choices import LossOn
-from workbench.finetune.options.models import Family
+from workbench.finetune.options.model.models import Family
 from workbench.finetune.options.text.lengths import (
     MOST_TOKENS,
     TARGET_TOKENS,

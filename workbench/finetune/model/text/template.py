@@ -21,7 +21,7 @@ from workbench.base.json_values import Json, part, parts, text
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import incoming
 from workbench.finetune.data.forms.messages import Message, Shape, shape_of
-from workbench.finetune.options.limits import TEMPLATE_S, TEMPLATE_TOO_SLOW
+from workbench.finetune.options.model.limits import TEMPLATE_S, TEMPLATE_TOO_SLOW
 from workbench.finetune.options.text.templates import reads_key
 
 Tools = Sequence[Json]

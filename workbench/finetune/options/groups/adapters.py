@@ -12,7 +12,7 @@ from workbench.base.json_values import part
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.groups.shared import has_experts, known_config
-from workbench.finetune.options.models import config_of
+from workbench.finetune.options.model.models import config_of
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import text
-from workbench.finetune.options.models import TINY_LLAMA, TINY_T5, config_of
+from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5, config_of
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part, whole
-from workbench.finetune.options.models import TINY_LLAMA, Family, config_of, model_family
+from workbench.finetune.options.model.models import TINY_LLAMA, Family, config_of, model_family
 
 # Numbers of experts in the configurations of transformers.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.files import read_given, user_path
 from workbench.base.json_values import text
-from workbench.finetune.options.models import TINY_LLAMA, TINY_T5, config_of
+from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5, config_of
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions

@@ -11,7 +11,7 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.words import plain
 from workbench.finetune.options.evaluation import LOSS, ROUGE
 from workbench.finetune.options.metrics import METRICS
-from workbench.rundir import metrics as known
+from workbench.rundir.figures import metrics as known
 
 _MOST_NAMES = 50
 _LONGEST = 64  # letters of a name

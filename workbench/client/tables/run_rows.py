@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from workbench.base.files import read_json
 from workbench.base.json_values import number, part, text
 from workbench.rundir.catalog.store import RunRecord
-from workbench.rundir.metric import Fact
+from workbench.rundir.figures.metric import Fact
+from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.reported import facts_of_kinds
 
 _COLUMNS = (
     "id",

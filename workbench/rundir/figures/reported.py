@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import entry_points
 
 from workbench.base import entries
-from workbench.rundir.metric import Fact, Metric, Reported
+from workbench.rundir.figures.metric import Fact, Metric, Reported
 
 logger = logging.getLogger(__name__)
 GROUP = "workbench.reported"

@@ -14,11 +14,11 @@ from workbench.base.errors import ConfigError, RunError, check_type, one_of
 from workbench.base.files import is_folder, user_path
 from workbench.base.shown import ShownLive
 from workbench.base.table import as_grid, data_frame
-from workbench.client.comparison import RunComparison, compare
 from workbench.client.run import Run
-from workbench.client.run_rows import columns, different_options, figure_of, jobs_of, rows_of
+from workbench.client.tables.comparison import RunComparison, compare
+from workbench.client.tables.run_rows import columns, different_options, figure_of, jobs_of, rows_of
 from workbench.rundir.catalog.store import RunRecord, find_runs, record_of
-from workbench.rundir.metrics import Column, columns_of
+from workbench.rundir.figures.metrics import Column, columns_of
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive
 
@@ -60,7 +60,8 @@ class History(ShownLive):
     def metrics(self) -> list[Column]:
         """Return the columns of the table for metrics that are no field of the result.
 
-        The columns are metrics with a row in `rundir/metrics.py`, and the column to sort by.
+        The columns are metrics with a row in `rundir/figures/metrics.py`, and the column to
+        sort by.
         """
         shown = []
         for column in _metric_columns(self.records):

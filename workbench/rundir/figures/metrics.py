@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from workbench.base.json_values import numbers_of
 from workbench.base.words import plain
 from workbench.rundir.events import Event, EventKind
-from workbench.rundir.metric import Better, Metric
-from workbench.rundir.reported import metrics_of_kinds
+from workbench.rundir.figures.metric import Better, Metric
+from workbench.rundir.figures.reported import metrics_of_kinds
 
 _EVALUATION = "eval_"
 # Numbers of an event that count the steps or describe the event.

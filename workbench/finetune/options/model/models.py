@@ -14,7 +14,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_folder, is_there, read_given, user_path
 from workbench.base.json_values import Json, parse_json, part
-from workbench.finetune.options.folders import ADAPTERS, way_out
+from workbench.finetune.options.model.folders import ADAPTERS, way_out
 
 TINY_T5 = "tiny-t5"
 TINY_LLAMA = "tiny-llama"

@@ -17,12 +17,12 @@ from workbench.base.words import UNKNOWN, middle_cut, plain
 from workbench.client.plot import Axis, PlotOptions
 from workbench.client.result import RunResult
 from workbench.client.run import Run
-from workbench.client.run_rows import columns, differing, flat_options, rows_of
-from workbench.client.run_table import FIGURES, Format, figure, grid_of
+from workbench.client.tables.run_rows import columns, differing, flat_options, rows_of
+from workbench.client.tables.run_table import FIGURES, Format, figure, grid_of
 from workbench.client.tensorboard.board import Board, board_folder, show_tensorboard
 from workbench.rundir.catalog.store import RunRecord, read_label, record_of
-from workbench.rundir.metrics import columns_of
-from workbench.rundir.reported import facts_of_kinds
+from workbench.rundir.figures.metrics import columns_of
+from workbench.rundir.figures.reported import facts_of_kinds
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import is_keeper_alive, run_at

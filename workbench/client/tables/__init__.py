@@ -1,0 +1,1 @@
+"""Lay out several runs beside each other: history, comparison and their rows."""
