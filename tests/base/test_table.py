@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workbench.base import table
 from workbench.base.table import Bar, Grid, Marked, Toned, cell_text, text_table
 from workbench.base.words import plain
 from workbench.display.kit.templates import html_table
@@ -94,7 +95,7 @@ def test_a_wide_table_goes_on_below_and_no_cell_is_lost(
     whys = [Toned("why a", "bad"), ""]
     grid = Grid(columns=titles, rows=rows, whole=titles, stay=stay, under=whys, caption="runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COLUMNS", str(room))
+        patch.setattr(table, "room_of_text", lambda: room)
         text = text_table(grid)
     shown = " ".join(Cells(html_table(grid)).cells)
     for word in ("why a", *titles, *(f"cell{n}-{line}" for n in range(columns) for line in "ab")):

@@ -15,6 +15,7 @@ from writtenrun import T0, WrittenRun
 
 import workbench
 from tests.support.views import EXAMPLES
+from workbench.base import table
 from workbench.base.files import write_json
 from workbench.base.shown import Shown, as_html, as_text
 from workbench.client.result import RunResult
@@ -122,7 +123,7 @@ _LONGEST = 24  # letters; text breaks longer words
 def test_tables_of_every_view_state_the_same_in_text_and_html(
     kind: type, columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(table, "room_of_text", lambda: columns)
     record = EXAMPLES[kind](tmp_path)
     text, page = as_text(record), as_html(record)
     # Tables break lines within a cell, so words are compared, without marks.

@@ -36,7 +36,7 @@ VIEWS: dict[str, Callable[[WrittenRun], str]] = {
     "message of the cluster": lambda written: cluster_of(written).message,
     "panel of the cluster": lambda written: look_at(cluster_of(written)).message,
     "text of the cluster": lambda written: str(cluster_of(written)),
-    "history": lambda written: str(history(written.cluster.root.parent)),
+    "history": lambda written: as_html(history(written.cluster.root.parent)),
     "run in the sidebar": lambda written: listed(written, "runs"),
     "cluster in the sidebar": lambda written: listed(written, "clusters"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -101,6 +102,13 @@ def facts(caption: str, pairs: Sequence[tuple[str, Cell]]) -> Grid:
     return Grid(columns=("", ""), rows=pairs, caption=caption)
 
 
+def room_of_text() -> int:
+    """Return the columns of the terminal, or those of a text outside of a terminal."""
+    # COLUMNS alone says nothing: Python's readline sets it to 80 in a process without a terminal.
+    is_terminal = sys.__stdout__ is not None and sys.__stdout__.isatty()
+    return get_terminal_size().columns if is_terminal else _ROOM
+
+
 def text_table(grid: Grid, width: int = 60) -> str:
     """Draw a table as text, with cells of at most `width` letters.
 
@@ -114,7 +122,7 @@ def text_table(grid: Grid, width: int = 60) -> str:
         pod-0  1.5
         a       12
     """
-    room = get_terminal_size((_ROOM, 0)).columns
+    room = room_of_text()
     titles = [plain(title) for title in grid.columns]
     cut = [title in grid.cut for title in grid.columns]
     texts = []

@@ -223,7 +223,7 @@ class Listing:
         paths = self.run(name)
         run = Run(paths.root)
         if run.state.is_terminal:
-            raise RunError(f"run {run.id} has ended: it is {run.state}")
+            raise RunError(f"run {run.id} has ended with the state {run.state}")
         run.stop()
         return {"message": "asked to stop within two steps"}
 

@@ -20,5 +20,5 @@ def check_format(record: Mapping[str, object], place: str) -> None:
         raise RunError(
             f"{place} has records of format {shortened(number)}, and this version of "
             f"deepspeed-workbench reads format {FORMAT}; "
-            "read the run with the version that wrote it"
+            "read the run with the version of its writer"
         )

@@ -280,8 +280,8 @@ def _check_weights(paths: RunPaths) -> None:
             raise RunError(f"{path} cannot be read: {error.strerror or error}") from error
         if found != expected:
             raise RunError(
-                f"{path} is damaged: its SHA-256 is not the one in {paths.manifest}, which was "
-                "written with the weights. Put a whole copy back, or train again"
+                f"{path} is damaged: {paths.manifest} has another SHA-256 of the weights. "
+                "Put a whole copy back, or train again"
             )
 
 

@@ -290,7 +290,7 @@ def _unread_prompt(name: str, columns: Mapping[str, str]) -> str:
         # An option of a question has a column of its own.
         remedy = f"Write {{{name}}} into the template of the question in columns"
     elif not key:
-        remedy = "Write its effect into the rows, or give a chat_template"
+        remedy = "Write the effect into the rows, or give a chat_template"
     elif columns:
         remedy = f"Add {key!r}: {name!r} to columns"
     elif key != name:
