@@ -192,6 +192,13 @@ def test_a_refusal_shows_no_value_of_the_environment() -> None:
     assert "canary" not in f"{Ship(name='A', env={'TOKEN': 'canary'})}"
 
 
+def test_a_variable_that_linux_takes_for_no_program_is_refused_by_name() -> None:
+    most = (128 << 10) - len("NAME=") - 1
+    Ship(name="A", env={"NAME": "ü" * (most // 2)})
+    with pytest.raises(ConfigError, match=sentence("base.types._too_long.bytes-linux-takes")):
+        Ship(name="A", env={"NAME": "x" * (most + 1)})
+
+
 def test_the_json_form_is_whole_and_reads_back() -> None:
     ship = Ship(name="A", ports=("Graz",), engine=Engine(power=2))
     data = {

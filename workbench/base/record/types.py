@@ -46,6 +46,8 @@ class Choice:
         return core_schema.literal_schema(list(self.values))
 
 
+# Linux starts no program with a longer variable: MAX_ARG_STRLEN, with name, = and a NUL.
+_LONGEST_VARIABLE = 128 << 10
 _VARIABLES = TypeAdapter(Mapping[str, str], config=ConfigDict(strict=True))
 
 
@@ -68,9 +70,23 @@ def _environment(value: Any) -> object:
             if place
             else "must be an object of strings, NAME: value"
         )
+    if not problem:
+        problem = _too_long(value)
     if problem:
         raise ConfigError(f"env {problem}")
     return value
+
+
+def _too_long(variables: Mapping[str, str]) -> str:
+    """Return a sentence on the first variable with which no program starts; empty: none."""
+    for name, text in variables.items():
+        size = len(f"{name}={text}".encode(errors="surrogatepass")) + 1
+        if size > _LONGEST_VARIABLE:
+            return (
+                f"{name} has {size} bytes, and Linux takes {_LONGEST_VARIABLE}; "
+                "write the value into a file, and give the path"
+            )
+    return ""
 
 
 Size = Annotated[int, Field(ge=1)]

@@ -201,7 +201,11 @@ class SlurmPods(Place):
                 raise
         self._check_open()
         limit_s = float(self.connect_timeout_s)
-        return [replace(pod, connect_timeout_s=limit_s) for pod in came]
+        ends_s = None
+        with contextlib.suppress(BackendError):  # the next look asks again
+            found = commands.jobs([number]).get(number)
+            ends_s = found.ends_s if found is not None else None
+        return [replace(pod, connect_timeout_s=limit_s, ends_s=ends_s) for pod in came]
 
     def _submit(
         self,
