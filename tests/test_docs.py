@@ -309,6 +309,15 @@ def test_no_page_sends_users_to_the_package_index_for_this_project() -> None:
     ] == []
 
 
+def test_the_repository_has_no_weights_and_nothing_that_a_run_left() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    weights = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".distcp", ".gguf", ".onnx", ".npz")
+    left = re.compile(r"(^|/)checkpoint-\d+/|^(runs|outputs?|out)/")
+    assert [name for name in tracked if name.endswith(weights) or left.search(name)] == []
+
+
 def test_every_pin_but_torch_is_locked_by_hashes() -> None:
     """A raised version without `make requirements` fails here, and in pip in `make setup`."""
     text = (ROOT / "requirements.lock").read_text().replace("\\\n", " ")
