@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import uuid
 from collections import Counter
@@ -124,8 +126,10 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     mark = f"WORKBENCH_TEST_SESSION={uuid.uuid4().hex}"
     os.environ.update([mark.split("=")])
     # Keys and sockets of the clusters of this session lie in a folder of its own, and go with it:
-    # two sessions never meet, and nothing stays in the user's own folder.
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    # two sessions never meet, and nothing stays in the user's own folder. The path of a socket has
+    # about a hundred bytes, so the folder is not below pytest's.
+    states = tempfile.mkdtemp(prefix="wb-")
+    os.environ["XDG_STATE_HOME"] = states
     yield
     if (forked := sys.modules.get("forkedruns")) is not None:
         forked.end_parent()
@@ -136,6 +140,7 @@ def nothing_left_running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     # What a login on a pod starts has a fresh environment: it
     # is known by a path of this session's in its arguments.
     left = left_after(mark, f"{tmp_path_factory.getbasetemp()}/")
+    shutil.rmtree(states, ignore_errors=True)
     assert not left, "still running after the tests:\n" + "\n".join(left)
 
 
