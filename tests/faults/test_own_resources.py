@@ -27,6 +27,7 @@ from workbench.base.messages.wire import ask
 from workbench.base.process import find
 from workbench.client.takeover import take_over
 from workbench.keeper.decisions import What, read_decisions
+from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
@@ -215,7 +216,8 @@ def test_a_disk_full_for_a_while_and_then_another_keeper_leave_every_event_once(
             assert event.attempt == 0
             numbers.setdefault(event.rank, []).append(event.sequence)
         assert numbers[0] == numbers[1] == list(range(200))
-        assert numbers[None] == sorted(set(numbers[None]))
+        samples, _ = SampleTail(run.paths.samples).read()
+        assert {sample.pod for sample in samples} == {"pod-0", "pod-1"}
 
 
 FAULTY = """
