@@ -246,7 +246,7 @@ def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str]
     book.shoot(3, "history")
 
     book.run(4)
-    said = book.see(4, "fail.py", 30)
+    said = book.see(4, "-fail-", 30)  # the id of the run of fail.py
     assert "zero1" in said
     assert "stopped" in said
     book.shoot(4, "runs")
