@@ -107,6 +107,10 @@ def test_a_wide_table_goes_on_below_and_no_cell_is_lost(
     assert all(text.count(f"{title}") >= tables for title in stay)
 
 
+def test_a_table_without_columns_is_its_caption() -> None:
+    assert text_table(Grid(columns=(), rows=(), caption="0 runs")) == "0 runs"
+
+
 def test_a_long_cell_goes_on_in_the_next_line() -> None:
     lines = text_table(
         Grid(columns=("a", "b"), rows=[("one two three", "x")]), width=8

@@ -171,7 +171,8 @@ def _sections(
 ) -> list[list[int]]:
     """Return the columns of every table, as many as have room."""
     widths = _widths(titles, rows)
-    named = [n for n, title in enumerate(grid.columns) if title in grid.stay] or [0]
+    named = [n for n, title in enumerate(grid.columns) if title in grid.stay]
+    named = named or list(range(min(1, len(titles))))
     sections = [list(named)]
     for number in range(len(titles)):
         if number in named:
