@@ -295,7 +295,9 @@ def test_certificates_of_users_and_of_hosts(
         ):
             site.backend("lab", config).launch(PodSpec(), 1, context)
         certificate.write_text(whole)
-        try_login(site.backend("lab", config), context, tmp_path)
+        again = tmp_path / "again"
+        again.mkdir()
+        try_login(site.backend("lab", config), context, again)
 
 
 @pytest.mark.parametrize(
