@@ -107,6 +107,23 @@ def matrices(one: Any) -> set[str]:
     return names
 
 
+def check_in_plain_peft(trained: Any, before: torch.Tensor, folder: Path, kind: Any) -> None:
+    """Adapters with other weights are the same in plain peft, read and merged."""
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(torch.randn(parameter.shape) * 0.1)
+    after = logits(trained)
+    assert not torch.allclose(before, after, atol=1e-3)
+    adapters.save(trained, folder / "adapters", base=str(folder / "base"), seed=0)
+    again = kind.from_pretrained(folder / "base")
+    plain = PeftModel.from_pretrained(again, str(folder / "adapters"))
+    assert torch.allclose(logits(plain), after, atol=1e-4)
+    plain.merge_and_unload().save_pretrained(folder / "merged")
+    merged = kind.from_pretrained(folder / "merged")
+    assert torch.allclose(logits(merged), after, atol=1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["OPTForCausalLM", "BartForConditionalGeneration"])
 def test_a_table_of_positions_is_adapted_by_its_weight(family: str, tmp_path: Path) -> None:
@@ -122,18 +139,7 @@ def test_a_table_of_positions_is_adapted_by_its_weight(family: str, tmp_path: Pa
     lora = Lora(target_modules=["embed_positions"])
     trained = with_lora(base, lora, checkpointing=False)
     assert {name.split(".")[-2] for name in adapted_weights(trained)} == {"embed_positions"}
-    with torch.no_grad():
-        for parameter in trained.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(torch.randn(parameter.shape) * 0.1)
-    after = logits(trained)
-    assert not torch.allclose(before, after, atol=1e-3)
-    adapters.save(trained, tmp_path / "adapters", base=str(tmp_path / "base"), seed=0)
-    again = kind.from_pretrained(tmp_path / "base")
-    plain = PeftModel.from_pretrained(again, str(tmp_path / "adapters"))
-    assert torch.allclose(logits(plain), after, atol=1e-4)
-    plain.merge_and_unload().save_pretrained(tmp_path / "merged")
-    assert torch.allclose(logits(kind.from_pretrained(tmp_path / "merged")), after, atol=1e-3)
+    check_in_plain_peft(trained, before, tmp_path, kind)
 
 
 @pytest.mark.slow
@@ -148,19 +154,7 @@ def test_every_linear_weight_of_a_mixture_gets_an_adapter_that_plain_peft_reads(
     trained = with_lora(base, Lora(), checkpointing=False)
     assert adapted_weights(trained) == whole
     assert not left_out(trained)
-    with torch.no_grad():
-        for parameter in trained.parameters():
-            if parameter.requires_grad:
-                parameter.copy_(torch.randn(parameter.shape) * 0.1)
-    after = logits(trained)
-    assert not torch.allclose(before, after, atol=1e-3)
-    adapters.save(trained, tmp_path / "adapters", base=str(tmp_path / "base"), seed=0)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    plain = PeftModel.from_pretrained(again, str(tmp_path / "adapters"))
-    assert torch.allclose(logits(plain), after, atol=1e-4)
-    plain.merge_and_unload().save_pretrained(tmp_path / "merged")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert torch.allclose(logits(merged), after, atol=1e-3)
+    check_in_plain_peft(trained, before, tmp_path, AutoModelForCausalLM)
 
 
 @pytest.mark.slow
