@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from workbench.finetune.data.rows import Example
 from workbench.finetune.options.text.prompts import fill
 
 WORDS = ["red", "blue", "green", "say", "it", "twice", "the", "mill", "turns", "and", "cat"]
@@ -209,6 +210,15 @@ def row(number: int) -> tuple[str, str]:
     """Return question and answer; the lengths differ from row to row."""
     chosen = [WORDS[(3 * number + n) % len(WORDS)] for n in range(2 + number % 7)]
     return f"say {' '.join(chosen)}", " ".join(chosen[: 1 + number % 4])
+
+
+def write_rows(folder: Path, parts: Mapping[str, Iterable[int]]) -> None:
+    """Write rows by their numbers, a file for each part."""
+    for name, numbers in parts.items():
+        lines = []
+        for question, answer in map(row, numbers):
+            lines.append(Example(source=question, target=answer).to_json() + "\n")
+        (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,6 @@ from tinyfamilies import FAMILIES, RATE, STEPS, Trained
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.submit.prepare import check_early
 
@@ -46,11 +45,7 @@ def ran(
     built: Mapping[str, tuple[Path, str]], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Ran]:
     plan = Plan(tmp_path_factory.mktemp("runs"))
-    for name, numbers in {"train": TRAIN, "eval": EVALUATION}.items():
-        lines = []
-        for question, answer in map(families.row, numbers):
-            lines.append(Example(source=question, target=answer).to_json() + "\n")
-        (plan.root / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    families.write_rows(plan.root, {"train": TRAIN, "eval": EVALUATION})
     for family, technique in PAIRS:
         folder, module = built[family]
         plan.add(

@@ -17,7 +17,6 @@ from tinyfamilies import RATE, STEPS, Trained
 from torch import nn
 from transformers import AutoTokenizer
 
-from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.options.adapters import Lora
@@ -47,11 +46,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
 @pytest.fixture(scope="module")
 def ran(folders: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Ran]:
     plan = Plan(tmp_path_factory.mktemp("runs"))
-    for name, numbers in {"train": TRAIN, "eval": EVALUATION}.items():
-        lines = []
-        for question, answer in map(families.row, numbers):
-            lines.append(Example(source=question, target=answer).to_json() + "\n")
-        (plan.root / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    families.write_rows(plan.root, {"train": TRAIN, "eval": EVALUATION})
     for family, technique in PAIRS:
         plan.add(
             f"{family}-{technique}",
