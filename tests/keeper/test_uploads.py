@@ -31,10 +31,13 @@ def server() -> Iterator[S3Server]:
 def save(paths: RunPaths, step: int) -> None:
     paths.inputs.mkdir(parents=True, exist_ok=True)
     paths.job.write_text('{"job": {}, "ranks": 1}')
-    part = paths.checkpoints / f"step-{step}" / "pod-0" / "rank-0"
+    # A folder of this name appears whole, as the collector's does: the uploader looks meanwhile.
+    copying = paths.checkpoints / f".step-{step}.part"
+    part = copying / "pod-0" / "rank-0"
     part.mkdir(parents=True)
     (part / "tensors.safetensors").write_bytes(b"x" * step)
     write_manifest(part, rank=0, step=step, world_size=1)
+    copying.rename(paths.checkpoints / f"step-{step}")
 
 
 def uploader_of(
