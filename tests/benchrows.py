@@ -29,15 +29,15 @@ def make_row(technique: str, pods: int, speed: float | None, **other: Any) -> Be
         "precision": "fp32",
         "launcher": "ssh",
         "pods": pods,
-        "slots": pods,
-        "global_batch": 24,
+        "world_size": pods,
+        "global_batch_size": 24,
         "steps": 20,
         "epochs": 0.48,
         "sequence": "source 96, target 96, padded to the longest",
         "dataset": "wikisql-mini",
         "duration_s": 25.5 + pods,
         "time_to_first_step_s": 4.25,
-        "samples_per_s": speed,
+        "train_samples_per_s": speed,
         "useful_tokens_per_s": None if speed is None else 39.5 * speed,
         "peak_memory_gib": 0.49 + pods / 100,
         "memory_kind": "resident",
@@ -56,7 +56,7 @@ def make_row(technique: str, pods: int, speed: float | None, **other: Any) -> Be
 def mixed_rows() -> list[BenchmarkRow]:
     """Make rows of every kind of end, some of them not like the others."""
     nothing = dict.fromkeys(
-        ("duration_s", "samples_per_s", "peak_memory_gib", "train_loss", "eval_loss")
+        ("duration_s", "train_samples_per_s", "peak_memory_gib", "train_loss", "eval_loss")
     )
     nothing |= {
         "useful_tokens_per_s": None,
@@ -82,7 +82,7 @@ def mixed_rows() -> list[BenchmarkRow]:
             free_gib=0.375,
             **nothing,
         ),
-        make_row("zero1", 2, 200.0, key="large", name="large", global_batch=72),
+        make_row("zero1", 2, 200.0, key="large", name="large", global_batch_size=72),
         make_row(
             "single",
             1,
@@ -92,7 +92,7 @@ def mixed_rows() -> list[BenchmarkRow]:
             model="t5-3b",
             outcome=Outcome.SKIPPED,
             reason="needs 91 GiB",
-            **{**nothing, "predicted_memory_gib": 91.0, "global_batch": None},
+            **{**nothing, "predicted_memory_gib": 91.0, "global_batch_size": None},
         ),
     ]
 

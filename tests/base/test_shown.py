@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from workbench.base import shown
-from workbench.base.shown import Shown, as_html, as_markdown, as_page, as_text, follow, load_views
+from workbench.base.shown import Shown, as_html, as_page, as_text, follow, load_views
 from workbench.base.table import facts
 
 ROOMS = (
@@ -100,25 +100,9 @@ def test_a_record_prints_plainly_where_display_cannot_be_imported() -> None:
 
 
 def test_what_has_no_view_of_a_kind_falls_back_on_its_other_views() -> None:
-    assert as_markdown(GRID) == f"```\n{GRID}\n```\n"
     assert as_page(GRID) == f"<!doctype html>{GRID._repr_html_()}"
     with follow(GRID) as draw:
         draw()
-
-
-class Fixed:
-    """A record without a view, drawn by its repr."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def test_no_text_leaves_its_code_block() -> None:
-    text = "a\n````\n<script>alert(1)</script>"
-    assert as_markdown(Fixed(text)) == f"`````\n{text}\n`````\n"
 
 
 def test_a_record_keeps_one_line_as_its_repr_and_its_slots() -> None:

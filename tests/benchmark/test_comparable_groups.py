@@ -12,7 +12,10 @@ from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 
 
 def made(
-    technique: str = "zero1", pods: int = 1, samples_per_s: float | None = 100.0, **more: object
+    technique: str = "zero1",
+    pods: int = 1,
+    train_samples_per_s: float | None = 100.0,
+    **more: object,
 ) -> BenchmarkRow:
     facts: dict[str, object] = {
         "name": f"{technique}-{pods}",
@@ -21,14 +24,14 @@ def made(
         "model": "tiny-t5",
         "technique": technique,
         "pods": pods,
-        "slots": pods,
-        "global_batch": 24,
+        "world_size": pods,
+        "global_batch_size": 24,
         "steps": 20,
         "precision": "fp32",
         "dataset": "wikisql-mini",
         "sequence": "source 64, target 64",
         "launcher": "ssh",
-        "samples_per_s": samples_per_s,
+        "train_samples_per_s": train_samples_per_s,
         "provenance": Provenance(data="aaaa"),
         "spec": {"job": {"technique": technique, "max_steps": 20}},
     }
@@ -38,7 +41,7 @@ def made(
 def test_rows_that_did_other_work_stand_apart_with_the_difference_named() -> None:
     rows = [
         made(),
-        made(pods=3, global_batch=96, key="b"),
+        made(pods=3, global_batch_size=96, key="b"),
         made(pods=2),
         made(pods=2, precision="bf16", key="c"),
         made(pods=2, provenance=Provenance(data="bbbb"), key="d"),
@@ -63,16 +66,20 @@ def test_rows_that_did_other_work_stand_apart_with_the_difference_named() -> Non
 
 def test_a_row_that_failed_early_stays_with_what_it_would_have_done() -> None:
     failed = made(
-        pods=2, outcome=Outcome.FAILED, steps=3, samples_per_s=None, provenance=Provenance()
+        pods=2, outcome=Outcome.FAILED, steps=3, train_samples_per_s=None, provenance=Provenance()
     )
     skipped = made(
-        pods=3, outcome=Outcome.SKIPPED, steps=None, samples_per_s=None, provenance=Provenance()
+        pods=3,
+        outcome=Outcome.SKIPPED,
+        steps=None,
+        train_samples_per_s=None,
+        provenance=Provenance(),
     )
     other = made(
         pods=3,
         outcome=Outcome.SKIPPED,
         steps=None,
-        global_batch=512,
+        global_batch_size=512,
         provenance=Provenance(),
         key="x",
     )
@@ -87,12 +94,12 @@ def test_a_row_that_failed_early_stays_with_what_it_would_have_done() -> None:
 
 def test_speed_up_is_over_the_one_pod_row_of_the_technique_or_else_over_single() -> None:
     rows = [
-        made("single", samples_per_s=50.0),
-        made("zero1", samples_per_s=40.0),
-        made("zero1", 3, samples_per_s=90.0),
-        made("ddp", 2, samples_per_s=80.0),
-        made("ddp", 3, samples_per_s=None, outcome=Outcome.FAILED),
-        made("ddp lora", 2, samples_per_s=200.0),
+        made("single", train_samples_per_s=50.0),
+        made("zero1", train_samples_per_s=40.0),
+        made("zero1", 3, train_samples_per_s=90.0),
+        made("ddp", 2, train_samples_per_s=80.0),
+        made("ddp", 3, train_samples_per_s=None, outcome=Outcome.FAILED),
+        made("ddp lora", 2, train_samples_per_s=200.0),
     ]
     (group,) = groups(rows)
     told = {s.name: (s.row.speed_up, s.row.efficiency, s.baseline) for s in group.summaries}
@@ -107,12 +114,14 @@ def test_speed_up_is_over_the_one_pod_row_of_the_technique_or_else_over_single()
 
 
 def test_repeats_give_median_and_spread_of_those_that_succeeded() -> None:
-    rows = [made(samples_per_s=s, repeat=n) for n, s in enumerate((90.0, 110.0, 100.0))]
-    rows.append(made(repeat=3, outcome=Outcome.CANCELLED, samples_per_s=1.0))
+    rows = [made(train_samples_per_s=s, repeat=n) for n, s in enumerate((90.0, 110.0, 100.0))]
+    rows.append(made(repeat=3, outcome=Outcome.CANCELLED, train_samples_per_s=1.0))
     (group,) = groups(rows)
     (summary,) = group.summaries
-    assert summary.row.samples_per_s == 100.0
-    assert summary.spreads["samples_per_s"] == Spread(median=100.0, low=90.0, high=110.0, count=3)
+    assert summary.row.train_samples_per_s == 100.0
+    assert summary.spreads["train_samples_per_s"] == Spread(
+        median=100.0, low=90.0, high=110.0, count=3
+    )
     assert [row.repeat for row in summary.rows] == [0, 1, 2, 3]
     assert "eval_loss" not in summary.spreads  # nobody measured it
 
@@ -130,8 +139,8 @@ def test_repeats_give_median_and_spread_of_those_that_succeeded() -> None:
 def test_rows_are_called_different_only_where_their_spreads_are_apart(
     one: tuple[float, ...], other: tuple[float, ...], different: bool
 ) -> None:
-    rows = [made("zero1", samples_per_s=s, repeat=n) for n, s in enumerate(one)]
-    rows += [made("ddp", samples_per_s=s, repeat=n) for n, s in enumerate(other)]
+    rows = [made("zero1", train_samples_per_s=s, repeat=n) for n, s in enumerate(one)]
+    rows += [made("ddp", train_samples_per_s=s, repeat=n) for n, s in enumerate(other)]
     first, second = groups(rows)[0].summaries
     assert differ(first, second) is differ(second, first) is different
 

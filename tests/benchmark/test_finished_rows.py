@@ -72,7 +72,7 @@ def test_kept_rows_are_replaced_by_key_and_repeat(tmp_path: Path) -> None:
     assert kept_rows(folder) == []
     keep_rows(folder, [make_row("zero1", 1, 1.0), make_row("ddp", 1, 2.0)])
     keep_rows(folder, [make_row("zero1", 1, 3.0), make_row("zero1", 1, 4.0, repeat=1)])
-    speeds = {(row.key, row.repeat): row.samples_per_s for row in kept_rows(folder)}
+    speeds = {(row.key, row.repeat): row.train_samples_per_s for row in kept_rows(folder)}
     assert speeds == {("zero1-1", 0): 3.0, ("ddp-1", 0): 2.0, ("zero1-1", 1): 4.0}
     keep_rows(folder, [make_row("zero1", 2, None, outcome=Outcome.SKIPPED)])
     assert len(kept_rows(folder)) == 4

@@ -47,15 +47,20 @@ def test_a_finished_run_gives_its_figures(run: WrittenRun) -> None:
         run, train_samples_per_s=120.0, versions={"torch": "2.13.0"}, command="sh -c true"
     )
     assert (row.outcome, row.reason, row.path) == (Outcome.SUCCEEDED, "", run.paths.root)
-    assert (row.model, row.technique, row.launcher, row.pods, row.slots) == (
+    assert (row.model, row.technique, row.launcher, row.pods, row.world_size) == (
         "tiny-t5",
         "zero1",
         "ssh",
         3,
         3,
     )
-    assert (row.per_device_batch, row.accumulation, row.global_batch, row.steps) == (8, 1, 24, 3)
-    assert (row.duration_s, row.samples_per_s, row.peak_memory_gib, row.host_memory_gib) == (
+    assert (row.per_device_batch, row.accumulation, row.global_batch_size, row.steps) == (
+        8,
+        1,
+        24,
+        3,
+    )
+    assert (row.duration_s, row.train_samples_per_s, row.peak_memory_gib, row.host_memory_gib) == (
         25.5,
         120.0,
         0.75,
@@ -197,7 +202,7 @@ def test_a_result_that_was_cut_leaves_what_the_events_say(run: WrittenRun) -> No
 
 def test_what_is_no_number_is_not_a_figure(run: WrittenRun) -> None:
     row = finished(run, eval_loss=float("nan"), train_samples_per_s=float("inf"))
-    assert (row.eval_loss, row.samples_per_s, row.steps) == (None, None, 3)
+    assert (row.eval_loss, row.train_samples_per_s, row.steps) == (None, None, 3)
 
 
 def test_equal_keys_mean_equal_work(tmp_path: Path) -> None:
@@ -239,14 +244,14 @@ def test_a_skipped_row_says_why_and_what_it_would_have_needed() -> None:
     )
     row = skipped_row(spec, "predicted 41 GiB of a pod's 16", 41.0)
     assert (row.outcome, row.path, row.predicted_memory_gib) == (Outcome.SKIPPED, None, 41.0)
-    assert (row.name, row.key, row.technique, row.pods, row.slots) == (
+    assert (row.name, row.key, row.technique, row.pods, row.world_size) == (
         key_of(spec),
         key_of(spec),
         "ddp lora",
         2,
         2,
     )
-    assert (row.global_batch, row.provenance.seed, row.duration_s) == (16, 4, None)
+    assert (row.global_batch_size, row.provenance.seed, row.duration_s) == (16, 4, None)
 
 
 def damaged(folder: Path, chance: random.Random) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -19,6 +18,8 @@ from workbench.benchmark.published import CAVEATS
 from workbench.benchmark.result import BenchmarkResult, rows_below
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.client.tables.history import history
+from workbench.client.tables.run_table import FIGURES
+from workbench.display.benchmark.columns import value_of
 from workbench.display.benchmark.live import BenchmarkLive, lines_of, live_doc
 from workbench.display.benchmark.sheet import sheet_of
 from workbench.display.kit.doc import to_html, to_text
@@ -45,35 +46,22 @@ def test_every_figure_of_the_html_is_the_row_s() -> None:
     cells = cells_of(Page(benchmark_html(mixed_rows())), sheet)
     assert len(cells) == len(sheet.lines) == 8
     for line in sheet.lines:
-        for figures, text in zip(sheet.figures, cells[line.number], strict=True):
-            value = figures.column.value(line.row)
-            if value is None:
-                assert text == "–"
-            else:
-                shown = float(text.removeprefix("★ ").replace(",", "")) * figures.size
-                assert math.isclose(
-                    shown, value, abs_tol=0.5001 * figures.size * 10**-figures.decimals
-                )
+        for column, text in zip(sheet.figures, cells[line.number], strict=True):
+            assert text.removeprefix("★ ") == column.write(value_of(line.row, column.name))
 
 
-def test_the_figures_of_a_column_line_up_under_their_unit() -> None:
+def test_figures_are_written_as_in_the_history() -> None:
     rows = [make_row("ddp", 1, 1234.5), make_row("zero1", 1, 9.87), make_row("zero3", 1, 0.5)]
-    sheet = sheet_of(groups(rows))
-    for n, figures in enumerate(sheet.figures):
-        decimals = {
-            len(line.figures[n].partition(".")[2]) for line in sheet.lines if line.figures[n] != "–"
-        }
-        assert decimals == {figures.decimals}
-    units = {figures.column.field: figures.unit for figures in sheet.figures}
-    assert (units["duration_s"], units["peak_memory_gib"], units["efficiency"]) == ("s", "GiB", "%")
-    page = Page(benchmark_html(rows))
-    assert "duration s to first step s" in page.text
-    assert "�" not in page.text
-    slow = sheet_of(groups([replace(row, duration_s=7200.0) for row in rows]))
-    assert (
-        next(f for f in slow.figures if f.column.field == "duration_s").of(slow.lines[0].row)
-        == "120.0"
+    (line, *_) = sheet_of(groups(rows)).lines
+    figures = dict(
+        zip([column.name for column in sheet_of(groups(rows)).figures], line.figures, strict=True)
     )
+    shared = {name: each for name, each in FIGURES.items() if name in figures}
+    assert {"train_samples_per_s", "peak_memory_gib", "duration_s", "eval_loss"} <= {*shared}
+    for name, each in shared.items():
+        assert figures[name] == each.write(value_of(line.row, name))
+    assert "duration" in Page(benchmark_html(rows)).text
+    assert "�" not in Page(benchmark_html(rows)).text
 
 
 def test_columns_that_hold_nothing_are_left_out_and_named() -> None:
@@ -85,7 +73,7 @@ def test_columns_that_hold_nothing_are_left_out_and_named() -> None:
             "Not measured here: perplexity, exact match, "
             "padded tokens/s, TFLOPS per device, MFU, host" in said
         )
-    assert "perplexity" not in [f.column.title for f in sheet_of(groups(mixed_rows())).figures]
+    assert "perplexity" not in [f.title for f in sheet_of(groups(mixed_rows())).figures]
 
 
 def test_rows_that_did_other_work_stand_apart() -> None:
@@ -146,18 +134,18 @@ def test_repeats_give_a_median_and_a_spread_and_overlaps_are_not_called_differen
         {"ddp": [100.0, 110.0, 105.0], "zero1": [108.0, 120.0, 115.0], "zero3": [50.0, 52.0, 51.0]}
     )
     sheet = sheet_of(groups(rows))
-    speed = [f.column.field for f in sheet.figures].index("samples_per_s")
-    assert [line.figures[speed] for line in sheet.lines] == ["105.0", "115.0", "51.0"]
+    speed = [f.name for f in sheet.figures].index("train_samples_per_s")
+    assert [line.figures[speed] for line in sheet.lines] == ["105", "115", "51"]
     assert [line.spreads[speed] for line in sheet.lines] == [
-        "100.0–110.0",
-        "108.0–120.0",
-        "50.0–52.0",
+        "100–110",
+        "108–120",
+        "50–52",
     ]
     assert [line.repeats for line in sheet.lines] == [3, 3, 3]
     (said,) = (note for note in sheet.parts[0].notes if "Not called different" in note)
     assert said.endswith(": rows 1 and 2.")
     page = Page(benchmark_html(rows))
-    assert "100.0–110.0" in page.text
+    assert "100–110" in page.text
     alike = sheet_of(
         groups(repeated_rows({name: [100.0, 110.0, 105.0] for name in ("ddp", "zero1", "zero3")}))
     )
@@ -213,16 +201,16 @@ def test_foreign_text_stays_text() -> None:
 def test_what_is_equal_in_all_rows_stands_once_above_and_what_came_out_comes_first() -> None:
     rows = [make_row("ddp", 1, 100.0), make_row("zero1", 1, 90.0), make_row("zero1", 3, 250.0)]
     sheet = sheet_of(groups(rows))
-    assert [figures.column.field for figures in sheet.figures][:3] == [
-        "samples_per_s",
+    assert [column.name for column in sheet.figures][:3] == [
+        "train_samples_per_s",
         "speed_up",
         "efficiency",
     ]
-    assert not {"slots", "global_batch", "steps", "epochs"} & {
-        figures.column.field for figures in sheet.figures
+    assert not {"world_size", "global_batch_size", "steps", "epochs"} & {
+        column.name for column in sheet.figures
     }
     assert sheet.parts[0].same.startswith("model tiny-t5, global batch 24, steps 20, ")
-    assert sheet.parts[0].same.endswith("slots 1 a pod, epochs 0.480")
+    assert sheet.parts[0].same.endswith("ranks 1 a pod, epochs 0.48")
     page, text = Page(benchmark_html(rows)), benchmark_text(rows)
     assert "model tiny-t5" in page.text
     assert next(row[:4] for row in page.rows if row[:1] == ["1"]) == [
@@ -232,8 +220,8 @@ def test_what_is_equal_in_all_rows_stands_once_above_and_what_came_out_comes_fir
         "✓ succeeded",
     ]
     assert "model  " not in text.partition("Published")[0]
-    other = sheet_of(groups([*rows, make_row("zero1", 2, 170.0, slots=4, key="four")]))
-    assert "slots" in [figures.column.field for figures in other.figures]
+    other = sheet_of(groups([*rows, make_row("zero1", 2, 170.0, world_size=4, key="four")]))
+    assert "world_size" in [column.name for column in other.figures]
 
 
 def test_the_best_figure_of_a_part_is_marked_unless_it_cannot_be_told_apart() -> None:
@@ -244,24 +232,27 @@ def test_the_best_figure_of_a_part_is_marked_unless_it_cannot_be_told_apart() ->
     sheet = sheet_of(groups(rows))
 
     def best(field: str) -> list[bool]:
-        return [
-            line.best[[f.column.field for f in sheet.figures].index(field)] for line in sheet.lines
-        ]
+        return [line.best[[f.name for f in sheet.figures].index(field)] for line in sheet.lines]
 
-    assert best("samples_per_s") == [True, True, False], "the ranges of the first two overlap"
+    assert best("train_samples_per_s") == [True, True, False], "the ranges of the first two overlap"
     assert best("eval_loss") == [False, False, True]
     assert best("predicted_memory_gib") == best("train_loss") == [False] * 3, (
         "nothing is better, or all are equal"
     )
     for drawn in (benchmark_text(rows), Page(benchmark_html(rows)).text):
-        assert "★ 115.0" in drawn
-        assert "★ 51.0" not in drawn
+        assert "★ 115" in drawn
+        assert "★ 51" not in drawn
 
 
 def test_rows_that_differ_in_an_option_alone_say_which_while_they_run_too() -> None:
     rows = [
         make_row(
-            "single", 1, 9.0, key=f"k{n}", global_batch=n, spec={"job": {"max_source_length": n}}
+            "single",
+            1,
+            9.0,
+            key=f"k{n}",
+            global_batch_size=n,
+            spec={"job": {"max_source_length": n}},
         )
         for n in (4096, 2048)
     ]

@@ -13,15 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.sentences import says
+from workbench.base.table import Bar, Grid
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import PUBLISHED, Published
 from workbench.benchmark.result import LossPoint
-from workbench.benchmark.row import Outcome
-from workbench.display.benchmark.bars import memory_bars_svg, profile_bars_svg
+from workbench.benchmark.row import BenchmarkRow, Outcome
+from workbench.display.benchmark.memory import memory_blocks
 from workbench.display.benchmark.plots import loss_plots, scaling_blocks, scaling_series
+from workbench.display.benchmark.sections import _profile_grid
 from workbench.display.benchmark.sheet import Sheet, sheet_of
-from workbench.display.kit.doc import Figure
-from workbench.display.kit.plots.static import apart
+from workbench.display.kit.doc import Figure, Table
+from workbench.display.kit.plots.figure import told_apart
+from workbench.display.kit.plots.static import apart, labelled_svg
 from workbench.finetune.profile.parse import Profile
 
 
@@ -49,7 +52,7 @@ def test_scaling_is_of_rows_that_may_be_compared() -> None:
         make_row("zero1", 1, 100.0),
         make_row("zero1", 2, 150.0),
         make_row("zero1", 3, 180.0),
-        make_row("ddp", 3, 90.0, global_batch=96, key="other"),
+        make_row("ddp", 3, 90.0, global_batch_size=96, key="other"),
     ]
     sheet = sheet_of(groups(rows))
     (one,) = scaling_series(sheet)
@@ -78,15 +81,24 @@ def test_without_a_row_on_one_pod_there_is_no_scaling() -> None:
     assert drawn_scaling(sheet_of(groups([make_row("zero1", 1, 100.0)])), PUBLISHED) == ""
 
 
+def memory_grid(rows: Sequence[BenchmarkRow]) -> Grid:
+    (grid,) = [b.grid for b in memory_blocks(sheet_of(groups(rows))) if isinstance(b, Table)]
+    return grid
+
+
+def bars_of(grid: Grid) -> list[Bar]:
+    return [cell for row in grid.rows for cell in row if isinstance(cell, Bar)]
+
+
 def test_memory_measured_and_predicted_stand_side_by_side() -> None:
-    drawn = memory_bars_svg(sheet_of(groups(mixed_rows())).lines)
-    assert "0.50 GiB" in drawn
-    assert "0.92 GiB" in drawn
-    assert says(drawn, "benchmark.row.Outcome.out-memory")
-    assert "» 91.00 GiB, never started" in drawn
-    assert drawn.count("0.52 GiB") == 2
+    grid = memory_grid(mixed_rows())
+    measured = [row[2] for row in grid.rows]
+    assert {"0.50 GiB", "0.52 GiB"} <= {*measured} and measured.count("0.52 GiB") == 2
+    assert {row[3] for row in grid.rows} == {"0.92 GiB", "91.00 GiB"}
+    assert any(says(str(row[4]), "benchmark.row.Outcome.out-memory") for row in grid.rows)
+    assert "measured 0.50 GiB, predicted 0.92 GiB" in [bar.words for bar in bars_of(grid)]
     nothing = make_row("ddp", 1, 1.0, peak_memory_gib=None, predicted_memory_gib=None)
-    assert memory_bars_svg(sheet_of(groups([nothing])).lines) == ""
+    assert memory_blocks(sheet_of(groups([nothing]))) == []
 
 
 def test_what_ran_out_of_memory_does_not_set_the_scale_of_what_fitted() -> None:
@@ -96,12 +108,10 @@ def test_what_ran_out_of_memory_does_not_set_the_scale_of_what_fitted() -> None:
     rows.append(
         replace(rows[0], key="big", outcome=Outcome.OUT_OF_MEMORY, predicted_memory_gib=24.0)
     )
-    drawn = memory_bars_svg(sheet_of(groups(rows)).lines)
-    assert "» 24.00 GiB" in drawn
-    assert "» 0.60" not in drawn
-    assert not re.search(r'data-text="(?:5|10|20)"', drawn), (
-        "the axis reaches as far as the prediction"
-    )
+    *fitting, big = bars_of(memory_grid(rows))
+    assert [bar.limit for bar in fitting] == [1.0, 1.0]
+    assert big.limit == 40.0, "the stroke lies outside of the bar"
+    assert "24.00 GiB" in memory_grid(rows).rows[-1]
 
 
 def losses(points: int, per_s: float = 2.0, lower: float = 1.0) -> list[LossPoint]:
@@ -111,33 +121,28 @@ def losses(points: int, per_s: float = 2.0, lower: float = 1.0) -> list[LossPoin
 def test_losses_are_drawn_against_steps_and_seconds() -> None:
     sheet = sheet_of(groups([make_row("ddp", 1, 100.0), make_row("zero1", 3, 150.0)]))
     (plot,) = loss_plots(sheet, {1: losses(9), 2: losses(9, lower=2)})
-    assert "optimizer step" in plot.by_step
-    assert says(plot.by_second, "display.runs.since-start-asked", "seconds")
-    for label in ("1: ddp, 1 pod", "2: zero1, 3 pods"):
-        assert label in plot.by_step
-        assert label in plot.by_second
-    assert plot.plot.notes == []
+    steps, seconds = plot.axes
+    assert steps == "optimizer step"
+    assert says(seconds, "display.runs.since-start-asked", "seconds")
+    assert [one.name for one in plot.series] == ["1: ddp, 1 pod", "2: zero1, 3 pods"]
+    assert all({*one.xs} == {*plot.axes} for one in plot.series)
     long = losses(900)
     (plot,) = loss_plots(sheet, {1: long, 2: losses(9)})
-    drawn = [*zip(plot.plot.series[0].xs["optimizer step"], plot.plot.series[0].ys, strict=True)]
-    assert 300 < len(drawn) <= 400 and plot.plot.notes == []
+    drawn = [*zip(plot.series[0].xs["optimizer step"], plot.series[0].ys, strict=True)]
+    assert 300 < len(drawn) <= 400
     assert {*drawn} <= {(point.step, point.loss) for point in long}, "as logged"
     assert loss_plots(sheet, {1: []}) == []
 
 
-def test_lines_that_lie_on_each_other_are_said_and_drawn_once() -> None:
+def test_lines_that_lie_on_each_other_are_dashed_and_named() -> None:
     rows = [make_row(technique, 1, 100.0, key=technique) for technique in ("ddp", "zero1", "zero2")]
     sheet = sheet_of(groups(rows))
     speeds = {1: losses(9, 2.0), 2: losses(9, 3.0), 3: losses(9, 4.0)}
-    (all_equal,) = loss_plots(sheet, speeds)
-    assert "1: ddp, 1 pod = 2, 3" in all_equal.by_step and "3: zero2" not in all_equal.by_step
-    assert all_equal.plot.notes == ["Over steps the losses of rows 1, 2, 3 are the same line."]
-    assert all_equal.plot.axes[0] == "seconds since the start was asked for"
-    assert "3: zero2, 1 pod" in all_equal.by_second
-    (some_equal,) = loss_plots(sheet, {**speeds, 3: losses(9, 4.0, lower=5)})
-    assert "1: ddp, 1 pod = 2" in some_equal.by_step and "2: zero1, 1 pod" not in some_equal.by_step
-    assert some_equal.plot.notes == ["Over steps the losses of rows 1, 2 are the same line."]
-    assert len(some_equal.plot.series) == 3
+    (plot,) = loss_plots(sheet, speeds)
+    dashes = [one.look.dash for one in told_apart(plot.series, "optimizer step")]
+    assert len({*dashes}) == 3
+    drawn = labelled_svg(plot)
+    assert all(one.name in drawn for one in plot.series)
 
 
 def test_many_rows_are_drawn_by_number_of_pods() -> None:
@@ -148,16 +153,20 @@ def test_many_rows_are_drawn_by_number_of_pods() -> None:
     ]
     sheet = sheet_of(groups(rows))
     plots = loss_plots(sheet, {line.number: losses(5, lower=line.number) for line in sheet.lines})
-    assert [plot.title for plot in plots] == ["tiny-t5, 1 pod", "tiny-t5, 3 pods"]
-    assert [len(plot.plot.series) for plot in plots] == [5, 5]
+    assert [plot.label for plot in plots] == [
+        "training loss, tiny-t5, 1 pod",
+        "training loss, tiny-t5, 3 pods",
+    ]
+    assert [len(plot.series) for plot in plots] == [5, 5]
 
 
 def test_the_time_of_a_step_is_drawn_by_its_parts() -> None:
-    profile = Profile(fwd_latency_s=0.1, bwd_latency_s=0.2, step_latency_s=0.05)
-    drawn = profile_bars_svg({"1: ddp, 1 pod": profile, "2: none": Profile()})
-    assert "350 ms" in drawn
-    assert "2: none" not in drawn
-    assert profile_bars_svg({"2: none": Profile()}) == ""
+    (line,) = sheet_of(groups([make_row("ddp", 1, 100.0)])).lines
+    profile = Profile(fwd_latency_s=0.1, bwd_latency_s=0.2, step_latency_s=0.1)
+    bar, empty = bars_of(_profile_grid([(line, profile), (line, Profile())]))
+    assert bar.parts == (("forward", 0.25), ("backward", 0.5), ("optimizer", 0.25))
+    assert bar.words == "forward 100 ms, backward 200 ms, optimizer 100 ms"
+    assert sum(share for _, share in empty.parts) == 0
 
 
 def test_plots_follow_the_page_and_load_nothing() -> None:
@@ -170,9 +179,7 @@ def test_plots_follow_the_page_and_load_nothing() -> None:
     (plot,) = loss_plots(sheet, {line.number: losses(5, lower=line.number) for line in sheet.lines})
     for drawn in (
         drawn_scaling(sheet, PUBLISHED),
-        memory_bars_svg(sheet.lines),
-        plot.by_step,
-        plot.by_second,
+        *(labelled_svg(plot, axis) for axis in plot.axes),
     ):
         tags = Page(drawn).tags
         assert not [tag for tag, _ in tags if tag in ("script", "image", "style", "a")]

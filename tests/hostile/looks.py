@@ -44,7 +44,6 @@ Look = tuple[str, Callable[[], object]]
 VIEWS = (
     shown.as_text,
     shown.as_html,
-    shown.as_markdown,
     shown.as_page,
     shown.as_bundle,
     as_grid,

@@ -21,7 +21,7 @@ from tests.fakes.hostile_pod import contents
 from workbench import Cluster, LocalPods, PodSpec, Run, Script, history
 from workbench.base.files import read_json
 from workbench.base.process import Process
-from workbench.base.shown import as_html, as_markdown, as_page, as_text
+from workbench.base.shown import as_html, as_page, as_text
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.result import RunResult, card_of
 from workbench.rundir.paths import ClusterPaths
@@ -236,9 +236,6 @@ def check_views(run: Run, result: RunResult, capsys: pytest.CaptureFixture[str])
         assert page
         assert "<script>alert(" not in page
         assert "\x1b" not in page
-    first, *inner, last, end = timed(lambda: as_markdown(run)).split("\n")
-    assert (last, end, first.strip("`")) == (first, "", "")
-    assert not any(line.lstrip().startswith(first) for line in inner), "the fence is left"
     for stream in ("both", "stdout", "stderr"):
         assert timed(lambda stream=stream: run.logs(0, stream)).count("\n") < 400
     timed(lambda: run.logs(0, tail=None))

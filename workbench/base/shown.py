@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import singledispatch
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from functools import _SingleDispatchCallable
 
 T = TypeVar("T")
-_BACKQUOTES = re.compile(r"`+")
 
 
 def view(plain: Callable[..., T]) -> _SingleDispatchCallable[T]:
@@ -41,13 +39,6 @@ def _plain_html(record: object) -> str:
     return f"<pre>{html.escape(repr(record))}</pre>"
 
 
-def _fenced(text: str) -> str:
-    """Return a text as a code block. Backquotes of the text do not end the block."""
-    longest = max(map(len, _BACKQUOTES.findall(text)), default=0)
-    fence = "`" * max(3, longest + 1)
-    return f"{fence}\n{text}\n{fence}\n"
-
-
 def _plain_traceback(error: BaseException) -> list[str]:
     import traceback
 
@@ -67,8 +58,8 @@ as_html = view(_plain_html)
 as_page = view(lambda it: f"<!doctype html>{as_html(it)}")
 """Return a record as a complete HTML page without network access."""
 
-as_markdown = view(lambda it: _fenced(as_text(it)))
-"""Return a record as Markdown."""
+as_markdown = view(repr)
+"""Return a record as Markdown, for the model hub."""
 
 as_bundle: _SingleDispatchCallable[dict[str, object]] = view(
     lambda it: {"text/plain": as_text(it), "text/html": as_html(it)}

@@ -16,7 +16,7 @@ FIGURES = (
     "duration_s",
     "train_runtime_s",
     "time_to_first_step_s",
-    "samples_per_s",
+    "train_samples_per_s",
     "useful_tokens_per_s",
     "padded_tokens_per_s",
     "tflops_per_device",
@@ -158,7 +158,7 @@ def _shown(same: Mapping[str, object]) -> dict[str, object]:
     return shown
 
 
-def differ(one: Summary, other: Summary, figure: str = "samples_per_s") -> bool:
+def differ(one: Summary, other: Summary, figure: str = "train_samples_per_s") -> bool:
     """Whether the ranges of a figure, from smallest to largest, share no value."""
     spread = one.spreads.get(figure)
     others = other.spreads.get(figure)
@@ -177,7 +177,7 @@ def _work(row: BenchmarkRow) -> dict[str, object]:
         steps = job.get("max_steps")
     return {
         "model": row.model or None,
-        "global batch": row.global_batch,
+        "global batch": row.global_batch_size,
         "steps": steps,
         "precision": row.precision or None,
         "dataset": row.dataset or None,
@@ -257,9 +257,9 @@ def _compared(summary: Summary, among: Sequence[Summary]) -> Summary:
     one = base.row
     figures = dict[str, float]()
     baseline = ""
-    if row.samples_per_s and one.samples_per_s and row.slots and one.slots:
-        speed_up = row.samples_per_s / one.samples_per_s
-        ranks_ratio = row.slots / one.slots
+    if row.train_samples_per_s and one.train_samples_per_s and row.world_size and one.world_size:
+        speed_up = row.train_samples_per_s / one.train_samples_per_s
+        ranks_ratio = row.world_size / one.world_size
         figures["speed_up"] = speed_up
         figures["efficiency"] = speed_up / ranks_ratio
         baseline = base.name

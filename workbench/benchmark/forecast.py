@@ -143,7 +143,7 @@ def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeFore
     # Rows with as many ranks and rows a step.
     twin = []
     for step in alike:
-        if step.ranks == row.slots and step.rows == rows:
+        if step.ranks == row.world_size and step.rows == rows:
             twin.append(step.seconds)
     if twin:
         seconds = beside_s + steps * statistics.median(twin)
@@ -151,12 +151,12 @@ def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeFore
     # The seconds of a row come from one rank, those of the network from several ranks.
     alone = [step for step in alike if step.ranks == 1]
     several = [step for step in alike if step.ranks > 1]
-    if not alone or (row.slots > 1 and not several):
+    if not alone or (row.world_size > 1 and not several):
         return TimeForecast()
     row_s = [step.seconds / step.rows for step in alone]
     compute_s = statistics.median(row_s)
     network_s = 0.0
-    if row.slots > 1:
+    if row.world_size > 1:
         beyond_s = [step.seconds - step.rows * compute_s for step in several]
         network_s = statistics.median(max(0.0, seconds) for seconds in beyond_s)
     step_s = rows * compute_s + network_s
@@ -182,7 +182,7 @@ class _Step:
             return None
         beside_s = row.duration_s - row.train_runtime_s
         return cls(
-            ranks=row.slots,
+            ranks=row.world_size,
             rows=rows,
             seconds=row.train_runtime_s / row.steps,
             beside_s=max(0.0, beside_s),

@@ -52,12 +52,12 @@ def measured_by(ran: BenchmarkRow, job: FineTune, row: PlanRow, steps: int) -> M
     memory_gib = ran.peak_memory_gib
     if memory_gib is not None and ran.memory_kind == "cuda":
         memory_gib /= max(1, row.gpus_on_pod)
-    if not ran.step_s or not ran.global_batch:
+    if not ran.step_s or not ran.global_batch_size:
         return Measured(steps=steps, memory_gib=memory_gib)
     total = job.max_steps or _steps_of_epochs(ran.path, job.epochs)
     return Measured(
         steps=steps,
-        samples_per_s=ran.global_batch / ran.step_s,
+        samples_per_s=ran.global_batch_size / ran.step_s,
         memory_gib=memory_gib,
         job_s=None if total is None else total * ran.step_s,
     )

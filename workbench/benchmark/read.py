@@ -190,12 +190,12 @@ def _spec_columns(spec: Json, asked: _Asked) -> dict[str, object]:
     micro_batch = whole(columns.get("per_device_batch"))
     accumulation = whole(columns.get("accumulation"))
     if micro_batch and accumulation:
-        columns["global_batch"] = micro_batch * accumulation * asked.ranks
+        columns["global_batch_size"] = micro_batch * accumulation * asked.ranks
     return {
         **columns,
         "launcher": text(asked.job.get("launcher")) or "ssh",
         "pods": asked.pods,
-        "slots": asked.ranks,
+        "world_size": asked.ranks,
     }
 
 
@@ -204,8 +204,8 @@ def _result_columns(result: RunResult) -> dict[str, object]:
     # What the run reports takes the place of what the spec asks for.
     reported = {
         "pods": len(result.hosts),
-        "slots": result.world_size,
-        "global_batch": result.global_batch_size,
+        "world_size": result.world_size,
+        "global_batch_size": result.global_batch_size,
         "precision": result.precision,
     }
     for name, value in reported.items():
@@ -218,7 +218,7 @@ def _result_columns(result: RunResult) -> dict[str, object]:
     derived = result.derived
     for name in _DERIVED:
         columns[name] = _finite(derived.get(name))
-    columns["samples_per_s"] = _finite(result.train_samples_per_s)
+    columns["train_samples_per_s"] = _finite(result.train_samples_per_s)
     # On CPUs, the measured peak is the resident memory.
     kind = ""
     if result.peak_memory_gib:

@@ -15,9 +15,6 @@ _IN_FRAMES = {
     "name": "id",
     "title": "name",
     "reason": "message",
-    "slots": "world_size",
-    "global_batch": "global_batch_size",
-    "samples_per_s": "train_samples_per_s",
 }
 """Columns of a data frame of runs whose names are not the field's."""
 
@@ -92,13 +89,13 @@ class BenchmarkRow(Measurements):
     precision: str = ""
     launcher: str = ""
     pods: int = 0
-    slots: int = 0
+    world_size: int = 0
     """Ranks on all of them."""
     per_device_batch: int | None = None
     """Rows in a micro-batch of one rank."""
     accumulation: int | None = None
     """Micro-batches per optimizer step."""
-    global_batch: int | None = None
+    global_batch_size: int | None = None
     """Rows per optimizer step."""
     sequence: str = ""
     """Cut and padding of sequences in words: `source 96, target 96, padded to the longest`."""
@@ -115,7 +112,7 @@ class BenchmarkRow(Measurements):
     """Tokens per second without padding, source and target, all ranks together."""
     padded_tokens_per_s: float | None = None
     """Tokens per second with padding, source and target, all ranks together."""
-    samples_per_s: float | None = None
+    train_samples_per_s: float | None = None
     """Rows a second in the training loop, all ranks together."""
     tflops_per_device: float | None = None
     """10^12 floating-point operations a second and device that training needed (no recomputation
@@ -124,7 +121,7 @@ class BenchmarkRow(Measurements):
     """`tflops_per_device` over the device's peak at this precision, 0 to 1; None where the peak is
     not known."""
     speed_up: float | None = None
-    """`samples_per_s` divided by the value of the comparable one-pod row; set by the comparison."""
+    """`train_samples_per_s` over the value of the comparable one-pod row; set by the comparison."""
     efficiency: float | None = None
     """`speed_up` over the ratio of ranks, 0 to 1; set by the comparison."""
 

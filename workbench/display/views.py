@@ -117,6 +117,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         Grid: html_table,
     },
     shown.as_error: {WorkbenchError: error_lines},
+    shown.as_markdown: {ModelCard: lambda it: to_markdown(export.model_card_doc(it))},
     as_grid: {
         History: history.history_grid,
         Predictions: answers.predictions_grid,
@@ -148,7 +149,6 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
 _DRAWINGS: Mapping[Any, Callable[[Doc], Any]] = {
     shown.as_text: to_text,
     shown.as_html: to_html,
-    shown.as_markdown: to_markdown,
     shown.as_bundle: to_bundle,
 }
 

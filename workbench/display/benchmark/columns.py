@@ -1,20 +1,14 @@
-"""The columns of a benchmark's table, which pick unit and decimals once for all rows.
-
-How a row ended, for the eye.
-"""
+"""The columns of a benchmark's table, and how a row ended, for the eye."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from workbench.base.json_values import number
+from workbench.base import json_values
 from workbench.base.table import Tone
-from workbench.base.words import UNKNOWN, counted, gib, plain
+from workbench.base.words import count, counted, duration, gib, number, percent, plain, scaled
 from workbench.benchmark.row import BenchmarkRow, Outcome
-
-_MOST_DECIMALS = 5
+from workbench.client.tables.run_table import FIGURES, Format, figure
 
 MARKS: Mapping[Outcome, str] = {
     Outcome.SUCCEEDED: "✓",
@@ -39,164 +33,64 @@ TONES: Mapping[Outcome, Tone] = {
     Outcome.WAITING: "quiet",
 }
 
-Scale = tuple[str, float, float]
+_BEST: Mapping[str, int] = {
+    "train_samples_per_s": 1,
+    "speed_up": 1,
+    "peak_memory_gib": -1,
+    "eval_loss": -1,
+    "perplexity": -1,
+    "exact_match": 1,
+    "train_loss": -1,
+    "duration_s": -1,
+    "time_to_first_step_s": -1,
+    "useful_tokens_per_s": 1,
+    "padded_tokens_per_s": 1,
+    "tflops_per_device": 1,
+    "mfu": 1,
+    "host_memory_gib": -1,
+    "sent_bytes_per_step": -1,
+    "pod_hours": -1,
+    "cost": -1,
+}
+"""By field, 1 where the largest figure is the best, and -1 where the smallest is."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Kind:
-    scales: Sequence[Scale] = (("", 1.0, math.inf),)
-    """Unit, size of the unit, and largest figure in the unit; the last entry takes all."""
-    digits: int = 3
-    """Significant digits of the largest figure."""
-    decimals: int | None = None
-    """Digits behind the point, where these do not depend on the figures."""
-
-
-_COUNT = Kind(decimals=0)
-_PLAIN = Kind(digits=4)
-_TIME = Kind(
-    scales=(
-        ("s", 1.0, 600.0),
-        ("min", 60.0, 3 * 3600.0),
-        ("h", 3600.0, math.inf),
-    ),
-    digits=4,
+COLUMNS: Sequence[Format] = (
+    FIGURES["train_samples_per_s"],
+    figure("speed_up", "speed-up", number),
+    figure("efficiency", "efficiency", percent),
+    FIGURES["peak_memory_gib"],
+    figure("predicted_memory_gib", "predicted memory", gib),
+    FIGURES["eval_loss"],
+    figure("perplexity", "perplexity", number),
+    figure("exact_match", "exact match", percent),
+    FIGURES["train_loss"],
+    FIGURES["duration_s"],
+    figure("time_to_first_step_s", "time to first step", duration),
+    figure("useful_tokens_per_s", "useful tokens/s", number),
+    figure("padded_tokens_per_s", "padded tokens/s", number),
+    figure("tflops_per_device", "TFLOPS per device", number),
+    figure("mfu", "MFU", percent),
+    figure("host_memory_gib", "host memory", gib),
+    figure("sent_bytes_per_step", "bytes sent per step and pod", scaled),
+    figure("pod_hours", "pod-hours", number),
+    figure("cost", "cost in money", number),
+    figure("world_size", "ranks", count, above=True),
+    figure("global_batch_size", "global batch", count, above=True),
+    figure("steps", "steps", count, above=True),
+    figure("epochs", "epochs", number, above=True),
 )
-_BYTES = Kind(scales=(("kB", 1e3, 1e6), ("MB", 1e6, 1e10), ("GB", 1e9, math.inf)))
-_GIB = Kind(scales=(("MiB", 1 / 1024, 0.1), ("GiB", 1.0, math.inf)))
-_FLOPS = Kind(scales=(("GFLOPS", 1e-3, 0.1), ("TFLOPS", 1.0, math.inf)))
-_SHARE = Kind(scales=(("%", 0.01, math.inf),), decimals=1)
-_MOST = 1
-_LEAST = -1
+"""Figures of a row. A requested option of equal values stands above the table."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    field: str
-    title: str
-    kind: Kind = _PLAIN
-    unit: str = ""
-    """The unit where the kind has none."""
-    best: int = 0
-    """1 where the largest figure is the best, -1 where the smallest is, 0 where none is better than
-    another."""
-    alone: str = ""
-    """Title of the column outside of the table, if different."""
-    asked: bool = False
-    """Whether it is a requested option. A column of equal values stands above the table."""
-
-    @property
-    def name(self) -> str:
-        return self.alone or self.title
-
-    def value(self, row: BenchmarkRow) -> float | None:
-        """Return a row's figure; None where it was not measured, or cannot be written."""
-        return number(getattr(row, self.field))
+def value_of(row: BenchmarkRow, field: str) -> float | None:
+    """Return a row's figure; None where it was not measured, or cannot be written."""
+    value: float | None = getattr(row, field)
+    return None if json_values.number(value) is None else value
 
 
-COLUMNS: tuple[Column, ...] = (
-    Column("samples_per_s", "samples/s", best=_MOST),
-    Column("speed_up", "speed-up", unit="x", best=_MOST),
-    Column("efficiency", "efficiency", _SHARE),
-    Column("peak_memory_gib", "memory measured", _GIB, best=_LEAST, alone="peak memory measured"),
-    Column("predicted_memory_gib", "memory predicted", _GIB, alone="peak memory predicted"),
-    Column("eval_loss", "eval loss", best=_LEAST),
-    Column("perplexity", "perplexity", best=_LEAST),
-    Column("exact_match", "exact match", _SHARE, best=_MOST),
-    Column("train_loss", "train loss", best=_LEAST),
-    Column("duration_s", "duration", _TIME, best=_LEAST),
-    Column(
-        "time_to_first_step_s",
-        "to first step",
-        _TIME,
-        best=_LEAST,
-        alone="time to first step",
-    ),
-    Column(
-        "useful_tokens_per_s",
-        "tokens/s, useful",
-        best=_MOST,
-        alone="useful tokens/s",
-    ),
-    Column(
-        "padded_tokens_per_s",
-        "tokens/s, padded",
-        best=_MOST,
-        alone="padded tokens/s",
-    ),
-    Column(
-        "tflops_per_device",
-        "per device",
-        _FLOPS,
-        best=_MOST,
-        alone="TFLOPS per device",
-    ),
-    Column("mfu", "MFU", _SHARE, best=_MOST),
-    Column("host_memory_gib", "host memory", _GIB, best=_LEAST),
-    Column(
-        "sent_bytes_per_step",
-        "sent",
-        _BYTES,
-        best=_LEAST,
-        alone="bytes sent per step and pod",
-    ),
-    Column("pod_hours", "pod-hours", Kind(), best=_LEAST),
-    Column("cost", "money", Kind(), unit="as priced", best=_LEAST, alone="cost in money"),
-    Column("slots", "slots", _COUNT, asked=True),
-    Column("global_batch", "global batch", _COUNT, unit="rows", asked=True),
-    Column("steps", "steps", _COUNT, asked=True),
-    Column("epochs", "epochs", Kind(), asked=True),
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figures:
-    column: Column
-    unit: str
-    size: float
-    """Size of the unit in terms of the field's own unit."""
-    decimals: int
-
-    def write(self, value: float | None) -> str:
-        """Write a figure of it, `–` where there is none.
-
-        Example:
-            >>> figures_of(COLUMNS[0], [25.13, 7.3]).write(7.3)
-            '7.30'
-        """
-        if value is None or not math.isfinite(value):
-            return UNKNOWN
-        return f"{value / self.size:,.{self.decimals}f}"
-
-    def of(self, row: BenchmarkRow) -> str:
-        return self.write(self.column.value(row))
-
-
-def figures_of(column: Column, values: Sequence[float]) -> Figures:
-    largest = max(abs(value) for value in values)
-    unit, size, _ = next(scale for scale in column.kind.scales if largest < scale[2])
-    decimals = column.kind.decimals
-    if decimals is None:
-        scaled = [abs(value) / size for value in values]
-        decimals = _decimals(scaled, column)
-    return Figures(
-        column=column,
-        unit=unit or column.unit,
-        size=size,
-        decimals=decimals,
-    )
-
-
-def _decimals(values: Sequence[float], column: Column) -> int:
-    """Return the decimals for the digits of the largest and smallest nonzero figure."""
-    positive = [value for value in values if value > 0]
-    if not positive:
-        return 0
-    wanted = column.kind.digits - 1 - math.floor(math.log10(max(positive)))
-    least = 1 - math.floor(math.log10(min(positive)))
-    # The smallest figure may add two decimals at most.
-    decimals = max(wanted, min(least, wanted + 2))
-    return max(0, min(_MOST_DECIMALS, decimals))
+def best_sign(field: str) -> int:
+    """Return 1 where the largest figure is the best, -1 where the smallest is, and else 0."""
+    return _BEST.get(field, 0)
 
 
 def label_of(row: BenchmarkRow, name: str = "") -> str:

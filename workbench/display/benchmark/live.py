@@ -10,31 +10,36 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from workbench.base.table import DONE, Bar, Cell, Grid, Toned
-from workbench.base.words import UNKNOWN, count, counted, duration, gib, number, percent, plain
+from workbench.base.words import count, counted, duration, gib, number, percent, plain
 from workbench.benchmark.comparable_groups import names_of
 from workbench.benchmark.forecast import BenchmarkForecast, ForecastRow
 from workbench.benchmark.row import BenchmarkRow, Outcome
+from workbench.client.tables.run_table import FIGURES, Format, figure, grid_of
 from workbench.display.benchmark.columns import MARKS, TONES, label_of, why_of
-from workbench.display.kit.doc import Doc, Note, Table, image_bundle, pictured, to_bundle, to_text
+from workbench.display.kit.doc import Doc, Note, Table, to_bundle, to_text
 from workbench.display.kit.line import Screen, cut, text_bar
-from workbench.display.kit.plots.figure import COUNTS, Plot, Series, look
-from workbench.display.kit.plots.static import plots_png
 from workbench.rundir.totals import Progress
 
 _INTERVAL_S = 0.25
 _BAR = 20
-_FIGURES: Mapping[str, tuple[str, Callable[..., str]]] = {
-    "samples/s": ("samples_per_s", number),
-    "loss": ("loss", number),
-    "eval loss": ("eval_loss", number),
-    "time": ("duration_s", duration),
-    "peak memory": ("peak_memory_gib", gib),
-    "predicted": ("predicted_memory_gib", gib),
-    "exact match": ("exact_match", percent),
-    "steps": ("steps", count),
-}
-"""Field of a row or of a run's progress, and its format, by the column's title."""
-_COLUMNS = ("row", "runs", "predicted memory", "predicted time", "source of the time", "note")
+_FIGURES = (
+    FIGURES["train_samples_per_s"],
+    figure("loss", "loss", number),
+    FIGURES["eval_loss"],
+    FIGURES["duration_s"],
+    FIGURES["peak_memory_gib"],
+    figure("predicted_memory_gib", "predicted memory", gib),
+    figure("exact_match", "exact match", percent),
+    FIGURES["steps"],
+)
+_FORECAST = (
+    Format(name="name", title="row"),
+    figure("runs", "runs", count),
+    figure("gib", "predicted memory", gib),
+    figure("seconds", "predicted time", duration),
+    Format(name="basis", title="source of the time"),
+    Format(name="note", title="note"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +111,7 @@ def summary_of(lines: Sequence[LiveLine], left_s: float | None = None) -> str:
 
 def live_doc(lines: Sequence[LiveLine], left_s: float | None = None) -> Doc:
     """State the whole benchmark, and a row per line. Without a script."""
-    titles = [title for title in _FIGURES if any(title in line.figures for line in lines)]
+    titles = [each.title for each in _FIGURES if any(each.title in line.figures for line in lines)]
     bars = ["progress"] if any(line.bar for line in lines) else []
     rows: list[list[Cell]] = []
     whys: list[Cell] = []
@@ -134,10 +139,10 @@ def _line(
 ) -> LiveLine:
     share = 0.0
     bar = ""
-    measured: BenchmarkRow | Progress | None = row
+    values = {each.name: getattr(row, each.name, None) for each in _FIGURES}
     if row.outcome is Outcome.RUNNING:
         share, bar = _bar(progress)
-        measured = progress
+        values = _figures_so_far(progress)
     elif row.outcome is Outcome.SUCCEEDED:
         share = 1.0
     return LiveLine(
@@ -147,7 +152,7 @@ def _line(
         from_disk=row.from_disk,
         share=share,
         bar=bar,
-        figures=_figures(measured),
+        figures=_figures(values),
         reason=why_of(row),
     )
 
@@ -164,12 +169,22 @@ def _bar(progress: Progress | None) -> tuple[float, str]:
     return min(1.0, progress.step / progress.max_steps), words
 
 
-def _figures(it: BenchmarkRow | Progress | None) -> dict[str, str]:
+def _figures_so_far(progress: Progress | None) -> dict[str, object]:
+    if progress is None:
+        return {}
+    return {
+        "train_samples_per_s": progress.samples_per_s,
+        "loss": progress.loss,
+        "eval_loss": progress.eval_loss,
+    }
+
+
+def _figures(values: Mapping[str, object]) -> dict[str, str]:
     written = {}
-    for title, (field, write) in _FIGURES.items():
-        value = getattr(it, field, None)
+    for each in _FIGURES:
+        value = values.get(each.name)
         if value is not None:
-            written[title] = write(value)
+            written[each.title] = str(each.write(value))
     return written
 
 
@@ -180,10 +195,7 @@ class BenchmarkLive:
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._screen = Screen(stream)
-        self._image = Screen(stream)
         self._clock = clock
-        self._speeds: dict[float, float] = {}
-        self._drawn_speeds: object = None
         self._lines: tuple[LiveLine, ...] = ()
         self._drawn: tuple[LiveLine, ...] = ()
         self._drawn_at = float("-inf")
@@ -198,10 +210,6 @@ class BenchmarkLive:
         before = [line.outcome for line in self._lines]
         self._lines = lines_of(rows, progress)
         after = [line.outcome for line in self._lines]
-        self._speeds = {}
-        for number_of_row, row in enumerate(rows, 1):
-            if row.samples_per_s is not None:
-                self._speeds[number_of_row] = row.samples_per_s
         if before != after or self._clock() - self._drawn_at >= _INTERVAL_S:
             self._draw()
 
@@ -219,30 +227,7 @@ class BenchmarkLive:
         if not self._screen.is_notebook:
             self._write()
             return
-        bundle = to_bundle(live_doc(self._lines, self._left_s()))
-        self._screen.show({**bundle, "text/html": pictured(str(bundle["text/html"]))})
-        if self._speeds != self._drawn_speeds:
-            self._drawn_speeds = self._speeds
-            self._image.show(image_bundle(self._still(), "(plot of the rows' speed)"))
-
-    def _still(self) -> bytes:
-        """Draw the speed of every finished row."""
-        axis = COUNTS[2]
-        series = Series(
-            name="samples/s",
-            xs={axis: list(self._speeds)},
-            ys=list(self._speeds.values()),
-            look=look(0),
-            joined=False,
-        )
-        plot = Plot(
-            label="speed",
-            y="samples/s",
-            axes=(axis,),
-            series=[series],
-            from_zero=True,
-        )
-        return plots_png([plot])
+        self._screen.show(to_bundle(live_doc(self._lines, self._left_s())))
 
     def _left_s(self) -> float | None:
         """Return the remaining seconds, from the mean time of finished rows.
@@ -286,31 +271,26 @@ def forecast_doc(forecast: BenchmarkForecast) -> Doc:
     """State a row of the benchmark per line, repeats together, and the sum."""
     total = counted(len(forecast.rows), "row")
     runs = counted(forecast.runs, "run")
-    rows = [_row(row) for row in forecast.rows]
-    # Columns without any value are left out; a note states that no time is known.
-    some = [n for n in range(len(_COLUMNS)) if any(row[n] not in ("", UNKNOWN) for row in rows)]
-    columns = [_COLUMNS[n] for n in some]
-    grid = Grid(
-        columns=columns,
-        rows=[[row[n] for n in some] for row in rows],
-        right=_COLUMNS[1:4],
-        whole=_COLUMNS[1:4],
+    grid = grid_of(
+        [_row(row) for row in forecast.rows],
+        _FORECAST,
         caption=f"{forecast.name}: {total}, {runs}, {count(forecast.to_go)} to go",
+        stay=("row",),
     )
     notes = [Note(text) for text in _notes(forecast)]
     return Doc(blocks=[Table(grid), *notes])
 
 
-def _row(row: ForecastRow) -> list[str]:
+def _row(row: ForecastRow) -> dict[str, object]:
     seconds = row.time.seconds
-    return [
-        row.name,
-        count(row.runs),
-        gib(row.memory.gib),
-        UNKNOWN if seconds is None else duration(seconds),
-        "" if seconds is None else row.time.basis,
-        _before_start(row),
-    ]
+    return {
+        "name": row.name,
+        "runs": row.runs,
+        "gib": row.memory.gib,
+        "seconds": seconds,
+        "basis": "" if seconds is None else row.time.basis,
+        "note": _before_start(row),
+    }
 
 
 def _before_start(row: ForecastRow) -> str:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from markupsafe import Markup
 
-from workbench.base.table import Grid
-from workbench.base.words import counted, number, percent
+from workbench.base.words import counted, percent
 from workbench.benchmark.published import Published
 from workbench.benchmark.result import LossPoint, Report
-from workbench.display.benchmark.bars import text_bars
 from workbench.display.benchmark.sheet import Line, Part, Sheet
-from workbench.display.kit.doc import Block, Figure, Fold, Note, Table
+from workbench.display.kit.doc import Block, Figure, Note
 from workbench.display.kit.plots.figure import (
     COUNTS,
     DASHES,
@@ -23,7 +20,6 @@ from workbench.display.kit.plots.figure import (
     Look,
     Plot,
     Series,
-    equal_series,
     look,
     time_axis,
 )
@@ -36,10 +32,6 @@ _PODS = COUNTS[1]
 _LOSS = (5.6, 2.9)
 _MOST_LINES = 8
 _POINTS = 400  # at most, of a curve
-_COMPARED = 40  # means of pieces by which equal lines are found
-_SPARKS = "▁▂▃▄▅▆▇█"
-_SPARK = 16  # letters
-_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 NO_SCALING = (
     "Not drawn: no row on several pods succeeded beside a row on one pod that did the same work "
     "(same global batch, steps, precision, data and sequence handling)."
@@ -52,15 +44,6 @@ def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
     series = scaling_series(sheet)
     if not series:
         return []
-    points = []
-    for one in series:
-        for pods, speed in zip(one.xs[_PODS], one.ys, strict=True):
-            points.append((one.name, int(pods), speed))
-    most = max(max(pods, speed) for _, pods, speed in points)
-    bars = [
-        (f"{name}, {pods}", speed / most, f"{speed:.2f} x of {pods}")
-        for name, pods, speed in points
-    ]
     words = [
         "Speed-up is samples/s over the one-pod row of the "
         "same technique, or of single where there is none."
@@ -79,11 +62,7 @@ def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
             + note
         )
     plot = _scaling_plot(series, ideals)
-    figure = Figure(
-        labelled_svg(plot, _PODS, size_in=_SCALING),
-        text=text_bars("speed-up in samples/s, by technique and pods", bars),
-        plot=plot,
-    )
+    figure = Figure(labelled_svg(plot, _PODS, size_in=_SCALING), plot=plot)
     return [figure, *(Note(text) for text in words)]
 
 
@@ -159,27 +138,15 @@ def _scaling_plot(series: Sequence[Series], ideals: Sequence[Published]) -> Plot
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossPlot:
-    title: str
-    plot: Plot
-    by_step: str
-    """The `<svg>` against steps; equal lines are drawn once."""
-    by_second: str
-    """The `<svg>` against seconds since the start was asked for."""
-
-
 def loss_blocks(sheet: Sheet, report: Report) -> list[Block]:
     losses = {line.number: report.losses_of(line.row) for line in sheet.lines}
     units = {line.number: report.loss_unit_of(line.row) for line in sheet.lines}
     plots = loss_plots(sheet, losses, units)
     blocks: list[Block] = []
-    frame = Markup('<div class="wb-beside">{}{}</div>')
-    for drawn in plots:
-        both = frame.format(Markup(drawn.by_step), Markup(drawn.by_second))
-        title = drawn.title if len(plots) > 1 else ""
-        blocks.append(Figure(both, title, plot=drawn.plot))
-        blocks += [Note(text) for text in drawn.plot.notes]
+    for plot in plots:
+        drawn = [Markup(labelled_svg(plot, axis, size_in=_LOSS)) for axis in plot.axes]
+        both = Markup('<div class="wb-beside">{}</div>').format(Markup("").join(drawn))
+        blocks.append(Figure(both, plot.label.capitalize() if len(plots) > 1 else "", plot=plot))
     if plots and any(len(line.rows) > 1 for line in sheet.lines):
         blocks.append(Note("Of repeated rows, the first repeat is drawn."))
     return blocks
@@ -189,8 +156,8 @@ def loss_plots(
     sheet: Sheet,
     losses: Mapping[int, Sequence[LossPoint]],
     units: Mapping[int, str] | None = None,
-) -> list[LossPlot]:
-    """Draw training losses, at most eight rows per plot: comparable losses, or split by pods.
+) -> list[Plot]:
+    """Return training losses, at most eight rows per plot: comparable losses, or split by pods.
 
     `losses` and `units` are by the number of a line. An unknown unit is not stated.
     """
@@ -245,7 +212,7 @@ def _loss_plot(
     lines: Sequence[Line],
     losses: Mapping[int, Sequence[LossPoint]],
     unit_of_loss: str,
-) -> LossPlot:
+) -> Plot:
     drawn_points = [_drawn(losses[line.number]) for line in lines]
     unit, per = time_axis(max(points[-1].seconds for points in drawn_points))
     by_time = f"{unit} {SINCE}"
@@ -270,34 +237,11 @@ def _loss_plot(
             look=style,
         )
         series.append(one)
-    # Lines of techniques with the same work coincide: draw one, and name the others.
-    groups = _equal_lines(lines, losses)
-    notes = []
-    drawn = []
-    for group in groups:
-        numbers = [str(lines[n].number) for n in group]
-        end = ""
-        if len(group) > 1:
-            end = f"= {', '.join(numbers[1:])}"
-            notes.append(f"Over steps the losses of rows {', '.join(numbers)} are the same line.")
-        drawn.append(replace(series[group[0]], end=end))
-    # Over steps, lines of the same work hide others: time then is the better axis.
-    axes = (STEP, by_time)
-    if 2 * len(groups) <= len(series):
-        axes = (by_time, STEP)
-    plot = Plot(
+    return Plot(
         label=f"training loss, {title}",
         y=", ".join(text for text in ("training loss", unit_of_loss) if text),
-        axes=axes,
+        axes=(STEP, by_time),
         series=series,
-        notes=notes,
-    )
-    apart = replace(plot, series=drawn)
-    return LossPlot(
-        title=title,
-        plot=plot,
-        by_step=labelled_svg(apart, STEP, size_in=_LOSS),
-        by_second=labelled_svg(plot, by_time, size_in=_LOSS),
     )
 
 
@@ -308,74 +252,3 @@ def _drawn(points: Sequence[LossPoint]) -> list[LossPoint]:
         curve.add(point.step, point.loss, point.seconds)
     steps, values, seconds = curve.thinned(_POINTS)
     return [LossPoint(*point) for point in zip(steps, seconds, values, strict=True)]
-
-
-def _equal_lines(
-    lines: Sequence[Line],
-    losses: Mapping[int, Sequence[LossPoint]],
-) -> list[list[int]]:
-    """Return the places of lines that coincide over steps, compared by means of pieces."""
-    longest = max(len(losses[line.number]) for line in lines)
-    series = []
-    for line in lines:
-        means = _means(losses[line.number], math.ceil(longest / _COMPARED))
-        one = Series(
-            name=line.label,
-            xs={STEP: [point.step for point in means]},
-            ys=[point.loss for point in means],
-            look=look(0),
-        )
-        series.append(one)
-    return equal_series(series, STEP)
-
-
-def _means(points: Sequence[LossPoint], width: int) -> list[LossPoint]:
-    """Return the mean of every `width` points, at the place of the last."""
-    means = []
-    for first in range(0, len(points), width):
-        piece = points[first : first + width]
-        last = piece[-1]
-        mean = sum(point.loss for point in piece) / len(piece)
-        means.append(LossPoint(last.step, last.seconds, mean))
-    return means
-
-
-def loss_table(sheet: Sheet, report: Report) -> list[Block]:
-    rows = []
-    for line in sheet.lines:
-        points = report.losses_of(line.row)
-        if len(points) > 1:
-            at = [points[round(share * (len(points) - 1))] for share in _SHARES]
-            losses = (f"{number(point.loss)} at {point.step:.0f}" for point in at)
-            rows.append((line.label, _spark(points), *losses, f"{at[-1].seconds:.1f}"))
-    columns = (
-        "row",
-        "over the steps",
-        "first",
-        "a quarter",
-        "half",
-        "three quarters",
-        "last",
-        "seconds until then",
-    )
-    if not rows:
-        return []
-    grid = Grid(
-        columns=columns,
-        rows=rows,
-        right=columns[2:],
-        whole=columns,
-        caption="Training loss, and the optimizer step it was at",
-    )
-    return [Fold("Training loss as figures", [Table(grid)])]
-
-
-def _spark(points: Sequence[LossPoint]) -> str:
-    picked = [points[n * (len(points) - 1) // (_SPARK - 1)].loss for n in range(_SPARK)]
-    low = min(picked)
-    span = (max(picked) - low) or 1
-    letters = []
-    for loss in picked:
-        height = (loss - low) / span
-        letters.append(_SPARKS[round(height * (len(_SPARKS) - 1))])
-    return "".join(letters)

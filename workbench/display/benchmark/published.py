@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, count, duration, number, percent, plain
 from workbench.benchmark.published import CAVEATS, PUBLISHED, WALKTHROUGH, Published
-from workbench.display.benchmark.columns import COLUMNS, figures_of
 from workbench.display.kit.doc import Block, Items, Table
 
 _WIDTH = 40  # letters of a cell in text
-_COLUMNS = {column.field: column for column in COLUMNS}
 
 
 def published_blocks(published: Sequence[Published] = PUBLISHED) -> list[Block]:
@@ -33,8 +31,8 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
         "global batch": [count(row.global_batch) for row in rows],
         "epochs": [count(row.epochs) for row in rows],
         "duration": [duration(row.duration_s) for row in rows],
-        "samples/s": _written("samples_per_s", [row.samples_per_s for row in rows]),
-        "speed-up": _written("speed_up", [row.speed_up for row in rows]),
+        "samples/s": [number(row.samples_per_s) for row in rows],
+        "speed-up": [number(row.speed_up) for row in rows],
         "efficiency": [percent(row.efficiency) for row in rows],
         "GPU memory GB": [
             "out of memory" if row.out_of_memory else number(row.memory_gb) for row in rows
@@ -60,15 +58,3 @@ def _published_grid(source: str, rows: Sequence[Published]) -> Grid:
         whole=set(titles) - {"note"},
         caption=f"Published, not measured here: {plain(source)}{absent}",
     )
-
-
-def _written(field: str, values: Sequence[float | None]) -> list[str]:
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return [UNKNOWN for _ in values]
-    figures = figures_of(_COLUMNS[field], numbers)
-    unit = f" {figures.unit}" if figures.unit not in ("", "1/s") else ""
-    written = []
-    for value in values:
-        written.append(UNKNOWN if value is None else figures.write(value) + unit)
-    return written

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 
-from workbench.base.words import count, counted, gib, moment, number
-from workbench.benchmark.comparable_groups import differ
+from workbench.base.words import count, counted, moment
 from workbench.benchmark.published import PUBLISHED
 from workbench.benchmark.result import HTML_NAME, Report
 from workbench.benchmark.row import Outcome
-from workbench.display.benchmark.bars import NO_MEMORY, memory_blocks
 from workbench.display.benchmark.columns import MARKS
+from workbench.display.benchmark.memory import NO_MEMORY, memory_blocks
 from workbench.display.benchmark.plots import (
     NO_LOSS,
     NO_SCALING,
     loss_blocks,
-    loss_table,
     scaling_blocks,
 )
 from workbench.display.benchmark.published import published_blocks
@@ -29,7 +26,7 @@ from workbench.display.benchmark.sections import (
     provenance_blocks,
     row_blocks,
 )
-from workbench.display.benchmark.sheet import Line, Sheet, sheet_of
+from workbench.display.benchmark.sheet import Sheet, sheet_of
 from workbench.display.benchmark.table import sheet_blocks
 from workbench.display.kit.doc import (
     Block,
@@ -45,12 +42,6 @@ from workbench.display.kit.doc import (
 from workbench.display.run.page import card_body, run_text
 
 _MOST_CARRIED = 24 << 20  # bytes of archives in all cards: browsers open a larger page slowly
-_BEST: tuple[tuple[str, str, bool, Callable[[float | None], str]], ...] = (
-    ("samples_per_s", "Most samples/s", True, number),
-    ("pod_hours", "Fewest pod-hours", False, number),
-    ("peak_memory_gib", "Least memory of a pod", False, gib),
-    ("eval_loss", "Lowest evaluation loss", False, number),
-)
 
 
 def report_html(report: Report) -> str:
@@ -83,7 +74,7 @@ def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]
         "Results": table,
         "Options that differ": option_blocks(sheet),
         "Scaling": _scaling(sheet, report),
-        "Loss": [*loss_blocks(sheet, report), *loss_table(sheet, report)],
+        "Loss": loss_blocks(sheet, report),
         "Memory": memory_blocks(sheet),
         "Time of a step": profile_blocks(sheet, report),
         "Answers": answers_blocks(sheet, report),
@@ -98,22 +89,9 @@ def _blocks(report: Report, sheet: Sheet, table: Sequence[Block]) -> list[Block]
             heading = Heading(title, 2, title.lower().replace(" ", "-"))
             headings.append(heading)
             body += [heading, *blocks]
-    good = [
-        line
-        for part in sheet.parts[:1]
-        for line in part.lines
-        if line.row.outcome is Outcome.SUCCEEDED
-    ]
-    best = _best(good)
-    if best and report.of_benchmark and not any(line.summary.spreads for line in good):
-        best.append(
-            "Each row was run once: nothing says how much of a lead is chance. repeats=5 would."
-        )
-    which = f"Of the comparable rows {_numbers(good)}:" if len(sheet.parts) > 1 else ""
     return [
         Note("; ".join([_counts(report), *_moments(report)])),
         Items(report.problems, title="Not all could be read, or has ended:"),
-        Items(best, title=which),
         Contents(headings),
         *body,
     ]
@@ -176,52 +154,3 @@ def _moments(report: Report) -> list[str]:
 
 def _moment(at_s: float) -> str:
     return moment(at_s, "%Y-%m-%d %H:%M", utc=True)
-
-
-def _numbers(lines: Sequence[Line]) -> str:
-    return ", ".join(str(line.number) for line in lines)
-
-
-def _best(good: Sequence[Line]) -> list[str]:
-    """Return the best line per figure, and lines that are as good within the spread."""
-    sentences = []
-    for field, words, most, write in _BEST:
-        measured = [line for line in good if getattr(line.row, field) is not None]
-        if len(measured) < 2:
-            continue
-        pick = max if most else min
-        best = pick(measured, key=attrgetter(f"row.{field}"))
-        text = write(getattr(best.row, field))
-        if all(write(getattr(line.row, field)) == text for line in measured):
-            what = words.partition(" ")[2].capitalize()
-            sentences.append(f"{what}: {text} in every row.")
-            continue
-        named = f"row {best.number} ({best.label.partition(': ')[2]})"
-        against = _against(best, measured, field, write)
-        sentences.append(f"{words}: {named}, {text}{against}.")
-    return sentences
-
-
-def _against(
-    best: Line,
-    among: Sequence[Line],
-    field: str,
-    write: Callable[[float | None], str],
-) -> str:
-    others = [line for line in among if line is not best]
-    text = write(getattr(best.row, field))
-    spread = best.summary.spreads.get(field)
-    alike = []
-    for line in others:
-        is_same = write(getattr(line.row, field)) == text
-        if is_same or (spread and not differ(best.summary, line.summary, field)):
-            alike.append(str(line.number))
-    if alike:
-        words = "not told apart from" if spread else "the same in"
-        rows = "row" if len(alike) == 1 else "rows"
-        return f"; {words} {rows} {', '.join(alike)}"
-    if spread:
-        return f"; the range of its {spread.count} repeats meets no other row's"
-    if any(field in line.summary.spreads for line in others):
-        return "; run once, others repeatedly"
-    return ""

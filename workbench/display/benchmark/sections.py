@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workbench.base.json_values import part
-from workbench.base.table import Grid
+from workbench.base.table import Bar, Grid
 from workbench.base.words import (
     UNKNOWN,
     count,
@@ -23,9 +23,8 @@ from workbench.base.words import (
 from workbench.benchmark.result import Report
 from workbench.benchmark.row import BenchmarkRow
 from workbench.client.tables.run_rows import different_options
-from workbench.display.benchmark.bars import profile_bars_svg
 from workbench.display.benchmark.sheet import Line, Sheet
-from workbench.display.kit.doc import Block, Code, Figure, Fold, Note, Table
+from workbench.display.kit.doc import Block, Code, Fold, Note, Table
 from workbench.display.records.answers import answers_grids
 from workbench.finetune.answers.predictions import Answers, Predictions
 from workbench.finetune.notebook.result import FineTuneCard
@@ -72,8 +71,7 @@ def profile_blocks(sheet: Sheet, report: Report) -> list[Block]:
     if not profiles:
         return []
     (first, one), *others = profiles
-    drawn = profile_bars_svg({line.label: profile for line, profile in profiles})
-    blocks: list[Block] = [Figure(drawn), Table(_profile_grid(profiles))]
+    blocks: list[Block] = [Table(_profile_grid(profiles))]
     pairs = [(line, other) for line, other in others if line.model == first.model]
     if len(pairs) > _MOST_PAIRS:
         words = (
@@ -91,6 +89,7 @@ def profile_blocks(sheet: Sheet, report: Report) -> list[Block]:
 def _profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
     columns = (
         "row",
+        "time of a step",
         "ranks",
         "micro-batch",
         "MACs forward",
@@ -100,11 +99,13 @@ def _profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
         "step",
         "FLOP/s",
     )
+    longest_s = max(sum(_parts_s(profile).values()) for _, profile in profiles) or 1.0
     return Grid(
         columns=columns,
         rows=[
             (
                 line.label,
+                _time_bar(p, longest_s),
                 count(p.world_size),
                 count(p.micro_batch_size),
                 scaled(p.macs),
@@ -116,10 +117,25 @@ def _profile_grid(profiles: Sequence[tuple[Line, Profile]]) -> Grid:
             )
             for line, p in profiles
         ],
-        right=columns[1:],
+        right=columns[2:],
         whole=columns,
         caption="FLOPS profile of one step of rank 0",
     )
+
+
+def _parts_s(profile: Profile) -> dict[str, float]:
+    return {
+        "forward": profile.fwd_latency_s or 0.0,
+        "backward": profile.bwd_latency_s or 0.0,
+        "optimizer": profile.step_latency_s or 0.0,
+    }
+
+
+def _time_bar(profile: Profile, longest_s: float) -> Bar:
+    parts_s = _parts_s(profile)
+    words = [f"{name} {duration(seconds)}" for name, seconds in parts_s.items()]
+    shares = tuple((name, seconds / longest_s) for name, seconds in parts_s.items())
+    return Bar(parts=shares, words=", ".join(words))
 
 
 def answers_blocks(sheet: Sheet, report: Report) -> list[Block]:

@@ -1,4 +1,4 @@
-"""The content of a benchmark's table. Text, HTML and Markdown are drawn from a `Sheet`. Pure."""
+"""The content of a benchmark's table. Text and HTML are drawn from a `Sheet`. Pure."""
 
 from __future__ import annotations
 
@@ -9,16 +9,10 @@ from workbench.base.json_values import whole
 from workbench.base.words import UNKNOWN, count, counted, plain
 from workbench.benchmark.comparable_groups import Group, Summary, differ
 from workbench.benchmark.row import BenchmarkRow, Outcome
-from workbench.display.benchmark.columns import (
-    COLUMNS,
-    MARKS,
-    Column,
-    Figures,
-    figures_of,
-    why_of,
-)
+from workbench.client.tables.run_table import Format
+from workbench.display.benchmark.columns import COLUMNS, MARKS, best_sign, value_of, why_of
 
-_SPEED = "samples_per_s"
+_SPEED = "train_samples_per_s"
 _LENGTHS = ("steps", "global batch")  # a run's length; curves of other lengths share a plot
 
 
@@ -132,7 +126,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sheet:
-    figures: tuple[Figures, ...]
+    figures: tuple[Format, ...]
     parts: tuple[Part, ...]
     """The groups, the main one first."""
     unmeasured: tuple[str, ...]
@@ -158,19 +152,16 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
     equal = []
     absent = []
     for column in COLUMNS:
-        values = [column.value(row) for row in rows]
-        known = [value for value in values if value is not None]
-        if not known:
-            if not column.field.startswith("predicted_"):
-                absent.append(column.name)
+        if all(value_of(row, column.name) is None for row in rows):
+            if not column.name.startswith("predicted_"):
+                absent.append(column.title)
             continue
-        measured = figures_of(column, known)
         # Requested options are above the table if their values are equal within every group.
-        is_equal = all(len(_asked(measured, group.rows)) <= 1 for group in groups)
-        if column.asked and is_equal:
-            equal.append(measured)
+        is_equal = all(len(_asked(column, group.rows)) <= 1 for group in groups)
+        if column.above and is_equal:
+            equal.append(column)
         else:
-            figures.append(measured)
+            figures.append(column)
     several = len({summary.row.model for summary in summaries}) > 1
     parts: list[Part] = []
     number = 1
@@ -180,13 +171,13 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
                 number=place,
                 summary=summary,
                 several_models=several,
-                figures=tuple(one.of(summary.row) for one in figures),
+                figures=tuple(str(one.write(value_of(summary.row, one.name))) for one in figures),
                 spreads=tuple(_spread(one, summary) for one in figures),
             )
             for place, summary in enumerate(group.summaries, number)
         ]
         number += len(lines)
-        best = [_best(lines, place, one.column) for place, one in enumerate(figures)]
+        best = [_best(lines, place, one.name) for place, one in enumerate(figures)]
         starred = []
         for line in lines:
             stars = tuple(line.number in numbers for numbers in best)
@@ -199,56 +190,57 @@ def sheet_of(groups: Sequence[Group]) -> Sheet:
     )
 
 
-def _asked(figures: Figures, rows: Sequence[BenchmarkRow]) -> list[str]:
+def _asked(column: Format, rows: Sequence[BenchmarkRow]) -> list[str]:
     """Return the different figures of a column.
 
-    Of slots, what is common to rows on any number of pods.
+    Of ranks, what is common to rows on any number of pods.
     """
-    if figures.column.field == "slots" and all(row.slots == row.pods for row in rows):
+    if column.name == "world_size" and all(row.world_size == row.pods for row in rows):
         return ["1 a pod"]
-    texts = [figures.of(row) for row in rows]
+    texts = [str(column.write(value_of(row, column.name))) for row in rows]
     different = dict.fromkeys(text for text in texts if text != UNKNOWN)
     return list(different)
 
 
-def _best(lines: Sequence[Line], place: int, column: Column) -> set[int]:
+def _best(lines: Sequence[Line], place: int, field: str) -> set[int]:
     """Return the numbers of the lines with the best figure; none where all are alike."""
     good = []
     for line in lines:
-        value = column.value(line.row)
+        value = value_of(line.row, field)
         if line.row.outcome is Outcome.SUCCEEDED and value is not None:
             good.append((value, line))
-    if not column.best or len(good) < 2:
+    sign = best_sign(field)
+    if not sign or len(good) < 2:
         return set()
-    _, top = max(good, key=lambda pair: column.best * pair[0])
+    _, top = max(good, key=lambda pair: sign * pair[0])
     alike = set()
     for _, line in good:
         is_same = line.figures[place] == top.figures[place]
-        if is_same or _overlap(line, top, column):
+        if is_same or _overlap(line, top, field):
             alike.add(line.number)
     if len(alike) == len(good):
         return set()
     return alike
 
 
-def _overlap(one: Line, other: Line, column: Column) -> bool:
-    spreads = [line.summary.spreads.get(column.field) for line in (one, other)]
-    return None not in spreads and not differ(one.summary, other.summary, column.field)
+def _overlap(one: Line, other: Line, field: str) -> bool:
+    spreads = [line.summary.spreads.get(field) for line in (one, other)]
+    return None not in spreads and not differ(one.summary, other.summary, field)
 
 
-def _spread(figures: Figures, summary: Summary) -> str:
-    spread = summary.spreads.get(figures.column.field)
+def _spread(column: Format, summary: Summary) -> str:
+    spread = summary.spreads.get(column.name)
     if not spread:
         return ""
-    low = figures.write(spread.low)
-    high = figures.write(spread.high)
+    low = column.write(spread.low)
+    high = column.write(spread.high)
     return "" if low == high else f"{low}–{high}"
 
 
 def _part(
     group: Group,
     lines: tuple[Line, ...],
-    equal: Sequence[Figures],
+    equal: Sequence[Format],
     *,
     first: bool,
 ) -> Part:
@@ -258,9 +250,8 @@ def _part(
             size = whole(value)
             same.append(f"{name} {value if size is None else count(size)}")
     for one in equal:
-        name = one.column.name
-        if group.same.get(name) is None:
-            same += [f"{name} {text}" for text in _asked(one, group.rows)]
+        if group.same.get(one.title) is None:
+            same += [f"{one.title} {text}" for text in _asked(one, group.rows)]
     apart = group.difference or ("" if first else "other work")
     heading = f"Not comparable with the first table: {apart}" if apart else "Comparable rows"
     return Part(
@@ -294,11 +285,11 @@ def _notes(lines: Sequence[Line]) -> Iterator[str]:
             pairs.append(f"{_rows(rows)} over {_rows([numbers[base]])}")
         yield (
             f"Speed-up is by samples/s: {'; '.join(pairs)}. Efficiency "
-            "is the speed-up over the ratio of slots."
+            "is the speed-up over the ratio of ranks."
         )
     repeated = [line for line in lines if line.repeats > 1]
     if not repeated:
-        if sum(line.row.samples_per_s is not None for line in lines) > 1:
+        if sum(line.row.train_samples_per_s is not None for line in lines) > 1:
             yield (
                 "Each row was run once: its spread is not "
                 "known, and small differences mean nothing."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from workbench.base.table import Cell, Grid, Key, Toned
 from workbench.base.words import count
 from workbench.benchmark.result import BenchmarkResult
-from workbench.display.benchmark.columns import TONES, Figures
+from workbench.display.benchmark.columns import TONES, value_of
 from workbench.display.benchmark.published import published_blocks
 from workbench.display.benchmark.sheet import Line, Part, Sheet, sheet_of
 from workbench.display.kit.doc import Block, Doc, Heading, Items, Note, Raw, Table
@@ -38,13 +38,13 @@ def sheet_blocks(sheet: Sheet) -> list[Block]:
 
 def _grid(sheet: Sheet, part: Part) -> Grid:
     who = [title for title in _WHO if title != "model" or sheet.several_models]
-    titles = [_title(figures) for figures in sheet.figures]
+    titles = [column.title for column in sheet.figures]
     rows: list[list[Cell]] = []
     keys: list[list[Key]] = []
     for line in part.lines:
         cells, sorted_by = _who_of(line)
         figures = [_figure(line, place) for place in range(len(titles))]
-        values = [each.column.value(line.row) for each in sheet.figures]
+        values = [value_of(line.row, column.name) for column in sheet.figures]
         rows.append([*(cells[title] for title in who), *figures])
         keys.append([*(sorted_by[title] for title in who), *values])
     columns = (*who, *titles)
@@ -83,7 +83,3 @@ def _figure(line: Line, place: int) -> Cell:
     if line.best[place]:
         return Toned(f"★ {line.figures[place]}", "good", line.spreads[place])
     return Toned(line.figures[place], beneath=line.spreads[place])
-
-
-def _title(figures: Figures) -> str:
-    return f"{figures.column.title} {figures.unit}".rstrip()

@@ -1,18 +1,18 @@
 """The content of a view as a list of blocks.
 
-Text, Markdown and HTML are drawn and escaped from the list.
+Text and HTML are drawn and escaped from the list, and Markdown for the model hub.
 """
 
 from __future__ import annotations
 
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from workbench.base.table import Bar, Cell, Grid, Marked, Toned, cell_text, text_table
+from workbench.base.table import Cell, Grid, cell_text, text_table
 from workbench.base.words import plain
 from workbench.display.kit.logs import clean
 from workbench.display.kit.plots.figure import Plot, plot_words
@@ -41,7 +41,7 @@ class Table:
 class Figure:
     """A plot, an SVG of our own.
 
-    Text and Markdown state `text`, as HTML does where the style sheet or the plot is missing.
+    Text states `text`, as HTML does where the style sheet or the plot is missing.
     """
 
     svg: str
@@ -49,23 +49,11 @@ class Figure:
     text: str = ""
     plot: Plot | None = None
     """Plot as data, for its words and for the PNG in places that strip SVG."""
-    still: Callable[[], bytes] | None = None
-    """Draws the plot as PNG, for places that strip SVG. Needed only where there is no `plot`."""
 
     @property
     def words(self) -> str:
         """The text; without text, the words of the plot. Notes of the plot are separate blocks."""
         return self.text or (plot_words(replace(self.plot, notes=())) if self.plot else "")
-
-    @property
-    def has_image(self) -> bool:
-        return bool(self.plot or self.still)
-
-    def image(self) -> bytes:
-        """Draw the PNG for places that strip SVG."""
-        if self.still:
-            return self.still()
-        return plots_png([self.plot]) if self.plot else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +91,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Links to headings with an anchor; nothing in text and Markdown."""
+    """Links to headings with an anchor; nothing in text."""
 
     titles: Sequence[Heading]
 
@@ -147,10 +135,10 @@ def to_bundles(doc: Doc) -> Iterator[dict[str, object]]:
     blocks: list[Block] = []
     for block in doc.blocks:
         blocks.append(block)
-        if isinstance(block, Figure) and block.has_image:
+        if isinstance(block, Figure) and block.plot:
             bundle = to_bundle(replace(doc, blocks=blocks))
             yield {**bundle, "text/html": pictured(str(bundle["text/html"]))}
-            yield image_bundle(block.image(), "(the picture above)")
+            yield image_bundle(plots_png([block.plot]), "(the picture above)")
             blocks = []
     if blocks:
         yield to_bundle(replace(doc, blocks=blocks))
@@ -249,6 +237,7 @@ def _text(block: Block) -> str:
 
 
 def to_markdown(doc: Doc) -> str:
+    """Draw a document as Markdown, for the model hub. Headings, notes, code and tables alone."""
     blocks = [_markdown(block) for block in doc.blocks]
     return _joined(blocks, "\n\n") + "\n"
 
@@ -259,42 +248,20 @@ def _markdown(block: Block) -> str:
             return f"{'#' * block.level} {_escaped(block.text)}"
         case Table():
             return markdown_table(block.grid)
-        case Figure():
-            if "\n" in block.words:
-                return _fenced(_text(block))
-            return _escaped(block.words)
         case Note():
             return _escaped(block.text)
-        case Items():
-            lines = [f"- {_escaped(line)}" for line in block.lines]
-            if block.title and block.lines:
-                lines = [_escaped(block.title), "", *lines]
-            return "\n".join(lines)
         case Code():
             return _joined([_escaped(block.title), _fenced(block.text)], "\n\n")
-        case Fold():
-            summary = escape(plain(block.title))
-            inside = to_markdown(Doc(blocks=block.blocks)).rstrip("\n")
-            return f"<details><summary>{summary}</summary>\n\n{inside}\n\n</details>"
-        case Raw():
-            return _fenced(block.text) if block.text else ""
-        case Contents():
-            return ""
+    raise NotImplementedError(f"no Markdown of {type(block).__name__}")
 
 
 def _escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>|~#&$])", r"\\\1", plain(text))
 
 
-def _code(text: str) -> str:
-    if "`" not in text:
-        return f"`{plain(text)}`"
-    fence = "`" * (1 + _longest_fence(text))
-    return f"{fence} {plain(text)} {fence}"
-
-
 def _fenced(text: str) -> str:
-    fence = "`" * max(3, 1 + _longest_fence(text))
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, 1 + longest)
     return f"{fence}\n{clean(text)}\n{fence}"
 
 
@@ -324,15 +291,4 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def _cell(cell: Cell) -> str:
-    match cell:
-        case Marked(parts):
-            return _escaped(" ".join(text for text, _ in parts)) or " "
-        case Bar():
-            return _code(cell_text(cell))
-        case Toned():
-            return _escaped(cell.text)
-    return _escaped(cell) or " "
-
-
-def _longest_fence(text: str) -> int:
-    return max((len(run) for run in re.findall("`+", text)), default=0)
+    return _escaped(cell_text(cell)) or " "

@@ -326,29 +326,17 @@ def _side_by_side(drawn: Sequence[Plot]) -> Image.Image:
 
     width, height = _SIZE_IN
     size_in = width * len(drawn), height + rows * _LEGEND_ROW_IN
-    return _image(draw, size_in, layout="constrained")
+    return _image(draw, size_in)
 
 
-def figure_png(
-    draw: Callable[[Any], None],
-    *,
-    size_in: tuple[float, float],
-    place: tuple[float, float, float, float],
-) -> bytes:
-    """Draw a pair of axes on white, as `figure_svg` does in the page's colours."""
-    return _png(_image(lambda figure: draw(figure.add_axes(place)), size_in))
-
-
-def _image(
-    draw: Callable[[Any], None], size_in: tuple[float, float], **options: Any
-) -> Image.Image:
+def _image(draw: Callable[[Any], None], size_in: tuple[float, float]) -> Image.Image:
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from PIL import Image
 
     with mpl.rc_context({"font.size": 9.5}), _lettered():
-        figure = Figure(figsize=size_in, dpi=_IMAGE_DPI, facecolor="white", **options)
+        figure = Figure(figsize=size_in, dpi=_IMAGE_DPI, facecolor="white", layout="constrained")
         canvas: Any = FigureCanvasAgg(figure)
         draw(figure)
         canvas.draw()
@@ -380,7 +368,7 @@ def _png(image: Image.Image) -> bytes:
     return out.getvalue()
 
 
-def legend_above(axes: Any, columns: int, **more: Any) -> None:
+def legend_above(axes: Any, columns: int) -> None:
     """Write the legend above the plot, in a row."""
     legend = axes.legend(
         loc="lower left",
@@ -392,7 +380,6 @@ def legend_above(axes: Any, columns: int, **more: Any) -> None:
         borderaxespad=0.3,
         handlelength=2.6,
         columnspacing=1.4,
-        **more,
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # a dollar sign in a name is not math
