@@ -19,7 +19,7 @@ from tests.support.sentences import says, sentence
 from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script
 from workbench.base.errors import ConfigError, RunError
 from workbench.benchmark.finished_rows import data_of, kept_rows
-from workbench.benchmark.forecast import forecast_memory, forecast_time
+from workbench.benchmark.forecast import forecast_memory, measured_s
 from workbench.benchmark.read import skipped_row
 from workbench.benchmark.result import BenchmarkResult
 from workbench.benchmark.row import BenchmarkRow, Outcome
@@ -199,35 +199,23 @@ def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
     ).forecast()
     assert (forecast.runs, forecast.to_go, forecast.without_time) == (2, 0, 0)
     text = str(forecast)
-    assert "not known yet" not in text and "source of the time" not in text, "no row has a time"
+    assert "not known yet" not in text and "predicted time" not in text, "no row has a time"
     assert says(forecast, "display.live._before_start.will-skipped", "predicted") and says(
         forecast._repr_html_(), "display.live._before_start.will-skipped"
     )
 
 
 def test_time_is_told_by_rows_that_stand_and_by_nothing_else() -> None:
-    def row(
-        pods: int, micro: int = 8, seconds: float | None = None, steps: int = 10
-    ) -> BenchmarkRow:
-        job = FineTune(technique="zero1", max_steps=steps, per_device_train_batch_size=micro)
-        asked = skipped_row(RunSpec(cluster=ClusterSpec(count=3), job=job, pods=pods), "")
-        if seconds is None:
-            return asked
-        done = {"steps": steps, "train_runtime_s": seconds, "duration_s": seconds + 5.0}
-        return replace(asked, outcome=Outcome.SUCCEEDED, **done)  # type: ignore[arg-type]
+    def row(pods: int, steps: int = 10) -> BenchmarkRow:
+        job = FineTune(technique="zero1", max_steps=steps)
+        return skipped_row(RunSpec(cluster=ClusterSpec(count=3), job=job, pods=pods), "")
 
-    assert forecast_time(row(2), []).seconds is None
-    assert forecast_time(row(2), [row(1, seconds=8.0)]).basis == "not known yet"
-    assert forecast_time(row(2), [row(2, seconds=8.0)]).seconds == 13.0  # the very same row
-    assert forecast_time(row(2, steps=20), [row(2, seconds=8.0)]).seconds == pytest.approx(
-        5.0 + 16.0
-    )
-    # One rank: 0.1 s a row. Three ranks: 0.8 s of compute and 0.7 s of network a step.
-    told = [row(1, seconds=8.0), row(3, seconds=15.0)]
-    guess = forecast_time(row(2, micro=16), told)
-    assert guess.seconds == pytest.approx(5.0 + 10 * (1.6 + 0.7)) and "estimated" in guess.basis
-    failed = [replace(r, outcome=Outcome.FAILED) for r in told]
-    assert forecast_time(row(2, micro=16), failed).seconds is None
+    done = replace(row(2), outcome=Outcome.SUCCEEDED, duration_s=13.0)
+    assert measured_s(row(2), []) is None
+    assert measured_s(row(2), [done]) == 13.0
+    assert measured_s(row(3), [done]) is None
+    assert measured_s(row(2, steps=20), [done]) is None
+    assert measured_s(row(2), [replace(done, outcome=Outcome.FAILED)]) is None
 
 
 def test_what_a_job_names_is_identified_by_its_content(tmp_path: Path) -> None:

@@ -14,86 +14,20 @@ from workbench.benchmark.forecast import (
     BenchmarkForecast,
     ForecastRow,
     MemoryForecast,
-    TimeForecast,
     forecast_memory,
-    forecast_time,
+    measured_s,
 )
-from workbench.benchmark.row import BenchmarkRow
+from workbench.benchmark.row import Outcome
 
 
-def ran(
-    ranks: int,
-    seconds: float | None,
-    *,
-    micro: int = 8,
-    accumulation: int = 1,
-    steps: int = 10,
-    beside: float = 5.0,
-    **other: Any,
-) -> BenchmarkRow:
-    """Make a finished row that trained for `seconds`, and took `beside` seconds more."""
-    figures: dict[str, Any] = {
-        "key": f"{ranks}-{micro}-{accumulation}-{steps}",
-        "per_device_batch": micro,
-        "accumulation": accumulation,
-        "steps": steps,
-        "train_runtime_s": seconds,
-        "duration_s": None if seconds is None else seconds + beside,
-        "spec": {"job": {"max_steps": steps}},
-    }
-    return make_row("zero1", ranks, None, **{**figures, **other})
-
-
-def seconds(asked: BenchmarkRow, *before: BenchmarkRow) -> float | None:
-    return forecast_time(asked, before).seconds
-
-
-def test_accumulated_micro_batches_are_rows_of_a_step() -> None:
-    # 0.1 s a row on one rank: 16 rows a step take 1.6 s.
-    asked = ran(1, None, accumulation=2)
-    assert seconds(asked, ran(1, 8.0)) == pytest.approx(5 + 10 * 1.6)
-    assert seconds(asked, ran(1, 8.0, accumulation=None)) is None
-    assert seconds(ran(1, None, micro=None), ran(1, 8.0)) is None
-
-
-def test_a_forecast_for_one_rank_needs_no_other_ranks_and_has_no_network() -> None:
-    asked = ran(1, None, micro=16)
-    alone, several = ran(1, 8.0), ran(3, 15.0)
-    assert seconds(asked, alone) == pytest.approx(5 + 10 * 1.6)
-    assert seconds(asked, alone, several) == pytest.approx(5 + 10 * 1.6)
-    # Two ranks exchange gradients, at a speed that only several ranks show.
-    assert seconds(ran(2, None, micro=16), alone) is None
-    assert seconds(ran(2, None, micro=16), several) is None
-    # One rank computes 0.8 s a step, so the network of three ranks took 0.7 s.
-    assert seconds(ran(2, None, micro=16), alone, several) == pytest.approx(5 + 10 * 2.3)
-
-
-def test_a_network_that_took_no_time_makes_no_step_shorter_than_its_computation() -> None:
-    quicker = ran(3, 6.0)
-    assert seconds(ran(2, None, micro=16), ran(1, 8.0), quicker) == pytest.approx(5 + 10 * 1.6)
-    # Clocks of two processes may differ: nothing takes less than no time.
-    assert seconds(ran(1, None, micro=16), ran(1, 8.0, beside=-1.0)) == pytest.approx(10 * 1.6)
-
-
-def test_the_same_row_measured_before_decides_alone() -> None:
-    asked = ran(1, None)
-    slow, quick = ran(1, 8.0, duration_s=99.0), ran(1, 8.0, duration_s=33.0)
-    found = forecast_time(asked, [slow, quick, ran(1, 8.0, duration_s=None), ran(2, 8.0)])
-    assert (found.seconds, found.basis) == (66.0, "measured before")
-
-
-def test_two_ranks_show_the_network_of_three() -> None:
-    # Two ranks need 1.1 s a step, of which 0.8 s are computation.
-    assert seconds(ran(3, None, micro=16), ran(1, 8.0), ran(2, 11.0)) == pytest.approx(
-        5 + 10 * (1.6 + 0.3)
-    )
-
-
-def test_rows_without_times_tell_nothing() -> None:
-    asked = ran(1, None, micro=16)
-    for unknown in ("train_runtime_s", "duration_s", "steps"):
-        assert seconds(asked, ran(1, 8.0, **{unknown: None})) is None
-    assert seconds(asked, ran(1, 8.0, model="t5-3b")) is None
+def test_the_time_of_a_row_is_that_of_the_same_row() -> None:
+    asked = make_row("zero1", 1, None)
+    slow, quick = (make_row("zero1", 1, 1.0, duration_s=taken) for taken in (99.0, 33.0))
+    unknown = make_row("zero1", 1, 1.0, duration_s=None)
+    failed = make_row("zero1", 1, None, duration_s=1.0, outcome=Outcome.FAILED)
+    other = make_row("zero1", 2, 1.0, duration_s=1.0)
+    assert measured_s(asked, [slow, quick, unknown, failed, other]) == 66.0
+    assert measured_s(asked, [unknown, failed, other]) is None
 
 
 def forecast(*rows: ForecastRow) -> BenchmarkForecast:
@@ -106,7 +40,7 @@ def row(time: float | None, *, runs: int, finished: int = 0, refusal: str = "") 
         runs=runs,
         finished=finished,
         memory=MemoryForecast(refusal=refusal),
-        time=TimeForecast(seconds=time),
+        seconds=time,
     )
 
 

@@ -221,8 +221,7 @@ def test_lines_of_a_technique_with_and_without_adapters_look_unlike(tmp_path: Pa
     write_row(tmp_path / "other", technique="zero1")
     report = Report(rows_below([tmp_path])[0])
     sheet = sheet_of(report.groups)
-    losses = {line.number: report.losses_of(line.row) for line in sheet.lines}
-    (plot,) = loss_plots(sheet, losses)
+    (plot,) = loss_plots(sheet, report)
     assert sorted(line.technique for line in sheet.lines) == ["ddp", "ddp lora", "zero1"]
     assert len({(one.look.colour, one.look.marker) for one in plot.series}) == 3
 
@@ -233,7 +232,7 @@ def test_the_loss_of_a_script_has_no_unit(tmp_path: Path) -> None:
     spec = json.loads(RunPaths(script).spec.read_text())
     spec["job"] = {"kind": "script", "path": "/home/me/train.py"}
     RunPaths(script).spec.write_text(json.dumps(spec))
-    labels = re.findall(r'aria-label="training loss, ([^"]*)"', page_of(tmp_path))
+    labels = re.findall(r'aria-label="loss of the runs [^"]*: ([^"]*: [^"]*)"', page_of(tmp_path))
     units = {label.partition(":")[0]: "nats per token" in label for label in labels}
     assert units == {"tiny-t5": True, "train.py": False}
 
@@ -263,7 +262,7 @@ def test_a_report_is_small_and_its_pictures_have_values(folder: Path, tmp_path: 
     command = ["report", str(folder / "a"), str(folder / "b"), "--out", str(tmp_path)]
     assert main(command) == 0
     page = (tmp_path / "report.html").read_text()
-    assert 'aria-label="training loss' in page and "data-words=" in page, "static, with values"
+    assert 'aria-label="loss of the runs' in page and "data-words=" in page, "static, with values"
     assert len(page) < 700_000
 
 
@@ -274,7 +273,7 @@ def test_runs_of_different_lengths_share_a_plot_of_losses(tmp_path: Path) -> Non
     rows, _ = rows_below([tmp_path])
     report = Report(rows)
     sheet = sheet_of(report.groups)
-    plots = loss_plots(sheet, {line.number: report.losses_of(line.row) for line in sheet.lines})
+    plots = loss_plots(sheet, report)
     drawn = [[one.name for one in plot.series] for plot in plots]
     assert sorted(len(names) for names in drawn) == [1, 2]
     (pair,) = [plot.series for plot in plots if len(plot.series) == 2]

@@ -19,7 +19,6 @@ from workbench.benchmark.forecast import (
     BenchmarkForecast,
     ForecastRow,
     MemoryForecast,
-    TimeForecast,
 )
 from workbench.benchmark.result import BenchmarkPlots, BenchmarkResult
 from workbench.client.cluster import Cluster
@@ -102,14 +101,12 @@ def _benchmark(folder: Path) -> BenchmarkResult:
 
 
 def _forecast(folder: Path) -> BenchmarkForecast:
-    time = TimeForecast(seconds=75.0, basis="measured before")
     rows = (
-        ForecastRow(name="zero1, 3 pods", runs=2, memory=MemoryForecast(gib=1.5), time=time),
+        ForecastRow(name="zero1, 3 pods", runs=2, memory=MemoryForecast(gib=1.5), seconds=75.0),
         ForecastRow(
             name="single",
             runs=1,
             memory=MemoryForecast(gib=9.5, refusal="needs 9.5 GiB"),
-            time=TimeForecast(),
         ),
     )
     return BenchmarkForecast(name="sweep", rows=rows, folder=folder)

@@ -17,7 +17,7 @@ from workbench.benchmark.forecast import (
     BenchmarkForecast,
     ForecastRow,
     forecast_memory,
-    forecast_time,
+    measured_s,
 )
 from workbench.benchmark.grid import PlannedRun, make_grid
 from workbench.benchmark.read import skipped_row
@@ -136,8 +136,8 @@ class Benchmark(Shown):
     def forecast(self, cluster: Cluster | None = None) -> BenchmarkForecast:
         """Return the number of runs and the predicted cost of every run, before the start.
 
-        Memory comes from the planner, which needs seconds for a new model. Time comes from rows on
-        disk.
+        Memory comes from the planner, which needs seconds for a new model. Time comes from the
+        same rows on disk.
 
         Args:
             cluster: Cluster for the runs, started or not. Default: pods of the benchmark's options,
@@ -247,7 +247,7 @@ class Benchmark(Shown):
             name=planned.name,
             runs=len(repeats),
             memory=forecast_memory(spec, gpu_memory_gib=self._gpu_memory_gib),
-            time=forecast_time(row, before),
+            seconds=measured_s(row, before),
             finished=sum(repeat in done for repeat in repeats),
         )
 

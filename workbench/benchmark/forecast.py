@@ -1,4 +1,4 @@
-"""The forecast of a benchmark: memory by the planner, time from rows on disk; no guesses."""
+"""The forecast of a benchmark: memory by the planner, time of the same rows on disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import WorkbenchError
-from workbench.base.json_values import part, whole
 from workbench.base.shown import Shown
 from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.row import BenchmarkRow, Outcome
@@ -29,19 +28,12 @@ class MemoryForecast:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TimeForecast:
-    seconds: float | None = None
-    """Seconds; None where no row on disk tells."""
-    basis: str = "not known yet"
-    """Where that is from: `measured before`, `estimated from …`."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastRow:
     name: str
     runs: int
     memory: MemoryForecast
-    time: TimeForecast
+    seconds: float | None = None
+    """Median seconds of the same row on disk. None: the row was not measured before."""
     finished: int = 0
     """How many of its runs are finished on disk already."""
 
@@ -75,12 +67,12 @@ class BenchmarkForecast(Shown):
     @property
     def seconds(self) -> float:
         """Seconds that the runs to go take, as far as their time is known."""
-        return sum(row.to_go * (row.time.seconds or 0.0) for row in self.rows)
+        return sum(row.to_go * (row.seconds or 0.0) for row in self.rows)
 
     @property
     def without_time(self) -> int:
         """Number of runs to go whose time is not known yet."""
-        return sum(row.to_go for row in self.rows if row.time.seconds is None)
+        return sum(row.to_go for row in self.rows if row.seconds is None)
 
     def __repr__(self) -> str:
         return (
@@ -122,92 +114,11 @@ def _lack(need_gib: float | None, limit_gib: float | None, place: str) -> str:
     )
 
 
-def forecast_time(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> TimeForecast:
-    """Return how long a row takes, by rows that were run before."""
-    done = [earlier for earlier in before if earlier.outcome is Outcome.SUCCEEDED]
-    # The very same row was measured.
-    durations = [earlier.duration_s for earlier in done if earlier.key == row.key]
-    same = [duration_s for duration_s in durations if duration_s is not None]
-    if same:
-        return TimeForecast(seconds=statistics.median(same), basis="measured before")
-    # Rows of the same work on any number of pods.
-    job = part(row.spec, "job")
-    steps = whole(job.get("max_steps"))
-    rows = _rows_per_step(row)
-    shape = _shape(row)
-    measured = [_Step.of(earlier) for earlier in done if _shape(earlier) == shape]
-    alike = [step for step in measured if step is not None]
-    if not alike or not steps or not rows:
-        return TimeForecast()
-    beside_s = statistics.median(step.beside_s for step in alike)
-    # Rows with as many ranks and rows a step.
-    twin = []
-    for step in alike:
-        if step.ranks == row.world_size and step.rows == rows:
-            twin.append(step.seconds)
-    if twin:
-        seconds = beside_s + steps * statistics.median(twin)
-        return TimeForecast(seconds=seconds, basis="estimated from as many pods and rows")
-    # The seconds of a row come from one rank, those of the network from several ranks.
-    alone = [step for step in alike if step.ranks == 1]
-    several = [step for step in alike if step.ranks > 1]
-    if not alone or (row.world_size > 1 and not several):
-        return TimeForecast()
-    row_s = [step.seconds / step.rows for step in alone]
-    compute_s = statistics.median(row_s)
-    network_s = 0.0
-    if row.world_size > 1:
-        beyond_s = [step.seconds - step.rows * compute_s for step in several]
-        network_s = statistics.median(max(0.0, seconds) for seconds in beyond_s)
-    step_s = rows * compute_s + network_s
-    seconds = beside_s + steps * step_s
-    return TimeForecast(seconds=seconds, basis="estimated from other pod counts")
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step of a finished row, and the seconds beside its training loop."""
-
-    ranks: int
-    rows: int
-    seconds: float
-    beside_s: float
-
-    @classmethod
-    def of(cls, row: BenchmarkRow) -> _Step | None:
-        rows = _rows_per_step(row)
-        if not row.steps or not rows:
-            return None
-        if row.train_runtime_s is None or row.duration_s is None:
-            return None
-        beside_s = row.duration_s - row.train_runtime_s
-        return cls(
-            ranks=row.world_size,
-            rows=rows,
-            seconds=row.train_runtime_s / row.steps,
-            beside_s=max(0.0, beside_s),
-        )
-
-
-def _rows_per_step(row: BenchmarkRow) -> int:
-    """Return the rows of a rank in an optimizer step; 0 if unknown."""
-    micro_batch = row.per_device_batch or 0
-    return micro_batch * (row.accumulation or 0)
-
-
-def _shape(row: BenchmarkRow) -> tuple[object, ...]:
-    """Return the facts that rows with equal times share."""
-    cluster = part(row.spec, "cluster")
-    backend = part(cluster, "backend")
-    pod = part(cluster, "pods")
-    return (
-        row.model,
-        row.technique,
-        row.precision,
-        row.launcher,
-        row.sequence,
-        row.dataset,
-        backend.get("kind"),
-        pod.get("cpus"),
-        pod.get("gpus"),
-    )
+def measured_s(row: BenchmarkRow, before: Sequence[BenchmarkRow]) -> float | None:
+    """Return how long the same row took before. None: it was not measured."""
+    durations = []
+    for earlier in before:
+        is_same = earlier.key == row.key and earlier.outcome is Outcome.SUCCEEDED
+        if is_same and earlier.duration_s is not None:
+            durations.append(earlier.duration_s)
+    return statistics.median(durations) if durations else None

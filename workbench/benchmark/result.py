@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import is_folder, read_json, user_path
@@ -128,13 +128,6 @@ class BenchmarkPlots(ShownLive):
     result: BenchmarkResult
 
 
-class LossPoint(NamedTuple):
-    step: float
-    seconds: float
-    """Seconds since the run was submitted."""
-    loss: float
-
-
 class Report:
     """The content of a report on some rows; unreadable rows are left out and named."""
 
@@ -153,8 +146,6 @@ class Report:
         """Whether a benchmark asked for some of the rows. Ordinary runs asked for no comparison."""
         self.views: dict[Path, RunView] = {}
         """Views of the files of the runs, by run directory."""
-        self.losses: dict[Path, Sequence[LossPoint]] = {}
-        """By run directory the training losses, as they were logged."""
         self.cards: dict[Path, Card] = {}
         """By run directory of an ended run, its card: with it the FLOPS profile, the answers, the
         curves and logs."""
@@ -166,7 +157,7 @@ class Report:
                     f"{row.name} is {row.outcome}: the figures "
                     "are preliminary, and there is no card"
                 )
-            if row.path is not None and row.path not in self.losses:
+            if row.path is not None and row.path not in self.views:
                 self._read(row.name, row.path, with_cards)
         self.written_s = time.time()
 
@@ -175,17 +166,7 @@ class Report:
             self.problems.append(f"{name} has no card: the run directory {path} is gone")
             return
         try:
-            view = RunView(path)
-            curve = view.curves["loss"]
-            began_s = view.began_s or 0.0
-            steps, losses, times = curve.thinned(len(curve))
-            points = []
-            for step, loss, at_s in zip(steps, losses, times, strict=True):
-                seconds = max(0.0, at_s - began_s)
-                point = LossPoint(step=step, seconds=seconds, loss=loss)
-                points.append(point)
-            self.losses[path] = points
-            self.views[path] = view
+            self.views[path] = RunView(path)
             if with_card and RunPaths(path).result.exists():
                 result = RunResult.load(path)
                 self.cards[path] = card_of(result, HTML_NAME)
@@ -199,22 +180,13 @@ class Report:
             return None
         return self.cards.get(row.path)
 
-    def losses_of(self, row: BenchmarkRow) -> Sequence[LossPoint]:
-        """Return the training losses of a row's run; empty where there are none."""
-        if row.path is None:
-            return ()
-        return self.losses.get(row.path, ())
-
-    def loss_unit_of(self, row: BenchmarkRow) -> str:
-        """Return the unit of a row's training loss; empty if unknown, for example for a script."""
-        view = self.views.get(row.path) if row.path else None
-        if view is None or view.spec is None:
-            return ""
-        return view.spec.job.views.loss_unit
+    def view_of(self, row: BenchmarkRow) -> RunView | None:
+        """Return the view of a row's run; None where it never started or cannot be read."""
+        return self.views.get(row.path) if row.path else None
 
     def began_s_of(self, row: BenchmarkRow) -> float | None:
         """Return when a row's run was submitted, in seconds since 1970; None if unknown."""
-        view = self.views.get(row.path) if row.path else None
+        view = self.view_of(row)
         return view.began_s if view else None
 
 

@@ -37,7 +37,6 @@ _FORECAST = (
     figure("runs", "runs", count),
     figure("gib", "predicted memory", gib),
     figure("seconds", "predicted time", duration),
-    Format(name="basis", title="source of the time"),
     Format(name="note", title="note"),
 )
 
@@ -282,13 +281,11 @@ def forecast_doc(forecast: BenchmarkForecast) -> Doc:
 
 
 def _row(row: ForecastRow) -> dict[str, object]:
-    seconds = row.time.seconds
     return {
         "name": row.name,
         "runs": row.runs,
         "gib": row.memory.gib,
-        "seconds": seconds,
-        "basis": "" if seconds is None else row.time.basis,
+        "seconds": row.seconds,
         "note": _before_start(row),
     }
 
@@ -313,7 +310,7 @@ def _notes(forecast: BenchmarkForecast) -> list[str]:
     if with_time:
         parts.append(f"{duration(forecast.seconds)} for {count(with_time)} of the runs to go")
     if without:
-        parts.append(f"not known yet for {count(without)}: no row like them is on disk")
+        parts.append(f"not known yet for {count(without)}: the same rows are not on disk")
     notes = [f"Predicted time: {'; '.join(parts) or 'nothing to go'}."]
     memory = [row.memory.gib for row in forecast.rows if row.memory.gib is not None]
     if memory:

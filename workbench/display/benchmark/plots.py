@@ -1,37 +1,33 @@
-"""Plots of a benchmark's rows: speed-up against pods, and losses against steps and seconds."""
+"""Plots of a benchmark's rows: speed-up against pods, and the losses of the runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from markupsafe import Markup
 
 from workbench.base.words import counted, percent
 from workbench.benchmark.published import Published
-from workbench.benchmark.result import LossPoint, Report
+from workbench.benchmark.result import Report
 from workbench.display.benchmark.sheet import Line, Part, Sheet
 from workbench.display.kit.doc import Block, Figure, Note
 from workbench.display.kit.plots.figure import (
     COUNTS,
-    DASHES,
     FOREGROUND,
-    STEP,
     Look,
     Plot,
     Series,
     look,
-    time_axis,
 )
-from workbench.display.kit.plots.runs import SINCE
+from workbench.display.kit.plots.runs import losses_plot
 from workbench.display.kit.plots.static import labelled_svg, look_of
-from workbench.rundir.figures.curves import Curve
+from workbench.rundir.view import RunView
 
 _SCALING = (6.6, 3.4)  # inches
 _PODS = COUNTS[1]
 _LOSS = (5.6, 2.9)
 _MOST_LINES = 8
-_POINTS = 400  # at most, of a curve
 NO_SCALING = (
     "Not drawn: no row on several pods succeeded beside a row on one pod that did the same work "
     "(same global batch, steps, precision, data and sequence handling)."
@@ -139,9 +135,7 @@ def _scaling_plot(series: Sequence[Series], ideals: Sequence[Published]) -> Plot
 
 
 def loss_blocks(sheet: Sheet, report: Report) -> list[Block]:
-    losses = {line.number: report.losses_of(line.row) for line in sheet.lines}
-    units = {line.number: report.loss_unit_of(line.row) for line in sheet.lines}
-    plots = loss_plots(sheet, losses, units)
+    plots = loss_plots(sheet, report)
     blocks: list[Block] = []
     for plot in plots:
         drawn = [Markup(labelled_svg(plot, axis, size_in=_LOSS)) for axis in plot.axes]
@@ -152,20 +146,11 @@ def loss_blocks(sheet: Sheet, report: Report) -> list[Block]:
     return blocks
 
 
-def loss_plots(
-    sheet: Sheet,
-    losses: Mapping[int, Sequence[LossPoint]],
-    units: Mapping[int, str] | None = None,
-) -> list[Plot]:
-    """Return training losses, at most eight rows per plot: comparable losses, or split by pods.
-
-    `losses` and `units` are by the number of a line. An unknown unit is not stated.
-    """
+def loss_plots(sheet: Sheet, report: Report) -> list[Plot]:
+    """Return losses, at most eight rows per plot: comparable losses, or split by pods."""
     drawn: list[tuple[str, list[Line]]] = []
     for parts_together in _together(sheet.parts):
-        lines = []
-        for each in parts_together:
-            lines += [line for line in each.lines if len(losses.get(line.number, ())) > 1]
+        lines = [line for each in parts_together for line in each.lines if _losses(line, report)]
         if lines:
             drawn.append((parts_together[0].difference, lines))
     models = [lines[0].model for _, lines in drawn]
@@ -174,12 +159,18 @@ def loss_plots(
         model = lines[0].model
         # The model alone tells most plots apart.
         why = difference if models.count(model) > 1 else ""
-        known = {units.get(line.number, "") for line in lines} if units else set()
-        unit = known.pop() if len(known) == 1 else ""
         for pods, chosen in _portions(lines):
             title = ", ".join(text for text in (model, pods, why) if text)
-            plots.append(_loss_plot(title, chosen, losses, unit))
+            runs = [each for line in chosen for each in _losses(line, report)]
+            plot = losses_plot(runs, distinct=True)
+            plots.append(replace(plot, label=f"{plot.label}: {title}"))
     return plots
+
+
+def _losses(line: Line, report: Report) -> list[tuple[str, RunView]]:
+    """Return the label and the view of a line whose run logged two losses; else nothing."""
+    view = report.view_of(line.row)
+    return [(line.label, view)] if view and len(view.curves["loss"]) > 1 else []
 
 
 def _together(parts: Sequence[Part]) -> list[list[Part]]:
@@ -205,50 +196,3 @@ def _portions(lines: Sequence[Line]) -> list[tuple[str, list[Line]]]:
             portion = group[first : first + _MOST_LINES]
             portions.append((title, portion))
     return portions
-
-
-def _loss_plot(
-    title: str,
-    lines: Sequence[Line],
-    losses: Mapping[int, Sequence[LossPoint]],
-    unit_of_loss: str,
-) -> Plot:
-    drawn_points = [_drawn(losses[line.number]) for line in lines]
-    unit, per = time_axis(max(points[-1].seconds for points in drawn_points))
-    by_time = f"{unit} {SINCE}"
-    # Colours are of techniques where these tell the lines apart, and dashes then are of pods.
-    techniques = {look_of(line.technique) for line in lines}
-    pods = sorted({line.row.pods for line in lines})
-    kinds = {(look_of(line.technique), line.row.pods) for line in lines}
-    by_technique = len(techniques) > 1 and len(kinds) == len(lines)
-    series = []
-    for place, (line, points) in enumerate(zip(lines, drawn_points, strict=True)):
-        style = look(place)
-        if by_technique:
-            dash = DASHES[pods.index(line.row.pods) % len(DASHES)]
-            style = look_of(line.technique, dash)
-        one = Series(
-            name=line.label,
-            xs={
-                STEP: [point.step for point in points],
-                by_time: [point.seconds / per for point in points],
-            },
-            ys=[point.loss for point in points],
-            look=style,
-        )
-        series.append(one)
-    return Plot(
-        label=f"training loss, {title}",
-        y=", ".join(text for text in ("training loss", unit_of_loss) if text),
-        axes=(STEP, by_time),
-        series=series,
-    )
-
-
-def _drawn(points: Sequence[LossPoint]) -> list[LossPoint]:
-    """Return the points that a plot of the run draws: as logged."""
-    curve = Curve()
-    for point in points:
-        curve.add(point.step, point.loss, point.seconds)
-    steps, values, seconds = curve.thinned(_POINTS)
-    return [LossPoint(*point) for point in zip(steps, seconds, values, strict=True)]

@@ -15,7 +15,6 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -572,11 +571,11 @@ def _values(
     return words
 
 
-def look_of(technique: str, dash: str = "-") -> Look:
-    """Return the look of a technique, with a dash that says something else."""
+def look_of(technique: str) -> Look:
+    """Return the look of a technique, the same in every plot."""
     name = technique.partition(" ")[0]
     place = _NAMES.index(name) if name in _NAMES else len(_NAMES)
-    return replace(look(place), dash=dash)
+    return look(place)
 
 
 def apart(wanted: Sequence[float], least: float) -> list[float]:
