@@ -4,27 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from workbench.base.errors import PodError, RunError
+from workbench.base.errors import PodError
 from workbench.verify.bench import Bench
-
-
-@dataclass
-class MadeUpRun:
-    done: bool
-    cancelled: bool = False
-
-    @property
-    def state(self) -> Any:
-        return SimpleNamespace(is_terminal=self.done)
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        raise RunError("it has just ended")
 
 
 @dataclass
@@ -32,7 +17,6 @@ class MadeUpCluster:
     path: Path
     fails: bool = False
     calls: list[str] = field(default_factory=list)
-    runs: list[MadeUpRun] = field(default_factory=list)
 
     def start(self) -> None:
         self.calls.append("start")
@@ -66,11 +50,3 @@ def test_a_cluster_that_cannot_be_closed_leaves_the_others_and_the_table(
             bench.started(cluster)
     assert [cluster.calls for cluster in clusters] == [["start", "close"]] * 2
     assert "b was not closed" in caplog.text and "a process remains" in caplog.text
-
-
-def test_only_unfinished_runs_are_cancelled(tmp_path: Path) -> None:
-    cluster: Any = MadeUpCluster(tmp_path, runs=[MadeUpRun(done=True), MadeUpRun(done=False)])
-    with Bench(tmp_path) as bench:
-        bench.started(cluster)
-        bench.cancel_all()
-    assert [run.cancelled for run in cluster.runs] == [False, True]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +24,21 @@ class NoPods:
 
     main = None
 
+
+class Endless:
+    """A run that does not end in time."""
+
+    id = "endless"
+    paths = SimpleNamespace(logs="logs")
+
     def __init__(self) -> None:
         self.cancelled = 0
 
-    def cancel_all(self) -> None:
+    def wait(self, timeout_s: float, *, progress: bool) -> None:
+        assert timeout_s >= 0 and not progress
+        raise TimeoutError
+
+    def cancel(self) -> None:
         self.cancelled += 1
 
 
@@ -58,7 +69,7 @@ def ends(_turn: Turn) -> str:
 def tried(*rows: Row, limit_s: float = 600.0) -> tuple[list[Outcome], list[str]]:
     lines: list[str] = []
     bench: Any = NoPods()
-    outcomes = run_rows(rows, bench, limit_s=limit_s, progress=lines.append, grace_s=0.2)
+    outcomes = run_rows(rows, bench, limit_s=limit_s, progress=lines.append)
     return outcomes, lines
 
 
@@ -88,28 +99,23 @@ def test_a_row_that_raises_fails_and_the_others_are_still_tried() -> None:
     assert lines[0] == "[1/5] one …" and lines[-1].startswith("[5/5] five: held (0.0 s) 0.1")
 
 
-def test_a_row_over_its_limit_fails_and_its_runs_are_cancelled() -> None:
-    waits = threading.Event()
-    turns: list[Turn] = []
+def test_a_row_over_its_limit_fails_and_its_run_is_cancelled() -> None:
+    run: Any = Endless()
 
-    def hangs(turn: Turn) -> str:
-        turns.append(turn)
-        waits.wait()
+    def waits(turn: Turn) -> str:
+        turn.wait(run)
         return "too late"
 
-    lines: list[str] = []
-    bench = NoPods()
-    given: Any = bench
-    rows = [row("slow", hangs, limit_s=0.1), row("next", holds)]
-    slow, after = run_rows(rows, given, limit_s=60, progress=lines.append, grace_s=0.2)
-    waits.set()
+    slow, after = tried(row("slow", waits), row("next", holds))[0]
     assert (slow.verdict, after.verdict) == (Verdict.FAILED, Verdict.HELD)
-    assert slow.detail == "not done after 0 s"
-    assert bench.cancelled == 1
-    # Its thread may go on, and gets no pods.
+    assert slow.detail == "endless was not done in time; see logs"
+    assert run.cancelled == 1
+
+
+def test_a_row_over_its_limit_gets_no_pods() -> None:
+    given: Any = NoPods()
     with pytest.raises(TimeoutError, match="over its limit"):
-        turns[0].call(print)
-    waits.set()
+        Turn(given, 0.0).call(print)
 
 
 def test_no_row_starts_after_the_time_of_all_rows() -> None:
@@ -119,24 +125,16 @@ def test_no_row_starts_after_the_time_of_all_rows() -> None:
     assert len(lines) == 1
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_row_that_had_less_than_its_time_has_not_failed(
-    ends: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("workbench.verify.runner._LEAST_S", 0.0)
-    waits = threading.Event()
+def test_a_row_that_had_less_than_its_time_has_not_failed() -> None:
+    run: Any = Endless()
 
-    def hangs(turn: Turn) -> str:
-        waits.wait(turn.left_s if ends else 60)
-        raise TimeoutError("a run was not done in time")
+    def waits(turn: Turn) -> str:
+        turn.wait(run)
+        return "too late"
 
-    given: Any = NoPods()
-    (late,) = run_rows(
-        [row("late", hangs, limit_s=300)], given, limit_s=0.3, progress=print, grace_s=0.3
-    )
-    waits.set()
+    (late,), _ = tried(row("late", waits, limit_s=300), limit_s=60.0)
     assert late.verdict is Verdict.CANNOT
-    assert late.detail == "only 0 s were left for the row, which may take 300"
+    assert late.detail == "only 60 s were left for the row, which may take 300"
 
 
 def test_the_table_has_a_line_for_every_row_and_counts_them() -> None:

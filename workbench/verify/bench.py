@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,7 +59,6 @@ class Bench:
         """Make a bench in a new folder; `make` returns the user's own cluster in a folder."""
         self.folder = folder
         self._make = make
-        self._lock = threading.RLock()
         self._clusters: list[Cluster] = []
         self._runs: dict[str, FineTuneRun] = {}
 
@@ -125,8 +123,7 @@ class Bench:
     def started(self, cluster: Cluster) -> Cluster:
         """Start a cluster, to be closed at the end of the verification."""
         cluster.start()
-        with self._lock:
-            self._clusters.append(cluster)
+        self._clusters.append(cluster)
         return cluster
 
     @cached_property
@@ -151,15 +148,6 @@ class Bench:
 
     def keep_run(self, job: FineTune, pods: int | None, run: FineTuneRun) -> None:
         self._runs[_key_of(job, pods)] = run
-
-    def cancel_all(self) -> None:
-        """Cancel all unfinished runs, so that the next row finds free pods."""
-        with self._lock:
-            clusters = list(self._clusters)
-        for cluster in clusters:
-            for run in cluster.runs:
-                if not run.state.is_terminal:
-                    cancel(run)
 
 
 def cancel(run: Run) -> None:

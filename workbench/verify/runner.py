@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from workbench.base.errors import RunFailed
 from workbench.base.words import plain
@@ -14,19 +12,8 @@ from workbench.verify.outcome import Cannot, Outcome, Verdict
 from workbench.verify.row import Row
 from workbench.verify.turn import Turn
 
-GRACE_S = 5.0
-"""Seconds beyond its limit in which a row may end by itself."""
 _LEAST_S = 5.0
 _LONGEST = 2000  # letters of a reason
-
-
-@dataclass(slots=True)
-class _Answer:
-    """Result of a row's thread."""
-
-    detail: str = ""
-    error: BaseException | None = None
-    done: threading.Event = field(default_factory=threading.Event)
 
 
 def run_rows(
@@ -35,7 +22,6 @@ def run_rows(
     *,
     limit_s: float,
     progress: Callable[[str], None],
-    grace_s: float = GRACE_S,
 ) -> list[Outcome]:
     """Try all rows, and return an outcome for every row. A failing row never ends the others."""
     deadline_s = time.monotonic() + limit_s
@@ -46,7 +32,7 @@ def run_rows(
             outcome = _outcome(row, Verdict.CANNOT, f"no time left of {limit_s / 60:.3g} minutes")
         else:
             progress(f"[{number}/{len(rows)}] {row.name} …")
-            outcome = _try(row, bench, min(row.limit_s, left_s), grace_s)
+            outcome = _try(row, bench, min(row.limit_s, left_s))
         progress(
             f"[{number}/{len(rows)}] {row.name}: {outcome.verdict} "
             f"({outcome.seconds:.1f} s) {outcome.detail.splitlines()[0]}"
@@ -55,50 +41,30 @@ def run_rows(
     return outcomes
 
 
-def _try(row: Row, bench: Bench, limit_s: float, grace_s: float) -> Outcome:
+def _try(row: Row, bench: Bench, limit_s: float) -> Outcome:
+    """Try a row. Whatever it waits for has a time limit: runs by `Turn`, clusters by their own."""
     began_s = time.monotonic()
     turn = Turn(bench, limit_s)
-    answer = _Answer()
-    # A thread, because a row may wait for something that has no time limit.
-    thread = threading.Thread(
-        target=_answer, args=(row, turn, answer), name=f"verify {row.name}", daemon=True
-    )
-    thread.start()
-    in_time = answer.done.wait(limit_s + grace_s)
-    seconds = time.monotonic() - began_s
-    if not in_time:
-        bench.cancel_all()
-        verdict, detail = Verdict.FAILED, f"not done after {limit_s:.0f} s"
-    else:
-        verdict, detail = _judged(answer)
-    is_late = not in_time or isinstance(answer.error, TimeoutError)
-    if is_late and limit_s < row.limit_s:
-        verdict = Verdict.CANNOT
-        detail = f"only {limit_s:.0f} s were left for the row, which may take {row.limit_s:.0f}"
-    return _outcome(row, verdict, detail, ran_on=turn.ran_on, seconds=seconds)
-
-
-def _answer(row: Row, turn: Turn, answer: _Answer) -> None:
+    verdict = Verdict.FAILED
     try:
-        answer.detail = row.check(turn)
-    except BaseException as error:  # thread boundary: any error is the outcome of the row
-        answer.error = error
-    finally:
-        answer.done.set()
-
-
-def _judged(answer: _Answer) -> tuple[Verdict, str]:
-    match answer.error:
-        case None:
-            return Verdict.HELD, answer.detail
-        case Cannot() as error:
-            return Verdict.CANNOT, str(error)
-        case RunFailed() as error:
-            # The run's logs have the traceback.
-            lines = str(error).splitlines()
-            return Verdict.FAILED, f"{lines[0]}\n{lines[-1]}"
-        case error:
-            return Verdict.FAILED, f"{type(error).__name__}: {error}"
+        detail = row.check(turn)
+        verdict = Verdict.HELD
+    except Cannot as error:
+        verdict = Verdict.CANNOT
+        detail = str(error)
+    except TimeoutError as error:
+        detail = str(error)
+        if limit_s < row.limit_s:
+            verdict = Verdict.CANNOT
+            detail = f"only {limit_s:.0f} s were left for the row, which may take {row.limit_s:.0f}"
+    except RunFailed as error:
+        # The run's logs have the traceback.
+        lines = str(error).splitlines()
+        detail = f"{lines[0]}\n{lines[-1]}"
+    except (Exception, SystemExit) as error:  # row boundary: any error is the outcome of the row
+        detail = f"{type(error).__name__}: {error}"
+    seconds = time.monotonic() - began_s
+    return _outcome(row, verdict, detail, ran_on=turn.ran_on, seconds=seconds)
 
 
 def _outcome(

@@ -121,7 +121,6 @@ class Turn:
         pods: int | None = None,
         cluster: Cluster | None = None,
     ) -> Any:
-        # The thread of a row that was given up may still run.
         if not self.left_s:
             raise TimeoutError("the row is over its limit")
         return (cluster or self.bench.main).submit(job, pods=pods)
