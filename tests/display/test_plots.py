@@ -42,10 +42,8 @@ from workbench.display.kit.plots.runs import curve_plot, losses_plot, memory_plo
 from workbench.display.kit.plots.static import (
     _rounded,
     draw_plot,
-    labelled_svg,
     plot_svg,
     plots_png,
-    write_labels,
 )
 from workbench.display.records.history import comparison_doc, runs_doc
 from workbench.display.run.page import run_view_doc
@@ -302,10 +300,10 @@ def test_lines_are_solid_unless_they_lie_upon_another(view: RunView) -> None:
     assert len({one.look.colour for one in two.series}) == 2
 
 
-def test_names_at_the_ends_of_lines_are_whole(view: RunView) -> None:
+def test_names_of_lines_are_whole(view: RunView) -> None:
     name = "the rows that were cleaned on Tuesday, with a longer warm-up of 400 steps"
     runs = [(f"{n}: {name}", view) for n in range(12)]
-    svg = labelled_svg(losses_plot(runs))
+    svg = plot_svg(losses_plot(runs))
     texts = html.unescape(" ".join(re.findall('data-text="([^"]*)"', svg)))
     for n in range(12):
         assert f"{n}: the rows that were cleaned" in texts
@@ -341,21 +339,6 @@ def test_under_the_pointer_stand_a_step_and_what_each_line_is_there(view: RunVie
     assert by_time[-1][0].endswith(" minutes"), by_time[-1]
     pods = under_the_pointer(plot_svg(memory_plot(view)))
     assert pods[0][1:] and all(len(band) <= 3 for band in pods)
-
-
-def test_lines_that_lead_to_names_do_not_cross() -> None:
-    axes = MplFigure().add_subplot()
-    axes.set_xlim(0, 1)
-    axes.set_ylim(0, 1)
-    ends = [(0.92, 0.10), (1.0, 0.12), (0.95, 0.13), (1.0, 0.5)]
-    write_labels(axes, [Series(name="", xs={"x": [x]}, ys=[y], look=look(0)) for x, y in ends], "x")
-    slants = [
-        line.get_xydata()[-2:]
-        for line in axes.lines
-        if len(line.get_xdata()) == 3 and line.get_alpha() == 0.6
-    ]
-    assert [list(begin) for begin, _ in slants] == [[1.0, y] for _, y in ends]
-    assert sorted(slants, key=lambda it: it[0][1]) == sorted(slants, key=lambda it: it[1][1])
 
 
 def test_every_axis_has_its_unit(view: RunView) -> None:
@@ -494,4 +477,4 @@ def test_names_of_every_alphabet_are_drawn_without_a_warning(name: str) -> None:
     plot = Plot(label=name, y=name, axes=("x",), series=series)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert labelled_svg(plot) and plot_svg(plot) and plots_png([plot])
+        assert plot_svg(plot) and plots_png([plot])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,8 +10,6 @@ from typing import Any
 
 import pytest
 from benchrows import Page, make_row, mixed_rows
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.support.sentences import says
 from workbench.base.table import Bar, Grid
@@ -25,7 +22,7 @@ from workbench.display.benchmark.sections import _profile_grid
 from workbench.display.benchmark.sheet import Sheet, sheet_of
 from workbench.display.kit.doc import Figure, Table
 from workbench.display.kit.plots.figure import told_apart
-from workbench.display.kit.plots.static import apart, labelled_svg
+from workbench.display.kit.plots.static import plot_svg
 from workbench.finetune.profile.parse import Profile
 from workbench.rundir.figures.curves import Curve
 
@@ -33,20 +30,6 @@ from workbench.rundir.figures.curves import Curve
 def drawn_scaling(sheet: Sheet, published: Sequence[Published] = ()) -> str:
     blocks = scaling_blocks(sheet, published)
     return "".join(block.svg for block in blocks if isinstance(block, Figure))
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(0, 10), max_size=9), st.floats(0.01, 2))
-def test_labels_are_moved_apart_and_no_further_than_they_must(
-    wanted: list[float], least: float
-) -> None:
-    found = apart(wanted, least)
-    ordered = sorted(found)
-    assert all(b - a >= least * (1 - 1e-6) for a, b in itertools.pairwise(ordered))
-    assert sum(found) == pytest.approx(sum(wanted), abs=1e-6)
-    for n, value in enumerate(wanted):
-        if all(abs(value - other) >= least * 9 for m, other in enumerate(wanted) if m != n):
-            assert found[n] == pytest.approx(value)
 
 
 def test_scaling_is_of_rows_that_may_be_compared() -> None:
@@ -58,7 +41,11 @@ def test_scaling_is_of_rows_that_may_be_compared() -> None:
     ]
     sheet = sheet_of(groups(rows))
     (one,) = scaling_series(sheet)
-    assert (one.name, list(one.xs["pods"]), list(one.ys)) == ("zero1", [1, 2, 3], [1.0, 1.5, 1.8])
+    assert (one.name, list(one.xs["pods"]), list(one.ys)) == (
+        "zero1 1.80 x",
+        [1, 2, 3],
+        [1.0, 1.5, 1.8],
+    )
     drawn = drawn_scaling(sheet, PUBLISHED)
     assert "zero1 1.80 x" in drawn
     assert '"ideal"' in drawn
@@ -74,7 +61,7 @@ def test_the_range_of_repeats_is_drawn() -> None:
         for n, speed in enumerate((80, 100, 110))
     ]
     (one,) = scaling_series(sheet_of(groups(rows)))
-    assert (one.name, one.xs["pods"][-1], one.ys[-1], one.low[-1]) == ("ddp", 2, 2.0, 1.6)
+    assert (one.name, one.xs["pods"][-1], one.ys[-1], one.low[-1]) == ("ddp 2.00 x", 2, 2.0, 1.6)
     assert one.high[-1] == pytest.approx(2.2)
 
 
@@ -156,7 +143,7 @@ def test_lines_that_lie_on_each_other_are_dashed_and_named() -> None:
     (plot,) = loss_plots(sheet, report_of(sheet, speeds))
     dashes = [one.look.dash for one in told_apart(plot.series, "optimizer step")]
     assert len({*dashes}) == 3
-    drawn = labelled_svg(plot)
+    drawn = plot_svg(plot)
     assert all(one.name in drawn for one in plot.series)
 
 
@@ -196,7 +183,7 @@ def test_plots_follow_the_page_and_load_nothing() -> None:
     (plot,) = loss_plots(sheet, report_of(sheet, lines))
     for drawn in (
         drawn_scaling(sheet, PUBLISHED),
-        *(labelled_svg(plot, axis) for axis in plot.axes),
+        *(plot_svg(plot, axis) for axis in plot.axes),
     ):
         tags = Page(drawn).tags
         assert not [tag for tag, _ in tags if tag in ("script", "image", "style", "a")]

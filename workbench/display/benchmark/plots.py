@@ -21,7 +21,7 @@ from workbench.display.kit.plots.figure import (
     look,
 )
 from workbench.display.kit.plots.runs import losses_plot
-from workbench.display.kit.plots.static import labelled_svg, look_of
+from workbench.display.kit.plots.static import look_of, plot_svg
 from workbench.rundir.view import RunView
 
 _SCALING = (6.6, 3.4)  # inches
@@ -58,7 +58,7 @@ def scaling_blocks(sheet: Sheet, published: Sequence[Published]) -> list[Block]:
             + note
         )
     plot = _scaling_plot(series, ideals)
-    figure = Figure(labelled_svg(plot, _PODS, size_in=_SCALING), plot=plot)
+    figure = Figure(plot_svg(plot, _PODS, size_in=_SCALING), plot=plot)
     return [figure, *(Note(text) for text in words)]
 
 
@@ -88,11 +88,10 @@ def scaling_series(sheet: Sheet) -> list[Series]:
         pods, speeds, lows, highs = zip(*by_pods, strict=True)
         if pods[-1] > 1:
             one = Series(
-                name=name,
+                name=f"{name} {speeds[-1]:.2f} x",
                 xs={_PODS: pods},
                 ys=speeds,
                 look=look_of(name),
-                end=f"{speeds[-1]:.2f} x",
                 low=lows,
                 high=highs,
             )
@@ -138,7 +137,7 @@ def loss_blocks(sheet: Sheet, report: Report) -> list[Block]:
     plots = loss_plots(sheet, report)
     blocks: list[Block] = []
     for plot in plots:
-        drawn = [Markup(labelled_svg(plot, axis, size_in=_LOSS)) for axis in plot.axes]
+        drawn = [Markup(plot_svg(plot, axis, size_in=_LOSS)) for axis in plot.axes]
         both = Markup('<div class="wb-beside">{}</div>').format(Markup("").join(drawn))
         blocks.append(Figure(both, plot.label.capitalize() if len(plots) > 1 else "", plot=plot))
     if plots and any(len(line.rows) > 1 for line in sheet.lines):

@@ -31,7 +31,7 @@ from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import NOTHING, has_widgets, put
 from workbench.display.kit.plots.figure import Plot, plot_words
 from workbench.display.kit.plots.runs import losses_plot
-from workbench.display.kit.plots.static import labelled_svg
+from workbench.display.kit.plots.static import plot_svg
 from workbench.display.kit.templates import html_table, in_sight
 from workbench.display.kit.widgets import Button, ButtonBar
 from workbench.rundir.catalog.store import RunRecord
@@ -124,7 +124,7 @@ def comparison_doc(comparison: RunComparison) -> Doc:
 def runs_doc(comparison: RunComparison, *, distinct: bool = False) -> Doc:
     """State loss curves, figures, different options, and differences that prevent a comparison."""
     plot = losses_plot([(run.name, run.view) for run in comparison.runs], distinct=distinct)
-    drawn = labelled_svg(plot, size_in=_COMPARED_IN)
+    drawn = plot_svg(plot, size_in=_COMPARED_IN)
     lines = []
     drawn_words = plot_words(plot)
     if drawn_words:
@@ -165,7 +165,7 @@ def comparison_plot_doc(it: ComparisonPlot) -> Doc:
         return Doc(blocks=[Note(f"No run has logged two losses{where}.")])
     title = f"{plot.label.capitalize()}{it.options.words}"
     words = plot_words(replace(plot, notes=()))
-    figure = Figure(labelled_svg(plot, size_in=_COMPARED_IN), title, words, plot)
+    figure = Figure(plot_svg(plot, size_in=_COMPARED_IN), title, words, plot)
     return Doc(blocks=[figure, *(Note(line) for line in [*plot.notes, *_legend(plot)])])
 
 

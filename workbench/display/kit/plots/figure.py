@@ -114,8 +114,6 @@ class Series:
     """By the title of the x axis."""
     ys: Sequence[float]
     look: Look
-    end: str = ""
-    """Text on the last point, where the name does not suffice."""
     joined: bool = True
     """Whether points are joined. Evaluations are markers: values between them are unknown."""
     low: Sequence[float] = ()

@@ -13,14 +13,15 @@ import math
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from workbench.base.words import middle_cut, number
+from workbench.base.words import number
 from workbench.display.kit.plots.figure import (
     COUNTS,
     FOREGROUND,
@@ -56,15 +57,11 @@ _OTHER_FONTS = (
 _DPI = 72
 _IMAGE_DPI = 96
 _PNG_COLOURS = 32
-_NAME_LETTERS = 30  # longer names are cut above a PNG
-_LEGEND_LETTERS = 72  # letters of names side by side above a PNG
 _SAMPLE_LETTERS = 9  # room of the sample of a line before its name
 _LEGEND_ROW_IN = 0.17
 # Pixels of a page per point: letters have the same size in all plots with enough room.
 _LARGEST = 1.34
-# Fixed: computing a layout takes as long as the drawing.
-_AXES = (0.125, 0.19, 0.83, 0.67)
-_NAMED = 12
+_NAMED = 40  # a legend of more lines would be larger than the plot
 _MARKERS = 8  # markers per line, for any number of points
 _BANDS = 32  # tooltips per line with more points; markers have all
 _GAP_PT = 5
@@ -84,111 +81,81 @@ _STYLES = {
     "fill:currentColor": "",
 }
 _NAMES = tuple(technique.name for technique in TECHNIQUES)
-_LINE_IN = 0.17  # height of a line of a label
 _LETTER_IN = 0.078  # mean width of a letter
-_LABEL_LETTERS = 28  # longer labels are wrapped
-_SAMPLE = 0.1  # share of the plot's width between a line's end and its label
-_LEFT_IN = 0.62
-_BOTTOM_IN = 0.45
-_TOP_IN = 0.12
-# Share of the plot's width: a line that ends nearer to the right is joined to its label.
-_NEAR = 0.1
+# Fixed: computing a layout takes as long as the drawing.
+_LEFT_IN = 0.7
+_RIGHT_IN = 0.25
+_BOTTOM_IN = 0.475
+_TOP_IN = 0.35
 
 
-def plot_svg(
-    plot: Plot,
-    axis: str = "",
-    *,
-    size_in: tuple[float, float] = _SIZE_IN,
-    place: tuple[float, float, float, float] = _AXES,
-    columns: int = 4,
-) -> str:
+def plot_svg(plot: Plot, axis: str = "", *, size_in: tuple[float, float] = _SIZE_IN) -> str:
     """Draw a plot over one of its x axes, the first if none is named.
 
+    The names of the lines stand above. Long names are wrapped, and many names make the plot taller.
     Empty where there is nothing to draw.
     """
     if not plot:
         return ""
     over = axis or plot.axes[0]
+    width, height = size_in
+    legend = legend_of(plot, width)
+    grown = height + max(0, legend.rows - 1) * _LEGEND_ROW_IN
+    place = (
+        _LEFT_IN / width,
+        _BOTTOM_IN / grown,
+        1 - (_LEFT_IN + _RIGHT_IN) / width,
+        (height - _BOTTOM_IN - _TOP_IN) / grown,
+    )
 
     def draw(axes: Any) -> None:
-        draw_plot(axes, plot, over)
-        if not columns:
-            axes.margins(x=0)
-            lines = told_apart(plot.series, over)
-            write_labels(axes, _labelled(lines), over)
-        elif len(plot.series) <= _NAMED:
-            legend_above(axes, columns)
+        legend_above(axes, draw_plot(axes, plot, over), legend)
 
     return figure_svg(
         draw,
         label=f"{plot.label}: {plot.y} by {over}",
-        size_in=size_in,
+        size_in=(width, grown),
         place=place,
         more=lambda axes: pointer_svg(axes, plot, over),
     )
 
 
-def labelled_svg(
-    plot: Plot,
-    axis: str = "",
-    *,
-    size_in: tuple[float, float] = _SIZE_IN,
-) -> str:
-    """Draw a plot whose lines have their names at their right ends.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Legend:
+    """The names above a plot."""
 
-    Long names are wrapped, and many names make the plot taller: no name is cut.
-    """
-    names = [_wrapped(_end_label(one)) for one in _labelled(plot.series)]
-    if not plot or not names:
-        return plot_svg(plot, axis, size_in=size_in)
-    lines = [line for name in names for line in name.split("\n")]
-    longest_in = _LETTER_IN * max(len(line) for line in lines)
-    width_in = size_in[0]
-    across_in = (width_in - _LEFT_IN - longest_in) / (1 + _SAMPLE)
-    most = max(name.count("\n") + 1 for name in names)
-    up_in = max(size_in[1] - _BOTTOM_IN - _TOP_IN, most * len(names) * _LINE_IN)
-    height_in = _BOTTOM_IN + up_in + _TOP_IN
-    place = (
-        _LEFT_IN / width_in,
-        _BOTTOM_IN / height_in,
-        across_in / width_in,
-        up_in / height_in,
-    )
-    return plot_svg(
-        plot,
-        axis,
-        size_in=(width_in, height_in),
-        place=place,
-        columns=0,
-    )
+    names: Mapping[int, str] = field(default_factory=dict)
+    """Wrapped names by the place of their line. An evaluation looks as the line of its run."""
+    columns: int = 1
+    rows: int = 0
+    """Lines of text from top to bottom."""
 
 
-def _labelled(series: Sequence[Series]) -> list[Series]:
-    """Return the lines to label; evaluations look as the line of their run, which has the name."""
-    joined = {(one.look.colour, one.look.marker) for one in series if one.joined and one.ys}
-    labelled = []
-    for one in series:
+def legend_of(plot: Plot, width_in: float) -> Legend:
+    """Lay out the names of a plot's lines. Without names if the lines are too many."""
+    joined = {(one.look.colour, one.look.marker) for one in plot.series if one.joined and one.ys}
+    letters = int((width_in - _LEFT_IN - _RIGHT_IN) / _LETTER_IN)
+    names = {}
+    for place, one in enumerate(plot.series):
         is_named = not one.joined and (one.look.colour, one.look.marker) in joined
         if one.ys and not is_named:
-            labelled.append(one)
-    return labelled
+            width = letters - _SAMPLE_LETTERS
+            names[place] = textwrap.fill(one.name, width, break_on_hyphens=False) or one.name
+    if not names or len(names) > _NAMED:
+        return Legend()
+    longest = max(len(line) for name in names.values() for line in name.split("\n"))
+    columns = max(1, letters // (_SAMPLE_LETTERS + longest))
+    most_lines = max(name.count("\n") + 1 for name in names.values())
+    return Legend(names=names, columns=columns, rows=most_lines * math.ceil(len(names) / columns))
 
 
-def _end_label(one: Series) -> str:
-    return f"{one.name} {one.end}".strip()
-
-
-def _wrapped(name: str) -> str:
-    return textwrap.fill(name, _LABEL_LETTERS, break_on_hyphens=False) or name
-
-
-def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
-    """Draw the lines and markers of a plot, and dress its axes."""
+def draw_plot(axes: Any, plot: Plot, axis: str) -> list[Any]:
+    """Draw the lines and markers of a plot, dress its axes, and return what was drawn in order."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
     if plot.log:
         axes.set_yscale("log")
+    drawn = []
     for one in told_apart(plot.series, axis):
         style: dict[str, object]
         if one.joined:
@@ -214,7 +181,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
                 alpha=_PALE,
                 linewidth=0.8,
             )
-        axes.plot(
+        drawn += axes.plot(
             one.xs[axis],
             one.line,
             label=one.name,
@@ -242,6 +209,7 @@ def draw_plot(axes: Any, plot: Plot, axis: str) -> None:
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
     dress_axes(axes, axis, plot.y)
+    return drawn
 
 
 def _tick_log_axis(axes: Any) -> None:
@@ -270,7 +238,7 @@ def figure_svg(
     *,
     label: str,
     size_in: tuple[float, float] = _SIZE_IN,
-    place: tuple[float, float, float, float] = _AXES,
+    place: tuple[float, float, float, float] = (0.1, 0.1, 0.8, 0.8),
     more: Callable[[Any], str] = lambda _: "",
 ) -> str:
     """Make an SVG element of a pair of axes, with `more` SVG on top."""
@@ -308,24 +276,16 @@ def plots_png(plots: Sequence[Plot]) -> bytes:
 
 
 def _side_by_side(drawn: Sequence[Plot]) -> Image.Image:
-    named = [plot for plot in drawn if len(plot.series) <= _NAMED]
-    names = [middle_cut(one.name, _NAME_LETTERS) for plot in named for one in plot.series]
-    longest = max(map(len, names), default=0)
-    columns = _LEGEND_LETTERS // (_SAMPLE_LETTERS + longest)
-    rows = max((math.ceil(len(plot.series) / columns) for plot in named), default=0)
+    width, height = _SIZE_IN
+    legends = [legend_of(plot, width) for plot in drawn]
 
     def draw(figure: Any) -> None:
         places = figure.subplots(1, len(drawn), squeeze=False)
-        for axes, plot in zip(places[0], drawn, strict=True):
-            draw_plot(axes, plot, plot.axes[0])
-            if plot in named:
-                legend_above(axes, columns)
-                for text in axes.get_legend().get_texts():
-                    text.set_text(middle_cut(text.get_text(), _NAME_LETTERS))
+        for axes, plot, legend in zip(places[0], drawn, legends, strict=True):
+            legend_above(axes, draw_plot(axes, plot, plot.axes[0]), legend)
 
-    width, height = _SIZE_IN
-    size_in = width * len(drawn), height + rows * _LEGEND_ROW_IN
-    return _image(draw, size_in)
+    rows = max(legend.rows for legend in legends)
+    return _image(draw, (width * len(drawn), height + rows * _LEGEND_ROW_IN))
 
 
 def _image(draw: Callable[[Any], None], size_in: tuple[float, float]) -> Image.Image:
@@ -367,12 +327,16 @@ def _png(image: Image.Image) -> bytes:
     return out.getvalue()
 
 
-def legend_above(axes: Any, columns: int) -> None:
-    """Write the legend above the plot, in a row."""
+def legend_above(axes: Any, lines: Sequence[Any], names: Legend) -> None:
+    """Write the names of lines above the plot."""
+    if not names.rows:
+        return
     legend = axes.legend(
+        [lines[place] for place in names.names],
+        list(names.names.values()),
         loc="lower left",
         bbox_to_anchor=(0, 1.0),
-        ncols=columns,
+        ncols=names.columns,
         frameon=False,
         labelcolor=FOREGROUND,
         borderpad=0,
@@ -576,87 +540,3 @@ def look_of(technique: str) -> Look:
     name = technique.partition(" ")[0]
     place = _NAMES.index(name) if name in _NAMES else len(_NAMES)
     return look(place)
-
-
-def apart(wanted: Sequence[float], least: float) -> list[float]:
-    """Move values apart to a distance of `least`; distant values stay.
-
-    Example:
-        >>> [round(y, 2) for y in apart([1.0, 1.1, 5.0], 0.5)]
-        [0.8, 1.3, 5.0]
-    """
-    order = sorted(range(len(wanted)), key=lambda n: wanted[n])
-    blocks: list[tuple[float, list[int]]] = []  # middle, and the labels there
-    for n in order:
-        middle = wanted[n]
-        members = [n]
-        # A block too near to the block before is joined to it, around the mean of all.
-        while blocks:
-            before, others = blocks[-1]
-            begin = middle - least * (len(members) - 1) / 2
-            end_before = before + least * (len(others) - 1) / 2
-            is_near = begin < end_before + least  # False for NaN, the loss of a diverged run
-            if not is_near:
-                break
-            blocks.pop()
-            total = len(others) + len(members)
-            middle = (before * len(others) + middle * len(members)) / total
-            members = others + members
-        blocks.append((middle, members))
-    places = [0.0] * len(wanted)
-    for middle, members in blocks:
-        half = (len(members) - 1) / 2
-        for place, n in enumerate(members):
-            places[n] = middle + least * (place - half)
-    return places
-
-
-def write_labels(
-    axes: Any,
-    lines: Sequence[Series],
-    axis: str,
-) -> None:
-    """Write every line's name at the right near the line's end, with a sample, without overlap."""
-    left, right = axes.get_xlim()
-    axes.set_xlim(left, right)  # labels beside the axes must not widen the axes
-    span = right - left
-    labels = [_wrapped(_end_label(one)) for one in lines]
-    most = max((label.count("\n") + 1 for label in labels), default=1)
-    height_in = axes.bbox.height / axes.figure.dpi
-    # Labels are moved apart as shares of the height: the axis may be logarithmic.
-    ends = [one.line[-1] for one in lines]
-    to_share = axes.transData - axes.transAxes
-    shares = [float(to_share.transform((right, y))[1]) for y in ends]
-    places = apart(shares, most * _LINE_IN / height_in)
-    lift = max(0.0, -min(places, default=0.0))
-    for one, y, label, place in zip(lines, ends, labels, places, strict=True):
-        _, at = to_share.inverted().transform((right, place + lift))
-        x = one.xs[axis][-1]
-        if x > right - _NEAR * span:  # longer connections would look like data
-            axes.plot(  # level to the side: slanted connections would cross
-                [x, right, right + 0.02 * span],
-                [y, y, at],
-                color=one.look.colour,
-                linewidth=0.7,
-                alpha=0.6,
-                clip_on=False,
-            )
-        axes.plot(
-            [right + 0.03 * span, right + 0.055 * span, right + 0.08 * span],
-            [at] * 3,
-            color=one.look.colour,
-            linewidth=1.4,
-            linestyle=one.look.dash,
-            marker=one.look.marker or None,
-            markevery=[1],
-            markersize=4,
-            clip_on=False,
-        )
-        name = axes.text(
-            right + _SAMPLE * span,
-            at,
-            label,
-            va="center",
-            color=FOREGROUND,
-        )
-        name.set_parse_math(False)
