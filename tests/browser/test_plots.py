@@ -76,7 +76,7 @@ def test_a_report_answers_without_a_network(report: Path, browser: Any) -> None:
         "console", lambda message: errors.append(message.text) if message.type == "error" else None
     )
     page.goto(report.as_uri())
-    plot = page.locator('svg.wb-plot[aria-label^="training loss"]').first
+    plot = page.locator('svg.wb-plot[aria-label^="loss of the runs"]').first
     plot.scroll_into_view_if_needed()
     # Words stand beside the pointer, by a rule of the style sheet.
     band = plot.locator(".wb-at span").last

@@ -129,7 +129,7 @@ def test_what_came_out_of_a_benchmark_is_in_sight_before_what_was_put_in(
     page: Any, views: dict[str, str]
 ) -> None:
     cell = show(page, views["benchmark"], CELL)
-    for title in ("samples/s", "speed-up", "measured", "eval loss", "exact match"):
+    for title in ("samples/s", "speed-up", "peak memory", "eval loss", "exact match"):
         box = cell.locator("thead th", has_text=title).first.bounding_box()
         assert box["x"] + box["width"] <= CELL, title
     assert show(page, views["benchmark"], NARROW).evaluate(BROKEN, 40) == []
