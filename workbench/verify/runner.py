@@ -42,7 +42,7 @@ def run_rows(
 
 
 def _try(row: Row, bench: Bench, limit_s: float) -> Outcome:
-    """Try a row. Every wait of a row has a time limit: `Turn` limits runs, and clusters have one."""
+    """Try a row. Every wait of a row has a limit: `Turn` limits runs, and clusters have one."""
     began_s = time.monotonic()
     turn = Turn(bench, limit_s)
     verdict = Verdict.FAILED
