@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import pytest
 from poll import until
 
@@ -25,13 +24,9 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 PROMPTS = [f"Name the capital of country {n}." for n in range(12)]
-PAIRS = [
-    {"prompt": prompt, "chosen": f" City {n} is it.", "rejected": " I do not know."}
-    for n, prompt in enumerate(PROMPTS)
-]
+TEXTS = [f"{prompt} City {n} is it." for n, prompt in enumerate(PROMPTS)]
 ROWS: dict[str, Sequence[dict[str, Any]]] = {
-    "sft": [{"text": pair["prompt"] + pair["chosen"]} for pair in PAIRS],
-    "dpo": PAIRS,
+    "sft": [{"text": text} for text in TEXTS],
     "grpo": [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS],
 }
 MORE = {
@@ -42,19 +37,13 @@ MORE = {
     ],
 }
 REPOSITORY = """
-import torch
-import torch.distributed as dist
+import os
 from .sizes import SIZE
 
-dist.init_process_group("gloo")
-total = torch.full((), float(SIZE))
-dist.all_reduce(total)
-print("sum", total.item())
-dist.destroy_process_group()
+print("rank", os.environ["RANK"], "of size", SIZE)
 """
 FIGURES = {
     "sft": "entropy",
-    "dpo": "rewards/margins",
     "grpo": "reward",
 }
 """Figure of a step that a method is about."""
@@ -68,7 +57,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from workbench.finetune.model.text.tokenizer import END, PAD, START, train_tokenizer
 
     folder = tmp_path_factory.mktemp("model")
-    learned = train_tokenizer([json.dumps(pair) for pair in PAIRS], causal=True)
+    learned = train_tokenizer(TEXTS, causal=True)
     (folder / "learned.json").write_text(learned)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "learned.json"), pad_token=PAD, eos_token=END, bos_token=START
@@ -120,7 +109,7 @@ def test_trl_s_own_script_trains(
         "--bf16=False",
         "--report_to=none",
         *MORE.get(method, ()),
-        # A rank imports for ten seconds of CPU: a loss of pairs and a generation run on both pods.
+        # A rank imports for ten seconds of CPU, so only the generation runs on both pods.
         pods=1 if method == "sft" else 2,
     )
     steps = [event for event in run.events() if event.kind == "step"]
@@ -140,15 +129,6 @@ def test_trl_s_own_script_trains(
 def test_a_script_of_another_library_trains(cluster: Cluster, script: str, prints: str) -> None:
     run = trained(cluster, SCRIPTS / f"{script}.py")
     assert re.search(prints, run.logs(rank=0, stream="stdout"))
-
-
-def test_accelerate_s_own_collectives_agree(cluster: Cluster) -> None:
-    script = Path(accelerate.__file__).parent / "test_utils" / "scripts" / "test_ops.py"
-    run = trained(cluster, script)
-    printed = run.logs(rank=0, stream="stdout")
-    assert "Num processes: 2" in printed
-    assert "testing sending tensors across devices" in printed
-    assert "alone" not in run.message
 
 
 def test_answers_of_a_trainer_are_in_order_and_its_workers_differ(cluster: Cluster) -> None:
@@ -182,7 +162,7 @@ def test_torch_s_own_tests_pass_as_under_torchrun(cluster: Cluster, tmp_path: Pa
 
 
 @pytest.mark.parametrize("start", [{"module": "pkg.train", "folder": "src"}, {"path": "run.py"}])
-def test_a_repository_with_a_src_folder_trains(
+def test_a_repository_with_a_src_folder_runs(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: dict[str, str]
 ) -> None:
     package = tmp_path / "src" / "pkg"
@@ -197,7 +177,8 @@ def test_a_repository_with_a_src_folder_trains(
     monkeypatch.chdir(tmp_path)
     run = cluster.submit(Script(**start))
     run.wait(300, progress=False).raise_for_status()
-    assert [run.logs(rank=rank, stream="stdout").strip() for rank in (0, 1)] == ["sum 6.0"] * 2
+    for rank in (0, 1):
+        assert run.logs(rank=rank, stream="stdout").strip() == f"rank {rank} of size 3"
 
 
 def test_the_lock_of_an_aborted_build_is_named(cluster: Cluster, tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_the_gpus_of_a_run_are_in_its_result(
     made = fake_gpus(tmp_path / "gpus", 3)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(made.folder))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with Cluster(LocalPods(), PodSpec(gpus=1), path=tmp_path / "cluster") as cluster:
+    with Cluster(LocalPods(), PodSpec(gpus=1), path=tmp_path / "cluster", warm=False) as cluster:
         made.use(made.uuids[1], 2)
         run = cluster.submit(Function(time.sleep, (3.0,)))
         run.wait(timeout_s=120, progress=False).raise_for_status()

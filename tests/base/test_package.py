@@ -10,19 +10,27 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
+from workbench.base import package
 from workbench.base.package import package_zip
 from workbench.base.versions import installed_versions
 
 PRINT_NAME = "from workbench.base.package import package_zip; print(package_zip()[0])"
 
 
-def test_every_process_makes_the_same_zip() -> None:
+def test_every_process_makes_the_same_zip(tmp_path: Path) -> None:
     # What else is imported changes which strings are shared, and the seed the order of sets.
+    # Each process has a private folder of its own, so no process reads the zip of another.
     others = ["", "import workbench.agent.supervisor, pydantic, paramiko\n"]
     names = {
         subprocess.run(
             [sys.executable, "-c", more + PRINT_NAME],
-            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": str(seed),
+                "XDG_STATE_HOME": str(tmp_path / str(seed)),
+            },
             capture_output=True,
             text=True,
             check=True,
@@ -30,6 +38,38 @@ def test_every_process_makes_the_same_zip() -> None:
         for seed, more in enumerate(others)
     }
     assert names == {package_zip()[0]}
+
+
+def test_a_second_start_reads_the_zip_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    first = package_zip()
+    with monkeypatch.context() as patched:
+        patched.setattr(package, "_make_zip", None)
+        assert package_zip() == first
+    # Other code has another zip, and the zip of earlier code goes.
+    home = tmp_path / "home"
+    (home / "workbench").mkdir(parents=True)
+    monkeypatch.setattr(package, "HOME", str(home))
+    for source in ("a = 1\n", "a = 2\n"):
+        (home / "workbench" / "own.py").write_text(source)
+        _, data = package_zip()
+        with zipfile.ZipFile(io.BytesIO(data)) as packed:
+            assert packed.read("workbench/own.py").decode() == source
+    assert len([*tmp_path.rglob("*.zip")]) == 1
+
+
+def test_a_zip_is_not_taken_from_a_folder_that_is_open_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    own = package_zip()
+    (kept,) = state.rglob("*.zip")
+    kept.write_bytes(b"code of another user")
+    state.chmod(0o777)
+    assert package_zip() == own
 
 
 def run_from(archive: Path, code: str) -> subprocess.CompletedProcess[str]:

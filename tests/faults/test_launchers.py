@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from workbench import Cluster, LocalPods
+from workbench import Cluster
 from workbench.rundir.state import RunState
 
 if TYPE_CHECKING:
@@ -51,37 +51,37 @@ def test_a_killed_launcher_is_no_success(world: World, launcher: str, victim: st
 
 @pytest.mark.parametrize("launcher", ["ssh", pytest.param("pdsh", marks=long)])
 def test_stopping_one_run_leaves_all_others_alone(
-    world: World, tmp_path: Path, launcher: str
+    world: World, shared_pods: Cluster, tmp_path: Path, launcher: str
 ) -> None:
     """Row 47. DeepSpeed stops with `pkill -f`, which hits each process with its words."""
     end = tmp_path / "end"
-    with Cluster(LocalPods(), count=2, path=tmp_path / "other", warm=False) as other:
-        kept = world.submit("beat.py", "--until", str(end), cluster=other, launcher=launcher)
-        stopped = world.submit("beat.py", "--until", str(end), launcher=launcher, pods=2)
-        world.beats(kept, 2)
-        world.beats(stopped, 2)
-        words = [p.argv for p in world.of(stopped) if p.argv]
-        decoy = subprocess.Popen(
-            [sys.executable, "-c", "import time; time.sleep(600)", *(w for a in words for w in a)]
-        )
-        try:
-            asked = time.monotonic()
-            stopped.cancel()
-            assert stopped.wait(60, progress=False).state is RunState.CANCELLED
-            world.measured("47", f"cancel ({launcher}) -> result", time.monotonic() - asked, 5)
-            time.sleep(1)  # a pkill that comes late
-            assert decoy.poll() is None
-        finally:
-            decoy.kill()
-            decoy.wait()
+    kept = world.submit("beat.py", "--until", str(end), cluster=shared_pods, launcher=launcher)
+    stopped = world.submit("beat.py", "--until", str(end), launcher=launcher, pods=2)
+    world.beats(kept, 2)
+    world.beats(stopped, 2)
+    words = [p.argv for p in world.of(stopped) if p.argv]
+    decoy = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)", *(w for a in words for w in a)]
+    )
+    try:
+        asked = time.monotonic()
+        stopped.cancel()
+        assert stopped.wait(60, progress=False).state is RunState.CANCELLED
+        world.measured("47", f"cancel ({launcher}) -> result", time.monotonic() - asked, 5)
+        time.sleep(1)  # a pkill that comes late
+        assert decoy.poll() is None
+    finally:
+        decoy.kill()
+        decoy.wait()
         world.ended(stopped)
-        assert kept.state is RunState.RUNNING
-        end.touch()
-        result = world.ended(kept)
-        result.raise_for_status()
-        for rank in range(2):
-            lines = kept.logs(rank, "stdout", tail=None).splitlines()
-            assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]
+        state = kept.state
+        end.touch()  # in any case: other tests use the shared pods
+    assert state is RunState.RUNNING
+    result = world.ended(kept)
+    result.raise_for_status()
+    for rank in range(2):
+        lines = kept.logs(rank, "stdout", tail=None).splitlines()
+        assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]
 
 
 def test_a_hostfile_that_was_changed_while_a_run_waited_starts_nothing(

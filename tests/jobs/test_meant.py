@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.sentences import says, sentence
-from workbench import Cluster, LocalPods, PodSpec
+from workbench import Cluster
 from workbench.base.errors import ConfigError
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_text
@@ -299,7 +299,7 @@ def test_turns_of_weight_0_are_refused_where_the_loss_counts_everything() -> Non
 
 @pytest.mark.slow
 def test_a_run_s_panel_and_result_name_what_was_not_read_and_count_empty_answers(
-    tmp_path: Path,
+    cluster: Cluster, tmp_path: Path
 ) -> None:
     rows = [
         {"source": f"word {n}", "target": "" if n < 3 else "answer", "label": n, "url": "…"}
@@ -308,10 +308,9 @@ def test_a_run_s_panel_and_result_name_what_was_not_read_and_count_empty_answers
     train, evaluation = write(tmp_path / "rows.csv", rows), write(tmp_path / "eval.csv", rows[3:8])
     dataset = {"kind": "files", "train": str(train), "eval": str(evaluation)}
     job = FineTune(dataset=dataset, max_steps=1, predict_rows=0, profile_step=0)
-    with Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "cluster", warm=False) as cluster:
-        run = cluster.submit(job)
-        assert "label, url" in run_text(RunView(run.path)), "before its ranks report"
-        result = run.wait().raise_for_status()
+    run = cluster.submit(job, pods=1)
+    assert "label, url" in run_text(RunView(run.path)), "before its ranks report"
+    result = run.wait().raise_for_status()
     assert (result.not_read, result.empty_answers) == (("label", "url"), 3)
     assert result.overlap == 5
     lengths = result.text_lengths

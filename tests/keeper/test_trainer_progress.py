@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from poll import until
 
-from workbench import Cluster, LocalPods, PodSpec, Script
+from workbench import Cluster, Script
 from workbench.display.kit.line import progress_text
 from workbench.rundir.events import Event
 from workbench.rundir.totals import RunTotals
@@ -36,26 +36,27 @@ Trainer(model=model, args=args, train_dataset=Rows()).train()
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_trainer_with_defaults_shows_its_step_its_total_and_the_time_left(tmp_path: Path) -> None:
+def test_a_trainer_with_defaults_shows_its_step_its_total_and_the_time_left(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     script = tmp_path / "own" / "plain.py"
     script.parent.mkdir()
     script.write_text(PLAIN)
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=1, path=tmp_path / "c", warm=False) as cluster:
-        run = cluster.submit(Script(script))
-        until(
-            lambda: run.state.is_terminal or run.progress.eta_s is not None,
-            300,
-            why=lambda: run.message,
-        )
-        progress = run.progress
-        # 4,000 rows in batches of 8, three times; the first loss comes with step 500.
-        assert (progress.max_steps, progress.loss) == (1500, None)
-        assert progress.step is not None and 0 < progress.step < 500
-        assert progress.eta_s is not None and progress.eta_s > 0
-        assert progress.samples_per_s is not None and 0 < progress.samples_per_s < 100
-        assert f"/{progress.max_steps:,}" in progress_text(progress)
-        run.stop()
-        result = run.wait(120, progress=False)
+    run = cluster.submit(Script(script), pods=1)
+    until(
+        lambda: run.state.is_terminal or run.progress.eta_s is not None,
+        300,
+        why=lambda: run.message,
+    )
+    progress = run.progress
+    # 4,000 rows in batches of 8, three times; the first loss comes with step 500.
+    assert (progress.max_steps, progress.loss) == (1500, None)
+    assert progress.step is not None and 0 < progress.step < 500
+    assert progress.eta_s is not None and progress.eta_s > 0
+    assert progress.samples_per_s is not None and 0 < progress.samples_per_s < 100
+    assert f"/{progress.max_steps:,}" in progress_text(progress)
+    run.stop()
+    result = run.wait(120, progress=False)
     steps = [event for event in run.events() if event.kind == "step"]
     numbers = [event.whole("step") for event in steps]
     assert numbers == sorted(set(numbers)), "no step is reported twice"

@@ -378,9 +378,7 @@ def test_logs_are_as_long_as_asked_and_of_pods_that_exist(launched: Launched) ->
 
 @elsewhere
 @pytest.mark.slow
-def test_a_run_over_three_pods_goes_as_it_does_on_local_ones(
-    place: Platform, tmp_path: Path
-) -> None:
+def test_a_run_over_two_pods_goes_as_it_does_on_local_ones(place: Platform, tmp_path: Path) -> None:
     job = FineTune(
         dataset={"kind": "wikisql-mini", "train_rows": 100, "eval_rows": 10},
         technique="zero1",
@@ -388,14 +386,14 @@ def test_a_run_over_three_pods_goes_as_it_does_on_local_ones(
         predict_rows=2,
         per_device_train_batch_size=2,
     )
-    with Cluster(place.backend(), PodSpec(), count=3, path=tmp_path / "cluster") as cluster:
-        assert cluster.hostfile.world_size == 3
+    with Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster") as cluster:
+        assert cluster.hostfile.world_size == 2
         pods = cluster.pods
         runs = [cluster.submit(job.replace(launcher=launcher)) for launcher in place.launchers]
         results = [run.wait(300, progress=False).raise_for_status() for run in runs]
         context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")
     for run, result in zip(runs, results, strict=True):
-        assert (result.world_size, result.steps) == (3, 2)
+        assert (result.world_size, result.steps) == (2, 2)
         told = json.loads(run.paths.result.read_text())["hosts"]
         assert [host["address"] for host in told] == [pod.address for pod in pods]
         assert (run.path / "model" / "model.safetensors").stat().st_size > 1000

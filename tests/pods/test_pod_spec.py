@@ -66,7 +66,7 @@ def test_ranks_use_the_interfaces_of_the_pod_spec_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "=eth9")  # the site's
-    with Cluster(LocalPods(), PodSpec(interfaces="lo"), path=tmp_path / "c") as cluster:
+    with Cluster(LocalPods(), PodSpec(interfaces="lo"), path=tmp_path / "c", warm=False) as cluster:
         assert cluster.run(shown, progress=False) == [["=lo", "lo"]]
         (host,) = cluster.doctor(bandwidth=False).hosts
     (found,) = [finding for finding in host.findings if finding.check == "interfaces"]

@@ -185,7 +185,8 @@ def test_ranks_use_the_gpus_that_their_pod_has_taken(
 ) -> None:
     launch("ada", PodSpec(gpus=1))
     spec = PodSpec(gpus=2, env={"CUDA_VISIBLE_DEVICES": "0,2,3"})
-    with Cluster(there.backend(hosts=["127.0.0.5"]), spec, path=tmp_path / "c") as cluster:
+    backend = there.backend(hosts=["127.0.0.5"])
+    with Cluster(backend, spec, path=tmp_path / "c", warm=False) as cluster:
         assert cluster.run(shown, progress=False) == ["2,3", "2,3"]
         for file in there.root.glob("*/pod-0/seats.json"):  # of both clusters
             holder = int(json.loads(file.read_text())["pid"])

@@ -13,7 +13,7 @@ from writtenrun import write_run
 from wrong import WRONG, places, replaced
 
 from tests.support.examples import tries
-from workbench import Cluster, LocalPods, PodSpec, Script
+from workbench import Cluster, Script
 from workbench.client.run import Run
 from workbench.display.run.page import run_text
 from workbench.rundir.events import MARK, Event, EventKind, parse_event
@@ -182,7 +182,7 @@ def test_a_deep_or_endless_line_is_no_event() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_prints_them_all_succeeds(tmp_path: Path) -> None:
+def test_a_run_that_prints_them_all_succeeds(cluster: Cluster, tmp_path: Path) -> None:
     script = tmp_path / "script" / "chatty.py"
     script.parent.mkdir()
     script.write_text(
@@ -191,10 +191,7 @@ def test_a_run_that_prints_them_all_succeeds(tmp_path: Path) -> None:
         f"    os.write(1, ({MARK!r} + line + chr(10)).encode('utf-8', 'surrogatepass'))\n"
         "print('the end')\n"
     )
-    with Cluster(
-        LocalPods(), PodSpec(cpus=1), count=1, path=tmp_path / "cluster", warm=False
-    ) as cluster:
-        result = cluster.submit(Script(path=str(script))).wait(120, progress=False)
+    result = cluster.submit(Script(path=str(script)), pods=1).wait(120, progress=False)
     assert result.raise_for_status().message == "all ranks finished"
     kinds = {event.kind for event in Run.load(result.path).events()}
     assert kinds >= {"step", "end", "traffic"}

@@ -9,11 +9,15 @@ import json
 import marshal
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType
 
 from workbench.base.child import HOME
+from workbench.base.files import gate
+from workbench.base.files.folders import make_private
+from workbench.base.files.private import state_folder
 
 # Modules that programs on pods import at their start: from a zip, every program would compile them.
 _COMPILED = (
@@ -38,16 +42,57 @@ def file_digest(path: Path) -> str:
 
 
 def package_zip() -> tuple[str, bytes]:
-    """Zip the package, with byte code for pods with this Python. Equal code yields equal bytes."""
+    """Zip the package, with byte code for pods with this Python. Equal code yields equal bytes.
+
+    Byte code and compression take a third of the processor time of a cluster's start. The user's
+    private folder therefore keeps the zip, and the next start with the same code reads the file.
+    """
     root = Path(HOME, "workbench")
-    content: dict[str, bytes | Path] = {}
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root.parent).as_posix()
-        content[name] = path
-        if name.startswith(_COMPILED):
-            content[f"{name}c"] = _byte_code(path, name)
-    data = zip_contents(content)
+    sources = {
+        path.relative_to(root.parent).as_posix(): path.read_bytes()
+        for path in sorted(root.rglob("*.py"))
+    }
+    name = _name_of_kept(sources)
+    try:
+        data = gate.read_bytes(_private_folder() / name)
+    except OSError:  # the first start with this code
+        data = _make_zip(root.parent, sources)
+        _keep_zip(name, data)
     return f"workbench-{hashlib.sha256(data).hexdigest()[:16]}.zip", data
+
+
+def _make_zip(home: Path, sources: Mapping[str, bytes]) -> bytes:
+    content = {}
+    for name, source in sources.items():
+        content[name] = source
+        if name.startswith(_COMPILED):
+            content[f"{name}c"] = _byte_code(home / name, name, source)
+    return zip_contents(content)
+
+
+def _name_of_kept(sources: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha256(importlib.util.MAGIC_NUMBER)
+    for name, source in sources.items():
+        digest.update(f"{name}\0{len(source)}\0".encode() + source)
+    return f"{digest.hexdigest()[:32]}.zip"
+
+
+def _private_folder() -> Path:
+    """Return the folder of the zip. Raises OSError: other users could change the folder."""
+    folder = state_folder() / "package"
+    make_private(folder.parent)
+    make_private(folder)
+    return folder
+
+
+def _keep_zip(name: str, data: bytes) -> None:
+    # Without a private folder, or without room, the next start makes the zip again.
+    with suppress(OSError):
+        folder = _private_folder()
+        gate.write_bytes(folder / name, data)
+        for other in gate.names_in(folder, "*.zip"):
+            if other != name:
+                gate.remove(folder / other)
 
 
 def zip_files(root: Path, files: Iterable[Path]) -> bytes:
@@ -67,17 +112,12 @@ def zip_contents(files: Mapping[str, bytes | Path]) -> bytes:
     return target.getvalue()
 
 
-def _byte_code(path: Path, name: str) -> bytes:
+def _byte_code(path: Path, name: str, source: bytes) -> bytes:
     # Read from __pycache__ if present.
     code = SourceFileLoader(path.stem, str(path)).get_code(path.stem)
     assert code is not None
     data = marshal.dumps(_named(code, name), _WITHOUT_REFERENCES)
-    return (
-        importlib.util.MAGIC_NUMBER
-        + _NOT_CHECKED
-        + importlib.util.source_hash(path.read_bytes())
-        + data
-    )
+    return importlib.util.MAGIC_NUMBER + _NOT_CHECKED + importlib.util.source_hash(source) + data
 
 
 def _named(code: CodeType, name: str) -> CodeType:

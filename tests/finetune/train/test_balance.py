@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,41 +43,50 @@ WEIGHTS = {"mixtral-without": 0.0, "mixtral-more": 2.0}
 
 
 def make_models(root: Path) -> None:
-    """Folders of a Mixtral and a Qwen2-MoE, made in a process of their own."""
-    code = (
-        "import sys, json\n"
-        "from pathlib import Path\n"
-        "import torch\n"
-        "from tokenizers import Tokenizer\n"
-        "from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedTokenizerFast\n"
-        "from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM\n"
-        "from workbench.finetune.model.text.tokenizer import train_tokenizer\n"
-        "root = Path(sys.argv[1])\n"
-        "rows = [json.loads(line)['source'] for line in (root / 'train.jsonl').open()]\n"
-        "shape = dict(vocab_size=400, hidden_size=32, "
-        "intermediate_size=48, num_hidden_layers=2,\n"
-        "             num_attention_heads=4, num_key_value_heads=2, "
-        "num_experts_per_tok=2, pad_token_id=0,\n"
-        f"             bos_token_id=1, eos_token_id=1, router_aux_loss_coef={COEFFICIENT})\n"
-        "torch.manual_seed(0)\n"
-        "mixtral = MixtralForCausalLM(MixtralConfig(num_local_experts=4, **shape))\n"
-        "qwen = Qwen2MoeForCausalLM(Qwen2MoeConfig(num_experts=4, moe_intermediate_size=24,\n"
-        "                                          "
-        "shared_expert_intermediate_size=32, **shape))\n"
-        "text = train_tokenizer(rows, vocabulary=400)\n"
-        "for name, model in {'mixtral': mixtral, 'qwen2_moe': qwen}.items():\n"
-        "    with torch.no_grad():\n"  # some experts get more tokens than others
-        "        for key, value in model.named_parameters():\n"
-        "            if key.endswith('mlp.gate.weight'):\n"
-        "                value.mul_(30)\n"
-        "    model.save_pretrained(root / name)\n"
-        "    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), "
-        "pad_token='<pad>',\n"
-        "                            eos_token='</s>').save_pretrained(root / name)\n"
+    """Save a Mixtral and a Qwen2-MoE, with a tokenizer that learned from the rows."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import (
+        MixtralConfig,
+        MixtralForCausalLM,
+        PreTrainedTokenizerFast,
+        Qwen2MoeConfig,
+        Qwen2MoeForCausalLM,
     )
-    subprocess.run(
-        [sys.executable, "-c", code, str(root)], check=True, timeout=300, capture_output=True
-    )
+
+    from workbench.finetune.model.text.tokenizer import train_tokenizer
+
+    shape = {
+        "vocab_size": 400,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_experts_per_tok": 2,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 1,
+        "router_aux_loss_coef": COEFFICIENT,
+    }
+    sizes = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 32}
+    torch.manual_seed(0)
+    models = {
+        "mixtral": MixtralForCausalLM(MixtralConfig(num_local_experts=4, **shape)),
+        "qwen2_moe": Qwen2MoeForCausalLM(Qwen2MoeConfig(num_experts=4, **sizes, **shape)),
+    }
+    rows = [json.loads(line)["source"] for line in (root / "train.jsonl").open()]
+    text = train_tokenizer(rows, vocabulary=400)
+    for name, made in models.items():
+        # Some experts get more tokens than others.
+        with torch.no_grad():
+            for key, value in made.named_parameters():
+                if key.endswith("mlp.gate.weight"):
+                    value.mul_(30)
+        made.save_pretrained(root / name)
+        PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(text), pad_token="<pad>", eos_token="</s>"
+        ).save_pretrained(root / name)
 
 
 @pytest.fixture(scope="module")

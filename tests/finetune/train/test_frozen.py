@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
 from pathlib import Path
 
 import pytest
@@ -46,36 +45,47 @@ FOLLOWS |= {"qlora-fsdp": "qlora", "biases-fsdp": "biases", "fp32-fsdp": "fp32"}
 
 
 def make_models(root: Path) -> None:
-    """Folders of a Llama and a GPT-2 in bf16, made in a process of their own."""
-    code = (
-        "import sys, json\n"
-        "from pathlib import Path\n"
-        "import torch\n"
-        "from tokenizers import Tokenizer\n"
-        "from transformers import GPT2Config, GPT2LMHeadModel, "
-        "LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast\n"
-        "from workbench.finetune.model.text.tokenizer import train_tokenizer\n"
-        "root = Path(sys.argv[1])\n"
-        "rows = [json.loads(line)['source'] for line in (root / 'train.jsonl').open()]\n"
-        "ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=1)\n"
-        "torch.manual_seed(0)\n"
-        "llama = LlamaConfig(vocab_size=800, hidden_size=64, "
-        "intermediate_size=96, num_hidden_layers=3,\n"
-        "                    num_attention_heads=4, **ids)\n"
-        "gpt2 = GPT2Config(vocab_size=800, n_embd=64, "
-        "n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0,\n"
-        "                  attn_pdrop=0, **ids)\n"
-        "text = train_tokenizer(rows, vocabulary=800)\n"
-        "for name, model in {'llama': LlamaForCausalLM(llama), "
-        "'gpt2': GPT2LMHeadModel(gpt2)}.items():\n"
-        "    model.bfloat16().save_pretrained(root / name)\n"
-        "    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), "
-        "pad_token='<pad>',\n"
-        "                            eos_token='</s>').save_pretrained(root / name)\n"
+    """Save a Llama and a GPT-2 in bf16, with a tokenizer that learned from the rows."""
+    import torch
+    from tokenizers import Tokenizer
+    from transformers import (
+        GPT2Config,
+        GPT2LMHeadModel,
+        LlamaConfig,
+        LlamaForCausalLM,
+        PreTrainedTokenizerFast,
     )
-    subprocess.run(
-        [sys.executable, "-c", code, str(root)], check=True, timeout=300, capture_output=True
+
+    from workbench.finetune.model.text.tokenizer import train_tokenizer
+
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    llama = LlamaConfig(
+        vocab_size=800,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        **ids,
     )
+    gpt2 = GPT2Config(
+        vocab_size=800,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        **ids,
+    )
+    torch.manual_seed(0)
+    models = {"llama": LlamaForCausalLM(llama), "gpt2": GPT2LMHeadModel(gpt2)}
+    rows = [json.loads(line)["source"] for line in (root / "train.jsonl").open()]
+    text = train_tokenizer(rows, vocabulary=800)
+    for name, model in models.items():
+        model.bfloat16().save_pretrained(root / name)
+        PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(text), pad_token="<pad>", eos_token="</s>"
+        ).save_pretrained(root / name)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import fcntl
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -94,27 +93,35 @@ def ran(tmp_path_factory: pytest.TempPathFactory, swap: Path) -> dict[str, Ran]:
 
 
 def make_model(folder: Path) -> None:
-    """A T5 with matrices of a MiB a rank, the least that DeepSpeed moves; from another process."""
-    code = (
-        "import sys\n"
-        "from tokenizers import Tokenizer\n"
-        "from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration, "
-        "set_seed\n"
-        "from workbench.finetune.model.text.tokenizer import train_tokenizer\n"
-        "set_seed(0)\n"
-        "T5ForConditionalGeneration(T5Config(vocab_size=512, d_model=128, d_kv=32, d_ff=4096, "
-        "num_layers=1,\n"
-        "    num_heads=4, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0, "
-        "eos_token_id=1,\n"
-        ")).save_pretrained(sys.argv[1])\n"
-        "text = train_tokenizer(['how many rows of the table have a year after 1990'], "
-        "vocabulary=500)\n"
-        "PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), pad_token='<pad>',\n"
-        "                        eos_token='</s>').save_pretrained(sys.argv[1])\n"
+    """Save a T5 with matrices of a MiB a rank, the least that DeepSpeed moves."""
+    from tokenizers import Tokenizer
+    from transformers import (
+        PreTrainedTokenizerFast,
+        T5Config,
+        T5ForConditionalGeneration,
+        set_seed,
     )
-    subprocess.run(
-        [sys.executable, "-c", code, str(folder)], check=True, timeout=300, capture_output=True
+
+    from workbench.finetune.model.text.tokenizer import train_tokenizer
+
+    set_seed(0)
+    config = T5Config(
+        vocab_size=512,
+        d_model=128,
+        d_kv=32,
+        d_ff=4096,
+        num_layers=1,
+        num_heads=4,
+        dropout_rate=0.0,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=1,
     )
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    text = train_tokenizer(["how many rows of the table have a year after 1990"], vocabulary=500)
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(text), pad_token="<pad>", eos_token="</s>"
+    ).save_pretrained(folder)
 
 
 @pytest.mark.parametrize("name", ["nvme", "weights", "groups"])

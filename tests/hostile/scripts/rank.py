@@ -82,7 +82,7 @@ def forged_events() -> None:
         say(MARK + text)
     numbered = {"attempt": 9, "sequence": 0, "printed_by": 1}
     say(MARK + json.dumps({"time_s": 1.0, "rank": 0, "kind": "note", "message": "n", **numbered}))
-    for number in range(2_000):
+    for number in range(500):  # no view or total keeps more than 200 names
         fields = {"step": number, "loss": 1.0, f"figure {number}": number}
         say(MARK + json.dumps({"time_s": 1e9, "rank": number, "kind": "step", **fields}))
         say(
@@ -95,9 +95,9 @@ def forged_events() -> None:
 
 
 def endless_line() -> None:
-    """Print 20 MiB without a line end, as an event and as text."""
+    """Print 10 MiB without a line end, as an event and as text: more than any poll takes."""
     for begin, stream in ((MARK.encode(), 1), (b"token=", 2)):
-        rest = memoryview(begin + b"x" * (20 << 20))
+        rest = memoryview(begin + b"x" * (10 << 20))
         while rest:
             rest = rest[os.write(stream, rest) :]
 
@@ -192,7 +192,7 @@ def devices_for_records() -> None:
 
 
 def odd_outputs() -> None:
-    """Leave links, pipes, sockets, devices, odd names and 5,000 files in both output folders."""
+    """Leave links, pipes, sockets, devices, odd names and 500 files in both output folders."""
     for folder in (SCRIPT, FOLDER / "out" / "files", FOLDER / "out" / "model"):
         folder.mkdir(exist_ok=True)
         (folder / "passwd").symlink_to("/etc/passwd")
@@ -214,8 +214,8 @@ def odd_outputs() -> None:
     for name in ("predictions.jsonl", "profile.txt", "result.json"):
         (FOLDER / "out" / name).mkdir()
     (SCRIPT / "many").mkdir()
-    for number in range(5000):
-        (SCRIPT / "many" / str(number)).write_text(str(number))
+    for number in range(500):  # their names fill more than a batch of the transfer
+        (SCRIPT / "many" / f"{number:040}").write_text(str(number))
 
 
 def deep_trees() -> None:
