@@ -156,7 +156,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     written = {"runs": plan, "requests": requests, "traces": str(root / "traces.json")}
     (root / "plan.json").write_text(json.dumps(written), encoding="utf-8")
     measure = Path(__file__).with_name("measure.py")
-    subprocess.run([sys.executable, str(measure), str(root / "plan.json")], check=True, timeout=580)
+    subprocess.run(
+        [sys.executable, str(measure), str(root / "plan.json")], check=True, timeout=1500
+    )
     with (
         pytest.MonkeyPatch.context() as patch
     ):  # what was traced on this machine before must not answer
