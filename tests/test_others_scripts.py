@@ -29,8 +29,8 @@ PAIRS = [
     {"prompt": prompt, "chosen": f" City {n} is it.", "rejected": " I do not know."}
     for n, prompt in enumerate(PROMPTS)
 ]
+# Notebook 11 runs the script of supervised fine-tuning.
 ROWS: dict[str, Sequence[dict[str, Any]]] = {
-    "sft": [{"text": pair["prompt"] + pair["chosen"]} for pair in PAIRS],
     "dpo": PAIRS,
     "grpo": [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS],
 }
@@ -53,7 +53,6 @@ print("sum", total.item())
 dist.destroy_process_group()
 """
 FIGURES = {
-    "sft": "entropy",
     "dpo": "rewards/margins",
     "grpo": "reward",
 }
@@ -90,9 +89,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trained(cluster: Cluster, script: Path, *args: str, pods: int = 2) -> Run:
+def trained(cluster: Cluster, script: Path, *args: str) -> Run:
     # The header of TRL's scripts names packages that the pods have, and others without use here.
-    run = cluster.submit(Script(script, args=args, requirements=[], stall_timeout_s=300), pods=pods)
+    run = cluster.submit(Script(script, args=args, requirements=[], stall_timeout_s=300))
     run.wait(500, progress=False).raise_for_status()
     return run
 
@@ -120,8 +119,6 @@ def test_trl_s_own_script_trains(
         "--bf16=False",
         "--report_to=none",
         *MORE.get(method, ()),
-        # A rank imports for ten seconds of CPU: a loss of pairs and a generation run on both pods.
-        pods=1 if method == "sft" else 2,
     )
     steps = [event for event in run.events() if event.kind == "step"]
     assert [event.whole("step") for event in steps] == [1, 2]
