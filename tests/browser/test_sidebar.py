@@ -175,8 +175,18 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
         until(closed, 120, every_s=0.5, why=side.inner_text)
         small.wait_for(state="hidden", timeout=WAIT_MS)
 
-    failed.get_by_label("More of run").click()
-    failed.get_by_role("button", name="TensorBoard").click()
+    more, shows = (
+        failed.get_by_label("More of run"),
+        failed.get_by_role("button", name="TensorBoard"),
+    )
+
+    def offered() -> bool:
+        if not shows.is_visible():
+            more.click()  # a row that is drawn anew is folded again
+        return bool(shows.is_visible())
+
+    until(offered, 120, every_s=0.5, why=side.inner_text)
+    shows.click()
     board = page.locator(".dw-tab:visible").frame_locator("iframe[title^=TensorBoard]")
     board.get_by_text(ended.paths.root.name).first.wait_for(timeout=WAIT_MS)
 
