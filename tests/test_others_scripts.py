@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 from poll import until
 
@@ -129,6 +130,15 @@ def test_trl_s_own_script_trains(
 def test_a_script_of_another_library_trains(cluster: Cluster, script: str, prints: str) -> None:
     run = trained(cluster, SCRIPTS / f"{script}.py")
     assert re.search(prints, run.logs(rank=0, stream="stdout"))
+
+
+def test_accelerate_s_own_collectives_agree(cluster: Cluster) -> None:
+    script = Path(accelerate.__file__).parent / "test_utils" / "scripts" / "test_ops.py"
+    run = trained(cluster, script)
+    printed = run.logs(rank=0, stream="stdout")
+    assert "Num processes: 2" in printed
+    assert "testing sending tensors across devices" in printed
+    assert "alone" not in run.message
 
 
 def test_answers_of_a_trainer_are_in_order_and_its_workers_differ(cluster: Cluster) -> None:

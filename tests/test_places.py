@@ -1,4 +1,4 @@
-"""A notebook moves to another place by its first cell alone: 03 as it stands, on each place."""
+"""A notebook moves to another place by its first cell alone: 03 as it stands, on Kubernetes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ PODS = 2  # on a host each, every rank imports for itself; the notebook's third 
 NOTEBOOK = Path(__file__).parent.parent / "notebooks" / "03_deepspeed_zero1.ipynb"
 
 
-@pytest.mark.parametrize("kind", ["ssh", "kubernetes"])
-def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(kind: str, tmp_path: Path) -> None:
+def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(tmp_path: Path) -> None:
     book = nbformat.read(NOTEBOOK, as_version=4)
     first = next(cell for cell in book.cells if cell.cell_type == "code")
     head, tail = first.source.partition("train_rows")[::2]
     assert "backend = LocalPods()\npod = PodSpec(cpus=1)\ncount = 3\n" in head
-    with PLACES[kind](tmp_path / "place") as place:
+    with PLACES["kubernetes"](tmp_path / "place") as place:
         backend = place.backend()
         name = type(backend).__name__
         options = {key: value for key, value in backend.to_dict().items() if key != "kind"}

@@ -161,18 +161,6 @@ class Book:
         )
         return json.loads(text)
 
-    def shoot(self, index: int, name: str) -> None:
-        """Keep pictures of a cell: wide in the light theme, and half as wide in the dark one."""
-        for theme, width in (("light", 1280), ("dark", 640)):
-            self._theme(theme)
-            self.page.set_viewport_size({"width": width, "height": 800})
-            area = self.output(index)
-            area.evaluate("e => e.scrollIntoView({block: 'start'})")
-            time.sleep(0.5)
-            self.page.screenshot(path=str(ARTIFACTS / f"{name}-{width}-{theme}.png"))
-        self._theme("light")
-        self.page.set_viewport_size({"width": 1280, "height": 800})
-
     def _theme(self, theme: str) -> None:
         self._command("apputils:change-theme", theme=f"JupyterLab {theme.title()}")
         light = "true" if theme == "light" else "false"

@@ -127,7 +127,6 @@ def test_the_form_explains_starts_stops_and_is_saved(
     assert "rows.jsonl" in book.page.evaluate(LISTED, "Dataset")
     assert book.page.evaluate(CUT) == [], "a placeholder that is cut"
     assert form.get_by_role("button", name="Start").is_disabled()
-    book.shoot(0, "compose-refused")
     form.get_by_label("Launcher").select_option("ssh")
     book.see(0, "with Cluster(")
     assert not form.get_by_label("LoRA rank").is_visible()
@@ -141,7 +140,6 @@ def test_the_form_explains_starts_stops_and_is_saved(
         form.get_by_label(field).press("Tab")
     book.see(0, "1 rank = 4 rows; 2,000 steps")
     book.see(0, 'lora={"r": 2}')
-    book.shoot(0, "compose")
     form.get_by_role("button", name="Insert as a cell").click()
     until(lambda: len(book.saved()["cells"]) == 2, 10)
     first, second = book.saved()["cells"]
@@ -156,7 +154,6 @@ def test_the_form_explains_starts_stops_and_is_saved(
     form.get_by_role("button", name="Stop the pods").click()
     form.get_by_role("button", name="Stop, really?").click()
     book.see(0, "The pods are gone", 60)
-    book.shoot(0, "composed")
     form.get_by_role("button", name="Show the form").click()
     form.get_by_label("Technique").wait_for()
     outputs = book.saved()["cells"][0]["outputs"]
@@ -199,7 +196,6 @@ writer.close()
     frame = book.output(1).frame_locator("iframe:visible")
     frame.get_by_text("train", exact=False).first.wait_for()
     frame.get_by_text("loss", exact=False).first.wait_for()
-    book.shoot(1, "tensorboard")
     book.run(2)
     assert book.see(2, "it ends with this kernel").split()[:2] == [str(pid), str(start_time)]
     book.restart()
@@ -219,37 +215,31 @@ def test_explain_watch_restart_reattach_stop(lab: Any, open_book: Callable[[str]
     assert "no such column <img src=x onerror=alert(1)>" in said
     assert 'File "' in book.said(1)
     assert book.page.locator("img[src=x]").count() == 0
-    book.shoot(1, "failed")
 
     book.run(2)
     before = moving_steps(book, 2, 3, 120)
     book.output(2).locator("svg.wb-plot").first.wait_for()
-    book.shoot(2, "live")
 
     book.restart()
     book.run(3)
     after = moving_steps(book, 3, 3, 60)
     assert min(after) > max(before), "the run did not go on while the kernel was away"
     book.output(3).locator("svg.wb-plot").first.wait_for()
-    book.shoot(3, "attached")
     book.output(3).get_by_role("button", name="Stop after a checkpoint").click()
     said = book.see(3, "Processes: all exited", 90)
     assert "stopped after a checkpoint at step" in said
     assert "model" in said.partition("Files:")[2]
-    book.shoot(3, "receipt")
 
     book.restart()
     book.run(3)
     said = book.see(3, "Processes: all exited", 30)
     assert "stopped" in said
     assert book.output(3).locator("svg.wb-plot").count() >= 1
-    book.shoot(3, "history")
 
     book.run(4)
     said = book.see(4, "-fail-", 30)  # the id of the run of fail.py
     assert "zero1" in said
     assert "stopped" in said
-    book.shoot(4, "runs")
 
 
 def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
@@ -270,8 +260,6 @@ def test_the_quickstart(lab: Any, open_book: Callable[[str], Any]) -> None:
     page.see(panel, "succeeded", 30)
     page.see(result, "127.0.0.3 slots=1", 60)
     page.wait_idle(60)
-    page.shoot(panel, "quickstart-run")
-    page.shoot(result, "quickstart-result")
     executed.keep(nbformat.from_dict(page.saved()), QUICKSTART, lab.folder)  # for its page
 
 

@@ -146,7 +146,6 @@ def test_reopened_without_a_kernel_the_picture_stands(
     assert ERROR not in book.said(1) + book.said(2)
     assert book.output(2).locator("svg.wb-plot").first.is_visible()
     answers_under_the_pointer(book.output(2))
-    book.shoot(2, "reopened")
 
 
 # Below: the doctor's findings, with troubles of every kind.
@@ -194,10 +193,8 @@ def test_the_doctors_findings(lab: Any, open_book: Callable[[str], Any]) -> None
     assert "pod-2, pod-3, torch: 2.12.1" in said
     assert "Connection refused <img src=x>" in said
     assert book.page.locator("img[src=x]").count() == 0
-    book.shoot(1, "doctor-ill")
     book.page.set_viewport_size({"width": 640, "height": 800})
     assert not book.is_wider_than_its_place(1)
     assert book.output(1).locator(".wb-wide").evaluate("e => e.scrollWidth > e.clientWidth")
     book.run(2)
     book.see(2, "all checks passed", 30)
-    book.shoot(2, "doctor-well")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from benchrows import write_row
 from poll import until
 
-from tests.browser.conftest import notebook
 from workbench.benchmark.result import rows_below, write_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
@@ -95,72 +93,3 @@ def test_a_report_answers_without_a_network(report: Path, browser: Any) -> None:
     assert asked == [report.as_uri()]
     assert errors == []
     page.close()
-
-
-FOLLOW = """
-import json, time
-from pathlib import Path
-from writtenrun import write_run
-from workbench import Run
-written = write_run(Path("pods"))
-written.state("running", "training")
-T = time.time()
-for step in range(1, 31):
-    written.event("step", T + step, step=step, loss=8.0 / step)
-run = Run.load(written.paths.root)
-run.plot()
-"""
-MORE = """
-for step in range(31, 41):
-    written.event("step", T + step, step=step, loss=8.0 / step)
-"""
-END = """
-written.end()
-"""
-SIDE = "workbench.compare([run, run], names=['one', 'two'])"
-
-
-def test_a_plot_in_a_notebook_follows_its_run_and_stays(
-    lab: Any, open_book: Callable[[str], Any]
-) -> None:
-    tests = Path(__file__).resolve().parents[1]
-    cells = (
-        f"import sys; sys.path.append({str(tests)!r})\n{FOLLOW}",
-        MORE,
-        END,
-        f"import workbench\n{SIDE}",
-    )
-    book = open_book(lab.add(notebook(*cells), "plots.ipynb"))
-    book.run(0)
-    plot = book.output(0).locator("svg.wb-plot")
-    plot.wait_for()
-
-    def last_words() -> str:
-        return str(plot.locator(".wb-at span").last.get_attribute("data-words"))
-
-    assert last_words() == "step 30\ntraining loss 0.2667"
-    assert book.output(0).locator("img").filter(visible=True).count() == 0
-
-    book.run(1)
-    until(lambda: last_words() == "step 40\ntraining loss 0.2", 120, why=last_words)
-    book.shoot(0, "plot-live")
-
-    book.run(2)
-    book.run(3)
-    side = book.output(3).locator("svg.wb-plot")
-    side.first.wait_for()
-    book.see(3, "No option differs", 120)
-    book.shoot(3, "plot-compare")
-    book.save()
-    saved = (lab.folder / "plots.ipynb").read_text()
-    assert len(saved) < 300_000
-    outputs = [
-        output
-        for cell in json.loads(saved)["cells"]
-        for output in cell["outputs"]
-        if "data" in output
-    ]
-    kinds = {kind for output in outputs for kind in output["data"]}
-    assert kinds == {"text/plain", "text/html", "image/png"}, "no widget and no program"
-    pictures = [output["data"] for output in outputs if {*output["data"]} - {"image/png"}]
-    assert ">loss, run 2026" in "".join(pictures[0]["text/html"])

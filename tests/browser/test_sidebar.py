@@ -68,20 +68,6 @@ def page(browser: Any, lab: Any) -> Iterator[Any]:
     page.close()
 
 
-def shoot(page: Any, name: str) -> None:
-    for theme, width in (("light", 1205), ("dark", 700)):
-        page.evaluate(
-            "t => window.jupyterapp.commands.execute('apputils:change-theme', {theme: t})",
-            f"JupyterLab {theme.title()}",
-        )
-        page.wait_for_selector(
-            f"body[data-jp-theme-light='{str(theme == 'light').lower()}']", state="attached"
-        )
-        page.set_viewport_size({"width": width, "height": 800})
-        time.sleep(1)
-        page.screenshot(path=str(ARTIFACTS / f"{name}-{width}-{theme}.png"))
-
-
 def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
     page: Any, lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,15 +81,15 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
     ended = write_run(lab.folder / "older")
     ended.keeper("closed", alive=False)
     ended.step(30)
+    writer = ScalarWriter(ended.paths.tensorboard)
+    writer.add(Event(time_s=time.time(), rank=0, kind="step", data={"step": 1, "loss": 2.0}))
+    writer.close()
     ended.end(
         "failed",
         "<img src=x onerror=alert(1)> on rank 1",
         steps=30,
         peak_memory_gib={"127.0.0.2": 1.5},
     )
-    writer = ScalarWriter(ended.paths.tensorboard)
-    writer.add(Event(time_s=time.time(), rank=0, kind="step", data={"step": 1, "loss": 2.0}))
-    writer.close()
     damaged = ended.paths.root.with_name("damaged")
     shutil.copytree(ended.paths.root, damaged)
     (damaged / "result.json").write_text("{")
@@ -159,7 +145,7 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
         until(lambda: log.text_content() != first, 120, every_s=0.5)
         assert not fold.evaluate("e => e.open")
         fold.locator("summary").click()
-        shoot(page, "sidebar-live")
+        page.set_viewport_size({"width": 1205, "height": 800})
 
         ends = side.get_by_role("button", name=f"Stop run {run.id}")
         ends.click()
@@ -193,7 +179,6 @@ def test_runs_are_listed_opened_and_stopped_from_the_sidebar(
     failed.get_by_role("button", name="TensorBoard").click()
     board = page.locator(".dw-tab:visible").frame_locator("iframe[title^=TensorBoard]")
     board.get_by_text(ended.paths.root.name).first.wait_for(timeout=WAIT_MS)
-    shoot(page, "sidebar-tensorboard")
 
 
 def test_runs_are_found_named_compared_and_repeated(page: Any, lab: Any) -> None:
@@ -287,7 +272,6 @@ def test_runs_are_found_named_compared_and_repeated(page: Any, lab: Any) -> None
     assert cells.count() == 1 and "FineTune(" in cells.inner_text()
     again.click()
     until(lambda: cells.count() == 2, 60)
-    shoot(page, "sidebar-again")
 
 
 def background(colour: str) -> str:

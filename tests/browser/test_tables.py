@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from benchrows import make_row, mixed_rows
-from poll import until
 
-from tests.browser.conftest import notebook
 from tests.client.test_history import make_run
 from tests.display.test_plan import LARGE, table
 from workbench.base.shown import as_html, as_page
@@ -175,40 +172,6 @@ def test_a_click_sorts_a_part_and_what_is_not_known_stays_last(
         .inner_text()
     )
     assert errors == []
-
-
-@pytest.mark.long
-def test_the_table_of_runs_is_sorted_by_a_click_in_a_notebook(lab: Any, open_book: Any) -> None:
-    for n, loss in enumerate((0.5, 0.25, 0.75)):
-        run = make_run(lab.folder / "runs" / f"run-{n}", float(n), eval_loss=loss)
-        steps = [
-            {"time_s": 9.0 + n, "rank": 0, "kind": "step", "step": n, "loss": loss + 1 / n}
-            for n in (1, 2, 3)
-        ]
-        run.paths.events.write_text("".join(json.dumps(step) + "\n" for step in steps))
-    show_runs = "from workbench import history\nhistory('runs')"
-    book = open_book(lab.add(notebook(show_runs), "history.ipynb"))
-    book.run(0)
-    book.see(0, "run-0", 120)
-    rows = book.output(0).locator("table.wb-sort tbody tr")
-    assert [text.split()[1] for text in rows.all_inner_texts()] == ["run-2", "run-1", "run-0"]
-    book.output(0).locator("th", has_text="eval").click()
-    until(
-        lambda: [text.split()[1] for text in rows.all_inner_texts()] == ["run-1", "run-0", "run-2"],
-        120,
-    )
-
-    compare = book.output(0).get_by_role("button", name="Compare the ticked runs")
-    compare.click()
-    book.see(0, "Tick two runs or more.", 30)
-    for run in ("run-1", "run-2"):
-        book.output(0).locator("tr", has_text=run).get_by_role("checkbox").check()
-    compare.click()
-    assert "run-0" not in book.see(0, "Results", 60).partition("Loss over optimizer steps")[2]
-    book.output(0).locator("svg.wb-plot").wait_for()
-    book.shoot(0, "history-compared")
-    saved = json.dumps(book.saved()["cells"][0]["outputs"])
-    assert "Results" in saved and "checkbox" not in saved
 
 
 def test_a_long_history_is_filtered_and_sorted_as_one_table(page: Any, tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ logging_in = pytest.mark.parametrize(
     "place", places(kind for kind in PLACES if kind != "ssh"), indirect=True
 )
 
-# Local pods have test_cluster.py; hosts and Kubernetes
-# have a notebook of two such runs in test_places.py.
+# Such runs elsewhere: local pods in test_cluster.py, hosts in test_apart.py and test_wheel.py,
+# Kubernetes in test_places.py.
 elsewhere = pytest.mark.parametrize("place", places(["cml"]), indirect=True)
 
 

@@ -27,22 +27,17 @@ OFF = 0.10
 TO_CPU = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
 # name: model, technique, ranks, rows of a micro-batch, more options
 RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
-    "single-2": ("t5", "single", 1, 2, {}),
     "single-checkpointing": ("llama", "single", 1, 24, {"gradient_checkpointing": True}),
-    "single-lora": ("t5", "single", 1, 4, {"peft": "lora"}),
     "single-lora-half": ("llama-half", "single", 1, 4, {"peft": "lora", "precision": "bf16"}),
-    "ddp": ("llama", "ddp", 2, 4, {}),
     "local-sgd": ("t5", "local-sgd", 2, 2, {}),
     "zero1-24": ("t5", "zero1", 2, 24, {}),
     "zero2": ("llama", "zero2", 2, 8, {}),
     "zero2-offload": ("t5", "zero2", 2, 8, {"deepspeed": {"zero_optimization": TO_CPU}}),
-    "zero3-8": ("t5", "zero3", 2, 8, {}),
     # An evaluation makes DeepSpeed forget the order of the weights, for two steps.
     "zero3-evaluated": ("t5", "zero3", 2, 8, {"eval_strategy": None, "max_steps": 5}),
     "zero3-bf16": ("llama", "zero3", 2, 4, {"precision": "bf16"}),
     "offload": ("llama", "zero3-offload", 2, 4, {}),
     "fsdp-2": ("t5", "fsdp", 2, 2, {}),
-    "fsdp-8": ("llama", "fsdp", 2, 8, {}),
     "fsdp-half": ("llama-half", "fsdp", 2, 2, {}),
     "fsdp-chosen": (
         "llama",
@@ -161,7 +156,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     written = {"runs": plan, "requests": requests, "traces": str(root / "traces.json")}
     (root / "plan.json").write_text(json.dumps(written), encoding="utf-8")
     measure = Path(__file__).with_name("measure.py")
-    subprocess.run([sys.executable, str(measure), str(root / "plan.json")], check=True, timeout=580)
+    subprocess.run(
+        [sys.executable, str(measure), str(root / "plan.json")], check=True, timeout=1500
+    )
     with (
         pytest.MonkeyPatch.context() as patch
     ):  # what was traced on this machine before must not answer

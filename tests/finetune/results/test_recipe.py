@@ -431,7 +431,6 @@ def test_the_recipe_trains_with_the_options_of_the_run(
 RUNS = {
     "zero1": ("zero1", 2, 4),
     "ddp": ("ddp", 2, 4),
-    "alone": ("ddp", 1, 4),
     "single": ("single", 1, 30),
 }
 

@@ -1,21 +1,23 @@
-"""Notebook 7, in a browser on a slow machine: buttons come and work, and a saved run reads."""
+"""Pages that are closed, slow or missed a message: runs continue, buttons come and work."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from poll import until
 
 from tests.browser.conftest import ARTIFACTS, Lab, notebook
-from tests.browser.test_closed import BEAT
 from tests.support.sanitized import Reader
 
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.browser]
 
+BEAT = Path(__file__).resolve().parents[1] / "scripts" / "beat.py"
 SLOWER = 20  # times
 PATIENCE_MS = 180_000
 START = """
@@ -26,6 +28,26 @@ cluster
 RUN = """
 run = cluster.submit(Script(path="beat.py"), path="beaten")
 run
+"""
+UNTIL_END = """
+from workbench import Cluster, LocalPods, Script
+cluster = Cluster(LocalPods(), count=1, path="pods-closed", warm=False).start()
+run = cluster.submit(Script(path="beat.py", args=["--until", "{end}"]), path="closed")
+run
+"""
+AGAIN = """
+run
+"""
+# The kernel holds the button and has sent none: as where its message came before the page listened.
+LOST = """
+from dataclasses import asdict
+from IPython.display import display
+from workbench.display.kit.widgets import Button, ButtonBar
+
+bar = ButtonBar("buttons of the test", {"stop": lambda: bar.say("stopped")}, [])
+display(bar.bundle("none"), raw=True)
+stop = Button(name="stop", text="Stop the test", tip="Ends it")
+bar.widget._trait_values["buttons"] = [asdict(stop)]
 """
 
 
@@ -106,3 +128,39 @@ def test_buttons_come_and_work_in_a_slow_notebook7_and_a_saved_run_reads(
     assert Reader(run.inner_html()).troubles == [], "no wall of letters"
     page.screenshot(path=str(ARTIFACTS / "notebook7-untrusted.png"))
     page.close()
+
+
+def test_a_closed_page_misses_no_line(lab: Any, open_book: Callable[[str], Any]) -> None:
+    shutil.copy(BEAT, lab.folder)
+    end = lab.folder / "end"
+    log = lab.folder / "closed" / "logs" / "rank-0.stdout.log"
+    name = lab.add(notebook(UNTIL_END.format(end=end), AGAIN, "cluster.close()"), "closed.ipynb")
+    book = open_book(name)
+    book.run(0)
+    book.see(0, "rank 0 line", 120)
+    book.page.close()
+    before = log.read_text().count("\n")
+    until(lambda: log.read_text().count("\n") > before + 200, 120)
+    book = open_book(name)
+    book.run(1)
+    book.see(1, "rank 0 line", 60)
+    end.touch()
+    book.see(1, "Processes: all exited", 60)
+    lines = log.read_text().splitlines()
+    assert lines == [f"rank 0 line {n}" for n in range(len(lines))]
+    # The log is folded away once the run has ended: what is not unfolded is there, but not seen.
+    text = partial(book.output(1).evaluate, "e => e.textContent")
+    until(lambda: lines[-1] in text() and "succeeded" in text(), 30, every_s=0.3, why=text)
+    book.run(2)
+    book.wait_idle(60)
+
+
+def test_buttons_come_though_their_first_state_was_lost(
+    lab: Any, open_book: Callable[[str], Any]
+) -> None:
+    book = open_book(lab.add(notebook(LOST), "lost.ipynb"))
+    book.run(0)
+    button = book.output(0).get_by_role("button", name="Stop the test")
+    button.wait_for()
+    button.click()
+    book.see(0, "stopped", 60)
