@@ -253,6 +253,26 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_a_run_waits_for_its_requeued_job(place: SlurmPlace, tmp_path: Path) -> None:
+    backend = place.backend(partition="main", time="30", requeue=True)
+    with Cluster(backend, PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
+        run = counting(cluster, *SOON, restarts=1)
+        until(lambda: " line 2" in printed(run, 0), 120, every_s=0.2, why=lambda: run.message)
+        (job,) = place.slurm.jobs()
+        urgent = ["--partition=urgent", "--exclusive", "--nodes=3", "--output=/dev/null"]
+        place.slurm.do("sbatch", *urgent, text="#!/bin/sh\nsleep 2\n")
+        result = run.wait(240, progress=False).raise_for_status()
+        (restart,) = result.restarts
+        assert restart.what == "pod-0 and pod-1 were lost"
+        assert all(" line 29" in printed(run, rank) for rank in (0, 1))
+        assert place.slurm.jobs() == [job], "no other job was submitted"
+        # The requeued job ends like any other.
+        context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")
+    assert place.left(context) == []
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_nodes_of_the_partition_and_what_would_fit(place: SlurmPlace, tmp_path: Path) -> None:
     do = place.slurm.do
     first, second, third = sorted(place.slurm.nodes)
@@ -609,7 +629,8 @@ def test_an_option_without_effect_is_refused(
             )
             for word in ("--qos high", "--container-image x", "--time 10")
         ),
-        ({"options": ["--requeue"]}, "restarts=… of the job: Slurm would start the pods again"),
+        *(({"options": [word]}, "SlurmPods(requeue=…)") for word in ("--requeue", "--req")),
+        ({"requeue": "yes"}, "requeue is 'yes'"),
         ({"options": ["--signal=TERM@30"]}, "SlurmPods(notice_s=…)"),
         ({"notice_s": 20}, "notice_s is 20; it must be a whole number from 60 to 65535"),
         (
