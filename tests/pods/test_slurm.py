@@ -542,7 +542,7 @@ def test_a_replacement_stays_off_the_nodes_of_the_other_pods(
         "pod-0": commands.Step(id="7.0", nodes="n1"),
         "pod-1": commands.Step(id="7.1", nodes="n2"),
     }
-    backend = SlurmPods(options=["--exclude=n9"])
+    backend = SlurmPods(options=["--exclud=n9"])  # sbatch takes an unambiguous beginning
     backend._folder, backend._ids = watched._folder, watched._ids
     backend._job_of = {"pod-0": "workbench-test", "pod-1": "workbench-test"}
     backend._pods = [LIVES, replace(LIVES, name="pod-1")]
@@ -554,7 +554,7 @@ def test_a_replacement_stays_off_the_nodes_of_the_other_pods(
     with pytest.raises(BackendError):
         backend.restore(["pod-0"], PodSpec(), context)
     assert ended == ["7.0"], "the step of the other pod must live on"
-    assert asked[-2:] == ["--exclude=n9", "--exclude=n9,n2"]
+    assert asked[-2:] == ["--exclud=n9", "--exclude=n9,n2"]
     monkeypatch.setattr(commands, "jobs", lambda _ids: {"7": job("RUNNING")})
     assert [pod.phase for pod in backend.refresh()] == [Phase.FAILED, Phase.RUNNING]
 
@@ -700,6 +700,8 @@ def test_the_environment_of_an_allocation_and_secrets_stay_out_of_the_job() -> N
         "TMPDIR": "/scratch/1",
         "CUDA_VISIBLE_DEVICES": "3",
         "NCCL_AUTH_TOKEN": "secret",
+        "SCRATCH_PASSWORD": "secret",
+        "OMPI_COMM_WORLD_RANK": "3",
     }
     assert sorted(commands.environment(own)) == ["PATH", "SBATCH_ACCOUNT", "SLURM_CONF"]
 
@@ -717,7 +719,13 @@ def test_the_site_s_own_settings_reach_the_nodes_and_their_sessions(
         "MODULEPATH": "/opt/modules",
         "CC": "gcc-12",
         "CPATH": "/opt/include",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "SLINGSHOT_VNIS": "4711",
+        "PSM2_MULTIRAIL": "1",
+        "TORCH_NCCL_BLOCKING_WAIT": "0",
+        "CUDACXX": "/opt/cuda/bin/nvcc",
         "SCRATCH": "/scratch/ada",
+        "PSCRATCH": "/pscratch/ada",
         "TRITON_CACHE_DIR": "/scratch/ada/triton",
     }
     assert commands.environment(site) == site

@@ -59,7 +59,8 @@ _REPORT_S = 120.0  # for a pod of a running job; the time in the queue does not 
 _END_S = 10.0
 _COMPLETES_S = 60.0  # for the pods' checkpoints, and Slurm's KillWait of 30 s
 _DELAY_S = 121.0  # Slurm delays a requeued job until the credential of its first start expires
-_EXCLUDE = "--exclude="
+_EXCLUDE = ("--exclude=", "--exclud=")
+"""Option of sbatch, and its only abbreviation that is not one of --exclusive too."""
 _BESIDES_S = 35.0  # of the notice: until a pod has read the notice, and until it has ended
 NoticeTime = Annotated[
     int, Field(ge=60, le=65535), Unit("s"), Allowed("a whole number from 60 to 65535")
@@ -253,7 +254,7 @@ class SlurmPods(Place):
         if taken:
             # sbatch reads the last --exclude alone.
             own = [word.partition("=")[2] for word in self.arguments if word.startswith(_EXCLUDE)]
-            options.append(f"{_EXCLUDE}{','.join([*own, *taken])}")
+            options.append(f"{_EXCLUDE[0]}{','.join([*own, *taken])}")
         with self._starting:
             self._check_open()
             self._launched.update(names)
