@@ -19,7 +19,13 @@ from tests.support.sentences import says, sentence
 from workbench import Cluster, Function
 from workbench.base.errors import ConfigError
 from workbench.base.machine import nvml, seats
-from workbench.base.machine.seats import gpus_here, keep_seats, leave_seats, take_seats
+from workbench.base.machine.seats import (
+    gpus_here,
+    keep_seats,
+    leave_seats,
+    take_seats,
+    taken_words,
+)
 from workbench.base.process import find
 from workbench.pods.guest.guardian import NOTE
 from workbench.pods.hosts import entry
@@ -298,6 +304,45 @@ def test_the_seat_of_another_user_is_theirs(here: FakeGpus, tmp_path: Path) -> N
         assert taken["cluster"] == "night[31m"
     finally:
         os.close(opened)
+
+
+NOTES = [
+    *(f'{{"cluster": "c", "since_s": {text}}}' for text in ("1e300", "NaN", "-1e18", "null", "[]")),
+    *('{"cluster": "c', "", "[]", "5", "\udcff", "[" * 4000),
+]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+@pytest.mark.parametrize("note", NOTES)
+def test_a_seat_with_any_note_of_its_holder_is_named(
+    here: FakeGpus, tmp_path: Path, note: str
+) -> None:
+    path = lock_of(tmp_path, here.uuids[0], 54321)
+    path.write_bytes(note.encode(errors="surrogateescape"))
+    opened = os.open(path, os.O_RDONLY)
+    fcntl.flock(opened, fcntl.LOCK_EX)
+    os.chown(path, 54321, -1)
+    try:
+        _, (taken,) = take_seats([tmp_path], "bob", 1, "0")
+        words = taken_words(json.loads(json.dumps(taken)))
+        assert says(words, "base.seats.taken_words.gpu-cluster-since", "user 54321", "unknown")
+    finally:
+        os.close(opened)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        *("[]", "null", "{", "\udcff", '{"pid": 1}', '{"pid": 1e400}', "[" * 4000),
+        '{"pid": 1, "start_time": 1, "cluster": "c", "gpus": 5}',
+        '{"pid": 1, "start_time": 1, "cluster": "c", "gpus": [["0"]]}',
+        '{"pid": 1, "start_time": 1, "gpus": []}',
+    ],
+)
+def test_a_pod_whose_note_on_its_seats_is_damaged_has_none(tmp_path: Path, kept: str) -> None:
+    (tmp_path / "seats.json").write_bytes(kept.encode(errors="surrogateescape"))
+    assert keep_seats(tmp_path) == []
+    leave_seats(tmp_path)
 
 
 def test_a_file_in_the_name_of_another_user_and_a_link_are_no_seats(
