@@ -292,10 +292,9 @@ def _wait_for_the_end(place: Path, locks: Sequence[int]) -> None:
 def _has_agent(place: Path) -> bool:
     try:
         state = json.loads((place / "agent.json").read_text())
-        process = find(int(state["pid"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return Process(int(state["pid"]), int(state["start_time"])).is_alive()
+    except _UNREADABLE:
         return False
-    return process is not None and process.start_time == state.get("start_time")
 
 
 def _kept(place: Path) -> _Kept | None:
