@@ -234,6 +234,7 @@ def test_without_a_driver_there_are_no_gpus(nvml: Nvml, library: str) -> None:
         ("0,7,1", [0]),
         ("2", []),
         ("-1,0", []),
+        *((word, []) for word in ("NoDevFiles", "none", "²", "--1", "1" * 5000)),
         (",", []),
         ("GPU-a", [0]),
         ("MIG-b,GPU-a", [0, 1]),

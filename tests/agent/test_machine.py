@@ -139,6 +139,21 @@ def test_the_cores_of_a_pod_are_its_cpu_set_or_its_smallest_quota(
     assert machine.cores() == 3.0
 
 
+@pytest.mark.parametrize(
+    "text", ["max", "", "0 100000", "-1 100000", "100000 0", "x y", "1e5 100000", "1 2 3"]
+)
+def test_a_quota_that_is_none_limits_no_cores(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _pid: set(range(16)))  # type: ignore[attr-defined]
+    monkeypatch.setattr(machine.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
+    proc.groups = {1: {"": "a", "cpu": "b"}}
+    proc.group("a", cpu_max=text)
+    quota, _, period = text.partition(" ")
+    proc.group("cpu", **{"cpu_cfs_quota_us": quota, "cpu_cfs_period_us": period})
+    assert machine.cores() == 16.0
+
+
 def test_kills_are_counted_from_the_start_of_the_run(proc: Proc) -> None:
     proc.groups = {1: {"": "a"}, 2: {"": "b"}}
     proc.group("a", 3, memory_max=40 * MIB)

@@ -142,7 +142,7 @@ def test_a_warm_rank_runs_as_soon_as_its_pid_is_known(
     assert run.rank.phase == "forking" and not run.begins
     assert warm.seen == [{"A": "job", "GLOO": "eth0"}]
     request = warm.asked[1]
-    assert request["entry"] == "train:main" and request["threads"] == 3
+    assert request["entry"] == "train:main" and request["env"]["OMP_NUM_THREADS"] == "3"
     assert request["cwd"] == str(run.folder) and request["folder"] == run.folder / "rank-0"
     assert request["env"]["RANK"] == "0" and request["env"]["GLOO"] == "eth0"
     starts.hear()

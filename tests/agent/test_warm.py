@@ -319,6 +319,27 @@ def test_imports_that_initialize_cuda_have_ranks_start_cold(make_agent, tmp_path
     assert says((agent.root / "agent.log").read_text(), "agent.warm._import.warm-server-import")
 
 
+@pytest.mark.parametrize(
+    ("pods", "used"),
+    [("", "2"), ("12", "12"), ("4,2", "4"), (" 3 ", "3"), ("0", "-"), ("-1", "-"), ("all", "-")],
+)
+def test_a_warm_rank_has_the_threads_of_its_pod(make_agent, tmp_path, pods: str, used: str) -> None:
+    toy = "import torch\ndef main():\n    print(torch.threads, flush=True)\n"
+    (tmp_path / "toy_job.py").write_text(toy)
+    # A stand-in for torch, which loads in an instant.
+    cuda = "types.SimpleNamespace(is_initialized=lambda: False)"
+    setter = "def set_num_threads(number):\n    global threads\n    threads = number\n"
+    text = f"import types\ncuda = {cuda}\nthreads = '-'\n{setter}"
+    (tmp_path / "torch.py").write_text(text)
+    agent = make_agent()
+    variables = {"WORKBENCH_WARM_MODULES": "torch,toy_job", "OMP_NUM_THREADS": pods}
+    agent.serve("--warm", env=paths(tmp_path, **variables))
+    until(lambda: agent.ask("hello")["warm"] != "starting", 60)
+    start(agent, "main", threads=2)
+    (rank,) = agent.until_exited("r")["ranks"]
+    assert (rank["how"], agent.output["rank-0/stdout.log"]) == ("warm", f"{used}\n".encode())
+
+
 def test_ranks_of_a_killed_server_continue_unless_it_is_their_parent_and_the_next_start_cold(
     warm,
 ):

@@ -36,7 +36,7 @@ SlurmctldHost=localhost({controller})
 SlurmctldPort={port}
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge.sock
+AuthInfo=socket={folder}/munge.sock,cred_expire=20
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
@@ -53,7 +53,7 @@ DefMemPerNode=1000
 SlurmdParameters=config_overrides
 GresTypes=gpu
 PreemptType=preempt/partition_prio
-PreemptMode=CANCEL
+PreemptMode=REQUEUE
 JobSubmitPlugins=lua
 SchedulerParameters=bf_interval=1
 ReturnToService=2

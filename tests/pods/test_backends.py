@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 import workbench
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.pods.backends import CLASSES, KINDS, backend_from_dict
+from workbench.pods.backends import CLASSES, KINDS, backend_class, backend_from_dict
+from workbench.pods.guest import process
+from workbench.pods.guest.process import is_session_variable
 from workbench.pods.local.pods import LocalPods
 
 
@@ -33,3 +38,26 @@ def test_a_backend_comes_back_as_it_was() -> None:
 def test_refusals(data: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         backend_from_dict(data)
+
+
+INDEX = Path(__file__).parents[2] / "docs" / "places" / "index.md"
+BOUND = {
+    "never": "with GPUs",
+    "always": "always",
+    "cpuset": "with GPUs, or in a cpuset of the",
+}
+
+
+def test_the_documented_settings_of_a_site_are_the_ones_that_pass() -> None:
+    section = INDEX.read_text().partition("## Settings of the site")[2].partition("\n## ")[0]
+    kinds = {"cloudera-ml": "cml"}
+    rows = re.findall(r"^\| \[[^]]+\]\(([\w-]+)\.md\) \| [^|]+ \| ([^|]+) \|", section, re.M)
+    assert len(rows) == 5
+    for page, bound in rows:
+        binding = backend_class(kinds.get(page, page)).core_binding
+        assert bound.startswith(BOUND[binding]), page
+    listed = "".join(line for line in section.splitlines() if line.startswith("- "))
+    names = re.findall(r"`([^`]+)`", listed)
+    passed = {name for name in names if is_session_variable(name.replace("*", "X"))}
+    assert set(names) - passed == {"CUDA_VISIBLE_DEVICES"}
+    assert {each.rstrip("*") for each in names} >= set(process._SITE_PREFIXES)

@@ -53,6 +53,19 @@ def test_interfaces_that_are_no_names_are_refused(given: Any) -> None:
         PodSpec(interfaces=given)
 
 
+@pytest.mark.parametrize("given", ["", "-1", "NoDevFiles", "none", ",", "-1,0"])
+def test_visible_gpus_without_a_gpu_contradict_the_number_of_gpus(given: str) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": given}
+    with pytest.raises(ConfigError, match=sentence("pods.pod_spec._check.pods-gpus-env", 2)):
+        PodSpec(gpus=2, env=env)
+    assert PodSpec(env=env).env == env
+
+
+@pytest.mark.parametrize("given", ["0,1", "7", "GPU-8932f937", "MIG-GPU-8932f937/3/0"])
+def test_visible_gpus_may_be_named_in_every_spelling(given: str) -> None:
+    assert PodSpec(gpus=1, env={"CUDA_VISIBLE_DEVICES": given}).gpus == 1
+
+
 def test_interfaces_are_named_once() -> None:
     with pytest.raises(ConfigError, match="the interfaces are named twice"):
         PodSpec(interfaces="ib0", env={"NCCL_SOCKET_IFNAME": "eth0"})

@@ -19,7 +19,13 @@ from tests.support.sentences import says, sentence
 from workbench import Cluster, Function
 from workbench.base.errors import ConfigError
 from workbench.base.machine import nvml, seats
-from workbench.base.machine.seats import gpus_here, keep_seats, leave_seats, take_seats
+from workbench.base.machine.seats import (
+    gpus_here,
+    keep_seats,
+    leave_seats,
+    take_seats,
+    taken_words,
+)
 from workbench.base.process import find
 from workbench.pods.guest.guardian import NOTE
 from workbench.pods.hosts import entry
@@ -232,7 +238,11 @@ def test_the_slices_of_a_gpu_are_seats_in_its_place(here: FakeGpus, tmp_path: Pa
         ("0,-1,1", ["whole"]),
         (" 0 , ", ["whole"]),
         ("9,0", []),
-        ("NoDevFiles", []),
+        *((word, []) for word in ("NoDevFiles", "none", "void", "all", "-", "--1", "²", "٣")),
+        ("0,none,1", ["whole"]),
+        (f"{'1' * 5000},0", []),
+        ("00", ["whole"]),
+        ("0x0", []),
         ("GPU-", []),  # the beginning of two UUIDs
         ("WHOLE", ["whole"]),
         ("MIG-SLICED/3/0", ["first"]),
@@ -262,13 +272,13 @@ def test_the_beginning_of_a_uuid_is_the_gpu_if_it_is_the_only_one(here: FakeGpus
             assert (gpu.name, gpu.key) == (name[:end], name)
 
 
-@pytest.mark.parametrize("given", ["-1", "", "-1,0", "none,"])
+@pytest.mark.parametrize("given", ["-1", "", "-1,0", "none,", "²"])
 def test_without_a_driver_no_gpu_is_made_up(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     def none() -> None:
         raise OSError("no driver")
 
     monkeypatch.setattr(seats, "open_nvml", none)
-    assert [gpu.name for gpu in gpus_here(given)] == (["none"] if given == "none," else [])
+    assert gpus_here(given) == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpus_here(None) == []
 
@@ -295,6 +305,45 @@ def test_the_seat_of_another_user_is_theirs(here: FakeGpus, tmp_path: Path) -> N
         assert taken["cluster"] == "night[31m"
     finally:
         os.close(opened)
+
+
+NOTES = [
+    *(f'{{"cluster": "c", "since_s": {text}}}' for text in ("1e300", "NaN", "-1e18", "null", "[]")),
+    *('{"cluster": "c', "", "[]", "5", "\udcff", "[" * 4000),
+]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+@pytest.mark.parametrize("note", NOTES)
+def test_a_seat_with_any_note_of_its_holder_is_named(
+    here: FakeGpus, tmp_path: Path, note: str
+) -> None:
+    path = lock_of(tmp_path, here.uuids[0], 54321)
+    path.write_bytes(note.encode(errors="surrogateescape"))
+    opened = os.open(path, os.O_RDONLY)
+    fcntl.flock(opened, fcntl.LOCK_EX)
+    os.chown(path, 54321, -1)
+    try:
+        _, (taken,) = take_seats([tmp_path], "bob", 1, "0")
+        words = taken_words(json.loads(json.dumps(taken)))
+        assert says(words, "base.seats.taken_words.gpu-cluster-since", "user 54321", "unknown")
+    finally:
+        os.close(opened)
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        *("[]", "null", "{", "\udcff", '{"pid": 1}', '{"pid": 1e400}', "[" * 4000),
+        '{"pid": 1, "start_time": 1, "cluster": "c", "gpus": 5}',
+        '{"pid": 1, "start_time": 1, "cluster": "c", "gpus": [["0"]]}',
+        '{"pid": 1, "start_time": 1, "gpus": []}',
+    ],
+)
+def test_a_pod_whose_note_on_its_seats_is_damaged_has_none(tmp_path: Path, kept: str) -> None:
+    (tmp_path / "seats.json").write_bytes(kept.encode(errors="surrogateescape"))
+    assert keep_seats(tmp_path) == []
+    leave_seats(tmp_path)
 
 
 def test_a_file_in_the_name_of_another_user_and_a_link_are_no_seats(

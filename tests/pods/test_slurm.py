@@ -253,6 +253,26 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
 
 @pytest.mark.slow
 @pytest.mark.long
+def test_a_run_waits_for_its_requeued_job(place: SlurmPlace, tmp_path: Path) -> None:
+    backend = place.backend(partition="main", time="30", requeue=True)
+    with Cluster(backend, PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
+        run = counting(cluster, *SOON, restarts=1)
+        until(lambda: " line 2" in printed(run, 0), 120, every_s=0.2, why=lambda: run.message)
+        (job,) = place.slurm.jobs()
+        urgent = ["--partition=urgent", "--exclusive", "--nodes=3", "--output=/dev/null"]
+        place.slurm.do("sbatch", *urgent, text="#!/bin/sh\nsleep 2\n")
+        result = run.wait(240, progress=False).raise_for_status()
+        (restart,) = result.restarts
+        assert restart.what == "pod-0 and pod-1 were lost"
+        assert all(" line 29" in printed(run, rank) for rank in (0, 1))
+        assert place.slurm.jobs() == [job], "no other job was submitted"
+        # The requeued job ends like any other.
+        context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")
+    assert place.left(context) == []
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_nodes_of_the_partition_and_what_would_fit(place: SlurmPlace, tmp_path: Path) -> None:
     do = place.slurm.do
     first, second, third = sorted(place.slurm.nodes)
@@ -522,7 +542,7 @@ def test_a_replacement_stays_off_the_nodes_of_the_other_pods(
         "pod-0": commands.Step(id="7.0", nodes="n1"),
         "pod-1": commands.Step(id="7.1", nodes="n2"),
     }
-    backend = SlurmPods(options=["--exclude=n9"])
+    backend = SlurmPods(options=["--exclud=n9"])  # sbatch takes an unambiguous beginning
     backend._folder, backend._ids = watched._folder, watched._ids
     backend._job_of = {"pod-0": "workbench-test", "pod-1": "workbench-test"}
     backend._pods = [LIVES, replace(LIVES, name="pod-1")]
@@ -534,7 +554,7 @@ def test_a_replacement_stays_off_the_nodes_of_the_other_pods(
     with pytest.raises(BackendError):
         backend.restore(["pod-0"], PodSpec(), context)
     assert ended == ["7.0"], "the step of the other pod must live on"
-    assert asked[-2:] == ["--exclude=n9", "--exclude=n9,n2"]
+    assert asked[-2:] == ["--exclud=n9", "--exclude=n9,n2"]
     monkeypatch.setattr(commands, "jobs", lambda _ids: {"7": job("RUNNING")})
     assert [pod.phase for pod in backend.refresh()] == [Phase.FAILED, Phase.RUNNING]
 
@@ -609,7 +629,8 @@ def test_an_option_without_effect_is_refused(
             )
             for word in ("--qos high", "--container-image x", "--time 10")
         ),
-        ({"options": ["--requeue"]}, "restarts=… of the job: Slurm would start the pods again"),
+        *(({"options": [word]}, "SlurmPods(requeue=…)") for word in ("--requeue", "--req")),
+        ({"requeue": "yes"}, "requeue is 'yes'"),
         ({"options": ["--signal=TERM@30"]}, "SlurmPods(notice_s=…)"),
         ({"notice_s": 20}, "notice_s is 20; it must be a whole number from 60 to 65535"),
         (
@@ -679,6 +700,8 @@ def test_the_environment_of_an_allocation_and_secrets_stay_out_of_the_job() -> N
         "TMPDIR": "/scratch/1",
         "CUDA_VISIBLE_DEVICES": "3",
         "NCCL_AUTH_TOKEN": "secret",
+        "SCRATCH_PASSWORD": "secret",
+        "OMPI_COMM_WORLD_RANK": "3",
     }
     assert sorted(commands.environment(own)) == ["PATH", "SBATCH_ACCOUNT", "SLURM_CONF"]
 
@@ -696,7 +719,13 @@ def test_the_site_s_own_settings_reach_the_nodes_and_their_sessions(
         "MODULEPATH": "/opt/modules",
         "CC": "gcc-12",
         "CPATH": "/opt/include",
+        "GLOO_SOCKET_IFNAME": "ib0",
+        "SLINGSHOT_VNIS": "4711",
+        "PSM2_MULTIRAIL": "1",
+        "TORCH_NCCL_BLOCKING_WAIT": "0",
+        "CUDACXX": "/opt/cuda/bin/nvcc",
         "SCRATCH": "/scratch/ada",
+        "PSCRATCH": "/pscratch/ada",
         "TRITON_CACHE_DIR": "/scratch/ada/triton",
     }
     assert commands.environment(site) == site

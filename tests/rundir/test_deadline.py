@@ -14,6 +14,7 @@ from workbench.base.files import write_json
 from workbench.jobs.script import Script
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
+from workbench.rundir.events import Event
 from workbench.rundir.figures.deadline import early_end, end_of, too_late
 from workbench.rundir.make.prepare import PreparedRun, prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
@@ -86,7 +87,35 @@ def test_an_earlier_run_of_the_same_job_is_the_measure_at_submission(tmp_path: P
     assert said(prepared(tmp_path, "4", ranks=2), 300.0) == "", "other ranks"
     shutil.rmtree(first.paths.root)
     ended(second, "failed", 600.0)
-    assert said(prepared(tmp_path, "5"), 300.0) == "", "a run that failed is no measure"
+    assert said(prepared(tmp_path, "5"), 300.0) == "", "a run that failed without steps"
+
+
+@pytest.mark.parametrize(
+    ("step", "resumed", "left_s", "warns"),
+    [
+        (25, None, 2300.0, True),  # 600 s for a quarter of 100 steps
+        (25, None, 2500.0, False),
+        (75, 50, 1100.0, True),  # 600 s for half of the 50 steps that were left
+        (75, 50, 1300.0, False),
+        (50, 50, 1.0, False),
+    ],
+)
+def test_a_run_that_its_deadline_ended_is_the_measure_by_its_pace(
+    tmp_path: Path, step: int, resumed: int | None, left_s: float, warns: bool
+) -> None:
+    first = prepared(tmp_path, "1")
+    ended(first, "failed", 600.0)
+    write_json(
+        first.paths.result,
+        {"state": "failed", "duration_s": 600.0, "world_size": 1, "resumed_step": resumed},
+    )
+    at_step = Event(time_s=1.0, rank=0, kind="step", data={"step": step, "max_steps": 100})
+    first.paths.events.write_text(f"{at_step.to_json()}\n")
+    again = prepared(tmp_path, "2")
+    now_s = time.time()
+    words = too_late(again.spec, again.paths, tmp_path / "runs", now_s + left_s, now_s)
+    assert bool(words) == warns
+    assert not warns or says(words, "rundir.deadline.too_late.pods-end-same", "1")
 
 
 def test_a_submission_warns_of_pods_that_end_before_the_same_job_did(
@@ -98,7 +127,7 @@ def test_a_submission_warns_of_pods_that_end_before_the_same_job_did(
     looked = "workbench.client.submission.cluster_status"
     monkeypatch.setattr(looked, lambda _root: status)
     ended(prepared(tmp_path, "1"), "succeeded", 600.0)
-    with pytest.warns(RuntimeWarning, match="the same job took 10 min"):
+    with pytest.warns(RuntimeWarning, match="the same job takes 10 min"):
         cluster._warn_of_early_end(prepared(tmp_path, "2"))
     monkeypatch.setattr(looked, lambda _root: ClusterStatus())
     cluster._warn_of_early_end(prepared(tmp_path, "3"))

@@ -109,14 +109,14 @@ def cores() -> float:
 
 def _quota(group: Path) -> list[float]:
     """Return the limit of a group in cores, in either version's form; empty for none."""
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (group / "cpu.max").read_text().split()
-        return [int(quota) / int(period)]  # "max" has no number
-    with contextlib.suppress(OSError, ValueError):
-        quota = (group / "cpu.cfs_quota_us").read_text()
-        period = (group / "cpu.cfs_period_us").read_text()
-        if int(quota) > 0:
-            return [int(quota) / int(period)]
+    words: list[str] = []
+    for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
+        with contextlib.suppress(OSError, ValueError):
+            words += (group / name).read_text().split()
+    with contextlib.suppress(ValueError):  # "max" has no number, and -1 means no limit
+        quota, period = map(int, words)
+        if quota > 0 and period > 0:
+            return [quota / period]
     return []
 
 

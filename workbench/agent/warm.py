@@ -214,8 +214,11 @@ def _become_rank(link: socket.socket, request: Mapping[str, Any]) -> None:
     stacks.write_on_signal(folder)
     torch = sys.modules.get("torch")
     if torch is not None:
-        threads = int(str(request["threads"]))
-        torch.set_num_threads(threads)
+        # The first of several numbers is of the outermost level. Of another value, OpenMP has made
+        # its own number at the import.
+        first = os.environ["OMP_NUM_THREADS"].partition(",")[0].strip()
+        if first.isdecimal() and int(first) > 0:
+            torch.set_num_threads(int(first))
 
 
 def _end() -> None:

@@ -160,7 +160,6 @@ class WarmLink:
         cwd: str,
         folder: Path,
         entry: str,
-        threads: int,
     ) -> int:
         """Request a process for `entry`. Return the request's token, also returned by `receive`."""
         self._token += 1
@@ -170,10 +169,9 @@ class WarmLink:
             "env": dict(env),
             "cwd": cwd,
             "folder": str(folder),
+            "entry": entry,
         }
-        self._queue[self._token] = json.dumps(
-            {**request, "entry": entry, "threads": threads}
-        ).encode()
+        self._queue[self._token] = json.dumps(request).encode()
         self._flush()
         return self._token
 

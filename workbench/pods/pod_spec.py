@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from workbench.base.errors import ConfigError
+from workbench.base.machine.nvml import VISIBLE, visible
 from workbench.base.record import Allowed, Count, Environment, Positive, Record, Unit
 
 
@@ -128,6 +130,12 @@ class PodSpec(Record):
             raise ConfigError(
                 f"pods interfaces={list(self.interfaces)} and env has {' and '.join(twice)}:"
                 " the interfaces are named twice; leave interfaces or the variables out"
+            )
+        given = self.env.get(VISIBLE)
+        if self.gpus and given is not None and not visible(sys.maxsize, given):
+            raise ConfigError(
+                f"pods gpus={self.gpus}, and {VISIBLE} in env is {given!r}, which names no GPU:"
+                f" name {self.gpus} or more, or leave {VISIBLE} out"
             )
         if self.gpus and self.ranks:
             raise ConfigError(

@@ -52,7 +52,6 @@ class RankLauncher:
             cwd=request.cwd or str(run.folder),
             folder=rank.folder,
             entry=request.entry,
-            threads=request.threads,
         )
         self._asked[token] = launch
 

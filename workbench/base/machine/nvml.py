@@ -13,6 +13,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 LIBRARY = "libnvidia-ml.so.1"
 _SECOND_FORM = 2 << 24  # NVML's mark of a structure of version 2, beside its size
 _NAME_BYTES = 96
+_MOST_DIGITS = 9
 
 
 class Memory(ctypes.Structure):
@@ -145,7 +146,7 @@ def visible(count: int, given: str | None) -> list[tuple[int, str]]:
     """Return index and, if given by UUID, the UUID of every GPU that a process may use.
 
     `given` is the value of `CUDA_VISIBLE_DEVICES`; None: all GPUs. As in CUDA, the list ends before
-    the first number without a GPU.
+    the first number without a GPU, and before words such as `NoDevFiles` of Slurm.
     """
     if given is None:
         return [(index, "") for index in range(count)]
@@ -153,10 +154,11 @@ def visible(count: int, given: str | None) -> list[tuple[int, str]]:
     for place, name in enumerate(part.strip() for part in given.split(",")):
         if not name:
             continue
-        if not name.lstrip("-").isdigit():
+        if name.startswith(("GPU-", "MIG-")):
             found.append((place, name))
-        elif 0 <= int(name) < count:
-            found.append((int(name), ""))
-        else:
+            continue
+        is_number = name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS
+        if not is_number or int(name) >= count:
             break
+        found.append((int(name), ""))
     return found

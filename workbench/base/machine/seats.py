@@ -33,7 +33,7 @@ from workbench.base.machine.nvml import (
     uuid_of,
     visible,
 )
-from workbench.base.process import find
+from workbench.base.process import Process, find
 
 SEATS_FILE = "seats.json"
 """Name of the file in a pod's folder with the GPUs of the pod and the process that holds them."""
@@ -49,6 +49,7 @@ _LOOK_S = 2.0
 _ALONE_S = 60.0  # without an agent, which takes the seats again when it starts
 _KEPT_S = 3600.0  # programs that empty /var/tmp leave newer files
 _LARGEST_NOTE = 4096
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 _NOFOLLOW = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -61,6 +62,15 @@ class Gpu:
     key: str
     """Its UUID. Without a driver: the name."""
     used_gib: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    """The seats of a pod, as its folder has them."""
+
+    holder: Process
+    cluster: str
+    gpus: tuple[Gpu, ...]
 
 
 def gpus_here(given: str | None) -> list[Gpu]:
@@ -115,26 +125,25 @@ def keep_seats(place: Path) -> list[Gpu]:
     Returns nothing for a pod without seats. Raises ValueError if others have the GPUs.
     """
     kept = _kept(place)
-    if not kept:
+    if kept is None:
         return []
-    gpus = [Gpu(name=name, key=key) for name, key in kept["gpus"]]
-    if _holder_lives(kept):
+    gpus = list(kept.gpus)
+    if kept.holder.is_alive():
         return gpus
     with _turn() as shared:
         # Processes of the pod itself may use the memory.
         free, taken = _sorted_out(shared, gpus, len(gpus))
         if len(free) < len(gpus):
             raise ValueError(f"GPUs of the pod are taken: {'; '.join(map(taken_words, taken))}")
-        _hold(shared, place, str(kept["cluster"]), gpus)
+        _hold(shared, place, kept.cluster, gpus)
     return gpus
 
 
 def leave_seats(place: Path) -> None:
     """End the process that holds the seats of a pod."""
     kept = _kept(place)
-    process = find(int(kept["pid"])) if kept else None
-    if process is not None and process.start_time == kept["start_time"]:
-        process.send(signal.SIGKILL)
+    if kept is not None:
+        kept.holder.send(signal.SIGKILL)
 
 
 def seat_variables(gpus: Sequence[Gpu]) -> dict[str, str]:
@@ -151,7 +160,9 @@ def taken_words(taken: Mapping[str, Any]) -> str:
     if "used_gib" in taken:
         used = f"{taken['used_gib']:.1f} GiB"
         return f"GPU {gpu}: programs without a seat use {used} of its memory"
-    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(taken.get("since_s", 0)))
+    when = "an unknown time"
+    if "since_s" in taken:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(taken["since_s"]))
     cluster = taken.get("cluster") or "unknown"
     return f"GPU {gpu}: {taken['user']}, cluster {cluster}, since {when}"
 
@@ -199,8 +210,10 @@ def _note(opened: int) -> dict[str, Any]:
     try:
         noted = json.loads(os.read(opened, _LARGEST_NOTE))
         cluster = "".join(filter(str.isprintable, str(noted["cluster"])[:100]))
-        return {"cluster": cluster, "since_s": float(noted["since_s"])}
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        since_s = float(noted["since_s"])
+        time.localtime(since_s)  # a time that has a date
+        return {"cluster": cluster, "since_s": since_s}
+    except _UNREADABLE:
         return {}
 
 
@@ -279,24 +292,20 @@ def _wait_for_the_end(place: Path, locks: Sequence[int]) -> None:
 def _has_agent(place: Path) -> bool:
     try:
         state = json.loads((place / "agent.json").read_text())
-        process = find(int(state["pid"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return Process(int(state["pid"]), int(state["start_time"])).is_alive()
+    except _UNREADABLE:
         return False
-    return process is not None and process.start_time == state.get("start_time")
 
 
-def _kept(place: Path) -> dict[str, Any]:
+def _kept(place: Path) -> _Kept | None:
+    """Return the seats in a pod's folder, where processes of the pod may write too."""
     try:
-        kept: dict[str, Any] = json.loads((place / SEATS_FILE).read_text())
-        int(kept["pid"])
-        return kept
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-
-
-def _holder_lives(kept: Mapping[str, Any]) -> bool:
-    process = find(int(kept["pid"]))
-    return process is not None and process.start_time == kept["start_time"]
+        noted = json.loads((place / SEATS_FILE).read_text())
+        holder = Process(int(noted["pid"]), int(noted["start_time"]))
+        gpus = tuple(Gpu(name=str(name), key=str(key)) for name, key in noted["gpus"])
+        return _Kept(holder=holder, cluster=str(noted["cluster"]), gpus=gpus)
+    except _UNREADABLE:
+        return None
 
 
 @contextlib.contextmanager

@@ -56,13 +56,27 @@ _SITE_VARIABLES = frozenset(
         "LOADEDMODULES",
         "MODULEPATH",
         "MODULESHOME",
-        "SCRATCH",
+        "TORCH_CUDA_ARCH_LIST",
         "TRITON_CACHE_DIR",
         "WORK",
     )
 )
 """Variables by which a site names its compilers, modules and folders."""
-_SITE_PREFIXES = ("CUDA_", "FI_", "NCCL_", "OMPI_MCA_", "UCX_")
+_SITE_PREFIXES = (
+    "CUDA",
+    "FI_",
+    "GLOO_",
+    "HFI_",
+    "MPICH_",
+    "NCCL_",
+    "OMPI_MCA_",
+    "PSM",
+    "SLINGSHOT_",
+    "TORCH_NCCL_",
+    "UCX_",
+)
+_SCRATCH = "SCRATCH"
+"""Part of the name of every variable with a scratch folder: `PSCRATCH`, `SCRATCHDIR`, …"""
 _ASSIGNED = frozenset(("CUDA_VISIBLE_DEVICES",))
 """Variables that differ from pod to pod."""
 
@@ -226,8 +240,8 @@ def is_session_variable(name: str) -> bool:
     """
     if name in _SESSION_VARIABLES or name in _SITE_VARIABLES:
         return True
-    is_site_s = name.startswith(_SITE_PREFIXES) and name not in _ASSIGNED
-    return is_site_s and not is_secret_name(name)
+    is_site_s = name.startswith(_SITE_PREFIXES) or _SCRATCH in name
+    return is_site_s and name not in _ASSIGNED and not is_secret_name(name)
 
 
 def tail_of(path: Path, lines: int) -> str:

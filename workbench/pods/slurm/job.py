@@ -148,11 +148,11 @@ def sbatch_options(
     cores: float,
     gpu_type: str,
     notice_s: int,
+    requeue: bool = False,
 ) -> list[str]:
     """Return the package's own options of `sbatch`, with the resources.
 
-    A lost node does not end the job. A requeued job could not find its keeper, so Slurm ends a
-    preempted job, and the run's `restarts` submit another.
+    A lost node does not end the job.
     """
     options = [
         f"--job-name={name}",
@@ -162,7 +162,7 @@ def sbatch_options(
         "--ntasks-per-node=1",
         f"--cpus-per-task={math.ceil(cores)}",
         "--no-kill",
-        "--no-requeue",
+        "--requeue" if requeue else "--no-requeue",
         f"--signal=B:USR1@{notice_s}",
         "--export=ALL",
         "--input=/dev/null",

@@ -25,10 +25,7 @@ _INSTEAD = {
     "tres-per-task": "PodSpec(cpus=…, gpus=…)",
     "gpus-per-node": "PodSpec(gpus=…) and SlurmPods(gpu_type=…)",
     "signal": "SlurmPods(notice_s=…)",
-    "requeue": (
-        "restarts=… of the job: Slurm would start the pods again without their keeper, and"
-        " restarts submit another job"
-    ),
+    "requeue": "SlurmPods(requeue=…)",
 }
 """Options of `sbatch` with a counterpart in this package."""
 _OURS = (

@@ -57,7 +57,10 @@ _FIRST_LOOKS_S = 0.5
 _LOOK_S = 5.0  # between questions to Slurm's controller
 _REPORT_S = 120.0  # for a pod of a running job; the time in the queue does not count
 _END_S = 10.0
-_EXCLUDE = "--exclude="
+_COMPLETES_S = 60.0  # for the pods' checkpoints, and Slurm's KillWait of 30 s
+_DELAY_S = 121.0  # Slurm delays a requeued job until the credential of its first start expires
+_EXCLUDE = ("--exclude=", "--exclud=")
+"""Option of sbatch, and its only abbreviation that is not one of --exclusive too."""
 _BESIDES_S = 35.0  # of the notice: until a pod has read the notice, and until it has ended
 NoticeTime = Annotated[
     int, Field(ge=60, le=65535), Unit("s"), Allowed("a whole number from 60 to 65535")
@@ -101,6 +104,9 @@ class SlurmPods(Place):
     notice_s: NoticeTime = 60
     """Time between the notice of the time limit and the limit, in seconds. The ranks have 35 s less
     for a checkpoint. Default 60."""
+    requeue: bool = False
+    """Whether Slurm queues a preempted job again, under the same id. A run with `restarts` waits
+    for the job. Default: no; `restarts` submit another job."""
     port: Port = 2222
     """Port of the nodes' SSH daemons. If the port is taken, a free one is used. Default 2222."""
     root: Annotated[str, AfterValidator(check_root)] = "/tmp"
@@ -157,8 +163,11 @@ class SlurmPods(Place):
         spec: PodSpec,
         context: LaunchContext,
         taken: Sequence[str] = (),
+        again: str = "",
     ) -> list[Pod]:
-        name = f"workbench-{context.cluster_id}-{secrets.token_hex(4)}"
+        """Start the pods of a new job, or of the job `again` that Slurm has queued again."""
+        name = again or f"workbench-{context.cluster_id}-{secrets.token_hex(4)}"
+        timeout_s = context.timeout_s + (_DELAY_S if again else 0)
         with Rendezvous(names, host=self._own_address()) as rendezvous:
             for pod in names:
                 root = f"{own}/{pod}"
@@ -181,12 +190,16 @@ class SlurmPods(Place):
                 file = job.config_of(self._folder, pod, name)
                 self._files.append(file)
                 write_text(file, config.to_line().decode())
-            number = self._submit(name, names, spec, context, taken)
+            if again:
+                number = self._ids[again]
+                context.report(f"Slurm queues job {number} again")
+            else:
+                number = self._submit(name, names, spec, context, taken)
+                context.report(f"asked Slurm for {counted(len(names), 'node')}: job {number}")
             watch = _StartWatch(self, number, names, context)
-            context.report(f"asked Slurm for {counted(len(names), 'node')}: job {number}")
             try:
                 came = rendezvous.wait(
-                    context.timeout_s,
+                    timeout_s,
                     watch=watch.look,
                     status_of=watch.status_of,
                     report=context.report,
@@ -233,6 +246,7 @@ class SlurmPods(Place):
                 cores=cores,
                 gpu_type=self.gpu_type or "",
                 notice_s=self.notice_s,
+                requeue=self.requeue,
             ),
             *(f"--{option}={value}" for option, value in given.items() if value is not None),
             *self.arguments,
@@ -240,7 +254,7 @@ class SlurmPods(Place):
         if taken:
             # sbatch reads the last --exclude alone.
             own = [word.partition("=")[2] for word in self.arguments if word.startswith(_EXCLUDE)]
-            options.append(f"{_EXCLUDE}{','.join([*own, *taken])}")
+            options.append(f"{_EXCLUDE[0]}{','.join([*own, *taken])}")
         with self._starting:
             self._check_open()
             self._launched.update(names)
@@ -300,12 +314,15 @@ class SlurmPods(Place):
         )
 
     def restore(self, lost: Collection[str], spec: PodSpec, context: LaunchContext, /) -> list[Pod]:
-        """Submit another job for lost pods; see `Place.restore`."""
+        """Submit another job for lost pods, or wait for their requeued job; see `Place.restore`."""
+        again = self._requeued(lost)
+        if again:
+            lost = {pod for pod, of in self._job_of.items() if of == again}
         names = sorted(lost, key=[pod.name for pod in self._pods].index)
-        taken = self._end_pods(names)
+        taken = [] if again else self._end_pods(names)
         own = PurePosixPath(self._pods[0].root).parent
         try:
-            came = self._launch_job(names, str(own), spec, context, taken)
+            came = self._launch_job(names, str(own), spec, context, taken, again)
         except WorkbenchError as error:
             with contextlib.suppress(BackendError):  # the first error is the one to tell
                 self._end_pods(names)
@@ -314,6 +331,29 @@ class SlurmPods(Place):
         replacements = {pod.name: pod for pod in came}
         self._pods = [replacements.get(pod.name, pod) for pod in self._pods]
         return list(self._pods)
+
+    def _requeued(self, lost: Collection[str]) -> str:
+        """Return the name of the lost pods' job if Slurm has queued it again; else nothing.
+
+        All pods of such a job are lost. A requeued job that runs again has found no keeper.
+        """
+        jobs = {self._job_of[pod] for pod in lost}
+        name = jobs.pop()
+        if not self.requeue or jobs:
+            return ""
+        number = self._ids[name]
+        deadline = time.monotonic() + _COMPLETES_S
+        while time.monotonic() < deadline:
+            self._check_open()
+            found = commands.jobs([number]).get(number)
+            if found is None or found.state != "COMPLETING":
+                break
+            time.sleep(_FIRST_LOOKS_S)
+        if found is None or not found.is_pending:
+            return ""
+        # The log says that the pods have ended.
+        gate.remove(job.log_of(self._folder, number))
+        return name
 
     def _end_pods(self, names: Collection[str]) -> list[str]:
         """End the jobs without other pods, and the steps of the pods in other jobs.

@@ -1,7 +1,7 @@
 """The end that a platform sets for the pods of a run, beside the run's own pace.
 
-The pace is measured from the run's steps, or from an earlier run of the same job. Nothing is
-predicted from the model.
+The pace is measured from the run's steps, or from an earlier run of the same job, finished or not.
+Nothing is predicted from the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workbench.rundir.result import ResultRecord
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
-from workbench.rundir.totals import Progress
+from workbench.rundir.totals import Progress, TotalsTail
 
 _LOOKED_AT = 50
 """Number of earlier runs that are compared with a submitted job."""
@@ -58,7 +58,7 @@ def early_end(progress: Progress, saved_step: int, ends_s: float | None, now_s: 
 
 
 def too_late(spec: RunSpec, own: RunPaths, runs: Path, ends_s: float, now_s: float) -> str:
-    """Return that an earlier run of the same job took longer than the pods last, or nothing."""
+    """Return that the same job takes longer than the pods last, by an earlier run, or nothing."""
     newest_first = sorted(find_runs(runs), key=lambda each: each.root.name, reverse=True)
     for paths in newest_first[:_LOOKED_AT]:
         if paths.root == own.root or not result_file(paths).exists():
@@ -68,16 +68,27 @@ def too_late(spec: RunSpec, own: RunPaths, runs: Path, ends_s: float, now_s: flo
         with suppress(WorkbenchError, ValueError):
             if _work_of(RunSpec.load(paths.spec, of_run=True)) == _work_of(spec):
                 result = ResultRecord.load(paths.root)
-                if result.state is RunState.SUCCEEDED:
-                    took_s = result.duration_s
+                took_s = _whole_time_s(result, paths)
         if took_s is not None:
             if now_s + took_s < ends_s:
                 return ""
             return (
                 f"the pods end at {moment(ends_s, _MOMENT)}, in {duration(ends_s - now_s)}, and the"
-                f" same job took {duration(took_s)} in {paths.root.name}. {_ADVICE}"
+                f" same job takes {duration(took_s)} at the pace of {paths.root.name}. {_ADVICE}"
             )
     return ""
+
+
+def _whole_time_s(result: ResultRecord, paths: RunPaths) -> float | None:
+    """Return the time of all steps of a run, at its pace if it was not finished. None: no pace."""
+    if result.state is RunState.SUCCEEDED or result.duration_s is None:
+        return result.duration_s
+    progress = TotalsTail(paths.events).read().progress(result.state, "")
+    if not progress.step or not progress.max_steps:
+        return None
+    first = result.resumed_step or 0
+    done = progress.step - first
+    return result.duration_s * (progress.max_steps - first) / done if done > 0 else None
 
 
 def _work_of(spec: RunSpec) -> tuple[int, Mapping[str, object]]:
