@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.forms.table import BELONGING, FORMS, GIVEN, PAIRS, PROMPT_KEYS
+from workbench.finetune.data.forms.table import FORMS, GIVEN, PAIRS, PROMPT_KEYS
 from workbench.finetune.data.lines import EmptyField
 from workbench.finetune.data.rows import Example, prepared_row, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
@@ -460,7 +460,17 @@ def test_two_contexts_of_a_question_are_refused_with_the_way_out(tmp_path: Path)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.asks}-{form.answers}")
-@pytest.mark.parametrize("name", [name for name in BELONGING if name not in PROMPT_KEYS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("passage", "article", "paragraph", "background", "story", "document", "docs", "evidence"),
+        *("retrieved_context", "sql context", "contexts", "sourceDocument", "db-schema"),
+        *("chat_history", "conversation_history", "dialog history", "chathistory"),
+        *("past_messages", "previous_messages", "previous_turns", "context_messages", "priorTurns"),
+        *("system_instruction", "sys_prompt", "sys", "answer_choices", "answer_options"),
+        *("available_tools", "chat_template_kwargs"),
+    ],
+)
 @pytest.mark.parametrize("of_pair", [False, True])
 def test_a_column_of_the_prompt_under_another_name_is_refused_with_the_key(
     tmp_path: Path, form: Any, name: str, of_pair: bool

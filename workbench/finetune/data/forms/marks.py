@@ -162,6 +162,12 @@ def row_marks(data: Mapping[str, object], names: Iterable[str], where: str) -> d
 
 def _verdict(name: str, value: object, where: str) -> bool | None:
     """Return whether a mark of a row allows the row to be learned; None for no mark."""
+    if isinstance(value, list | tuple) and value:
+        problem = (
+            f"is {short(value)}, and a row has one mark. Write the marks of turns into the turns, "
+            'as "weight": 0'
+        )
+        _refuse_mark(where, name, problem)
     if isinstance(value, str):
         value = _of_text(value)
     figure = float(value) if isinstance(value, bool) else json_values.number(value)
