@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
-from workbench.finetune.data.forms.marks import is_row_mark, row_marks
+from workbench.finetune.data.forms.marks import is_row_mark, refuse_lists, row_marks
 from workbench.finetune.data.forms.messages import CHAT, TURN_KEYS, has_content, is_turn
 from workbench.finetune.data.forms.table import EVERY, GIVEN, option_columns
 from workbench.finetune.data.forms.telling import (
@@ -168,6 +168,8 @@ class RowTally:
         remark = self.reader.remark(row)
         if remark:
             self.remarks[remark] += 1
+        if row.messages:
+            refuse_lists(data, self._marks, where)
         # The form of a row depends on its columns, on the empty columns, and on whether the row is
         # a chat.
         shape = (tuple(data), [is_filled(value) for value in data.values()], bool(row.messages))

@@ -160,14 +160,20 @@ def row_marks(data: Mapping[str, object], names: Iterable[str], where: str) -> d
     return verdicts
 
 
+def refuse_lists(data: Mapping[str, object], names: Iterable[str], where: str) -> None:
+    """Raise ConfigError for a list of marks beside the turns of a chat."""
+    for name in names:
+        value = data[name]
+        if isinstance(value, list | tuple) and value:
+            problem = (
+                f"is {short(value)}, and the marks of turns are read of the turns alone. Write "
+                '"weight": 0 into every turn that is not learned'
+            )
+            _refuse_mark(where, name, problem)
+
+
 def _verdict(name: str, value: object, where: str) -> bool | None:
     """Return whether a mark of a row allows the row to be learned; None for no mark."""
-    if isinstance(value, list | tuple) and value:
-        problem = (
-            f"is {short(value)}, and a row has one mark. Write the marks of turns into the turns, "
-            'as "weight": 0'
-        )
-        _refuse_mark(where, name, problem)
     if isinstance(value, str):
         value = _of_text(value)
     figure = float(value) if isinstance(value, bool) else json_values.number(value)
