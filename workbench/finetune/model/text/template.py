@@ -32,6 +32,7 @@ _Form = tuple[bool, bool]
 _FORMS: Sequence[_Form] = ((False, False), (False, True), (True, False), (True, True))
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PROBE = "Xyzzy"  # a word that no template writes
 _KEYS = ("role", "content", "tool_calls", "name", "tool_call_id")
 """Keys that every turn may have."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -102,13 +103,15 @@ class Template:
     @cached_property
     def _opening(self) -> str:
         """Text with which the template asks for an answer; empty if unknown."""
-        probe: Message = {"role": "user", "content": "?"}
+        probe: Message = {"role": "user", "content": _PROBE}
         try:
             before = self.text([probe], False)
             asked = self.text([probe], True)
         except ConfigError:
             return ""
-        return asked.removeprefix(before).strip() if asked.startswith(before) else ""
+        # Some templates end every question so, or end a text only if no answer follows.
+        added = asked.removeprefix(before) if asked.startswith(before) else ""
+        return (added or asked.rpartition(_PROBE)[2]).strip()
 
     def _read(self, turn: Message) -> Message:
         """Return a turn without further keys that the template does not read."""
