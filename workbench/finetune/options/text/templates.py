@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from workbench.base.files import read_given, user_path
 from workbench.base.json_values import text
-from workbench.finetune.data.forms.messages import TURN_KEYS
 from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5, config_of
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
-_OF_TURNS = tuple(f"{key}." for key in TURN_KEYS)
+_OF_TURNS = ("messages.", "conversations.", "prompt.", "completion.", "chosen.", "rejected.")
 
 
 def reads_key(template: str, key: str) -> bool:
