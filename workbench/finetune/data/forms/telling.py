@@ -1,4 +1,4 @@
-"""Names of columns that say how a row is to be learned, whatever its form reads."""
+"""Names of columns that say how a row is to be learned, for rows of every form."""
 
 from __future__ import annotations
 
