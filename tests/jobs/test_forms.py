@@ -504,7 +504,8 @@ def test_a_column_of_the_prompt_under_another_name_is_refused_with_the_key(
     made = prepared(path, method, ignore=[name])
     assert made.not_read == [name]
     # Empty columns say nothing, and numbers are no text of a prompt.
-    for said in ("", [], 3, True):
+    nothing: list[Any] = ["", [], 3, True]
+    for said in nothing:
         path = write(tmp_path / "empty.jsonl", [{**row, name: said}] * 2)
         assert prepared(path, method).not_read == [name]
 
@@ -527,7 +528,8 @@ def test_a_name_whose_last_word_is_no_part_of_a_prompt_is_only_not_read(
 def test_a_column_of_the_prompt_beside_named_columns_is_refused_in_every_format(
     tmp_path: Path, end: str, name: str, value: str
 ) -> None:
-    row = {"q": "Who?", "a": "Ann", name: value, "option_b": "Bob" if "op" in name else None}
+    row: dict[str, Any] = {"q": "Who?", "a": "Ann"}
+    row |= {name: value, "option_b": "Bob" if "op" in name else None}
     path = tmp_path / f"rows.{end}"
     if end == "parquet":
         from datasets import Dataset
@@ -544,7 +546,7 @@ def test_a_column_of_the_prompt_beside_named_columns_is_refused_in_every_format(
 
 @pytest.mark.parametrize("name", ["past", "conversation", "dialogue", "x"])
 def test_turns_beside_a_question_are_refused_under_every_name(tmp_path: Path, name: str) -> None:
-    row = {"question": "Who?", "answer": "Ann", name: CHAT}
+    row: dict[str, Any] = {"question": "Who?", "answer": "Ann", name: CHAT}
     path = write(tmp_path / "rows.jsonl", [row] * 2)
     with pytest.raises(ConfigError, match=f"the column '{name}' holds turns of a chat"):
         prepared(path)
