@@ -123,6 +123,34 @@ def test_words_that_a_template_refuses_are_met_in_the_first_rows_and_a_share_of_
     )
 
 
+MISTRAL = (Path(__file__).parents[1] / "samples" / "chat" / "mistral.jinja").read_text()
+
+
+@pytest.mark.parametrize(
+    ("template", "asks"),
+    [
+        (QWEN, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+        (TRL, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+        (GEMMA, "<bos><start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\n"),
+        (PHI, "<|user|>\nHi<|end|>\n<|assistant|>\n"),
+        (MISTRAL, "<s>[INST] Hi [/INST]"),
+    ],
+    ids=["qwen", "trl", "gemma", "phi", "mistral"],
+)
+def test_a_prompt_that_the_template_has_written_is_refused_with_the_way_out(
+    template: str, asks: str
+) -> None:
+    job = FineTune(model="tiny-llama", chat_template=template)
+    rows = [row_from({"prompt": prompt, "completion": "2"}, "here") for prompt in (asks, "Hi")]
+    written, bare = reasons(job, rows)
+    assert "has the words with which the chat template asks for an answer" in written
+    assert bare == ""
+    # Words of the template within a text are no prompt of the template.
+    within = row_from({"prompt": f"What does {asks} mean?", "completion": "2"}, "here")
+    assert reasons(job, [within]) == [""]
+    assert reasons(FineTune(model="tiny-llama", prompt="plain"), rows) == ["", ""]
+
+
 def test_calls_that_a_template_does_not_know_are_refused_before_a_run() -> None:
     call = {"name": "add", "arguments": '{"a": 1}'}
     turns = [

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data.forms.table import BELONGING, FORMS, GIVEN, PAIRS, PROMPT_KEYS
+from workbench.finetune.data.forms.table import FORMS, GIVEN, PAIRS, PROMPT_KEYS
 from workbench.finetune.data.lines import EmptyField
 from workbench.finetune.data.rows import Example, prepared_row, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
@@ -21,7 +21,7 @@ from workbench.finetune.data.sources.read import table_row
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import row_refusal
 from workbench.finetune.methods.registry import method_of
-from workbench.finetune.methods.rows import rejected_of
+from workbench.finetune.methods.rows import rejected_of, with_rejected
 
 Row = Mapping[str, Any]
 SPACED = "\tdef g():\r\n        pass\n\n"
@@ -183,6 +183,14 @@ def test_words_in_a_column_with_the_name_of_a_mark_are_only_not_read(tmp_path: P
     rows = [{"text": "a", "weight": "70 kg", "mask": [0, 1], "train": "the Orient Express"}] * 2
     made = prepared(write(tmp_path / "rows.jsonl", rows))
     assert (made.remarks, made.not_read) == ({}, ["weight", "mask", "train"])
+
+
+@pytest.mark.parametrize("name", ["loss_mask", "train_on_turn", "weight"])
+def test_a_list_of_marks_beside_turns_is_refused(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"messages": CHAT, name: [0, 1]}] * 2)
+    with pytest.raises(ConfigError, match=f"the column '{name}' is .0, 1., and the marks of turns"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
 
 
 def test_rows_that_are_all_marked_as_not_learned_are_refused(tmp_path: Path) -> None:
@@ -459,28 +467,94 @@ def test_two_contexts_of_a_question_are_refused_with_the_way_out(tmp_path: Path)
     assert row_from({**row, "context": row["input"]}, "here").input == "Ann came."
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: f"{form.asks}-{form.answers}")
-@pytest.mark.parametrize("name", [name for name in BELONGING if name not in PROMPT_KEYS])
+# Names by the last word: `key` is the field of the forms that the column belongs to.
+BELONGING = {
+    "context": [
+        *("passage", "article", "paragraph", "background", "story", "document", "docs", "evidence"),
+        *("retrieved_context", "sql context", "contexts", "sourceDocument", "db-schema"),
+    ],
+    "history": [
+        *("chat_history", "conversation_history", "dialog history", "chathistory", "priorTurns"),
+        *("past_messages", "previous_messages", "previous_turns", "context_messages"),
+    ],
+    "system": ["system_instruction", "sys_prompt", "sys", "System Text"],
+    "choices": ["answer_choices", "answerOptions"],
+    "tools": ["available_tools", "api functions"],
+    "": ["chat_template_kwargs"],
+}
+NAMES = [(key, name) for key, names in BELONGING.items() for name in names]
+
+
+@pytest.mark.parametrize(("number", "key", "name"), [(n, *each) for n, each in enumerate(NAMES)])
 @pytest.mark.parametrize("of_pair", [False, True])
 def test_a_column_of_the_prompt_under_another_name_is_refused_with_the_key(
-    tmp_path: Path, form: Any, name: str, of_pair: bool
+    tmp_path: Path, number: int, key: str, name: str, of_pair: bool
 ) -> None:
+    others = [form for form in FORMS if not form.heading]
+    form = others[number % len(others)]
     row = {form.asks: "Who?", form.answers: "Ann"}
     method = "sft"
     if of_pair:
         row = {form.asks: "Who?", "chosen": "Ann", "rejected": "Bob"}
         method = "dpo"
-    # A form of its own may read the column.
-    if name == form.asks:
-        return
-    path = write(tmp_path / "rows.jsonl", [{**row, name.title(): "Ann came."}] * 2)
-    with pytest.raises(ConfigError, match=f"the column '{name.title()}' belongs to the prompt"):
+    path = write(tmp_path / "rows.jsonl", [{**row, name: "Ann came."}] * 2)
+    with pytest.raises(ConfigError, match=f"the column '{name}' belongs to the prompt") as refused:
         prepared(path, method)
-    made = prepared(path, method, ignore=[name.title()])
-    assert made.not_read == [name.title()]
-    # Empty columns say nothing.
-    path = write(tmp_path / "empty.jsonl", [{**row, name: ""}] * 2)
-    assert prepared(path, method).not_read == [name]
+    assert not key or f"'{key}'" in str(refused.value)
+    made = prepared(path, method, ignore=[name])
+    assert made.not_read == [name]
+    # Empty columns say nothing, and numbers are no text of a prompt.
+    nothing: list[Any] = ["", [], 3, True]
+    for said in nothing:
+        path = write(tmp_path / "empty.jsonl", [{**row, name: said}] * 2)
+        assert prepared(path, method).not_read == [name]
+
+
+@pytest.mark.parametrize(
+    "name", ["context_length", "system_id", "document_title", "turn_count", "choice", "prompt_id"]
+)
+def test_a_name_whose_last_word_is_no_part_of_a_prompt_is_only_not_read(
+    tmp_path: Path, name: str
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"question": "Who?", "answer": "Ann", name: "a"}] * 2)
+    assert prepared(path).not_read == [name]
+
+
+@pytest.mark.parametrize("end", ["jsonl", pytest.param("parquet", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("context", "c"), ("input", "c"), ("sql_context", "c"), ("option_a", "Ann")],
+)
+def test_a_column_of_the_prompt_beside_named_columns_is_refused_in_every_format(
+    tmp_path: Path, end: str, name: str, value: str
+) -> None:
+    row: dict[str, Any] = {"q": "Who?", "a": "Ann"}
+    row |= {name: value, "option_b": "Bob" if "op" in name else None}
+    path = tmp_path / f"rows.{end}"
+    if end == "parquet":
+        from datasets import Dataset
+
+        Dataset.from_list([row] * 2).to_parquet(path)
+    else:
+        write(path, [row] * 2)
+    columns = {"question": "q", "answer": "a"}
+    with pytest.raises(ConfigError, match=f"the column '{name}' belongs to the prompt"):
+        prepared(path, columns=columns)
+    ignored = [each for each in (name, "option_b") if row[each]]
+    assert set(prepared(path, columns=columns, ignore=ignored).not_read) == {name, "option_b"}
+
+
+@pytest.mark.parametrize("name", ["past", "conversation", "dialogue", "x"])
+def test_turns_beside_a_question_are_refused_under_every_name(tmp_path: Path, name: str) -> None:
+    row: dict[str, Any] = {"question": "Who?", "answer": "Ann", name: CHAT}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError, match=f"the column '{name}' holds turns of a chat"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+    asked = {"question": "question", "answer": "answer"}
+    assert prepared(path, columns=asked).not_read == [name]
+    read = lines(prepared(path, columns={"messages": name}))
+    assert [len(row.messages) for row in read] == [2, 2]
 
 
 def test_the_context_of_a_chat_or_of_a_text_is_only_not_read(tmp_path: Path) -> None:
@@ -612,6 +686,31 @@ def test_every_published_form_of_a_pair_of_chats_is_one_row(
     assert lines(made) == [expected] * 2
     within = ["input.parallel_tool_calls"] if "input" in row else []
     assert made.not_read == within
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_an_object_with_the_turns_of_a_pair_is_refused_with_the_path(
+    tmp_path: Path, as_text: bool
+) -> None:
+    # As in kakao's data of diatool: JSON text of an object with turns and functions.
+    row: dict[str, Any] = {}
+    for key, turns in TURNS.items():
+        row[key] = {"messages": [CHAT[0], *turns], "tools": [FUNCTION]}
+        row[key] = json.dumps(row[key]) if as_text else row[key]
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError, match=r"columns=\{'chosen': 'chosen.messages', …\}"):
+        prepared(path, "dpo")
+    columns = {"chosen": "chosen.messages", "rejected": "rejected.messages"}
+    expected = method_of("dpo").rows.read({"prompt": CHAT[:1], **TURNS}, "here")
+    assert lines(prepared(path, "dpo", columns=columns)) == [expected] * 2
+
+
+def test_both_answers_of_a_pair_keep_their_thoughts() -> None:
+    chosen, rejected = ({**TURNS[key][0], "reasoning_content": key} for key in TURNS)
+    row = {"prompt": CHAT[:1], "chosen": [chosen], "rejected": [rejected]}
+    read = method_of("dpo").rows.read(row, "here")
+    other = with_rejected(prepared_row(json.loads(read.to_json())))
+    assert (read.messages[-1], other.messages[-1]) == (chosen, rejected)
 
 
 @pytest.mark.parametrize("name", [rejected for _, rejected in PAIRS])

@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
+from workbench.finetune.data.forms.messages import unread_in_turns
+from workbench.finetune.data.lines import EmptyField
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.sources.dataset import RowFiles, prepare
 from workbench.finetune.job.finetune import FineTune
@@ -58,6 +60,21 @@ def test_what_may_vary_is_read_into_the_one_form() -> None:
     # A system turn that says nothing is none, and a question that nobody answered teaches nothing.
     open_end = [{"role": "system", "content": ""}, *HELLO[1:], *said("user: And 2+2?")]
     assert row_from({"messages": open_end}, "here").messages == tuple(HELLO[1:])
+
+
+@pytest.mark.parametrize("role", ["role", "from"])
+@pytest.mark.parametrize("content", ["content", "value"])
+def test_a_turn_s_text_is_read_beside_either_key_of_its_role(role: str, content: str) -> None:
+    roles = ("user", "assistant") if role == "role" else ("human", "gpt")
+    turns = [{role: name, content: text} for name, text in zip(roles, ("Hi", "Yo"), strict=True)]
+    read = row_from({"messages": turns}, "here")
+    assert [turn["content"] for turn in read.messages] == ["Hi", "Yo"]
+    assert list(unread_in_turns({"messages": turns}, ["messages"])) == []
+    turns[0] = {role: roles[0], "text": "Hi"}
+    # A text under another name is no empty text, which `drop_empty` would leave out.
+    with pytest.raises(ConfigError, match=r"is missing; there is: .*, text") as refused:
+        row_from({"messages": turns}, "here")
+    assert not isinstance(refused.value, EmptyField)
 
 
 def test_calls_of_every_published_form_are_one_row() -> None:

@@ -163,6 +163,29 @@ def test_labels_that_are_all_alike_are_counted(tmp_path: Path, label: bool) -> N
     assert count == prepared.train_rows == 7
 
 
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ({"label": None}, "label is empty; write true"),
+        ({"kto_tag": ""}, "kto_tag is empty; write true"),
+        ({"label": True, "kto_tag": False}, "kto_tag is another text or list than 'label'"),
+        *[({"label": odd}, "label is .*; write true") for odd in (1, 0, "1", "yes", "good", -1)],
+    ],
+)
+def test_a_label_that_is_no_verdict_is_refused(label: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"here: {message}"):
+        method_of("kto").rows.read({"prompt": "Hi", "completion": "Hello.", **label}, "here")
+
+
+@pytest.mark.parametrize("name", ["chat_history", "past_turns", "sys_prompt"])
+def test_turns_before_a_prompt_never_reach_the_rewards_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "1+1?", name: "a", "context_length": 3}) + "\n")
+    dataset = dataset_from({"kind": "files", "train": [str(path)] * 2})
+    with pytest.raises(ConfigError, match=f"the column '{name}' belongs to the prompt"):
+        prepare(dataset, tmp_path / "out", reader=method_of("grpo").rows)
+
+
 def test_labels_of_both_kinds_need_no_remark_also_from_two_files(tmp_path: Path) -> None:
     for label in (True, False):
         rows = [{"prompt": f"{n}?", "completion": "a", "label": label} for n in range(4)]

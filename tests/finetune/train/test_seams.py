@@ -168,7 +168,7 @@ def test_keys_of_turns_are_unread_where_the_template_does_not_read_them(tmp_path
     template = (
         "{{ m.role }}{{ m['content'] }}{% if m.thinking is string %}{{ m.thinking }}{% endif %}"
     )
-    names = ["messages.thinking", "messages.id", "thinking", "prompt.thinking"]
+    names = ["messages.thinking", "messages.id", "thinking", "rejected.thinking"]
     assert unread(template, names) == ["messages.id", "thinking"]
     assert unread("", names) == names
     (tmp_path / "config.json").write_text("{}")

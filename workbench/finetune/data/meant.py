@@ -13,19 +13,20 @@ from typing import Any, NamedTuple
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
-from workbench.finetune.data.forms.marks import is_row_mark, row_marks
-from workbench.finetune.data.forms.messages import has_content
-from workbench.finetune.data.forms.table import BELONGING, EVERY, PAIRS, option_columns
+from workbench.finetune.data.forms.marks import is_row_mark, refuse_lists, row_marks
+from workbench.finetune.data.forms.messages import CHAT, TURN_KEYS, has_content, is_turn
+from workbench.finetune.data.forms.table import EVERY, GIVEN, option_columns
+from workbench.finetune.data.forms.telling import (
+    CONTEXT,
+    MEDIA,
+    OTHERS,
+    REJECTED,
+    belongs_to_prompt,
+)
 from workbench.finetune.data.lines import is_filled
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Example, has_answer
 
-_MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-_REJECTED = tuple(rejected for _, rejected in PAIRS)
-_VERDICTS = ("label", "kto_tag")  # names in TRL and LLaMA-Factory
-_OTHERS = frozenset((*_MEDIA, *_REJECTED, *_VERDICTS))
-TELLING = _OTHERS | BELONGING.keys()
-"""Lower-case names of columns that need another kind of training, or belong to the prompt."""
 LEFT_OUT = "(left out)"
 """End of a remark on rows that are not among the dataset's rows."""
 _EMPTY = f"an empty question or answer {LEFT_OUT}"
@@ -53,9 +54,9 @@ def check_media(data: Mapping[str, object], where: str) -> None:
     A model would not see the media.
     """
     for name, value in data.items():
-        if str(name).casefold() in _MEDIA and not _says_nothing(value):
+        if str(name).casefold() in MEDIA and not _says_nothing(value):
             raise ConfigError(
-                f"{where}: the column {name!r} {_problem(_MEDIA[0], value, ())}; or drop the column"
+                f"{where}: the column {name!r} {_problem(MEDIA[0], value, ())}; or drop the column"
             )
 
 
@@ -89,7 +90,7 @@ class RowTally:
         # Most rows have the same columns as the row before, so its results are reused.
         self._last_names: tuple[object, ...] = ()
         self._telling: list[Any] = []
-        self._prompting: list[Any] = []
+        self._prompting: dict[Any, str] = {}
         self._marks: list[Any] = []
         self._last_shape: object = None
 
@@ -101,15 +102,17 @@ class RowTally:
         if names != self._last_names:
             meant = {*self._ignore, *_all_columns(columns.values(), data)}
             self._telling = []
-            self._prompting = []
+            self._prompting = {}
             self._marks = []
             options = {*option_columns(names).values()}
             for name in names:
                 folded = str(name).strip().casefold()
-                if folded in _OTHERS - self.reader.reads and name not in meant:
+                if folded in OTHERS - self.reader.reads and name not in meant:
                     self._telling.append(name)
-                if (folded in BELONGING or name in options) and name not in meant:
-                    self._prompting.append(name)
+                key = CONTEXT if name in options else belongs_to_prompt(name)
+                # The forms without columns of the user's own read a context by these names.
+                if key is not None and name not in meant and (columns or name not in GIVEN):
+                    self._prompting[name] = key
                 if is_row_mark(name) and name not in meant:
                     self._marks.append(name)
             self._last_names = names
@@ -165,6 +168,8 @@ class RowTally:
         remark = self.reader.remark(row)
         if remark:
             self.remarks[remark] += 1
+        if row.messages:
+            refuse_lists(data, self._marks, where)
         # The form of a row depends on its columns, on the empty columns, and on whether the row is
         # a chat.
         shape = (tuple(data), [is_filled(value) for value in data.values()], bool(row.messages))
@@ -176,14 +181,29 @@ class RowTally:
         for field in read:
             own |= _all_columns([columns.get(field, field) if columns else field], data)
         in_text = any(isinstance(fields.get(key), str) for key in _QUESTIONS & {*read})
-        for name in self._prompting:
+        for name, key in self._prompting.items():
             # Turns and plain text have context and options in themselves.
-            key = BELONGING.get(name.strip().casefold(), "context")
-            if name not in own and has_content(data[name]) and (in_text or key != "context"):
-                raise ConfigError(f"{where}: the column {name!r} {_unread_prompt(name, columns)}")
+            if name not in own and _asks(name, data[name]) and (in_text or key != CONTEXT):
+                problem = _unread_prompt(name, key, columns)
+                raise ConfigError(f"{where}: the column {name!r} {problem}")
+        if in_text and not columns and not row.messages:
+            self._check_turns(data, own, where)
         self._read |= own
         self._add(data)
         self._add(self.reader.unread_within(fields))
+
+    def _check_turns(self, data: Mapping[str, object], own: set[str], where: str) -> None:
+        """Raise ConfigError for turns of a chat that a question and its answer leave out."""
+        for name in data.keys() - own - self._ignore - {*TURN_KEYS}:
+            value = data[name]
+            if isinstance(value, list | tuple) and value and all(map(is_turn, value)):
+                columns = {CHAT: str(name)}
+                raise ConfigError(
+                    f"{where}: the column {name!r} holds turns of a chat, and the row is read as "
+                    f"a question and its answer. To learn the chat, add 'columns': {columns} to "
+                    "the dataset's options. Earlier turns of the question belong into a column "
+                    f"'history'. To train without the column on purpose, add 'ignore': [{name!r}]"
+                )
 
     def leave_out(self, problem: str) -> None:
         """Count a row without a needed field. Without `drop_empty`, `check_empty` refuses it."""
@@ -283,10 +303,15 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
     )
 
 
-def _unread_prompt(name: str, columns: Mapping[str, str]) -> str:
+def _asks(name: str, value: object) -> bool:
+    """Return whether a column of the prompt has content. A number is one only as an option."""
+    is_number = isinstance(value, bool | int | float)
+    return has_content(value) and (not is_number or belongs_to_prompt(name) is None)
+
+
+def _unread_prompt(name: str, key: str, columns: Mapping[str, str]) -> str:
     """Return the problem of a column of the prompt that the form of a row does not read."""
-    key = BELONGING.get(name.strip().casefold())
-    if key is None:
+    if belongs_to_prompt(name) is None:
         # An option of a question has a column of its own.
         remedy = f"Write {{{name}}} into the template of the question in columns"
     elif not key:
@@ -316,12 +341,12 @@ def _says_nothing(value: object) -> bool:
 
 def _problem(name: str, value: object, fields: Iterable[str]) -> str:
     """Return the problem of a telling column and a remedy; empty if there is no problem."""
-    if name in _MEDIA:
+    if name in MEDIA:
         return (
             "holds images, sound or video, and FineTune learns from text alone. Use a Script for "
             "a model of media"
         )
-    if name in _REJECTED:
+    if name in REJECTED:
         return (
             "holds answers to avoid, and method 'sft' does not read the column. Use method='dpo' "
             "to learn preferences"

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, cast
 
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, part, parts, text
+from workbench.base.json_values import Json, part, text
 from workbench.finetune.data.forms.asked import question_of, turns_before, turns_with
 from workbench.finetune.data.forms.messages import (
     CHAT,
@@ -25,12 +25,14 @@ from workbench.finetune.data.forms.messages import (
     has_content,
     last_of,
     listed,
+    one_filled,
     shared_turns,
     tools_of,
     unpacked,
     unread_in_turns,
 )
 from workbench.finetune.data.forms.table import (
+    HISTORY,
     PAIR,
     PAIRS,
     PROMPT_KEYS,
@@ -38,6 +40,7 @@ from workbench.finetune.data.forms.table import (
     nearest_columns,
     question_form,
 )
+from workbench.finetune.data.forms.telling import belongs_to_prompt
 from workbench.finetune.data.lines import Fields, is_filled, short
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import BESIDE, Example, UnknownForm, prepared_row
@@ -297,8 +300,11 @@ class LabelledRows(MethodRows):
         return (*ANSWER_ROWS.columns(data), *_TAGS)
 
     def _read(self, row: Fields, tables: Mapping[str, Table] | None) -> Example:
-        tag = next((name for name in _TAGS if row.data.get(name) is not None), "")
+        tag = one_filled(row, _TAGS, counts=is_filled)
         if not tag:
+            for name in _TAGS:
+                if name in row.data:
+                    row.fail(name, "is empty; write true (a good answer) or false")
             self._missing(row, LABEL)
         value = row.data[tag]
         # A CSV table has the words.
@@ -352,7 +358,11 @@ class PromptRows(MethodRows):
         return partial(_with_columns, names) if len(kinds) > 1 else None
 
     def _columns(self, data: Mapping[str, object]) -> Sequence[str]:
-        return tuple(data)
+        # Turns before the question under another name would reach the functions, and no model.
+        before = (HISTORY, SYSTEM_KEYS[0])
+        return tuple(
+            name for name in data if name in PROMPT_KEYS or belongs_to_prompt(name) not in before
+        )
 
     def _read(self, row: Fields, tables: Mapping[str, Table] | None) -> Example:
         del tables
@@ -437,10 +447,9 @@ def judged_alone(row: Example) -> Example:
 def rejected_of(row: Example) -> Message:
     """Return the rejected answer of a row of a pair."""
     rejected = part(row.beside, REJECTED)
-    turn: Message = {"role": "assistant", "content": text(rejected.get("content"))}
-    calls = parts(rejected.get("tool_calls"))
-    if calls:
-        turn["tool_calls"] = calls
+    turn: Message = {"role": "assistant", "content": ""}
+    # The answer has its calls and thoughts, as the chosen answer has.
+    turn.update(cast(Message, rejected))
     return turn
 
 

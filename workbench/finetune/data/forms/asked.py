@@ -17,6 +17,7 @@ from workbench.finetune.data.forms.messages import (
     Message,
     Placed,
     has_content,
+    is_turn,
     listed,
     one_filled,
     ordered,
@@ -146,7 +147,7 @@ def _history(row: Fields) -> list[Placed]:
     if not has_content(value):
         return []
     several = row.items(HISTORY)
-    if all(isinstance(each, Mapping) for each in several):
+    if all(map(is_turn, several)):
         return unlearned(listed(row, HISTORY))
     turns: list[Placed] = []
     for number_, pair in enumerate(several):

@@ -160,6 +160,18 @@ def row_marks(data: Mapping[str, object], names: Iterable[str], where: str) -> d
     return verdicts
 
 
+def refuse_lists(data: Mapping[str, object], names: Iterable[str], where: str) -> None:
+    """Raise ConfigError for a list of marks beside the turns of a chat."""
+    for name in names:
+        value = data[name]
+        if isinstance(value, list | tuple) and value:
+            problem = (
+                f"is {short(value)}, and the marks of turns are read of the turns alone. Write "
+                '"weight": 0 into every turn that is not learned'
+            )
+            _refuse_mark(where, name, problem)
+
+
 def _verdict(name: str, value: object, where: str) -> bool | None:
     """Return whether a mark of a row allows the row to be learned; None for no mark."""
     if isinstance(value, str):

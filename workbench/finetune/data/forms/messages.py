@@ -80,8 +80,11 @@ def unpacked(data: Mapping[str, object], where: str) -> Mapping[str, object]:
         {'prompt': [{'role': 'user', 'content': 'Hi'}]}
     """
     found = {}
+    row = Fields(data, where)
     for key in TURN_KEYS:
         value = data.get(key)
+        if isinstance(value, Mapping):
+            _refuse_object(row, key, value)
         if not isinstance(value, str) or not _TEXT.match(value):
             continue
         try:
@@ -90,14 +93,26 @@ def unpacked(data: Mapping[str, object], where: str) -> Mapping[str, object]:
             advice = json_advice(value)
             # Elsewhere, a text may begin like a list and be none.
             if key in CHAT_KEYS or (advice and re.search(r"'(role|from)'", value)):
-                Fields(data, where).fail(
-                    key, f"is {short(value)}, which is not JSON: {error}{advice}"
-                )
+                row.fail(key, f"is {short(value)}, which is not JSON: {error}{advice}")
             continue
         several = turns if isinstance(turns, list) else [turns]
         if all(is_turn(turn) for turn in several):
             found[key] = turns
+        elif isinstance(turns, Mapping):
+            _refuse_object(row, key, turns)
     return {**data, **found} if found else data
+
+
+def _refuse_object(row: Fields, key: str, value: Mapping[str, object]) -> None:
+    """Raise ConfigError for an object that holds the turns of a chat."""
+    inner = chat_key(value)
+    turns = value[inner] if inner else None
+    if isinstance(turns, list | tuple) and is_turn(turns[0]):
+        row.fail(
+            key,
+            f"is an object with {inner!r}, and a list of turns is needed. Name the list with the "
+            f"dataset's option columns={{{key!r}: '{key}.{inner}', …}}",
+        )
 
 
 def turns_of(row: Fields) -> tuple[Message, ...]:
@@ -261,10 +276,20 @@ def unread_in_turns(row: Mapping[str, object], keys: Iterable[str]) -> Iterator[
 def _keys_read(turn: Mapping[str, object]) -> set[str]:
     """Return the keys that are read of a turn."""
     read = {str(name) for name in turn if is_mark(name)} | {"tool_calls", "function_call"}
-    read |= {"role", "content"} if "role" in turn else {"from", "value"}
+    read |= {_role_key(turn), _content_key(turn)}
     if _role_of(turn) == "tool":
         read |= {"name", "tool_call_id"}
     return read
+
+
+def _role_key(turn: Mapping[str, object]) -> str:
+    return "role" if "role" in turn else "from"
+
+
+def _content_key(turn: Mapping[str, object]) -> str:
+    """Return the key of a turn's content: the one beside the key of the role, if both are there."""
+    keys = ("content", "value") if "role" in turn else ("value", "content")
+    return next((key for key in keys if key in turn), keys[0])
 
 
 def _role_of(turn: Mapping[str, object]) -> str:
@@ -356,7 +381,8 @@ def ordered(row: Fields, key: str, turns: Sequence[Placed]) -> tuple[Message, ..
 
 def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     turn = Fields(raw, row.where, f"{place}.")
-    key, value = ("role", "content") if "role" in turn.data else ("from", "value")
+    key = _role_key(turn.data)
+    value = _content_key(turn.data)
     named = turn.text(key)
     others = {_CALL: "assistant"} if key == "role" else _SHAREGPT
     roles = _ROLES | others
@@ -370,7 +396,11 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
         content = ""
     if calls and role != "assistant":
         turn.fail("tool_calls", f"stands in a turn of {role!r}; only the assistant calls functions")
+    read = _keys_read(turn.data)
     if not content and not calls and role in ("user", "assistant"):
+        if any(isinstance(turn.data[name], str) for name in turn.data.keys() - read):
+            # A turn that has its text under another name is not empty.
+            turn.get(value)
         turn.empty(value, f"is empty, and the turn is the {role}'s; fill it, or leave the row out")
     made: Message = {"role": role, "content": content}
     if not may_be_learned(turn, role):
@@ -382,7 +412,6 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     if role == "tool" and turn.data.get("tool_call_id"):
         made["tool_call_id"] = turn.text("tool_call_id")
     # Further keys are for the chat template, which may read them, as thoughts.
-    read = _keys_read(turn.data)
     for name, further in turn.data.items():
         if name not in read and further is not None:
             made[name] = further  # type: ignore[literal-required]

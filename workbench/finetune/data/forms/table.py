@@ -51,27 +51,6 @@ CHOICE_KEYS = ("choices", "options")
 """Keys of the options of a question."""
 PROMPT_KEYS = (*SYSTEM_KEYS, HISTORY, *TOOL_KEYS, *CHOICE_KEYS)
 """Keys beside a question or a chat that change what a model is asked."""
-BELONGING: Mapping[str, str] = {
-    **{key: key for key in PROMPT_KEYS},
-    **dict.fromkeys(("passage", "article", "paragraph", "background", "story"), "context"),
-    **dict.fromkeys(
-        (
-            "chat_history",
-            "conversation_history",
-            "dialog_history",
-            "dialogue_history",
-            "past_messages",
-            "previous_messages",
-            "previous_turns",
-        ),
-        HISTORY,
-    ),
-    "chat_template_kwargs": "",
-}
-"""Lower-case names of columns that belong to a prompt, with the key of the column in the forms.
-
-Empty: no form reads the column.
-"""
 _OPTION_STEMS = ("option", "choice", "opt", "op")
 PAIR = ("chosen", "rejected")
 """Columns of two answers to a prompt, the better answer first."""

@@ -19,7 +19,7 @@ from workbench.base.words import counted
 from workbench.finetune.data.forms.messages import chat_key, has_content, unpacked
 from workbench.finetune.data.forms.table import PROMPT_KEYS, question_form
 from workbench.finetune.data.lines import EmptyField, read_lines
-from workbench.finetune.data.meant import TELLING, RowTally, Written, written
+from workbench.finetune.data.meant import RowTally, Written, written
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import (
     Example,
@@ -117,11 +117,10 @@ def write_files(  # noqa: PLR0913
     for path in tables:
         for table in read_tables(path, encoding=encoding):
             headers[table.id] = TASK.without_rows(table)
-    telling = TELLING.difference(ignore)
     wanted = columns or {}
 
     def lines(paths: Sequence[Path], tally: RowTally, most: int | None = None) -> Iterator[str]:
-        for where, data in islice(_every_row(paths, wanted, telling, encoding), most):
+        for where, data in islice(_every_row(paths, wanted, ignore, encoding), most):
             row = read_row(data, where, columns, headers or None, refusal=refusal, tally=tally)
             if row is not None:
                 yield row.to_json()
@@ -153,13 +152,13 @@ def write_files(  # noqa: PLR0913
 def _every_row(
     paths: Sequence[Path],
     columns: Mapping[str, str],
-    telling: Collection[str],
+    ignore: Collection[str],
     encoding: str | None,
 ) -> Iterator[tuple[str, object]]:
     """Yield place and value of the rows of several files."""
     for path in paths:
         is_empty = True
-        for where, data in read_rows(path, columns, telling=telling, encoding=encoding):
+        for where, data in read_rows(path, columns, ignore=ignore, encoding=encoding):
             yield where, data
             is_empty = False
         if is_empty:

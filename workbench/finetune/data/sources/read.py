@@ -104,17 +104,17 @@ def read_rows(
     path: Path,
     columns: Mapping[str, str],
     *,
-    telling: Collection[str] = (),
+    ignore: Collection[str] = (),
     encoding: str | None = None,
 ) -> Iterator[tuple[str, object]]:
     """Yield place and value of a file's rows.
 
-    Of Parquet and saved datasets, only the columns in `columns` are read, if given. Columns with a
-    name in `telling` are always read. All other columns have the value None. Every row of a JSON
+    Of Parquet and saved datasets, only the columns in `columns` are read, if given, and the telling
+    columns that are not in `ignore`. All other columns have the value None. Every row of a JSON
     file has the known columns of the file's first rows.
     """
     if is_folder(path) or path.suffix.lower() == ".parquet":
-        wanted = {"columns": sorted({*columns.values()}), "telling": sorted(telling)}
+        wanted = {"columns": sorted({*columns.values()}), "ignore": sorted(ignore)}
         request = {"saved" if is_folder(path) else "parquet": str(path), **wanted}
         rows = child_rows(request, f"the dataset file {path}")
         # The names of all columns come first, because unread columns are reported.

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from workbench.finetune.data.columns import outer_columns
-from workbench.finetune.data.forms.marks import is_row_mark
+from workbench.finetune.data.forms.telling import telling_columns
 from workbench.finetune.data.shares import first_rows
 
 _BATCH = 256  # rows in memory at once
@@ -58,15 +58,15 @@ def open_hub(hub: Mapping[str, Any], split: str | None, *, streaming: bool = Fal
 
 def _rows(request: Mapping[str, Any]) -> Iterator[Any]:
     columns: Sequence[str] = request.get("columns") or ()
-    telling: Sequence[str] = request.get("telling") or ()
+    ignore: Sequence[str] = request.get("ignore") or ()
     if "parquet" in request:
-        yield from _parquet(request["parquet"], columns, telling)
+        yield from _parquet(request["parquet"], columns, ignore)
     elif "saved" in request:
         from datasets import load_from_disk
 
         saved = load_from_disk(request["saved"])
         yield saved.column_names
-        yield from saved.select_columns(_wanted(columns, saved.column_names, telling))
+        yield from saved.select_columns(_wanted(columns, saved.column_names, ignore))
     elif "share" in request:
         loaded = open_hub(request["hub"], request["split"])
         yield from loaded.select(range(first_rows(len(loaded), request["share"])))
@@ -96,7 +96,7 @@ def _check_reachable(name: str) -> None:
         socket.create_connection((str(address.hostname), port), _CONNECT_S).close()
 
 
-def _parquet(path: str, columns: Sequence[str], telling: Sequence[str]) -> Iterator[Any]:
+def _parquet(path: str, columns: Sequence[str], ignore: Sequence[str]) -> Iterator[Any]:
     """Yield the names of all columns, then the rows."""
     from pyarrow.parquet import ParquetFile
 
@@ -109,18 +109,17 @@ def _parquet(path: str, columns: Sequence[str], telling: Sequence[str]) -> Itera
     ) as file:
         names = file.schema_arrow.names
         yield names
-        for batch in file.iter_batches(batch_size=_BATCH, columns=_wanted(columns, names, telling)):
+        for batch in file.iter_batches(batch_size=_BATCH, columns=_wanted(columns, names, ignore)):
             yield from batch.to_pylist()
 
 
-def _wanted(columns: Sequence[str], names: Sequence[str], telling: Sequence[str]) -> list[str]:
-    """Return wanted and telling columns, and marks; all columns if a wanted one is missing."""
+def _wanted(columns: Sequence[str], names: Sequence[str], ignore: Sequence[str]) -> list[str]:
+    """Return wanted and telling columns; all columns if a wanted one is missing."""
     wanted = {outer for named in columns for outer in outer_columns(named, names)}
     if not columns or not wanted <= {*names}:
         return list(names)  # the caller reports the missing column
-    return [
-        name for name in names if name in wanted or name.casefold() in telling or is_row_mark(name)
-    ]
+    wanted |= telling_columns(names).difference(ignore)
+    return [name for name in names if name in wanted]
 
 
 def _line(row: Any) -> str:

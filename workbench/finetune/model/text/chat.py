@@ -103,6 +103,7 @@ class Chat:
         """
         learned = [is_learned(turn) for turn in turns]
         turns = self._template.written(turns, tools)
+        self._template.refuse_written(turns)
         if self._template.marks_itself:
             return [self._marked(turns, tools, learned)]
         rows: list[Learned] = []

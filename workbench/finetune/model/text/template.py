@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ _Form = tuple[bool, bool]
 _FORMS: Sequence[_Form] = ((False, False), (False, True), (True, False), (True, True))
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PROBE = "Xyzzy"  # a word that no template writes
 _KEYS = ("role", "content", "tool_calls", "name", "tool_call_id")
 """Keys that every turn may have."""
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -80,6 +81,38 @@ class Template:
             self._forms[shape] = self._form(turns, tools)
         return [_in_form(turn, self._forms[shape]) for turn in turns]
 
+    def refuse_written(self, turns: Sequence[Message]) -> None:
+        """Raise ConfigError for a text that the template has written already."""
+        for turn in turns:
+            content = turn["content"].strip()
+            if (
+                self._opening
+                and content
+                and self._opening
+                in (
+                    content[: len(self._opening)],
+                    content[-len(self._opening) :],
+                )
+            ):
+                raise ConfigError(
+                    f"a text of {turn['role']!r} has the words with which the chat template asks "
+                    f"for an answer ({self._opening!r}), and the template would write them twice. "
+                    "Write the bare question and answer, or give prompt='plain'"
+                )
+
+    @cached_property
+    def _opening(self) -> str:
+        """Text with which the template asks for an answer; empty if unknown."""
+        probe: Message = {"role": "user", "content": _PROBE}
+        try:
+            before = self.text([probe], False)
+            asked = self.text([probe], True)
+        except ConfigError:
+            return ""
+        # Some templates end every question so, or end a text only if no answer follows.
+        added = asked.removeprefix(before) if asked.startswith(before) else ""
+        return (added or asked.rpartition(_PROBE)[2]).strip()
+
     def _read(self, turn: Message) -> Message:
         """Return a turn without further keys that the template does not read."""
         kept: dict[str, object] = {}
@@ -109,6 +142,7 @@ class Template:
 
     def check(self, turns: Sequence[Message], tools: Tools = ()) -> None:
         turns = self.written(turns, tools)
+        self.refuse_written(turns)
         answers = [number for number, turn in enumerate(turns, 1) if turn["role"] == "assistant"]
         if self.marks_itself:
             self.text(turns, False, tools)

@@ -13,7 +13,7 @@ from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5, config_
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
-_OF_TURNS = ("messages.", "conversations.", "prompt.", "completion.")
+_OF_TURNS = ("messages.", "conversations.", "prompt.", "completion.", "chosen.", "rejected.")
 
 
 def reads_key(template: str, key: str) -> bool:
