@@ -21,8 +21,19 @@ _VERDICTS = ("label", "kto_tag")  # names in TRL and LLaMA-Factory
 OTHERS = frozenset((*MEDIA, *REJECTED, *_VERDICTS))
 """Lower-case names of columns that need another kind of training."""
 CONTEXT = "context"
-_CONTEXTS = {CONTEXT, "passage", "article", "paragraph", "background", "story"} | {
-    *("ctx", "doc", "document", "evidence", "knowledge", "schema"),
+_CONTEXTS = {
+    CONTEXT,
+    "article",
+    "background",
+    "ctx",
+    "doc",
+    "document",
+    "evidence",
+    "knowledge",
+    "paragraph",
+    "passage",
+    "schema",
+    "story",
 }
 _TURNS = {"message", "turn", "exchange", "utterance"}
 _EARLIER = {"past", "previous", "prior", "earlier", "history", "context"}
