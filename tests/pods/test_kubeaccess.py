@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.support.sentences import says
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.process import find
 from workbench.pods.kubernetes import login
+from workbench.pods.kubernetes.access import find_access
 from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
 from workbench.pods.kubernetes.login import LoginWait
 from workbench.pods.kubernetes.pods import KubernetesPods
@@ -336,6 +338,123 @@ def test_a_page_in_place_of_the_api_is_named(
         CALLS[call](api)
     assert says(str(caught.value), "pods.api._foreign.does-answer-kubernetes", server.url, words)
     assert len(server.tokens) == 1, "another try helps nothing"
+
+
+SECRET = "secret-1"
+WHOLE = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "c",
+    "clusters": [
+        {
+            "name": "c",
+            "cluster": {
+                "server": "https://127.0.0.1:1",
+                "certificate-authority-data": "",
+                "insecure-skip-tls-verify": False,
+                "proxy-url": "http://127.0.0.1:1",
+                "extensions": [
+                    {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}
+                ],
+            },
+        }
+    ],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "lab"}}],
+    "users": [
+        {
+            "name": "u",
+            "user": {
+                "exec": {
+                    "apiVersion": VERSION,
+                    "command": "./helper",
+                    "args": ["get"],
+                    "env": [{"name": "LAB", "value": SECRET}],
+                    "provideClusterInfo": True,
+                }
+            },
+        }
+    ],
+}
+WITH_TOKEN = {**WHOLE, "users": [{"name": "u", "user": {"token": SECRET, "password": SECRET}}]}
+OTHERS: Sequence[object] = (
+    "x",
+    7,
+    1.5,
+    True,
+    None,
+    [],
+    {},
+    [7],
+    [None],
+    [[]],
+    {"a": 1},
+    [{"name": "c"}],
+)
+OF_PYTHON = re.compile(r"object|NoneType|iterable|subscript|attribute|indices|ConfigNode")
+
+
+def changed(value: Any, other: object) -> Iterator[Any]:
+    """Yield copies of a value with one part in exchange for another."""
+    yield other
+    keys = range(len(value)) if isinstance(value, list) else value
+    for key in keys if isinstance(value, dict | list) else ():
+        for inside in changed(value[key], other):
+            copy = value.copy()
+            copy[key] = inside
+            yield copy
+
+
+@pytest.mark.parametrize("whole", [WHOLE, WITH_TOKEN], ids=["helper", "token"])
+@pytest.mark.parametrize("other", OTHERS, ids=repr)
+def test_every_part_of_a_kubeconfig_in_another_type_is_read_or_named_without_its_secrets(
+    tmp_path: Path, whole: object, other: object
+) -> None:
+    helper(tmp_path / "helper", f"echo '{credential(token='t')}'")
+    path = tmp_path / "config"
+    place = KubernetesPods(image="example.org/worker:1", kubeconfig=str(path))
+    for content in changed(whole, other):
+        path.write_text(json.dumps(content))
+        try:
+            configuration, namespace, _ = find_access(place, LoginWait())
+        except ConfigError as error:
+            said = str(error).removeprefix(f"the kubeconfig {path} cannot be used: ")
+            assert SECRET not in said
+            # These three phrases are no words of Python.
+            own = re.sub(
+                r"must be an object|Expected object with name \w+|no JSON object", "", said
+            )
+            assert not OF_PYTHON.search(own), (content, said)
+        else:
+            assert isinstance(configuration.host, str) and configuration.host
+            assert isinstance(namespace, str)
+
+
+def test_a_wrong_type_in_a_kubeconfig_is_mended_as_the_message_asks(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    place = kubeconfig(path, "http://127.0.0.1:1", {"token": 12345})
+    for user, words in (
+        ({"token": 12345}, "users[0].user.token must be text; a number needs quotes"),
+        ({"exec": {"args": "get"}}, "users[0].user.exec.args must be a list"),
+        ([], "users[0].user must be an object"),
+    ):
+        kubeconfig(path, "http://127.0.0.1:1", user)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError) as caught:
+            KubeApi(place)
+        assert str(caught.value).endswith(f"{path}: {words}")
+    kubeconfig(path, "http://127.0.0.1:1", {"token": "12345"})
+    KubeApi(place)
+
+
+def test_a_user_that_the_kubeconfig_lacks_is_named_before_a_request_goes_without_a_login(
+    tmp_path: Path, server: Server
+) -> None:
+    place = kubeconfig(tmp_path / "config", server.url, {"token": "t"})
+    content = json.loads((tmp_path / "config").read_text())
+    content["users"][0]["name"] = "another"
+    (tmp_path / "config").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="names the user u, and users has no such entry"):
+        workbench.places.nodes(place)
+    assert server.tokens == []
 
 
 @pytest.mark.parametrize("body", ["", " ", "[]", "null", '{"items": [', "welcome", '{"error": 1}'])
