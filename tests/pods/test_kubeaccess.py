@@ -38,11 +38,14 @@ class Server:
         self.status = 200
         self.type = "application/json"
         self.tokens: list[str | None] = []
+        self.before: Callable[[str | None, str], None] = lambda _token, _path: None
+        """Called with the token and the path of a request; may change the answer."""
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 server.tokens.append(self.headers.get("Authorization"))
+                server.before(server.tokens[-1], self.path)
                 body = server.body.encode()
                 self.send_response(server.status)
                 self.send_header("Content-Type", server.type)
@@ -510,3 +513,62 @@ def test_a_context_needs_no_current_one_beside_it(tmp_path: Path, server: Server
     (tmp_path / "config").write_text(json.dumps(content))
     place = KubernetesPods(image="x", kubeconfig=str(tmp_path / "config"), context="c")
     assert KubeApi(place).namespace == "lab"
+
+
+def test_the_server_answers_after_the_advice_of_a_refusal(tmp_path: Path, server: Server) -> None:
+    """Each refusal of a server with one account and no namespace `lab`, and its advice."""
+    path, allowed = tmp_path / "config", server.body
+    missing = {"lab": 'namespaces "lab" not found', "ends": "it is being terminated"}
+
+    def answer(token: str | None, url: str) -> None:
+        words = missing.get(url.partition("/namespaces/")[2].partition("/")[0])
+        server.status = 404 if words and words.startswith("namespaces") else 403
+        if token is None:
+            words = 'pods is forbidden: User "system:anonymous" cannot list resource "pods"'
+        elif token != "Bearer new":
+            server.status, words = 401, "Unauthorized"
+        elif words is None:
+            server.status = 200
+        server.body = json.dumps({"kind": "Status", "message": words}) if words else allowed
+
+    server.before = answer
+
+    def refused(user: dict[str, Any], identity: str, url: str = "", **options: Any) -> None:
+        place = kubeconfig(path, url or server.url, user).replace(**options)
+        with pytest.raises(WorkbenchError) as caught:
+            KubeApi(place).list("pod")
+        assert says(caught.value, identity), caught.value
+
+    def works(user: dict[str, Any], **options: Any) -> None:
+        KubeApi(kubeconfig(path, server.url, user).replace(**options)).list("pod")
+
+    new = {"token": "new"}
+    refused(new, "pods.api._namespace_advice.namespace-deleted-never")
+    refused(new, "pods.api._namespace_advice.namespace-being-deleted", namespace="ends")
+    works(new, namespace="another")
+    del missing["lab"]  # it is made
+    works(new)
+    refused({}, "pods.api._refusal.server-knows-account")
+    refused({"token": "old"}, "pods.api._refusal.credentials-valid-any")
+    works(new)
+
+    # A login helper that has to log in, and one that has to be installed.
+    asks = helper(tmp_path / "asks", f"cat {tmp_path}/session || exit 1")
+    refused(asks, "pods.login.log-terminal-example")
+    (tmp_path / "session").write_text(credential(token="new"))
+    works(asks)
+    (tmp_path / "asks").rename(tmp_path / "installed")
+    refused(asks, "pods.login.credentials.install-use-another")
+    (tmp_path / "installed").rename(tmp_path / "asks")
+    works(asks)
+
+    # Another server than the API's.
+    page = Server()
+    page.body, page.type = PAGE, "text/html"
+    thread = threading.Thread(target=page.http.serve_forever, args=(0.01,))
+    thread.start()
+    refused(new, "pods.api._foreign.does-answer-kubernetes", url=page.url)
+    page.http.shutdown()
+    page.http.server_close()
+    thread.join()
+    works(new)

@@ -19,6 +19,7 @@ from workbench.base.record import Record, Size
 from workbench.pods.hostfile import Hostfile, check_address, check_user
 from workbench.pods.place import LocalPath, Port, absolute
 from workbench.pods.ssh.identity import nameless
+from workbench.pods.ssh.master import run
 
 _FORM = re.compile(r"(?:(?P<user>.*)@)?(?P<address>\[[^]]*\]|[^:@]*)(?::(?P<port>[0-9]{1,5}))?")
 _ALIAS = re.compile(r"[\w.][\w./+-]{0,252}", re.ASCII)  # a key of the configuration
@@ -233,13 +234,7 @@ def ask_ssh(words: Sequence[str]) -> dict[str, list[str]]:
         raise ConfigError(f"ssh cannot read its configuration for {name}: {why}")
     argv = ["ssh", "-G", *words]
     try:
-        done = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            timeout=_CONFIG_S,
-            stdin=subprocess.DEVNULL,
-        )
+        done = run(argv, _CONFIG_S)
     except FileNotFoundError as error:
         raise ConfigError(
             "ssh is not installed here; run: sudo apt-get install openssh-client"
@@ -250,9 +245,10 @@ def ask_ssh(words: Sequence[str]) -> dict[str, list[str]]:
             " configuration that hangs"
         ) from error
     if done.returncode != 0:
-        raise ConfigError(f"ssh cannot read its configuration for {name}: {done.stderr.strip()}")
+        said = done.stderr.decode(errors="replace").strip()
+        raise ConfigError(f"ssh cannot read its configuration for {name}: {said}")
     told: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
+    for line in done.stdout.decode(errors="surrogateescape").splitlines():
         key, _, value = line.partition(" ")
         told.setdefault(key, []).append(value)
     return told

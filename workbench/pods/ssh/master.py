@@ -354,27 +354,44 @@ def host_key(
         "ControlPath": "none",
         "ClearAllForwardings": "yes",
     }
-    process = subprocess.Popen(
-        [str(wrapper), *_as_words(rules), *words, "exit"],
-        executable=program(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment(wrapper),
-        start_new_session=True,
-    )
+    argv = [str(wrapper), *_as_words(rules), *words, "exit"]
     try:
-        _, said = process.communicate(timeout=max(0.1, limit_s))
+        done = run(argv, limit_s, executable=program(), env=environment(wrapper))
     except subprocess.TimeoutExpired as error:
         raise PodTimeout(f"{host}: no answer in {limit_s:.1f} s") from error
-    finally:
-        # With a jump host it is a group of processes.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
     if not known_hosts.is_file():
-        raise failure(host, said_by(said))
+        raise failure(host, said_by(done.stderr))
     return " ".join(gate.read_text(known_hosts).split()[1:3])
+
+
+def run(
+    argv: Sequence[str],
+    limit_s: float,
+    *,
+    executable: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run an `ssh` that ends by itself, and end the programs that it started.
+
+    Raises:
+        subprocess.TimeoutExpired: After the limit.
+    """
+    with subprocess.Popen(
+        argv,
+        executable=executable,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, said = process.communicate(timeout=max(0.1, limit_s))
+        finally:
+            # With a jump host or a Match exec it is a group of processes.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(argv, process.returncode, out, said)
 
 
 def _as_words(options: Mapping[str, str]) -> list[str]:
