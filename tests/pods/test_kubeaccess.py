@@ -428,7 +428,7 @@ def test_every_part_of_a_kubeconfig_in_another_type_is_read_or_named_without_its
             )
             assert not OF_PYTHON.search(own), (content, said)
         else:
-            assert isinstance(configuration.host, str) and configuration.host
+            assert configuration.host.startswith("https://")
             assert isinstance(namespace, str)
 
 
@@ -445,6 +445,31 @@ def test_a_wrong_type_in_a_kubeconfig_is_mended_as_the_message_asks(tmp_path: Pa
             KubeApi(place)
         assert str(caught.value).endswith(f"{path}: {words}")
     kubeconfig(path, "http://127.0.0.1:1", {"token": "12345"})
+    KubeApi(place)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words", "advised"),
+    [
+        ("server", "127.0.0.1:6443", "; write https://HOST:PORT", "https://127.0.0.1:6443"),
+        ("server", "lab", "; write https://HOST:PORT", "https://lab"),
+        ("server", "ftp://lab", "; write https://HOST:PORT", "https://lab"),
+        ("proxy-url", "socks5://lab:1080", "; write http://HOST:PORT", "http://lab:1080"),
+        ("proxy-url", "nonsense", "; write http://HOST:PORT", "http://nonsense"),
+    ],
+)
+def test_an_address_that_is_no_url_is_refused_before_a_request(
+    tmp_path: Path, key: str, value: str, words: str, advised: str
+) -> None:
+    path = tmp_path / "config"
+    place = kubeconfig(path, "http://127.0.0.1:1", {"token": "t"})
+    content = json.loads(path.read_text())
+    content["clusters"][0]["cluster"][key] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"the cluster c has the {key} '{value}'{words}"):
+        KubeApi(place)
+    content["clusters"][0]["cluster"][key] = advised
+    path.write_text(json.dumps(content))
     KubeApi(place)
 
 

@@ -382,10 +382,14 @@ OPTIONS_ACCEPTED = f"{REMEDIES}::test_options_are_accepted_as_the_message_asks_f
 PATH_LEFT = f"{REMEDIES}::test_a_path_that_a_launcher_cannot_use_is_left_by_the_advised_variable"
 LOGIN_SERVES = "test_logins.py::test_a_login_serves_once_its_start_up_file_follows_the_advice"
 NAMELESS = "test_ssh_configurations.py::test_a_user_without_a_name_logs_in_where_all_is_given"
+URL_ACCEPTED = "test_kubeaccess.py::test_an_address_that_is_no_url_is_refused_before_a_request"
 SERVER_ANSWERS = "test_kubeaccess.py::test_the_server_answers_after_the_advice_of_a_refusal"
 MENDED_CLAIM = "test_kubernetes.py::test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays"
 
 ELSEWHERE: Mapping[str, str] = {
+    "pods.access.check.cluster-proxy-url": URL_ACCEPTED,
+    "pods.access.check.cluster-server": URL_ACCEPTED,
+    "pods.pods.launch.clusters-directory-quotes": "test_any_path.py::test_a_path_that_sshd_cannot_have_is_refused_before_pods_start",
     "pods.access._check_exists.kubeconfig-missing-kubeconfig": (
         "test_kubeaccess.py::test_a_kubeconfig_that_a_later_cell_names_counts"
     ),

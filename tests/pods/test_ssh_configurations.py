@@ -23,7 +23,7 @@ from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.base.process import live_descendants
 from workbench.keeper.fleet import Fleet
 from workbench.pods.hosts.certificates import ended, ending_soon, ends
-from workbench.pods.hosts.names import with_hops
+from workbench.pods.hosts.names import Host, resolved, with_hops
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -210,6 +210,42 @@ def test_no_unknown_key_is_noted_or_accepted_even_where_the_configuration_would(
     trust = {"one" if jump else "lab": unknown.fingerprint}
     try_login(site.backend("lab", config, trust=trust), context, site.folder)
     assert site.known.read_bytes() == known
+
+
+def test_the_fingerprint_of_a_jump_host_is_asked_at_the_port_of_proxyjump(
+    site: Site, context: LaunchContext
+) -> None:
+    hop = site.hops[0]
+    account = pwd.getpwuid(os.geteuid()).pw_name
+    lines = site.known.read_text().splitlines(keepends=True)
+    site.known.write_text("".join(line for line in lines if f"[{hop.address}]" not in line))
+    way = f"  ProxyJump {account}@{hop.address}:{hop.port}\n"
+    config = site.config(site.entry("lab", site.host, way))
+    with pytest.raises(PodError) as caught:
+        site.backend("lab", config).launch(PodSpec(), 1, context)
+    assert f'trust={{"{hop.address}": "{hop.fingerprint}"}}' in str(caught.value)
+    try_login(
+        site.backend("lab", config, trust={hop.address: hop.fingerprint}), context, site.folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("way", "hops"),
+    [
+        ("bob@g1:2222,[::1]:443,g3", [("g1", "bob", 2222), ("::1", "", 443), ("g3", "", 0)]),
+        ("ssh://bob@g1:2222", [("g1", "bob", 2222)]),
+        ("my_gate", [("my_gate", "", 0)]),
+        ("none", []),
+    ],
+)
+def test_the_hosts_of_proxyjump_are_read_with_accounts_and_ports(
+    tmp_path: Path, way: str, hops: list[tuple[str, str, int]]
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"Host lab\n  HostName 10.0.0.1\n  ProxyJump {way}\n")
+    found = resolved(Host(address="lab"), ["-F", str(config)])
+    assert [(hop.address, hop.user, hop.port) for hop in found.hops] == hops
+    assert found.is_behind is bool(hops)
 
 
 def test_an_agent_of_the_notebooks_environment_logs_in(

@@ -87,9 +87,8 @@ class Logins:
 
     def trust_hops(self, hosts: Sequence[Host]) -> None:
         """Note the keys of configured jump hosts whose fingerprints the user gave."""
-        for name in dict.fromkeys(hop for host in hosts for hop in host.hops):
-            if name in self._trust:
-                self._trust_key(Host(address=name), time.monotonic() + self._timeout_s)
+        for hop in dict.fromkeys(hop for host in hosts for hop in host.hops):
+            self._trust_key(hop, time.monotonic() + self._timeout_s)
 
     def _trust_key(self, host: Host, until: float) -> None:
         expected = vouched(host, self._trust)
@@ -151,9 +150,8 @@ class Logins:
     def _unknown_key(self, host: Host, said: str, name: str, until: float) -> WorkbenchError:
         """Return the error for an unknown key: of the host, or of a host on the way."""
         jumps = [] if host.jump is None else [host.jump]
-        hops = [Host(address=hop) for hop in host.hops]
         until = max(until, time.monotonic() + _LOOK_S / 5)
-        for each in (host, *jumps, *hops):
+        for each in (host, *jumps, *host.hops):
             try:
                 line, key = self._shown_key(each, ",".join(master.KINDS), until)
             except WorkbenchError:  # such as a host behind the one whose key is unknown

@@ -27,6 +27,7 @@ from workbench.pods.kubernetes.options import KubernetesOptions
 
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _USUAL = "~/.kube/config"
+_WEB = ("https://", "http://")
 _TEXT = ""
 _EXEC = {
     "apiVersion": _TEXT,
@@ -159,9 +160,18 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]
         super().__init__(**given)
 
     def check(self, context: Mapping[str, Any]) -> None:
-        """Refuse a context without a server or without its user: the client would go on without."""
-        if not getattr(self, "host", ""):
-            raise ValueError(f"the cluster {context['cluster']} has no server")
+        """Refuse a server or a proxy that is no URL, and a user that users lacks."""
+        server, proxy = getattr(self, "host", ""), getattr(self, "proxy", None)
+        if not server.startswith(_WEB):
+            raise ValueError(
+                f"the cluster {context['cluster']} has the server {server!r}; write"
+                " https://HOST:PORT"
+            )
+        if proxy and not proxy.startswith(_WEB):
+            raise ValueError(
+                f"the cluster {context['cluster']} has the proxy-url {proxy!r}; write"
+                " http://HOST:PORT, as the client knows no other kind of proxy"
+            )
         user = context.get("user")
         if user and self._user is None:
             raise ValueError(f"the context names the user {user}, and users has no such entry")
