@@ -389,7 +389,9 @@ MENDED_CLAIM = "test_kubernetes.py::test_pods_share_a_claim_that_is_made_and_onl
 ELSEWHERE: Mapping[str, str] = {
     "pods.access.check.cluster-proxy-url": URL_ACCEPTED,
     "pods.access.check.cluster-server": URL_ACCEPTED,
-    "pods.pods.launch.clusters-directory-quotes": "test_any_path.py::test_a_path_that_sshd_cannot_have_is_refused_before_pods_start",
+    "pods.pods.launch.clusters-directory-quotes": (
+        "test_any_path.py::test_a_path_that_sshd_cannot_have_is_refused_before_pods_start"
+    ),
     "pods.access._check_exists.kubeconfig-missing-kubeconfig": (
         "test_kubeaccess.py::test_a_kubeconfig_that_a_later_cell_names_counts"
     ),
