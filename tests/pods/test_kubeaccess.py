@@ -558,32 +558,34 @@ def test_the_server_answers_after_the_advice_of_a_refusal(tmp_path: Path, server
 
     server.before = answer
 
-    def refused(user: dict[str, Any], identity: str, url: str = "", **options: Any) -> None:
+    def refused(user: dict[str, Any], url: str = "", **options: Any) -> str:
         place = kubeconfig(path, url or server.url, user).replace(**options)
         with pytest.raises(WorkbenchError) as caught:
             KubeApi(place).list("pod")
-        assert says(caught.value, identity), caught.value
+        return str(caught.value)
 
     def works(user: dict[str, Any], **options: Any) -> None:
         KubeApi(kubeconfig(path, server.url, user).replace(**options)).list("pod")
 
     new = {"token": "new"}
-    refused(new, "pods.api._namespace_advice.namespace-deleted-never")
-    refused(new, "pods.api._namespace_advice.namespace-being-deleted", namespace="ends")
+    assert says(refused(new), "pods.api._namespace_advice.namespace-deleted-never")
+    assert says(
+        refused(new, namespace="ends"), "pods.api._namespace_advice.namespace-being-deleted"
+    )
     works(new, namespace="another")
     del missing["lab"]  # it is made
     works(new)
-    refused({}, "pods.api._refusal.server-knows-account")
-    refused({"token": "old"}, "pods.api._refusal.credentials-valid-any")
+    assert says(refused({}), "pods.api._refusal.server-knows-account")
+    assert says(refused({"token": "old"}), "pods.api._refusal.credentials-valid-any")
     works(new)
 
     # A login helper that has to log in, and one that has to be installed.
     asks = helper(tmp_path / "asks", f"cat {tmp_path}/session || exit 1")
-    refused(asks, "pods.login.log-terminal-example")
+    assert says(refused(asks), "pods.login.log-terminal-example")
     (tmp_path / "session").write_text(credential(token="new"))
     works(asks)
     (tmp_path / "asks").rename(tmp_path / "installed")
-    refused(asks, "pods.login.credentials.install-use-another")
+    assert says(refused(asks), "pods.login.credentials.install-use-another")
     (tmp_path / "installed").rename(tmp_path / "asks")
     works(asks)
 
@@ -592,7 +594,7 @@ def test_the_server_answers_after_the_advice_of_a_refusal(tmp_path: Path, server
     page.body, page.type = PAGE, "text/html"
     thread = threading.Thread(target=page.http.serve_forever, args=(0.01,))
     thread.start()
-    refused(new, "pods.api._foreign.does-answer-kubernetes", url=page.url)
+    assert says(refused(new, url=page.url), "pods.api._foreign.does-answer-kubernetes")
     page.http.shutdown()
     page.http.server_close()
     thread.join()
