@@ -38,7 +38,7 @@ NAMES = {
     "right to left": "\u202eabc\u202c \u200f\u05d0\u05d1",
     "long": "n" * 200,
 }
-REFUSED = ("blanks", "quotes", "line break")
+REFUSED = ("blanks", "quotes", "line break", "right to left")
 """The daemon of a local pod has the path in its configuration."""
 
 

@@ -21,7 +21,6 @@ import socket
 import subprocess
 import sys
 import time
-import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -255,12 +254,8 @@ def user_pattern(user: str) -> str:
 
 
 def can_be_set(value: str) -> bool:
-    """Whether sshd_config can hold this text between quotes.
-
-    Marks of the direction of writing and joiners of letters are text.
-    """
-    kinds = {unicodedata.category(letter) for letter in value}
-    return not kinds & {"Cc", "Cs"} and not set(value) & set('"\\')
+    """Whether sshd_config can hold this text between quotes."""
+    return value.isprintable() and not set(value) & set('"\\')
 
 
 def start_sshd(

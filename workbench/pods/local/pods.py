@@ -96,8 +96,8 @@ class LocalPods(Place):
         if not can_be_set(str(folder)):
             raise ConfigError(
                 f"the cluster's directory {str(context.directory)!r} has quotes, backslashes or"
-                " control characters, and sshd cannot use the path. Give Cluster(…, path=PATH)"
-                " another folder"
+                " letters that do not print, and sshd cannot use the path. Give"
+                " Cluster(…, path=PATH) another folder"
             )
         for number in range(count):
             root = folder / f"pod-{number}"
