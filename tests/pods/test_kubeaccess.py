@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.support.sentences import says
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.process import find
 from workbench.pods.kubernetes import login
+from workbench.pods.kubernetes.access import find_access
 from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
 from workbench.pods.kubernetes.login import LoginWait
 from workbench.pods.kubernetes.pods import KubernetesPods
@@ -36,11 +38,14 @@ class Server:
         self.status = 200
         self.type = "application/json"
         self.tokens: list[str | None] = []
+        self.before: Callable[[str | None, str], None] = lambda _token, _path: None
+        """Called with the token and the path of a request; may change the answer."""
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def answer(self) -> None:
                 server.tokens.append(self.headers.get("Authorization"))
+                server.before(server.tokens[-1], self.path)
                 body = server.body.encode()
                 self.send_response(server.status)
                 self.send_header("Content-Type", server.type)
@@ -338,6 +343,148 @@ def test_a_page_in_place_of_the_api_is_named(
     assert len(server.tokens) == 1, "another try helps nothing"
 
 
+SECRET = "secret-1"
+WHOLE = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "current-context": "c",
+    "clusters": [
+        {
+            "name": "c",
+            "cluster": {
+                "server": "https://127.0.0.1:1",
+                "certificate-authority-data": "",
+                "insecure-skip-tls-verify": False,
+                "proxy-url": "http://127.0.0.1:1",
+                "extensions": [
+                    {"name": "client.authentication.k8s.io/exec", "extension": {"audience": "a"}}
+                ],
+            },
+        }
+    ],
+    "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u", "namespace": "lab"}}],
+    "users": [
+        {
+            "name": "u",
+            "user": {
+                "exec": {
+                    "apiVersion": VERSION,
+                    "command": "./helper",
+                    "args": ["get"],
+                    "env": [{"name": "LAB", "value": SECRET}],
+                    "provideClusterInfo": True,
+                }
+            },
+        }
+    ],
+}
+WITH_TOKEN = {**WHOLE, "users": [{"name": "u", "user": {"token": SECRET, "password": SECRET}}]}
+OTHERS: Sequence[object] = (
+    "x",
+    7,
+    1.5,
+    True,
+    None,
+    [],
+    {},
+    [7],
+    [None],
+    [[]],
+    {"a": 1},
+    [{"name": "c"}],
+)
+OF_PYTHON = re.compile(r"object|NoneType|iterable|subscript|attribute|indices|ConfigNode")
+
+
+def changed(value: Any, other: object) -> Iterator[Any]:
+    """Yield copies of a value with one part in exchange for another."""
+    yield other
+    keys = range(len(value)) if isinstance(value, list) else value
+    for key in keys if isinstance(value, dict | list) else ():
+        for inside in changed(value[key], other):
+            copy = value.copy()
+            copy[key] = inside
+            yield copy
+
+
+@pytest.mark.parametrize("whole", [WHOLE, WITH_TOKEN], ids=["helper", "token"])
+@pytest.mark.parametrize("other", OTHERS, ids=repr)
+def test_every_part_of_a_kubeconfig_in_another_type_is_read_or_named_without_its_secrets(
+    tmp_path: Path, whole: object, other: object
+) -> None:
+    helper(tmp_path / "helper", f"echo '{credential(token='t')}'")
+    path = tmp_path / "config"
+    place = KubernetesPods(image="example.org/worker:1", kubeconfig=str(path))
+    for content in changed(whole, other):
+        path.write_text(json.dumps(content))
+        try:
+            configuration, namespace, _ = find_access(place, LoginWait())
+        except ConfigError as error:
+            said = str(error).removeprefix(f"the kubeconfig {path} cannot be used: ")
+            assert SECRET not in said
+            # These three phrases are no words of Python.
+            own = re.sub(
+                r"must be an object|Expected object with name \w+|no JSON object", "", said
+            )
+            assert not OF_PYTHON.search(own), (content, said)
+        else:
+            assert configuration.host.startswith("https://")
+            assert isinstance(namespace, str)
+
+
+def test_a_wrong_type_in_a_kubeconfig_is_mended_as_the_message_asks(tmp_path: Path) -> None:
+    path = tmp_path / "config"
+    place = kubeconfig(path, "http://127.0.0.1:1", {"token": 12345})
+    for user, words in (
+        ({"token": 12345}, "users[0].user.token must be text; a number needs quotes"),
+        ({"exec": {"args": "get"}}, "users[0].user.exec.args must be a list"),
+        ([], "users[0].user must be an object"),
+    ):
+        kubeconfig(path, "http://127.0.0.1:1", user)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError) as caught:
+            KubeApi(place)
+        assert str(caught.value).endswith(f"{path}: {words}")
+    kubeconfig(path, "http://127.0.0.1:1", {"token": "12345"})
+    KubeApi(place)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words", "advised"),
+    [
+        ("server", "127.0.0.1:6443", "; write https://HOST:PORT", "https://127.0.0.1:6443"),
+        ("server", "lab", "; write https://HOST:PORT", "https://lab"),
+        ("server", "ftp://lab", "; write https://HOST:PORT", "https://lab"),
+        ("proxy-url", "socks5://lab:1080", "; write http://HOST:PORT", "http://lab:1080"),
+        ("proxy-url", "nonsense", "; write http://HOST:PORT", "http://nonsense"),
+    ],
+)
+def test_an_address_that_is_no_url_is_refused_before_a_request(
+    tmp_path: Path, key: str, value: str, words: str, advised: str
+) -> None:
+    path = tmp_path / "config"
+    place = kubeconfig(path, "http://127.0.0.1:1", {"token": "t"})
+    content = json.loads(path.read_text())
+    content["clusters"][0]["cluster"][key] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=f"the cluster c has the {key} '{value}'{words}"):
+        KubeApi(place)
+    content["clusters"][0]["cluster"][key] = advised
+    path.write_text(json.dumps(content))
+    KubeApi(place)
+
+
+def test_a_user_that_the_kubeconfig_lacks_is_named_before_a_request_goes_without_a_login(
+    tmp_path: Path, server: Server
+) -> None:
+    place = kubeconfig(tmp_path / "config", server.url, {"token": "t"})
+    content = json.loads((tmp_path / "config").read_text())
+    content["users"][0]["name"] = "another"
+    (tmp_path / "config").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="names the user u, and users has no such entry"):
+        workbench.places.nodes(place)
+    assert server.tokens == []
+
+
 @pytest.mark.parametrize("body", ["", " ", "[]", "null", '{"items": [', "welcome", '{"error": 1}'])
 def test_an_answer_that_is_not_kubernetes_is_named(
     tmp_path: Path, server: Server, context: LaunchContext, body: str
@@ -391,3 +538,64 @@ def test_a_context_needs_no_current_one_beside_it(tmp_path: Path, server: Server
     (tmp_path / "config").write_text(json.dumps(content))
     place = KubernetesPods(image="x", kubeconfig=str(tmp_path / "config"), context="c")
     assert KubeApi(place).namespace == "lab"
+
+
+def test_the_server_answers_after_the_advice_of_a_refusal(tmp_path: Path, server: Server) -> None:
+    """Each refusal of a server with one account and no namespace `lab`, and its advice."""
+    path, allowed = tmp_path / "config", server.body
+    missing = {"lab": 'namespaces "lab" not found', "ends": "it is being terminated"}
+
+    def answer(token: str | None, url: str) -> None:
+        words = missing.get(url.partition("/namespaces/")[2].partition("/")[0])
+        server.status = 404 if words and words.startswith("namespaces") else 403
+        if token is None:
+            words = 'pods is forbidden: User "system:anonymous" cannot list resource "pods"'
+        elif token != "Bearer new":
+            server.status, words = 401, "Unauthorized"
+        elif words is None:
+            server.status = 200
+        server.body = json.dumps({"kind": "Status", "message": words}) if words else allowed
+
+    server.before = answer
+
+    def refused(user: dict[str, Any], url: str = "", **options: Any) -> str:
+        place = kubeconfig(path, url or server.url, user).replace(**options)
+        with pytest.raises(WorkbenchError) as caught:
+            KubeApi(place).list("pod")
+        return str(caught.value)
+
+    def works(user: dict[str, Any], **options: Any) -> None:
+        KubeApi(kubeconfig(path, server.url, user).replace(**options)).list("pod")
+
+    new = {"token": "new"}
+    assert says(refused(new), "pods.api._namespace_advice.namespace-deleted-never")
+    assert says(
+        refused(new, namespace="ends"), "pods.api._namespace_advice.namespace-being-deleted"
+    )
+    works(new, namespace="another")
+    del missing["lab"]  # it is made
+    works(new)
+    assert says(refused({}), "pods.api._refusal.server-knows-account")
+    assert says(refused({"token": "old"}), "pods.api._refusal.credentials-valid-any")
+    works(new)
+
+    # A login helper that has to log in, and one that has to be installed.
+    asks = helper(tmp_path / "asks", f"cat {tmp_path}/session || exit 1")
+    assert says(refused(asks), "pods.login.log-terminal-example")
+    (tmp_path / "session").write_text(credential(token="new"))
+    works(asks)
+    (tmp_path / "asks").rename(tmp_path / "installed")
+    assert says(refused(asks), "pods.login.credentials.install-use-another")
+    (tmp_path / "installed").rename(tmp_path / "asks")
+    works(asks)
+
+    # Another server than the API's.
+    page = Server()
+    page.body, page.type = PAGE, "text/html"
+    thread = threading.Thread(target=page.http.serve_forever, args=(0.01,))
+    thread.start()
+    assert says(refused(new, url=page.url), "pods.api._foreign.does-answer-kubernetes")
+    page.http.shutdown()
+    page.http.server_close()
+    thread.join()
+    works(new)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError
 from workbench.base.process import live_descendants
 from workbench.keeper.fleet import Fleet
 from workbench.pods.hosts.certificates import ended, ending_soon, ends
-from workbench.pods.hosts.names import with_hops
+from workbench.pods.hosts.names import Host, resolved, with_hops
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -33,6 +34,8 @@ from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.master import Master
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
+
+SECURITY_KEY = Path(__file__).parents[1] / "fakes" / "securitykey.c"
 
 
 @dataclass
@@ -92,6 +95,7 @@ def site(there: HostsPlace, tmp_path: Path) -> Site:
 
 
 def new_key(path: Path, *options: str) -> Path:
+    # Of two types, the last counts.
     argv = ["ssh-keygen", "-q", "-t", "ed25519", "-f", str(path), *(options or ("-N", ""))]
     subprocess.run(argv, check=True, timeout=120)
     return path
@@ -208,6 +212,42 @@ def test_no_unknown_key_is_noted_or_accepted_even_where_the_configuration_would(
     assert site.known.read_bytes() == known
 
 
+def test_the_fingerprint_of_a_jump_host_is_asked_at_the_port_of_proxyjump(
+    site: Site, context: LaunchContext
+) -> None:
+    hop = site.hops[0]
+    account = pwd.getpwuid(os.geteuid()).pw_name
+    lines = site.known.read_text().splitlines(keepends=True)
+    site.known.write_text("".join(line for line in lines if f"[{hop.address}]" not in line))
+    way = f"  ProxyJump {account}@{hop.address}:{hop.port}\n"
+    config = site.config(site.entry("lab", site.host, way))
+    with pytest.raises(PodError) as caught:
+        site.backend("lab", config).launch(PodSpec(), 1, context)
+    assert f'trust={{"{hop.address}": "{hop.fingerprint}"}}' in str(caught.value)
+    try_login(
+        site.backend("lab", config, trust={hop.address: hop.fingerprint}), context, site.folder
+    )
+
+
+@pytest.mark.parametrize(
+    ("way", "hops"),
+    [
+        ("bob@g1:2222,[::1]:443,g3", [("g1", "bob", 2222), ("::1", "", 443), ("g3", "", 0)]),
+        ("ssh://bob@g1:2222", [("g1", "bob", 2222)]),
+        ("my_gate", [("my_gate", "", 0)]),
+        ("none", []),
+    ],
+)
+def test_the_hosts_of_proxyjump_are_read_with_accounts_and_ports(
+    tmp_path: Path, way: str, hops: list[tuple[str, str, int]]
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(f"Host lab\n  HostName 10.0.0.1\n  ProxyJump {way}\n")
+    found = resolved(Host(address="lab"), ["-F", str(config)])
+    assert [(hop.address, hop.user, hop.port) for hop in found.hops] == hops
+    assert found.is_behind is bool(hops)
+
+
 def test_an_agent_of_the_notebooks_environment_logs_in(
     site: Site, context: LaunchContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +266,71 @@ def test_an_agent_of_the_notebooks_environment_logs_in(
     finally:
         agent.kill()
         agent.wait()
+
+
+@pytest.fixture
+def security_key(site: Site, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Give a security key with its library, and the file that stands for a touch of it."""
+    if shutil.which("cc") is None:
+        pytest.skip("needs a compiler, for a security key in software")
+    touch, library, key = tmp_path / "touch", tmp_path / "key.so", tmp_path / "id_ed25519_sk"
+    argv = ["cc", "-shared", "-fPIC", f'-DTOUCH="{touch}"', "-o", str(library), str(SECURITY_KEY)]
+    subprocess.run(argv, check=True, timeout=180)
+    new_key(key, "-t", "ed25519-sk", "-N", "", "-w", str(library))
+    accepted = site.host.folder / "authorized_keys"
+    before = accepted.read_text()
+    accepted.write_text(before + key.with_suffix(".pub").read_text())
+    yield library, touch
+    accepted.write_text(before)
+
+
+@pytest.mark.parametrize("named", ["{library}", "$LAB_KEY_LIBRARY"])
+def test_a_security_key_logs_in_and_is_named_while_it_waits_for_a_touch(
+    site: Site,
+    context: LaunchContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    security_key: tuple[Path, Path],
+    named: str,
+) -> None:
+    library, touch = security_key
+    monkeypatch.setenv("LAB_KEY_LIBRARY", str(library))
+    more = f"  IdentityFile {tmp_path}/id_ed25519_sk\n  IdentityAgent none\n"
+    more += f"  SecurityKeyProvider {named.format(library=library)}\n"
+    config = site.config(site.entry("lab", site.host, more), key=False)
+    # Without a touch.
+    with pytest.raises(PodTimeout, match="Confirm user presence for key ED25519-SK SHA256:"):
+        site.backend("lab", config, connect_timeout_s=2).launch(PodSpec(), 1, context)
+    # With a touch once the panel asks for one.
+    lines: list[str] = []
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if says(line, "pods.master.wait_up.ssh-waits-touch"):
+            touch.touch()
+
+    asked = replace(context, report=report)
+    try_login(site.backend("lab", config), asked, tmp_path)
+    assert sum(says(line, "pods.master.wait_up.ssh-waits-touch") for line in lines) == 1
+
+
+def test_a_security_key_that_is_not_there_is_named_with_what_it_needs(
+    site: Site, context: LaunchContext, tmp_path: Path, security_key: tuple[Path, Path]
+) -> None:
+    library, touch = security_key
+    touch.touch()
+    more = f"  IdentityFile {tmp_path}/id_ed25519_sk\n  IdentityAgent none\n"
+    for missing in ("", f"  SecurityKeyProvider {tmp_path}/none.so\n"):
+        config = site.config(site.entry("lab", site.host, more + missing), key=False)
+        with pytest.raises(PodError) as caught:
+            site.backend("lab", config).launch(PodSpec(), 1, context)
+        assert says(caught.value, "pods.login._login_advice.security-key-did")
+        assert "signing failed for ED25519-SK" in str(caught.value)
+    # The advice.
+    config = site.config(
+        site.entry("lab", site.host, f"{more}  SecurityKeyProvider {library}\n"), key=False
+    )
+    try_login(site.backend("lab", config), context, tmp_path)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import shlex
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, PodError, WorkbenchError
@@ -30,6 +30,7 @@ _REVOKED = re.compile(r"marked as revoked")
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key in (\S+:\d+)")
 _SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
 _DENIED = re.compile(r"(?<!\S)(\S{1,200})@([^\s@]{1,200}): Permission denied")
+_UNSIGNED = re.compile(r"signing failed for \S+-SK\b")
 _LOOK_S = 5.0
 
 
@@ -62,8 +63,8 @@ class Logins:
             ssh=master.wrapper_of(self._folder),
         )
 
-    def log_in(self, host: Host, connection: Master) -> None:
-        """Open a host's standing connection.
+    def log_in(self, host: Host, connection: Master, report: Callable[[str], None]) -> None:
+        """Open a host's standing connection. `report`: as for `Master.open`.
 
         Raises:
             WorkbenchError: With the words of ssh, and the next step.
@@ -76,7 +77,7 @@ class Logins:
             for each in (host.jump, host):
                 if each is not None:
                     self._trust_key(each, until)
-            connection.open(max(0.1, until - time.monotonic()))
+            connection.open(max(0.1, until - time.monotonic()), report)
         except WorkbenchError as error:
             said = connection.said or str(error).removeprefix(f"{host}: ")
             explained = self._explained(host, said, error, until)
@@ -86,9 +87,8 @@ class Logins:
 
     def trust_hops(self, hosts: Sequence[Host]) -> None:
         """Note the keys of configured jump hosts whose fingerprints the user gave."""
-        for name in dict.fromkeys(hop for host in hosts for hop in host.hops):
-            if name in self._trust:
-                self._trust_key(Host(address=name), time.monotonic() + self._timeout_s)
+        for hop in dict.fromkeys(hop for host in hosts for hop in host.hops):
+            self._trust_key(hop, time.monotonic() + self._timeout_s)
 
     def _trust_key(self, host: Host, until: float) -> None:
         expected = vouched(host, self._trust)
@@ -142,7 +142,7 @@ class Logins:
             hop = self._refusing_hop(host, said)
             asked = hop or host
             kind = ConfigError if asked.key and key_remedy(Path(asked.key)) else PodError
-            advice = ended(self.words(host)) or self._login_advice(asked)
+            advice = ended(self.words(host)) or self._login_advice(asked, said)
             whose = f"the jump host {hop.address} refused the login: " if hop else ""
             return kind(f"{host}: {whose}{said.rstrip('.')}. {advice}")
         return error
@@ -150,9 +150,8 @@ class Logins:
     def _unknown_key(self, host: Host, said: str, name: str, until: float) -> WorkbenchError:
         """Return the error for an unknown key: of the host, or of a host on the way."""
         jumps = [] if host.jump is None else [host.jump]
-        hops = [Host(address=hop) for hop in host.hops]
         until = max(until, time.monotonic() + _LOOK_S / 5)
-        for each in (host, *jumps, *hops):
+        for each in (host, *jumps, *host.hops):
             try:
                 line, key = self._shown_key(each, ",".join(master.KINDS), until)
             except WorkbenchError:  # such as a host behind the one whose key is unknown
@@ -181,8 +180,13 @@ class Logins:
             return jump or Host(address=words[-1])
         return None
 
-    def _login_advice(self, host: Host) -> str:
+    def _login_advice(self, host: Host, said: str) -> str:
         """Return the next step after a refused login."""
+        if _UNSIGNED.search(said):
+            return (
+                "The security key did not sign. Plug the key into this machine; a key with a"
+                " library of its own needs SecurityKeyProvider in the ssh configuration"
+            )
         if host.key:
             return (
                 key_remedy(Path(host.key))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import re
@@ -19,6 +20,7 @@ from workbench.base.record import Record, Size
 from workbench.pods.hostfile import Hostfile, check_address, check_user
 from workbench.pods.place import LocalPath, Port, absolute
 from workbench.pods.ssh.identity import nameless
+from workbench.pods.ssh.master import run
 
 _FORM = re.compile(r"(?:(?P<user>.*)@)?(?P<address>\[[^]]*\]|[^:@]*)(?::(?P<port>[0-9]{1,5}))?")
 _ALIAS = re.compile(r"[\w.][\w./+-]{0,252}", re.ASCII)  # a key of the configuration
@@ -66,7 +68,7 @@ class Host:
     """The files of the user's configuration."""
     jump: Host | None = None
     """The host to go through, as the user named it; None: as the configuration says."""
-    hops: tuple[str, ...] = ()
+    hops: tuple[Host, ...] = ()
     """The hosts that the configuration goes through (ProxyJump)."""
     is_behind: bool = False
     """Whether the configuration goes through another host, or a command."""
@@ -143,10 +145,7 @@ def resolved(host: Host, options: Sequence[str]) -> Host:
     `options`: those of `ssh` for the host. The way to the host is OpenSSH's own matter.
     """
     told = ask_ssh([*options, "--", host.address])
-    hops = []
-    for hop in told.get("proxyjump", ["none"])[0].split(","):
-        if hop != "none":
-            hops.append(hop.rpartition("@")[2].partition(":")[0])
+    hops = _jumps(told)
     reached = told["hostname"][0]
     if not host.internal_address:  # the other hosts use the address, and so do the launchers
         check_address(reached)
@@ -233,13 +232,7 @@ def ask_ssh(words: Sequence[str]) -> dict[str, list[str]]:
         raise ConfigError(f"ssh cannot read its configuration for {name}: {why}")
     argv = ["ssh", "-G", *words]
     try:
-        done = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            timeout=_CONFIG_S,
-            stdin=subprocess.DEVNULL,
-        )
+        done = run(argv, _CONFIG_S)
     except FileNotFoundError as error:
         raise ConfigError(
             "ssh is not installed here; run: sudo apt-get install openssh-client"
@@ -250,9 +243,10 @@ def ask_ssh(words: Sequence[str]) -> dict[str, list[str]]:
             " configuration that hangs"
         ) from error
     if done.returncode != 0:
-        raise ConfigError(f"ssh cannot read its configuration for {name}: {done.stderr.strip()}")
+        said = done.stderr.decode(errors="replace").strip()
+        raise ConfigError(f"ssh cannot read its configuration for {name}: {said}")
     told: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
+    for line in done.stdout.decode(errors="surrogateescape").splitlines():
         key, _, value = line.partition(" ")
         told.setdefault(key, []).append(value)
     return told
@@ -280,20 +274,26 @@ def with_hops(hosts: Sequence[Sequence[str]]) -> list[Way]:
     return found
 
 
+def _jumps(told: Mapping[str, Sequence[str]]) -> list[Host]:
+    """Return the hosts of ProxyJump, as the configuration names them."""
+    found = []
+    for hop in told.get("proxyjump", ["none"])[0].split(","):
+        if hop == "none":
+            continue
+        # The fields are free in their form here: a name may be an alias.
+        with contextlib.suppress(ConfigError):  # another program's way to write a host
+            found.append(Host(**_read_text(hop.removeprefix("ssh://"))))  # type: ignore[arg-type]
+    return found
+
+
 def _hops(words: Sequence[str], told: Mapping[str, Sequence[str]]) -> list[list[str]]:
     """Return the words of `ssh` for the hosts that a configuration goes through."""
     found = []
     file = list(words[words.index("-F") :][:2]) if "-F" in words else []
-    for hop in told.get("proxyjump", ["none"])[0].split(","):
-        if hop == "none":
-            continue
-        try:
-            named = _read_text(hop)
-        except ConfigError:  # such as ssh://, which says the same in other words
-            continue
-        user = ["-l", str(named["user"])] if "user" in named else []
-        port = ["-p", str(named["port"])] if "port" in named else []
-        found.append([*file, *user, *port, "--", str(named["address"])])
+    for hop in _jumps(told):
+        user = ["-l", hop.user] if hop.user else []
+        port = ["-p", str(hop.port)] if hop.port else []
+        found.append([*file, *user, *port, "--", hop.address])
     try:
         command = shlex.split(told.get("proxycommand", ["none"])[0].replace("%%", "%"))
     except ValueError:  # a shell's words, and not those of `ssh` alone

@@ -255,7 +255,7 @@ class SSHPods(Place):
             pods.append(pod)
 
         def log_in(number: int, host: Host) -> None:
-            logins.log_in(host, self._masters[f"pod-{number}"].master)
+            logins.log_in(host, self._masters[f"pod-{number}"].master, context.report)
 
         entry.connect_all(hosts, log_in, limit_s, context.report)
         return pods

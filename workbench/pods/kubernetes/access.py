@@ -7,13 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 from kubernetes import client, config
 from kubernetes.config.dateutil import parse_rfc3339
-from kubernetes.config.kube_config import FileOrData, KubeConfigLoader, KubeConfigMerger
+from kubernetes.config.kube_config import (
+    ConfigNode,
+    FileOrData,
+    KubeConfigLoader,
+    KubeConfigMerger,
+)
 
 from workbench.base.errors import ConfigError
 from workbench.pods.kubernetes.login import LoginFailed, LoginWait, credentials, is_token
@@ -21,6 +27,48 @@ from workbench.pods.kubernetes.options import KubernetesOptions
 
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _USUAL = "~/.kube/config"
+_WEB = ("https://", "http://")
+_TEXT = ""
+_EXEC = {
+    "apiVersion": _TEXT,
+    "command": _TEXT,
+    "args": [_TEXT],
+    "env": [{"name": _TEXT, "value": _TEXT}],
+    "provideClusterInfo": False,
+}
+_CLUSTER = {
+    "server": _TEXT,
+    "certificate-authority": _TEXT,
+    "certificate-authority-data": _TEXT,
+    "insecure-skip-tls-verify": False,
+    "tls-server-name": _TEXT,
+    "proxy-url": _TEXT,
+    "extensions": [{"name": _TEXT}],
+}
+_USER = {
+    "token": _TEXT,
+    "tokenFile": _TEXT,
+    "username": _TEXT,
+    "password": _TEXT,
+    "client-certificate": _TEXT,
+    "client-certificate-data": _TEXT,
+    "client-key": _TEXT,
+    "client-key-data": _TEXT,
+    "exec": _EXEC,
+}
+_SHAPE = {
+    "current-context": _TEXT,
+    "clusters": [{"name": _TEXT, "cluster": _CLUSTER}],
+    "contexts": [{"name": _TEXT, "context": {"cluster": _TEXT, "user": _TEXT, "namespace": _TEXT}}],
+    "users": [{"name": _TEXT, "user": _USER}],
+}
+"""What the client reads of a kubeconfig. The client neither checks types nor names the place."""
+_TYPES = {
+    str: "text; a number needs quotes",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def find_access(options: KubernetesOptions, wait: LoginWait) -> tuple[Any, str, bool]:
@@ -45,7 +93,7 @@ def find_access(options: KubernetesOptions, wait: LoginWait) -> tuple[Any, str, 
     where = named or _USUAL
     _check_exists(where, bool(named))
     try:
-        merged = KubeConfigMerger(where)
+        merged = _Merger(where)
         loader = _Loader(
             wait,
             config_dict=merged.config,
@@ -55,6 +103,7 @@ def find_access(options: KubernetesOptions, wait: LoginWait) -> tuple[Any, str, 
         )
         loader.load_and_set(configuration)
         context = loader.current_context["context"]
+        loader.check(context)
         namespace = options.namespace or str(context.get("namespace") or "default")
     except (
         config.ConfigException,
@@ -77,6 +126,29 @@ def account_namespace() -> str:
     return ""
 
 
+class _Merger(KubeConfigMerger):  # type: ignore[misc]
+    """The client's reader of the files of a kubeconfig, with a check of every file."""
+
+    def load_config(self, path: str) -> None:
+        # A stream, as an error on a text would quote the text.
+        with Path(path).open("rb") as file:
+            content = yaml.safe_load(file)
+        wrong = "" if content is None else _misshapen(content, _SHAPE)
+        if wrong:
+            raise ValueError(f"{path}: {wrong}")
+        super().load_config(path)
+
+    def _merge(self, item: str, add_cfg: Sequence[Mapping[str, Any]], path: str) -> None:
+        # The client's own names for entries, which stand in its errors, hold the credentials.
+        known = {each.value["name"] for each in self.config_merged.value[item]}
+        for number, entry in enumerate(add_cfg):
+            place = f"{path}: {item}[{number}]"
+            if "name" not in entry:
+                raise ValueError(f"{place} has no name")
+            if entry["name"] not in known:
+                self.config_merged.value[item].append(ConfigNode(place, entry, path))
+
+
 class _Loader(KubeConfigLoader):  # type: ignore[misc]
     """The client's reader of a kubeconfig, with our way to run a login helper.
 
@@ -86,6 +158,23 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]
     def __init__(self, wait: LoginWait, **given: Any):
         self._wait = wait
         super().__init__(**given)
+
+    def check(self, context: Mapping[str, Any]) -> None:
+        """Refuse a server or a proxy that is no URL, and a user that users lacks."""
+        server, proxy = getattr(self, "host", ""), getattr(self, "proxy", None)
+        if not server.startswith(_WEB):
+            raise ValueError(
+                f"the cluster {context['cluster']} has the server {server!r}; write"
+                " https://HOST:PORT"
+            )
+        if proxy and not proxy.startswith(_WEB):
+            raise ValueError(
+                f"the cluster {context['cluster']} has the proxy-url {proxy!r}; write"
+                " http://HOST:PORT, as the client knows no other kind of proxy"
+            )
+        user = context.get("user")
+        if user and self._user is None:
+            raise ValueError(f"the context names the user {user}, and users has no such entry")
 
     def _load_auth_provider_token(self) -> str | None:
         if "auth-provider" not in self._user:
@@ -145,6 +234,24 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]
             temp_file_path=self._temp_file_path,
         )
         return str(data.as_file())
+
+
+def _misshapen(value: object, shape: object, place: str = "") -> str:
+    """Return the place of the first value of another type than the shape, with the right type.
+
+    Quotes no value, as a value may be a secret. Empty if all is right.
+    """
+    if type(value) is not type(shape):
+        return f"{place or 'the file'} must be {_TYPES[type(shape)]}"
+    inside: list[tuple[object, object, str]] = []
+    if isinstance(value, list) and isinstance(shape, list):
+        inside = [(each, shape[0], f"{place}[{number}]") for number, each in enumerate(value)]
+    if isinstance(value, dict) and isinstance(shape, dict):
+        # The client takes null for nothing.
+        read = [key for key in shape if value.get(key) is not None]
+        inside = [(value[key], shape[key], f"{place}.{key}".lstrip(".")) for key in read]
+    found = (_misshapen(*each) for each in inside)
+    return next(filter(None, found), "")
 
 
 def _check_exists(where: str, is_named: bool) -> None:

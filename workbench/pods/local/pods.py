@@ -30,6 +30,7 @@ from workbench.base.process import FORK_SERVER_NAME, FORK_SERVER_SOCKET, POD_MAR
 from workbench.base.versions import installed_versions
 from workbench.pods.guest import machine
 from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
+from workbench.pods.guest.pod_main import can_be_set
 from workbench.pods.guest.process import (
     LocalWorker,
     left_out,
@@ -92,6 +93,12 @@ class LocalPods(Place):
             raise ConfigError(f"count is {count!r}; a cluster has at least one pod")
         check_key_line(context.public_key)
         folder = context.directory.absolute() / "pods"
+        if not can_be_set(str(folder)):
+            raise ConfigError(
+                f"the cluster's directory {str(context.directory)!r} has quotes, backslashes or"
+                " letters that do not print, and sshd cannot use the path. Give"
+                " Cluster(…, path=PATH) another folder"
+            )
         for number in range(count):
             root = folder / f"pod-{number}"
             if root.exists():

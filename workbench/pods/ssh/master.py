@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, PodError, PodTimeout, WorkbenchError
@@ -58,6 +58,13 @@ if [ "$WORKBENCH_JUMPS" -gt {most} ]; then
 fi
 exec {python} -IS -c 'import os, sys; os.execv(sys.argv[1], sys.argv[2:])' {ssh} "$0" {rules} "$@"
 """
+# ssh starts the program when a security key waits for a touch. Without a terminal and without the
+# program, ssh would wait in silence.
+_ASKS = """\
+#!/bin/sh
+echo "$1" >&2
+"""
+_TOUCH = re.compile(rb"Confirm user presence for key [^\r\n]+")
 # The connection ends with the process that holds the other end of its standard input.
 _GUARD = """\
 exec 3<&0
@@ -83,6 +90,7 @@ _JUMPS = 9  # OpenSSH follows a circle without end, and each round is a process
 _END_S = 2.0
 _STEP_S = 0.02
 _SHOWN = 1200
+_MOST_ERRORS = 100_000
 _NOISE = re.compile(
     r"^kex_exchange_identification: Connection (?:closed|reset) by"
     r"|^Connection closed by \S+ port|^@{5}|^\s*$"
@@ -158,23 +166,33 @@ class Master:
             )
             self._began_s = time.monotonic()
 
-    def wait_up(self, limit_s: float) -> bool:
-        """Wait until the connection stands or its process has ended."""
+    def wait_up(self, limit_s: float, report: Callable[[str], None] = lambda _line: None) -> bool:
+        """Wait until the connection stands or its process has ended.
+
+        `report`: receives a line about a security key that waits for a touch.
+        """
         until = time.monotonic() + limit_s
+        told = b""
         while not self.is_up:
+            # A read at a place: the process writes where the file's own position is.
+            asked = _TOUCH.findall(os.pread(self._errors.fileno(), _MOST_ERRORS, 0))
+            if asked and asked[-1] != told:
+                told = asked[-1]
+                words = plain(told.decode(errors="replace"))
+                report(f"{self.host}: ssh waits for a touch of your security key. {words}")
             if not self.is_running or time.monotonic() > until:
                 return self.is_up
             time.sleep(_STEP_S)
         return True
 
-    def open(self, limit_s: float) -> None:
-        """Connect and log in.
+    def open(self, limit_s: float, report: Callable[[str], None] = lambda _line: None) -> None:
+        """Connect and log in. `report`: as for `wait_up`.
 
         Raises:
             WorkbenchError: The connection does not stand in time; the message has ssh's words.
         """
         self.start()
-        if self.wait_up(limit_s):
+        if self.wait_up(limit_s, report):
             return
         late = self.is_running
         self.drop()
@@ -275,6 +293,7 @@ def make_folder(*, system: bool, earlier: Path | None = None) -> Path:
         ),
         mode=0o700,
     )
+    write_text(_asks_of(wrapper), _ASKS, mode=0o700)
     return folder
 
 
@@ -303,9 +322,18 @@ def trusted_of(folder: Path) -> Path:
 
 
 def environment(wrapper: Path) -> Mapping[str, str]:
-    """Return the variables by which the name `ssh` is the wrapper."""
+    """Return the variables by which the name `ssh` is the wrapper, and a touch is asked for."""
     path = os.environ.get("PATH", os.defpath)
-    return {**os.environ, "PATH": f"{wrapper.parent}{os.pathsep}{path}"}
+    return {
+        **os.environ,
+        "PATH": f"{wrapper.parent}{os.pathsep}{path}",
+        "SSH_ASKPASS": str(_asks_of(wrapper)),
+        "SSH_ASKPASS_REQUIRE": "force",
+    }
+
+
+def _asks_of(wrapper: Path) -> Path:
+    return wrapper.with_name("asks")
 
 
 def host_key(
@@ -326,27 +354,44 @@ def host_key(
         "ControlPath": "none",
         "ClearAllForwardings": "yes",
     }
-    process = subprocess.Popen(
-        [str(wrapper), *_as_words(rules), *words, "exit"],
-        executable=program(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment(wrapper),
-        start_new_session=True,
-    )
+    argv = [str(wrapper), *_as_words(rules), *words, "exit"]
     try:
-        _, said = process.communicate(timeout=max(0.1, limit_s))
+        done = run(argv, limit_s, executable=program(), env=environment(wrapper))
     except subprocess.TimeoutExpired as error:
         raise PodTimeout(f"{host}: no answer in {limit_s:.1f} s") from error
-    finally:
-        # With a jump host it is a group of processes.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
     if not known_hosts.is_file():
-        raise failure(host, said_by(said))
+        raise failure(host, said_by(done.stderr))
     return " ".join(gate.read_text(known_hosts).split()[1:3])
+
+
+def run(
+    argv: Sequence[str],
+    limit_s: float,
+    *,
+    executable: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run an `ssh` that ends by itself, and end the programs that it started.
+
+    Raises:
+        subprocess.TimeoutExpired: After the limit.
+    """
+    with subprocess.Popen(
+        argv,
+        executable=executable,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, said = process.communicate(timeout=max(0.1, limit_s))
+        finally:
+            # With a jump host or a Match exec it is a group of processes.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(argv, process.returncode, out, said)
 
 
 def _as_words(options: Mapping[str, str]) -> list[str]:

@@ -33,6 +33,7 @@ directory.
 # Minimum bytes that a run writes: states, events and the reserve for the result.
 _ROOM_BYTES = 512 << 10
 _GIT_S = 5.0
+_LONGEST_WORD = 60  # of an id, which may have 128 letters
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +59,7 @@ def prepare_run(
     `pods` are the running pods of the cluster, if known.
     """
     # The id sorts by time and names the job.
-    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{spec.job.views.word}-{secrets.token_hex(2)}"
+    run_id = new_run_id(spec.job.views.word)
     paths = RunPaths(user_path(root or parent / run_id).absolute())
     if spec.pods is not None and not 1 <= spec.pods <= spec.cluster.count:
         raise ConfigError(f"pods is {spec.pods}; the cluster has {spec.cluster.count}")
@@ -92,6 +93,16 @@ def prepare_run(
         gate.remove_tree(paths.root)
         raise
     return PreparedRun(run_id=run_id, paths=paths, spec=spec)
+
+
+def new_run_id(word: str) -> str:
+    """Return an id for a run: the time, a word about the job, and letters of chance.
+
+    Pods take a plain folder name, and the word may be the name of a file in any script.
+    """
+    letters = [each for each in word if each.isascii() and (each.isalnum() or each in "._-")]
+    plain = "".join(letters)[:_LONGEST_WORD] or "run"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}-{secrets.token_hex(2)}"
 
 
 def _check_gpus(spec: RunSpec) -> None:

@@ -1,0 +1,109 @@
+"""For every path and name the same run has the same record: on local pods, and over a real sshd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.sshhosts import HostsPlace
+from tests.support.sentences import sentence
+from workbench import Cluster, LocalPods, PodSpec, Run, Script
+from workbench.base.errors import ConfigError
+from workbench.pods.place import Place
+from workbench.pods.pod import LaunchContext
+
+pytestmark = pytest.mark.slow
+
+PROGRAM = """\
+import os, sys
+import workbench
+
+print(ascii(sys.argv[1:]), os.environ["RANK"])
+workbench.log(step=1, loss=0.5)
+with open("made.txt", "w") as file:
+    file.write("made")
+"""
+NAMES = {
+    "plain": "plain",
+    "blanks": "  my cluster\t1 ",
+    "quotes": 'it\'s a "name" `x` \\ ',
+    "dollar": "$HOME ${HOME} $(id) !! %h %%",
+    "dash": "-rf --path=x",
+    "marks": "#a~b*c?d[e]f{g}|h;i&j<k>l",
+    "line break": "a\nb",
+    "unicode": "日本語 é e\u0301 🚀",
+    "right to left": "\u202eabc\u202c \u200f\u05d0\u05d1",
+    "long": "n" * 200,
+}
+REFUSED = ("blanks", "quotes", "line break", "right to left")
+"""The daemon of a local pod has the path in its configuration."""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostsPlace]:
+    with HostsPlace(tmp_path_factory.mktemp("there")) as made:
+        yield made
+
+
+def record(place: Place, folder: Path, name: str) -> dict[str, object]:
+    """Run a script of this name in a folder of this name, and return what a person finds."""
+    code = folder / name[:100] / "code"
+    code.mkdir(parents=True)
+    script = code / f"{name}.py"
+    script.write_text(PROGRAM)
+    job = Script(script, args=[name], outputs=["made.txt"])
+    path = code.parent / "cluster"
+    with Cluster(place, PodSpec(cpus=1), count=2, path=path, warm=False) as cluster:
+        run = cluster.submit(job)
+        run.name = name
+        result = run.wait(900, progress=False)
+        logs = [run.logs(rank) for rank in (0, 1)]
+    assert Run.load(run.paths.root).name == name.strip()
+    shown = ascii([name])
+    return {
+        "state": result.state,
+        "message": result.message,
+        "logs": [log.replace(shown, "[…]") for log in logs],
+        "events": [(event.kind, event.number("loss")) for event in run.events()],
+        "files": {file.name: file.read_text() for file in run.paths.outputs.rglob("*.txt")},
+    }
+
+
+EXPECTED = {
+    "state": "succeeded",
+    "message": "all ranks finished; outputs/ has 1 file (4 bytes)",
+    "logs": ["[…] 0", "[…] 1"],
+    "events": [("step", 0.5)],
+    "files": {"made.txt": "made"},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", NAMES)
+def test_a_run_over_a_real_sshd_has_the_same_record(
+    hosts: HostsPlace, tmp_path: Path, kind: str
+) -> None:
+    assert record(hosts.backend(), tmp_path, NAMES[kind]) == EXPECTED
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [kind for kind in NAMES if kind not in REFUSED])
+def test_a_run_on_local_pods_has_the_same_record(tmp_path: Path, kind: str) -> None:
+    assert record(LocalPods(), tmp_path, NAMES[kind]) == EXPECTED
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_path_that_sshd_cannot_have_is_refused_before_pods_start(
+    context: LaunchContext, kind: str
+) -> None:
+    folder = context.directory / NAMES[kind]
+    with pytest.raises(ConfigError, match=sentence("pods.pods.launch.clusters-directory-quotes")):
+        LocalPods().launch(PodSpec(), 1, replace(context, directory=folder))
+    assert not folder.exists()
+    # The advice.
+    pods = LocalPods()
+    pods.launch(PodSpec(), 1, context)
+    pods.stop()
