@@ -320,7 +320,7 @@ def unchanged(state: dict[str, Any]) -> dict[str, Any]:
         (under_other_names, {}, "the file of weights lacks 8 weights"),
         (with_another, {}, "the file of weights has 1 weight such as .*v_proj"),
         (unchanged, {"r": 4}, r"other sizes than adapter_config\.json.*size mismatch"),
-        (unchanged, {"target_modules": ["k_proj"]}, "the file of weights lacks 4 weights"),
+        (unchanged, {"target_modules": ["k_proj"]}, "the file of weights has 4 weights"),
         (unchanged, {"peft_type": 7}, "cannot be read"),
         (not_finite, {}, "lora_A.* holds numbers that are not finite"),
     ],
