@@ -117,10 +117,29 @@ def cut_short(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def pointer(folder: Path) -> None:
+def longer(folder: Path) -> None:
     folders.model(folder)
-    text = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
-    (folder / "model.safetensors").write_text(text)
+    with (folder / "model.safetensors").open("ab") as file:
+        file.write(b"x")
+
+
+def pieces(content: bytes) -> Callable[[Path], object]:
+    def make(folder: Path) -> None:
+        sentencepiece_alone(folder)
+        (folder / "tokenizer.model").write_bytes(content)
+
+    return make
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+
+
+def pointer(name: str) -> Callable[[Path], object]:
+    def make(folder: Path) -> None:
+        folders.model(folder)
+        (folder / name).write_bytes(POINTER)
+
+    return make
 
 
 def cut_bin(folder: Path) -> None:
@@ -169,6 +188,19 @@ def last_checkpoint(folder: Path) -> None:
 def adapters_without_base(folder: Path) -> None:
     write(folder, adapter_config__json={"base_model_name_or_path": "/gone/base", "r": 8})
     weights(folder / "adapter_model.safetensors")
+
+
+def adapters_with(key: str, value: object) -> Callable[[Path], object]:
+    def make(folder: Path) -> None:
+        write(folder, adapter_config__json={"base_model_name_or_path": "tiny-llama", key: value})
+        weights(folder / "adapter_model.safetensors")
+
+    return make
+
+
+def adapters_of_adapters(folder: Path) -> None:
+    adapters_with("r", 8)(folder)
+    change(folder / "adapter_config.json", base_model_name_or_path=str(folder))
 
 
 def adapters_without_weights(folder: Path) -> None:
@@ -321,7 +353,13 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
     "tensor missing": (shard_without_tensor, {}, ["model.safetensors.index.json", "'b'"]),
     "shard outside": (shard_outside, {}, ["model.safetensors.index.json", "../secret"]),
     "cut short": (cut_short, {}, ["model-00001-of-00002.safetensors", "bytes"]),
-    "pointer": (pointer, {}, ["model.safetensors", "git lfs pull"]),
+    "longer": (longer, {}, ["model.safetensors", "bytes"]),
+    **{
+        f"pointer {name}": (pointer(name), {}, [name, "git lfs pull"])
+        for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json")
+    },
+    "pointer of pieces": (pieces(POINTER), {}, ["tokenizer.model", "git lfs pull"]),
+    "empty pieces": (pieces(b""), {}, ["tokenizer.model", "empty"]),
     "bin cut short": (cut_bin, {}, ["pytorch_model.bin", "104 bytes"]),
     "no tokenizer": (
         without("tokenizer.json", "tokenizer_config.json"),
@@ -334,6 +372,15 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         ["tokenizer.json", "AutoTokenizer"],
     ),
     "adapters without their base": (adapters_without_base, LORA, ["/gone", "resume_from"]),
+    **{
+        f"adapters with {key}": (adapters_with(key, value), LORA, ["adapter_config.json", *facts])
+        for key, value, facts in [
+            ("peft_type", "IA3", ["'IA3'", "'LORA'"]),
+            ("target_modules", r".*q_proj", ["target_modules", "Script"]),
+            ("r", 0, ["lora r is 0"]),
+        ]
+    },
+    "adapters of adapters": (adapters_of_adapters, LORA, ["no whole model", "merge_and_unload"]),
     "adapters without weights": (adapters_without_weights, LORA, ["adapter_model.safetensors"]),
     # Folders of other tools.
     "no weights": (others(), {}, ["no weights", "save_pretrained"]),

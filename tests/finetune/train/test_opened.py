@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tinyfolders as folders
@@ -13,8 +14,10 @@ import torch
 from forkedruns import LENGTH, Plan, Ran
 from transformers import AutoModelForCausalLM
 
+from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.model import load as model
+from workbench.finetune.model.files.opened import check_finite, is_finite, named_errors
 
 HOW = {"max_steps": 2, "learning_rate": 5e-3, "profile_step": 0, "eval_steps": None, **LENGTH}
 TECHNIQUES = ("single", "ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp")
@@ -70,6 +73,89 @@ def test_a_folder_without_all_weights_is_refused_by_name(name: str, tmp_path: Pa
     assert str(folder) in str(caught.value)
 
 
+def a_config_with(**values: object) -> Callable[[Path], Path]:
+    return lambda folder: folders.change_config(folders.llama(folder), **values)
+
+
+def a_file_with(name: str, **values: object) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        file = folders.llama(folder) / name
+        file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+        return folder
+
+    return make
+
+
+# Values that the libraries refuse, each with an error of another class.
+NOT_READ: dict[str, Callable[[Path], Path]] = {
+    "text": a_config_with(hidden_size="16"),
+    "tie": a_config_with(tie_word_embeddings=None),
+    "function": a_config_with(hidden_act="gelu_fast9"),
+    "heads": a_config_with(num_attention_heads=3),
+    "format": a_config_with(dtype="flot16"),
+    "rope": a_config_with(rope_parameters={"rope_type": "mine", "factor": 2.0}),
+    "padding": a_config_with(pad_token_id=99999),
+    "quantization": a_config_with(quantization_config={}),
+    "role": a_file_with("tokenizer_config.json", pad_token=["<pad>"]),
+    "side": a_file_with("tokenizer_config.json", padding_side="middle"),
+    "own code": a_file_with(
+        "tokenizer_config.json", tokenizer_class="Mine", auto_map={"AutoTokenizer": ["m.T", None]}
+    ),
+    "vocabulary": a_file_with("tokenizer.json", model={"type": "Mine", "vocab": {}}),
+    "answers": a_file_with("generation_config.json", max_new_tokens=-4),
+    "several answers": a_file_with("generation_config.json", num_return_sequences=3),
+    "cache": a_file_with("generation_config.json", cache_implementation="mine"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOT_READ)
+def test_a_value_that_a_library_refuses_is_named_with_the_folder(name: str, tmp_path: Path) -> None:
+    folder = NOT_READ[name](tmp_path / "model")
+    refusal = sentence("finetune.opened.named_errors.model-read-correct", str(folder))
+    with pytest.raises(ConfigError, match=refusal):
+        model.load(str(folder), (), seed=0)
+
+
+@pytest.mark.parametrize("error", [OSError, MemoryError, RuntimeError, ConfigError])
+def test_errors_of_disks_and_of_memory_are_no_errors_of_the_files(error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^as it was$"), named_errors("m"):
+        raise error("as it was")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 7, -1])
+def test_any_number_that_is_not_finite_is_found(dtype: Any, bad: float, place: int) -> None:
+    values = torch.randn(100).to(dtype)
+    assert is_finite(values)
+    values[place] = bad
+    assert not is_finite(values)
+
+
+def test_packed_and_empty_weights_are_finite() -> None:
+    for values in (torch.zeros(0), torch.full((4,), 255, dtype=torch.uint8)):
+        assert is_finite(values)
+
+
+def test_a_weight_that_is_not_finite_is_named() -> None:
+    layer = torch.nn.Linear(4, 4)
+    check_finite(layer, "mine")
+    layer.weight.data[1, 2] = float("nan")
+    with pytest.raises(
+        ConfigError,
+        match=sentence("finetune.opened.check_finite.model-holds-numbers", "mine", "weight"),
+    ):
+        check_finite(layer, "mine")
+    # ZeRO-3 leaves an empty tensor, and keeps the rank's part beside it.
+    layer.weight.ds_tensor = torch.zeros(4)  # type: ignore[assignment]
+    layer.weight.data = torch.zeros(0)
+    check_finite(layer, "mine")
+    layer.weight.ds_tensor[3] = float("inf")  # type: ignore[index]
+    with pytest.raises(ConfigError, match="weight holds numbers"):
+        check_finite(layer, "mine")
+
+
 @pytest.mark.slow
 def test_weights_without_a_place_and_untied_weights_are_remarked(tmp_path: Path) -> None:
     shallow = model.load(str(one_layer_less(tmp_path / "shallow")), (), seed=0)
@@ -93,10 +179,19 @@ def test_only_the_head_of_a_model_that_scores_may_be_new(tmp_path: Path) -> None
         model.load(str(folders.with_foreign_names(tmp_path / "names")), (), seed=0, scores=True)
 
 
+def with_nan(folder: Path) -> Path:
+    def changed(state: dict[str, Any]) -> dict[str, Any]:
+        state["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+        return state
+
+    return folders.change_weights(folders.llama(folder), changed)
+
+
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     plan = Plan(tmp_path_factory.mktemp("opened"))
     made = {name: make(plan.root / f"of-{name}") for name, (make, _) in REFUSED.items()}
+    made["nan"] = with_nan(plan.root / "of-nan")
     made["head"] = folders.with_another_head(plan.root / "of-head")
     for technique in TECHNIQUES:
         ranks = 1 if technique == "single" else 2
@@ -104,6 +199,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         plan.add(f"head-{technique}", ranks, model=str(made["head"]), **rows, **HOW)
     for name in ("no-head", "names", "vocabulary"):
         plan.add(f"{name}-zero3", 2, model=str(made[name]), technique="zero3", **HOW)
+    for technique in ("single", "zero3", "fsdp"):
+        ranks = 1 if technique == "single" else 2
+        plan.add(f"nan-{technique}", ranks, model=str(made["nan"]), technique=technique, **HOW)
     plan.add("names-fsdp", 2, model=str(made["names"]), technique="fsdp", **HOW)
     return plan.run()
 
@@ -147,3 +245,13 @@ class TestOnRanks:
             error = json.dumps(run.record(rank, "error.json"), ensure_ascii=False)
             assert "ConfigError" in error
             assert re.search(message, error), error
+
+    @pytest.mark.parametrize("technique", ["single", "zero3", "fsdp"])
+    def test_a_weight_that_is_not_finite_ends_the_run_before_its_first_step(
+        self, ran: dict[str, Ran], technique: str
+    ) -> None:
+        run = ran[f"nan-{technique}"]
+        assert 0 not in run.exit_codes.values()
+        assert not run.data("step") and not run.data("eval")
+        error = json.dumps(run.record(0, "error.json"), ensure_ascii=False)
+        assert "model.layers.1.mlp.up_proj.weight holds numbers that are not finite" in error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import tinyfolders as folders
 import torch
 import transformers
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -18,6 +20,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
+from workbench.finetune.model.files.opened import check_finite
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.model.targets import adapted_weights, left_out, plain_name
 from workbench.finetune.options.adapters import Lora
@@ -285,6 +288,65 @@ def test_adapters_of_others_on_a_tied_weight_are_neither_merged_nor_trained(tmp_
     job = FineTune(model=str(folder), peft="lora", lora={"resume_from": str(tmp_path / "theirs")})
     with pytest.raises(ConfigError, match=r"adapt 'lm_head', .*tied embeddings"):
         adapters.attached(model.load(str(folder), (), seed=0), job)
+
+
+def without_first(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: state[name] for name in sorted(state)[1:]}
+
+
+def under_other_names(state: dict[str, Any]) -> dict[str, Any]:
+    return {f"module.{name}": value for name, value in state.items()}
+
+
+def with_another(state: dict[str, Any]) -> dict[str, Any]:
+    value = next(iter(state.values()))
+    extra = "base_model.model.model.layers.0.self_attn.v_proj.lora_A.weight"
+    return {**state, extra: value.clone()}
+
+
+def not_finite(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value * float("nan") for name, value in state.items()}
+
+
+def unchanged(state: dict[str, Any]) -> dict[str, Any]:
+    return state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "config", "message"),
+    [
+        (without_first, {}, "the file of weights lacks 1 weight such as .*lora_A"),
+        (under_other_names, {}, "the file of weights lacks 8 weights"),
+        (with_another, {}, "the file of weights has 1 weight such as .*v_proj"),
+        (unchanged, {"r": 4}, r"other sizes than adapter_config\.json.*size mismatch"),
+        (unchanged, {"target_modules": ["k_proj"]}, "the file of weights has 4 weights"),
+        (unchanged, {"peft_type": 7}, "cannot be read"),
+        (not_finite, {}, "lora_A.* holds numbers that are not finite"),
+    ],
+)
+def test_saved_adapters_that_do_not_fit_are_neither_trained_nor_merged(
+    change: Any, config: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    folder = folders.llama(tmp_path / "base")
+    theirs = tmp_path / "theirs"
+    base = AutoModelForCausalLM.from_pretrained(folder)
+    made = LoraConfig(target_modules=["q_proj", "k_proj"], r=2, init_lora_weights=False)
+    get_peft_model(base, made).save_pretrained(str(theirs))
+    file = theirs / "adapter_model.safetensors"
+    save_file(change(load_file(file)), file, {"format": "pt"})
+    settings = theirs / "adapter_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **config}))
+    loaded = model.load(str(folder), (), seed=0)
+    with pytest.raises(ConfigError, match=message):
+        trained = adapters.with_saved(loaded.model, str(theirs), trains=True)
+        check_finite(trained, str(theirs))
+    if change is not_finite:
+        return
+    with pytest.raises(ConfigError, match=message):
+        adapters.merged(theirs, model.load(str(folder), (), seed=0))
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from peft import PeftModel
 from transformers import AutoTokenizer
 
 from workbench.agent.rank import collectives as ranks
@@ -117,8 +116,7 @@ def _loaded(which: str, job: FineTune, folder: str) -> model.Loaded:
             options = {"dtype": "auto"}
         loaded = model.load(job.model, (), seed=job.seed, options=options, tokenizer=tokenizer)
         if which == "trained":
-            # The files on a pod may be links into the pod's store.
-            loaded = replace(loaded, model=PeftModel.from_pretrained(loaded.model, folder))
+            loaded = replace(loaded, model=adapters.with_saved(loaded.model, folder))
     # The encoder gives the tokenizer the chat template of the job.
     Encoder(loaded, job)
     return loaded

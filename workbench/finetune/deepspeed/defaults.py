@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import Json, parse_json, part, text
 from workbench.finetune.deepspeed.check import FIELDS, SCHEDULES, check_form, own_options, value_at
@@ -36,6 +36,7 @@ _OPTIMIZERS = {
 }
 # https://arxiv.org/abs/2302.06675, section 5: a rate 3 to 10 times smaller than AdamW's.
 _LION_SHARE = 5
+_KIND = "LORA"
 # peft's name of each option of `Lora`.
 _LORA = {
     "r": "r",
@@ -103,6 +104,12 @@ def on_base(job: _Options) -> _Options:
             "continue to train them, or merge them into their base first (run.merge)"
         )
     config = _adapters(folder)
+    kind = text(config.get("peft_type")) or _KIND
+    if kind != _KIND:
+        raise ConfigError(
+            f"{folder / ADAPTERS} has peft_type {shortened(kind)}, and FineTune continues adapters "
+            f"of peft_type {_KIND!r} alone. Use a Script with peft"
+        )
     made = {
         name: config[theirs] for name, theirs in _LORA.items() if config.get(theirs) is not None
     }
@@ -111,7 +118,12 @@ def on_base(job: _Options) -> _Options:
         if isinstance(names, list):
             made[key] = sorted(str(name) for name in names)
     now = Lora.from_dict(job.lora).to_dict()
-    then = Lora.from_dict(made).to_dict()
+    try:
+        then = Lora.from_dict(made).to_dict()
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder / ADAPTERS}: {error}. To continue these adapters, use a Script with peft"
+        ) from error
     for name in job.lora:
         if name != "resume_from" and now[name] != then[name]:
             raise ConfigError(

@@ -11,6 +11,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import gate, is_there
 from workbench.base.json_values import Json
 
+POINTER = b"version https://git-lfs"
 _LARGEST = 256 << 20  # the largest tokenizer.json known has 33 MB
 _MOST_KEPT = 4 << 20
 _MARK = b"\xef\xbb\xbf"
@@ -37,6 +38,14 @@ def read_object(path: Path) -> Json:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+def refuse_pointer(path: Path, begin: bytes) -> None:
+    """Raise ConfigError if a file begins as a pointer of git-lfs in place of its content."""
+    if begin.startswith(POINTER):
+        raise ConfigError(
+            f"{path} is a pointer of git-lfs and not the file. Run `git lfs pull` in the folder"
+        )
+
+
 @lru_cache(maxsize=64)
 def _object(path: Path, real: Path, _size: int, _mtime_ns: int) -> Json:
     return _parsed(path, real)
@@ -44,6 +53,7 @@ def _object(path: Path, real: Path, _size: int, _mtime_ns: int) -> Json:
 
 def _parsed(path: Path, real: Path) -> Json:
     data = gate.read_bytes(real, limit=_LARGEST)
+    refuse_pointer(path, data)
     if data.startswith(_MARK):
         raise ConfigError(f"{path} begins with a byte order mark. {_SAVE}")
     if data.startswith(_WIDE_MARKS):

@@ -11,9 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, shortened
-from workbench.base.files import is_there, read_given
+from workbench.base.files import gate, is_there, read_given
 from workbench.base.json_values import Json, items, part, text, whole
-from workbench.finetune.job.given_files import read_object
+from workbench.finetune.job.given_files import read_object, refuse_pointer
 
 VOCABULARIES = (
     "*.model",
@@ -49,6 +49,8 @@ _GENERAL = (
 )
 _MARKED = re.compile(r"<.*>|\[.*\]")
 _OF_PICTURES = re.compile(r"image|img|vision|video|audio", re.IGNORECASE)
+_BINARY = (".model", ".spm", ".tiktoken")
+_MOST_OF_POINTER = 1024  # bytes
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls")
 _CONFIG = "tokenizer_config.json"
 
@@ -72,7 +74,10 @@ def check_is_there(folder: Path) -> None:
     for name in ("special_tokens_map.json", "added_tokens.json"):
         read_object(folder / name)
     names = os.listdir(folder)  # noqa: PTH208 (names alone are needed)
-    if any(_has_tokens(name) for name in names):
+    with_tokens = [name for name in names if _has_tokens(name)]
+    for name in with_tokens:
+        _check_binary(folder / name)
+    if with_tokens:
         return
     if text(config.get("tokenizer_class")).removesuffix("Fast") in _WITHOUT_FILES:
         return
@@ -81,6 +86,24 @@ def check_is_there(folder: Path) -> None:
         "spiece.model and vocab.json. Save the tokenizer of the base model there: "
         f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(folder)!r})"
     )
+
+
+def _check_binary(path: Path) -> None:
+    """Raise ConfigError for an empty file of tokens, or a pointer in place of the file.
+
+    transformers reads an empty file as a tokenizer without a word.
+    """
+    if path.suffix not in _BINARY:
+        return
+    try:
+        size = path.stat().st_size
+        if size < _MOST_OF_POINTER:
+            # The folders of the hub's cache consist of links.
+            refuse_pointer(path, gate.read_bytes(path.resolve()))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if not size:
+        raise ConfigError(f"{path} is empty. Copy the file again")
 
 
 def tokens_of(folder: Path) -> Tokens:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there
 from workbench.base.json_values import Json, items, parse_json, part, text, whole
-from workbench.finetune.job.given_files import read_object
+from workbench.finetune.job.given_files import POINTER, read_object, refuse_pointer
 from workbench.finetune.options.model.folders import (
     ADAPTER_WEIGHTS,
     ADAPTERS,
@@ -22,7 +22,6 @@ from workbench.finetune.options.model.folders import (
 )
 
 _AGAIN = "Copy the file again"
-_POINTER = b"version https://git-lfs"
 _LARGEST_HEADER = 100_000_000  # the limit of safetensors
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
 _PICKLE = b"\x80"  # torch before 1.6
@@ -122,12 +121,8 @@ def _tensors(path: Path) -> Mapping[str, int]:
 @lru_cache(maxsize=1024)
 def _tensors_at(path: Path, size: int, _mtime_ns: int) -> Mapping[str, int]:
     with path.open("rb") as file:
-        begin = file.read(len(_POINTER))
-        if begin == _POINTER:
-            raise ConfigError(
-                f"{path} is a pointer of git-lfs and not the weights. Run `git lfs pull` in the "
-                "folder"
-            )
+        begin = file.read(len(POINTER))
+        refuse_pointer(path, begin)
         if path.suffix != ".safetensors":
             if not begin.startswith(_PICKLE) and not zipfile.is_zipfile(path):
                 raise ConfigError(
@@ -141,10 +136,8 @@ def _tensors_at(path: Path, size: int, _mtime_ns: int) -> Mapping[str, int]:
         file.seek(_LENGTH_BYTES, os.SEEK_SET)
         header = _header(file.read(length), path)
     needed = _LENGTH_BYTES + length + max(map(_end, header.values()), default=0)
-    if needed > size:
-        raise ConfigError(
-            f"{path} is cut short: it has {size} bytes, and its header names {needed}. {_AGAIN}"
-        )
+    if needed != size:
+        raise ConfigError(f"{path} has {size} bytes, and its header names {needed}. {_AGAIN}")
     return {name: _elements(entry) for name, entry in header.items()}
 
 

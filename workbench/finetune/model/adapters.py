@@ -19,7 +19,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files.gate import library
 from workbench.base.words import counted
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.model.files.opened import quiet
+from workbench.finetune.model.files.opened import named_errors, quiet
 from workbench.finetune.model.files.saving import whole
 from workbench.finetune.model.layers import with_lora
 from workbench.finetune.model.load import Loaded, trained_dtype
@@ -28,6 +28,7 @@ from workbench.finetune.model.tied import Owners, check_alone, tied_weights
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
 from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.groups.adapters import unpacked
+from workbench.finetune.options.model.folders import ADAPTERS
 from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5
 from workbench.finetune.techniques.on_pods.tensor import whole_numel
 
@@ -100,15 +101,9 @@ def _with_adapters(loaded: Loaded, job: FineTune) -> Loaded:
     options = Lora.from_dict(job.lora)
     torch.manual_seed(job.seed)
     if options.resume_from:
-        # The package itself may be a lazy stand-in.
-        from peft.peft_model import PeftModel
-
         if job.gradient_checkpointing:
             loaded.model.enable_input_require_grads()
-        return replace(
-            loaded,
-            model=PeftModel.from_pretrained(loaded.model, options.resume_from, is_trainable=True),
-        )
+        return replace(loaded, model=with_saved(loaded.model, options.resume_from, trains=True))
     try:
         return replace(
             loaded, model=with_lora(loaded.model, options, checkpointing=job.gradient_checkpointing)
@@ -203,10 +198,39 @@ def load_with_adapter(folder: str | Path, base: Loaded) -> Loaded:
     """Load saved adapters onto their base model for answers, without training."""
     if not (Path(folder) / WEIGHTS).is_file():
         return base
-    from peft import PeftModel
-
     _say_nothing_of_old_names()
-    return replace(base, model=PeftModel.from_pretrained(base.model, library(folder)))
+    return replace(base, model=with_saved(base.model, library(folder)))
+
+
+def with_saved(model: Any, folder: str, *, trains: bool = False) -> Any:
+    """Return a model with saved adapters. Raises ConfigError for adapters of another model.
+
+    peft begins adapters that the file lacks at random, and drops others without a word.
+    """
+    # The package itself may be a lazy stand-in.
+    from peft.peft_model import PeftModel
+
+    try:
+        with named_errors(folder):
+            adapted = PeftModel.from_pretrained(model, folder, is_trainable=trains)
+    except RuntimeError as error:
+        sizes = [line.strip() for line in str(error).splitlines() if "size mismatch" in line]
+        if not sizes:
+            raise
+        raise ConfigError(
+            f"the adapters in {folder} have other sizes than {ADAPTERS} and the base: {sizes[0]} "
+            "Give the base that the adapters were trained on"
+        ) from error
+    # Only a second reading returns the differences.
+    read = adapted.load_adapter(folder, _NAME, is_trainable=trains)
+    for names, what in ((read.missing_keys, "lacks"), (read.unexpected_keys, "has")):
+        if names:
+            raise ConfigError(
+                f"the adapters in {folder} do not fit {ADAPTERS} and the base: the file of weights "
+                f"{what} {counted(len(names), 'weight')} such as {min(names)}. Copy the folder "
+                "again, or give the base that the adapters were trained on"
+            )
+    return adapted
 
 
 def merged(folder: str | Path, base: Loaded) -> Loaded:

@@ -22,7 +22,7 @@ from transformers import (
 from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import pipeline, tiny
-from workbench.finetune.model.files.opened import read_weights, without_sharding
+from workbench.finetune.model.files.opened import named_errors, read_weights, without_sharding
 from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.model.models import Family, ModelKind, model_kind
 from workbench.finetune.techniques.registry import technique_of
@@ -80,17 +80,18 @@ def load(
     place = str(Path(name).expanduser())
     # The default of transformers is the branch `main`; a folder has no revision.
     source: dict[str, Any] = {"trust_remote_code": False, "revision": revision or "main"}
-    tokenizer = AutoTokenizer.from_pretrained(place, **source)
-    # Llama 2 has no padding token. Attention masks and labels exclude padding anyway.
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    config = AutoConfig.from_pretrained(place, **source)
-    if scores:
-        config.num_labels = 1
-        config.pad_token_id = tokenizer.pad_token_id
-        # A model without such an output yet begins with random weights there.
-        torch.manual_seed(seed)
-    outline = _without_weights(config, scores)
+    with named_errors(name):
+        tokenizer = AutoTokenizer.from_pretrained(place, **source)
+        # Llama 2 has no padding token. Attention masks and labels exclude padding anyway.
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        config = AutoConfig.from_pretrained(place, **source)
+        if scores:
+            config.num_labels = 1
+            config.pad_token_id = tokenizer.pad_token_id
+            # A model without such an output yet begins with random weights there.
+            torch.manual_seed(seed)
+        outline = _without_weights(config, scores)
     if not weights:
         return Loaded(model=outline, tokenizer=tokenizer, family=_family(config))
     options, placed = pipeline.placed_options(options or {}, lambda: outline)

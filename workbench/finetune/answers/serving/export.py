@@ -19,6 +19,7 @@ from workbench.base.files.disk import check_room, full_disk_named
 from workbench.base.files.gate import library
 from workbench.finetune.model import adapters
 from workbench.finetune.model.files import older_form
+from workbench.finetune.model.files.opened import is_finite
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.options.model.models import Family
 
@@ -72,7 +73,7 @@ def export_adapters(
 def _whole(target: Path, weights: Mapping[str, torch.Tensor]) -> Iterator[Path]:
     """Check the weights and yield a temporary folder. Rename the folder on success."""
     for name, value in weights.items():
-        if not bool(torch.isfinite(value).all()):
+        if not is_finite(value):
             kind = _name(value.dtype)
             raise ConfigError(
                 f"{name} holds numbers that are not finite in {kind}; export with another dtype"

@@ -25,6 +25,9 @@ from workbench.base.errors import ConfigError
 from workbench.base.words import counted
 
 _SHOWN = 3
+_MOST_SAID = 400
+# Numbers in 4 and 8 bits have no infinity.
+_REAL = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Pair = tuple[str, str]
 """Names of two weights that the configuration ties."""
 
@@ -75,11 +78,11 @@ def read_weights(
     apart: Sequence[Pair] = ()
     # transformers compares nothing while DeepSpeed shards the weights that are read.
     if deepspeed.is_deepspeed_zero3_enabled() and not _is_quantized(outline, options):
-        with without_sharding(), quiet(), _refusals(name):
+        with without_sharding(), quiet(), named_errors(name), _refusals(name):
             report = _rehearsed(outline, name, source)
         _check(report, outline, name, scores=scores)
         apart = report.apart
-    with _refusals(name), _untied(outline, apart), _in_parts(outline):
+    with named_errors(name), _refusals(name), _untied(outline, apart), _in_parts(outline):
         model, info = auto.from_pretrained(
             name,
             **source,
@@ -155,6 +158,51 @@ def _refusals(name: str) -> Iterator[None]:
             "logs/rank-0.stderr.log names them. Copy the folder again, or save the model with "
             "another version of transformers"
         ) from error
+
+
+@contextmanager
+def named_errors(name: str) -> Iterator[None]:
+    """Raise an error of a library about the content of a model's files with the model's name.
+
+    The libraries check the files with errors of many classes, and one of plain `Exception`. Errors
+    of disks, of the hub and of memory are no errors of the content.
+    """
+    try:
+        yield
+    except (ConfigError, OSError, MemoryError, RuntimeError):
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:_MOST_SAID]
+        raise ConfigError(
+            f"model {name!r} cannot be read: {type(error).__name__}: {said}. Correct the file with "
+            "this value (config.json, tokenizer_config.json, generation_config.json, "
+            "adapter_config.json, or the weights), or take the file from the model's author"
+        ) from error
+
+
+def check_finite(model: Any, name: str) -> None:
+    """Raise ConfigError if a weight of the rank holds NaN or infinity: every loss would be NaN.
+
+    transformers reads such weights without a word.
+    """
+    for weight, parameter in model.named_parameters():
+        # ZeRO-3 keeps the rank's part beside an empty tensor.
+        held = getattr(parameter, "ds_tensor", parameter)
+        if not is_finite(held):
+            kind = str(held.dtype).removeprefix("torch.")
+            raise ConfigError(
+                f"model {name!r}: {weight} holds numbers that are not finite (NaN or infinity) in "
+                f"{kind}, so every loss would be NaN. Copy the file of weights again, take an "
+                "earlier checkpoint, or use precision 'bf16' or 'fp32' if the precision is fp16"
+            )
+
+
+def is_finite(values: torch.Tensor) -> bool:
+    """Return whether all numbers are finite. No second tensor of the size is made."""
+    if not values.numel() or values.dtype not in _REAL:
+        return True
+    least, most = torch.aminmax(values.detach())
+    return bool(torch.isfinite(least) & torch.isfinite(most))
 
 
 def _rehearsed(outline: Any, name: str, source: Mapping[str, Any]) -> Report:

@@ -25,6 +25,11 @@ _OTHER_TOOLS = "give a folder made by save_pretrained"
 # files of torch, because both have such files too.
 _FORMS: Sequence[tuple[Sequence[str], str]] = (
     (
+        (ADAPTERS,),
+        "it has adapters and no whole model: merge the adapters into their base (run.merge, or "
+        "merge_and_unload of peft), and give the merged folder as the base of new adapters",
+    ),
+    (
         ("zero_to_fp32.py", "global_step*"),
         "it is a checkpoint of DeepSpeed: run `python zero_to_fp32.py . OUT` in the folder, copy "
         "config.json and the tokenizer's files to OUT, and give OUT",
