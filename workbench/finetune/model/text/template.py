@@ -83,20 +83,13 @@ class Template:
 
     def refuse_written(self, turns: Sequence[Message]) -> None:
         """Raise ConfigError for a text that the template has written already."""
+        opening = self._opening
         for turn in turns:
             content = turn["content"].strip()
-            if (
-                self._opening
-                and content
-                and self._opening
-                in (
-                    content[: len(self._opening)],
-                    content[-len(self._opening) :],
-                )
-            ):
+            if opening and (content.startswith(opening) or content.endswith(opening)):
                 raise ConfigError(
                     f"a text of {turn['role']!r} has the words with which the chat template asks "
-                    f"for an answer ({self._opening!r}), and the template would write them twice. "
+                    f"for an answer ({opening!r}), and the template would write them twice. "
                     "Write the bare question and answer, or give prompt='plain'"
                 )
 
