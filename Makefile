@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint types doctests collect sentences bench chaos test-matrix pictures notebooks docs docs-notebooks docs-check options clean
+.PHONY: help requirements sbom images setup quickstart lab check checks test test-all test-images test-kubernetes test-gpu lint types doctests collect bench chaos test-matrix pictures notebooks docs docs-notebooks docs-check options clean
 
 help: ## Show these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -146,9 +146,6 @@ doctests: setup
 # Once, and kept: the processes of pytest-xdist would compile what they import all at the same time, 20 s of CPU each.
 collect: setup
 	@collected=$$($(PYTEST) --collect-only -qq -m 'not images and not kubernetes') || { echo "$$collected"; exit 1; }
-
-sentences: setup ## Renew the catalogue of sentences that users read, tests/sentences.txt
-	@$(BIN)/python -m tests.support.sentences
 
 bench: setup ## Measure our pieces beside the plain way, as ratios (some 17 minutes of two quiet cores; ONLY="answers reading")
 	@$(BIN)/python -m tools.bench $(ONLY)

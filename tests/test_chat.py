@@ -77,9 +77,7 @@ def test_chats_are_learned_on_two_pods_and_answers_end_with_their_turn(
     assert answers.texts("after training") == ["green", "green", "yellow"]
     assert answers.texts("before training") != answers.texts("after training")
     assert [row.expected for row in answers] == [None, "green", None]
-    with pytest.raises(
-        ConfigError, match=sentence("finetune.questions.questions_of.rows-single-chat")
-    ):
+    with pytest.raises(ConfigError, match=sentence("rows is a single chat")):
         run.predict(asked)
     # Turn by turn: each model goes on from its own answers, which come piece by piece.
     pieces: dict[str, str] = {}

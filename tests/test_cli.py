@@ -98,7 +98,7 @@ def test_a_missing_spec_and_one_that_is_not_json(
     assert main(["run", str(tmp_path / "none.json")]) == 2
     (tmp_path / "bad.json").write_text("{")
     assert main(["run", str(tmp_path / "bad.json")]) == 2
-    assert says(capsys.readouterr().out, "rundir.spec.load.spec-json")
+    assert says(capsys.readouterr().out, "the spec {} is not JSON")
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +153,7 @@ def test_a_run_is_read_and_ended_by_its_id_or_directory(
     assert main(["logs", str(run.paths.root), "--tail", "0"]) == 0
     assert capsys.readouterr().out.startswith("line 0\n")
     assert main(["logs", id_, "--rank", "1"]) == 0
-    assert says(capsys.readouterr().out, "cli._logs.rank-run-printed", 1, id_)
+    assert says(capsys.readouterr().out, "Losses and other figures are no part of the log", 1, id_)
     assert main(["logs", id_, "--tail=-5"]) == 2
     assert main(["logs", id_, "--rank", "7"]) == 1
     assert main(["logs", "none"]) == 1
@@ -166,7 +166,7 @@ def test_a_run_is_read_and_ended_by_its_id_or_directory(
     assert json.loads(capsys.readouterr().out.partition("failed.\n")[2])["state"] == "failed"
     shutil.copytree(run.paths.root, tmp_path / "again")
     assert main(["logs", id_]) == 2
-    assert says(capsys.readouterr().out, "cli._named_run.runs-name-directory", 2, id_)
+    assert says(capsys.readouterr().out, "runs have the name {}: {}. Give a directory.", 2, id_)
 
 
 def test_beside_json_a_refusal_is_on_standard_error(
@@ -177,7 +177,9 @@ def test_beside_json_a_refusal_is_on_standard_error(
     assert (wrote.out, "queued" in wrote.err) == ("", True)
     lost = str(tmp_path / "no" / "plan.json")
     assert main(["plan", spec(tmp_path, {}), "--json", lost]) == 2
-    assert says(capsys.readouterr().out, "cli._check_json.json-folder-does", lost)
+    assert says(
+        capsys.readouterr().out, "--json {}: its folder does not exist; make the folder first", lost
+    )
 
 
 def test_a_plan_as_json_has_every_technique(
@@ -286,7 +288,7 @@ def test_a_directory_with_another_run_is_kept(
     out.mkdir()
     (out / "spec.json").write_text("mine")
     assert main(["run", spec(tmp_path, {}), "--out", str(out)]) == 2
-    assert says(capsys.readouterr().out, "rundir.prepare._taken.already-holds-run")
+    assert says(capsys.readouterr().out, "already holds a run or a cluster")
     assert (out / "spec.json").read_text() == "mine"
 
 
@@ -341,7 +343,7 @@ def test_pods_that_cannot_be_reached_leave_a_result_that_says_so(tmp_path: Path)
     run = Run.load(out)
     assert run.state is RunState.FAILED
     assert run.result.error is not None
-    assert says(run.result.error.message, "pods.listener._missing.workers-reported-missing", 3, 0)
+    assert says(run.result.error.message, "of {} workers reported in {} s; missing", 3, 0)
 
 
 @pytest.mark.slow

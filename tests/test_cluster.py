@@ -262,7 +262,7 @@ def test_a_directory_that_holds_another_run_is_refused(
 ) -> None:
     taken = results["ssh"].path
     before = sorted(p.name for p in taken.iterdir())
-    with pytest.raises(ConfigError, match=sentence("rundir.prepare._taken.already-holds-run")):
+    with pytest.raises(ConfigError, match=sentence("already holds a run or a cluster")):
         cluster.submit(TINY, path=taken)
     assert sorted(p.name for p in taken.iterdir()) == before
 

@@ -37,7 +37,7 @@ def test_a_file_that_hides_a_module_is_named(tmp_path: Path, name: str, content:
     file.write_text(content)
     last = imported(tmp_path)
     assert last.startswith(f"ImportError: {file} ")
-    assert says(last, "workbench.hides-module-python")
+    assert says(last, "hides a module of Python or of a package that has the same name")
 
 
 def test_files_that_hide_nothing_that_is_used_do_no_harm(tmp_path: Path) -> None:

@@ -116,7 +116,12 @@ def test_a_pip_that_takes_too_long_is_told_with_what_to_raise(tmp_path: Path) ->
         )
         with pytest.raises(
             PodTimeout,
-            match=sentence("keeper.agent.install.pip-did-finish", 25, "pod-0", "wb-above"),
+            match=sentence(
+                "pip did not finish in {} s on {} ({}); raise start_timeout_s",
+                25,
+                "pod-0",
+                "wb-above",
+            ),
         ):
             cluster.start()
 

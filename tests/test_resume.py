@@ -313,7 +313,7 @@ def test_a_killed_agent_keeps_no_checkpoint_out_of_reach(
     result = run.wait(60, progress=False)
     assert result.state is RunState.FAILED
     assert result.error is not None
-    assert says(result.error.message, "keeper.pod.why_agent_lost.lost-agent-ranks", "pod-1")
+    assert says(result.error.message, "the ranks on the pod died with the agent", "pod-1")
     assert "out of reach" not in result.message
     last = max(checkpoints_of(run))
     resumed = (
@@ -443,15 +443,17 @@ def test_epochs_workers_and_a_trace_are_told(whole: Run) -> None:
         assert worker.cores
     assert result.gpus == ()
     text = str(whole)
-    assert says(text, "display.page._epochs.epochs-without-evaluations") and "Workers" in text
+    assert says(text, "Epochs, without evaluations and checkpoints") and "Workers" in text
     assert result.trace is not None
-    assert says(result.trace.caption, "finetune.trace.read_trace.steps-rank-opens", "2–3")
+    assert says(
+        result.trace.caption, "opens in https://ui.perfetto.dev and chrome://tracing", "2–3"
+    )
     assert any("aten::" in str(row[0]) for row in result.trace.rows)
     with gzip.open(whole.paths.trace) as trace:
         names = {event.get("name") for event in json.load(trace)["traceEvents"]}
     assert "aten::mm" in names or "aten::addmm" in names
     card = result.to_html(whole.path / "card.html").read_text()
-    assert "Trace" in card and says(card, "finetune.trace.read_trace.steps-rank-opens")
+    assert "Trace" in card and says(card, "opens in https://ui.perfetto.dev and chrome://tracing")
 
 
 def halt_at(run: Run, rank: Path, step: int) -> None:

@@ -232,11 +232,11 @@ def test_secrets_reach_the_rank_and_nothing_else(agent):
 
 def test_a_run_with_live_ranks_cannot_be_prepared_again_but_an_ended_one_can(agent):
     agent.start("r", "import time; time.sleep(60)")
-    with pytest.raises(Refused, match=sentence("agent.supervisor._prepare.run-live-processes")):
+    with pytest.raises(Refused, match=sentence("run {} has live processes on {}; stop it first")):
         agent.ask("prepare", run="r", request=agent.request("r", "pass"))
     agent.ask("stop", run="r", grace_s=1)
     agent.until_exited("r")
-    with pytest.raises(Refused, match=sentence("agent.supervisor._start.run-stopped-prepare")):
+    with pytest.raises(Refused, match=sentence("run {} was stopped; prepare it again")):
         agent.ask("start", run="r")
     agent.start("r", "print('second')")
     assert agent.until_exited("r")["ranks"][0]["done"]
@@ -255,7 +255,7 @@ def test_start_again_starts_nothing_twice(agent):
     ("op", "message", "words"),
     [
         ("no_such_op", {}, "no_such_op"),
-        ("poll", {"run": "unknown"}, sentence("agent.supervisor._run.run-prepared")),
+        ("poll", {"run": "unknown"}, sentence("run {} is not prepared on")),
         ("poll", {"run": "../../etc"}, "run id"),
         ("prepare", {"run": "r"}, "request"),
         ("prepare", {"run": "r", "request": {"ranks": [], "argv": ["x"]}}, "ranks"),
@@ -272,7 +272,7 @@ def test_start_again_starts_nothing_twice(agent):
         (
             "start_rank",
             {"run": "unknown", "rank": 0},
-            sentence("agent.supervisor._run.run-prepared"),
+            sentence("run {} is not prepared on"),
         ),
         ("free_port", {}, "address"),
     ],

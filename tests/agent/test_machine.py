@@ -168,7 +168,7 @@ def test_kills_are_counted_from_the_start_of_the_run(proc: Proc) -> None:
     watch.add_group_of(1)
     assert watch.counts() == {proc.root / "a": 2, proc.root / "b": 0}
     for asked in (group, None, proc.root / "b"):
-        assert says(watch.hint(asked), "agent.machine.hint.out-memory-memory", "40 MiB", "+2")
+        assert says(watch.hint(asked), "was reached (oom_kill counter +", "40 MiB", "+2")
     proc.group("a", 1)
     assert watch.counts()[proc.root / "a"] == 0
 
@@ -181,7 +181,7 @@ def test_a_group_of_a_process_that_ended_counts_from_0(proc: Proc) -> None:
     assert watch.counts() == {group: 2}
     # No limit is known.
     assert says(
-        watch.hint(group), "agent.machine.hint.out-memory-memory", "", "+2"
+        watch.hint(group), "was reached (oom_kill counter +", "", "+2"
     ) and "MiB" not in watch.hint(group)
 
 
@@ -194,8 +194,8 @@ def test_the_hint_names_the_ranks_own_group_before_others(proc: Proc) -> None:
     own = proc.group("own", 1, memory_max=10 * MIB)
     other = proc.group("other", 5, memory_max=20 * MIB)
     watch = OomWatch({own: 0, other: 0})
-    assert says(watch.hint(own), "agent.machine.hint.out-memory-memory", "10 MiB", "+1")
-    assert says(watch.hint(None), "agent.machine.hint.out-memory-memory", "20 MiB", "+5")
+    assert says(watch.hint(own), "was reached (oom_kill counter +", "10 MiB", "+1")
+    assert says(watch.hint(None), "was reached (oom_kill counter +", "20 MiB", "+5")
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_a_killed_installer_is_named(
 ) -> None:
     programs.work = fails(code, "Connection refused")
     why = make(folder, log, LINES)["why"]
-    assert says(why, "agent.environment._failure.killed-signal", "pip", -code)
+    assert says(why, "was killed by signal", "pip", -code)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_an_index_that_is_not_reached_is_named_without_its_password(
         monkeypatch.delenv(name, raising=False)
     programs.work = fails(1, "ProxyError\nERROR: none\n")
     why = str(make(folder, log, {"lines": ["peft", *lines], "env": env})["why"])
-    assert says(why, "agent.environment._failure.could-reach-package", index)
+    assert says(why, "Give an index that the pods reach as env={'PIP_INDEX_URL", index)
     assert "pw" not in why
     programs.work = fails(1, "ERROR: no version\n")
     assert make(folder, log, LINES)["why"] == "pip: ERROR: no version"
@@ -508,7 +508,7 @@ def test_the_pods_own_packages_stay(pip: Pip, folder: Path) -> None:
     with pytest.raises(PackageError) as error:
         install(folder, ["pytest==1.0"], {})
     own = metadata.version("pytest")
-    assert says(error.value, "agent.target._missing.wants-pod-own", "pytest 1.0", own)
+    assert says(error.value, "ask for versions that go with it", "pytest 1.0", own)
     assert [path.name for path in folder.parent.iterdir()] == [f"{folder.name}.lock"]
 
 

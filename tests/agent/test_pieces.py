@@ -38,6 +38,6 @@ def test_chunks_of_files_that_are_not_there_or_grew_shorter(tmp_path):
     assert read_chunks(streams, {"a": 5}, 100) == {}
     assert read_chunks(streams, {"a": 1}, 1) == {"a": {"offset": 1, "data": "b"}}
     with pytest.raises(
-        ValueError, match=sentence("agent.request.whole_in.must-whole-number", "-1")
+        ValueError, match=sentence("is {}; it must be a whole number, 0 or more", "-1")
     ):
         read_chunks(streams, {"a": -1}, 1)

@@ -164,7 +164,7 @@ def test_a_rank_is_not_started_twice_and_not_where_it_does_not_belong(pods):
     rank(pods, "r", RANK="0").communicate(timeout=120)
     again = rank(pods, "r", RANK="0")
     assert (
-        says(again.communicate(timeout=120)[1], "agent.supervisor._start_rank.rank-run-started")
+        says(again.communicate(timeout=120)[1], "rank {} of run {} was started or stopped already")
         and again.returncode == 1
     )
     stranger = rank(pods, "r", RANK="2")

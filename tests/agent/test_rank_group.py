@@ -256,7 +256,7 @@ def test_an_address_of_another_machine_is_reported(
     assert made == [{"args": (), **asked}]
     assert says(
         capsys.readouterr().err,
-        "agent.store.store.torchs-store-listens",
+        "torch's store listens on all interfaces",
         "127.0.0.1",
         "no such address",
     )

@@ -237,7 +237,7 @@ def test_a_traceback_is_the_reason_unless_the_rank_left_with_0() -> None:
     assert failure_from(text, 1).message == "bad"
     early = failure_from(text, 0)
     assert early.kind == "exit" and early.traceback == text
-    assert says(early.message, "agent.records.failure_from.ended-early")
+    assert says(early.message, "ended early with 0")
 
 
 def test_a_signal_is_the_reason_and_a_traceback_stands_beside_it() -> None:
@@ -255,11 +255,11 @@ def test_a_bus_error_shows_the_free_shared_memory(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "statvfs", lambda _: facts)
     assert says(
         failure_from("", -signal.SIGBUS).message,
-        "agent.records._from_signal.often-shared-memory",
+        "often shared memory that is too small",
         "512 MiB",
     )
     assert not says(
-        failure_from("", -signal.SIGSEGV).message, "agent.records._from_signal.often-shared-memory"
+        failure_from("", -signal.SIGSEGV).message, "often shared memory that is too small"
     )
 
     def missing(_: str) -> Any:
@@ -268,7 +268,7 @@ def test_a_bus_error_shows_the_free_shared_memory(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "statvfs", missing)
     assert says(
         failure_from("", -signal.SIGBUS).message,
-        "agent.records._from_signal.often-shared-memory",
+        "often shared memory that is too small",
         "0 MiB",
     )
 

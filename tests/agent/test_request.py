@@ -88,7 +88,9 @@ def test_a_pod_finds_its_own_ranks() -> None:
 @pytest.mark.parametrize("name", ["ranks", "argv"])
 @pytest.mark.parametrize("value", [[], None, "python", {"rank": 0}])
 def test_a_request_without_ranks_or_command_is_refused(name: str, value: object) -> None:
-    with pytest.raises(ValueError, match=sentence("agent.request._list.request-must-list", name)):
+    with pytest.raises(
+        ValueError, match=sentence("of the request must be a list with something in it", name)
+    ):
         RunRequest.from_dict(raw(**{name: value}))
 
 
@@ -114,7 +116,7 @@ def test_whole_numbers_are_0_or_more() -> None:
     assert whole_in({}, "n", 2) == 2
     for value in (-1, 1.0, "1", True, None):
         with pytest.raises(
-            ValueError, match=sentence("agent.request.whole_in.must-whole-number", repr(value))
+            ValueError, match=sentence("is {}; it must be a whole number, 0 or more", repr(value))
         ):
             whole_in({"n": value}, "n")
 
@@ -123,9 +125,7 @@ def test_numbers_may_have_a_fraction() -> None:
     assert number_in({"n": 2}, "n", 1.0) == 2.0
     assert number_in({"n": 0.5}, "n", 1.0) == 0.5
     assert number_in({}, "n", 1.5) == 1.5
-    with pytest.raises(
-        ValueError, match=sentence("agent.request.number_in.must-number", "n", "much")
-    ):
+    with pytest.raises(ValueError, match=sentence("is {}; it must be a number", "n", "much")):
         number_in({"n": "much"}, "n", 1.0)
 
 
@@ -137,7 +137,10 @@ def test_a_plain_name_is_a_run_id(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "..", ".a", "-a", "a/b", "x" * 129, "a\n"])
 def test_a_path_is_no_run_id(name: str) -> None:
     with pytest.raises(
-        ValueError, match=sentence("agent.request.check_run_id.run-id-must", repr(name))
+        ValueError,
+        match=sentence(
+            "run id {} must be letters, digits, dots, dashes and underscores", repr(name)
+        ),
     ):
         check_run_id(name)
 

@@ -204,7 +204,7 @@ def test_when_the_agent_is_killed_its_ranks_die_and_the_next_one_cleans_up(agent
     assert not look_up(child.pid).zombie and (agent.root / "agent.sock").exists()
     assert agent.serve() != killed
     wait_gone(child, timeout_s=0)
-    with pytest.raises(Refused, match=sentence("agent.supervisor._run.run-prepared")):
+    with pytest.raises(Refused, match=sentence("run {} is not prepared on")):
         agent.poll("r")
 
 

@@ -316,7 +316,7 @@ def test_imports_that_initialize_cuda_have_ranks_start_cold(make_agent, tmp_path
     start(agent, "stamp")
     (rank,) = agent.until_exited("r")["ranks"]
     assert rank["how"] == "cold" and rank["done"] and agent.poll("r")["warm"] == "failed"
-    assert says((agent.root / "agent.log").read_text(), "agent.warm._import.warm-server-import")
+    assert says((agent.root / "agent.log").read_text(), "an import initialized CUDA")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +365,7 @@ def test_a_server_that_died_is_replaced_once_the_pod_is_idle(warm):
     until(lambda: warm.ask("hello")["warm"] == "ready", 60)
     start(warm, "stamp")
     assert warm.until_exited("r")["ranks"][0]["how"] == "warm"
-    assert says((warm.root / "agent.log").read_text(), "agent.warm_link.revive.warm-server-another")
+    assert says((warm.root / "agent.log").read_text(), "warm server: another one is started")
 
 
 def test_an_agent_that_slept_gives_its_server_the_lost_time(tmp_path, monkeypatch):

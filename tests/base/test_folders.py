@@ -50,20 +50,18 @@ def test_only_its_user_and_root_may_change_what_lies_in_a_folder(tmp_path: Path)
         in words
     )
     (tmp_path / "link").symlink_to(team)
-    assert says(
-        weakness(tmp_path / "link" / "mine"), "base.folders._weakness_of.may-written", "everybody"
-    )
+    assert says(weakness(tmp_path / "link" / "mine"), "may be written by", "everybody")
 
 
 def test_a_group_with_other_members_and_another_owner_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = weakness(another_s(tmp_path / "theirs", monkeypatch) / "mine")
-    assert says(words, "base.folders._weakness_of.owned")
+    assert says(words, "is owned by")
     if os.geteuid() == 0:
-        assert says(words, "base.folders._weakness_of.owned", "nobody")
+        assert says(words, "is owned by", "nobody")
         os.chown(weak(tmp_path / "team", 0o2775), 0, NOBODY)
-        assert says(weakness(tmp_path / "team" / "mine"), "base.folders._weakness_of.group", "who")
+        assert says(weakness(tmp_path / "team" / "mine"), "of its group", "who")
 
 
 def test_a_folder_of_nobody_here_and_one_that_is_trusted_by_name_are_taken(
@@ -162,17 +160,17 @@ def test_a_cluster_and_a_run_in_a_folder_that_others_may_change_are_refused(
     team = weak(tmp_path / "team")
     with pytest.raises(
         ConfigError,
-        match=sentence("base.folders._weakness_of.may-written", "everybody", "run chmod"),
+        match=sentence("may be written by", "everybody", "run chmod"),
     ):
         Cluster(LocalPods(), path=team / "c").start()
     with pytest.raises(
         ConfigError,
-        match=sentence("base.folders._weakness_of.may-written", "everybody", "run chmod"),
+        match=sentence("may be written by", "everybody", "run chmod"),
     ):
         prepare_run(RunSpec(job=Script(path=__file__)), root=team / "run")
     with pytest.raises(
         ConfigError,
-        match=sentence("base.folders._weakness_of.may-written", "everybody", "run chmod"),
+        match=sentence("may be written by", "everybody", "run chmod"),
     ):
         Cluster.attach(team)
     assert list(team.iterdir()) == []
@@ -180,9 +178,9 @@ def test_a_cluster_and_a_run_in_a_folder_that_others_may_change_are_refused(
     theirs.chmod(0o777)
     # Who only pretends to be another user has a parent folder of another user too.
     owned = (
-        sentence("base.folders._weakness_of.owned")
+        sentence("is owned by")
         if os.getuid()
-        else sentence("base.folders.make_private.owned-make-folder")
+        else sentence("is owned by {}; make a folder of your own there")
     )
     with pytest.raises(ConfigError, match=owned):
         prepare_run(RunSpec(job=Script(path=__file__)), root=theirs)

@@ -195,7 +195,7 @@ def test_a_refusal_shows_no_value_of_the_environment() -> None:
 def test_a_variable_that_linux_takes_for_no_program_is_refused_by_name() -> None:
     most = (128 << 10) - len("NAME=") - 1
     Ship(name="A", env={"NAME": "ü" * (most // 2)})
-    with pytest.raises(ConfigError, match=sentence("base.types._too_long.bytes-linux-takes")):
+    with pytest.raises(ConfigError, match=sentence("write the value into a file")):
         Ship(name="A", env={"NAME": "x" * (most + 1)})
 
 
@@ -212,7 +212,7 @@ def test_the_json_form_is_whole_and_reads_back() -> None:
     assert ship.to_dict() == {**data, "engine": {"power": 2}, "env": {}}
     assert Ship.from_dict(Ship(name="A").to_dict()) == Ship(name="A", ports=[])
     assert isinstance(Engine(power=2).power, int), "a whole number stays as it was written"
-    with pytest.raises(ConfigError, match=sentence("base.record.from_dict.must-object", "ship", 5)):
+    with pytest.raises(ConfigError, match=sentence("is {}; it must be an object", "ship", 5)):
         Ship.from_dict(5)
 
 
@@ -224,7 +224,7 @@ def test_a_record_is_a_value() -> None:
     with pytest.raises(ConfigError, match="ship boats is -1"):
         ship.replace(boats=-1)
     with pytest.raises(
-        AttributeError, match=sentence("base.record.Record.assigned-changed-replace")
+        AttributeError, match=sentence(".{} cannot be assigned to; {} is changed by .replace({}=…)")
     ):
         ship.boats = 5  # type: ignore[misc]
     assert repr(Engine(power=2)) == str(Engine(power=2)) == "Engine(power=2)"

@@ -143,7 +143,7 @@ def test_answers_come_in_any_order_and_each_reaches_its_own_call() -> None:
 def test_an_answer_that_comes_after_the_deadline_is_not_lost() -> None:
     with pair() as (client, peer):
         call = client.send({"op": "submit"})
-        with pytest.raises(Late, match=sentence("base.rpc.result.answer", "submit", "0.05")):
+        with pytest.raises(Late, match=sentence("no answer to {} in {} s", "submit", "0.05")):
             client.result(call, 0.05)
         peer.sendall(to_line({"id": 1, "ok": True, "taken": 7}))
         assert client.result(call, SOON_S)["taken"] == 7
@@ -190,8 +190,8 @@ class _Dripping:
 @pytest.mark.parametrize(
     ("last", "words"),
     [
-        (b"", sentence("base.rpc._receive.peer-closed-line")),
-        (b'{"id": 1, "ok": tr', sentence("base.rpc._receive.middle-message")),
+        (b"", sentence("the peer closed the line")),
+        (b'{"id": 1, "ok": tr', sentence("in the middle of a message")),
     ],
 )
 def test_a_peer_that_dies_ends_every_call(last: bytes, words: str) -> None:
@@ -262,7 +262,7 @@ def test_an_oversized_line_is_refused_by_name_on_either_side() -> None:
     with (
         pair() as (client, _peer),
         pytest.raises(
-            TooLong, match=sentence("base.lines.check_length.kib-most-kib", "submit", 16384)
+            TooLong, match=sentence("has {} KiB; at most {} KiB are accepted", "submit", 16384)
         ),
     ):
         client.send({"op": "submit", "job": "x" * LARGEST})
@@ -270,7 +270,7 @@ def test_an_oversized_line_is_refused_by_name_on_either_side() -> None:
         call = client.send({"op": "poll"})
         peer.sendall(to_line({"id": 1, "ok": True, "log": "x" * 1000}))
         with pytest.raises(
-            ConnectionError, match=sentence("base.lines.take.message-more-than", 1000)
+            ConnectionError, match=sentence("a message of more than {} bytes is not accepted", 1000)
         ):
             client.result(call, SOON_S)
     answers: list[bytes] = []
@@ -280,7 +280,7 @@ def test_an_oversized_line_is_refused_by_name_on_either_side() -> None:
         assert requests.take() is None
     assert requests.is_broken
     (answer,) = map(from_line, answers)
-    assert says(answer["error"], "base.lines.take.message-more-than", LARGEST)
+    assert says(answer["error"], "a message of more than {} bytes is not accepted", LARGEST)
 
 
 def test_an_answer_may_be_longer_than_a_request_where_the_client_expects_it() -> None:

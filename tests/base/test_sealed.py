@@ -65,9 +65,11 @@ def test_a_seal_of_another_purpose_directory_or_key_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = sealed(tmp_path / "c")
-    with pytest.raises(NotSealed, match=sentence("base.sealed.read_sealed.seal-yours-file")):
+    with pytest.raises(
+        NotSealed, match=sentence("the seal of {} is not yours, or the file was changed afterwards")
+    ):
         read_sealed(file, purpose="hosts", root=file.parent)
-    with pytest.raises(Moved, match=sentence("base.sealed.read_sealed.copied-moved-written")):
+    with pytest.raises(Moved, match=sentence("was copied or moved: {} was written for")):
         read_sealed(file, purpose="cluster", root=tmp_path)
     # The directory that the seal names cannot be changed in the seal.
     raw = json.loads(file.read_text())
@@ -126,5 +128,5 @@ def test_a_key_that_others_may_know_is_refused() -> None:
     user_key()
     (state_folder() / "key").chmod(0o640)
     for ask in (user_key, known_key):
-        with pytest.raises(ConfigError, match=sentence("base.private._check_key.other-users-may")):
+        with pytest.raises(ConfigError, match=sentence("the next start makes another key")):
             ask()

@@ -77,7 +77,7 @@ def test_every_outcome_is_a_row_and_what_stands_is_taken_from_disk(
     assert [row.from_disk for row in again.rows] == [True, True, False, False]
     assert [row.path for row in again.rows[:2]] == [row.path for row in table.rows[:2]]
     assert again.rows[2].path != table.rows[2].path
-    assert says(repr(again), "benchmark.result.BenchmarkResult.benchmarkresult-rows-disk", 2)
+    assert says(repr(again), "rows, {}; {} from disk", 2)
 
     (tmp_path / "script-work" / "work.py").write_text(
         "print('better')"
@@ -123,9 +123,7 @@ def test_an_interrupt_cancels_the_row_that_runs_and_keeps_the_rest_waiting(
         Outcome.WAITING,
     ]
     assert [row.outcome for row in kept_rows(grid.path)] == [row.outcome for row in schedule.rows]
-    with pytest.raises(
-        ConfigError, match=sentence("benchmark.benchmark._check.row-wants-pods", 3, 2)
-    ):
+    with pytest.raises(ConfigError, match=sentence("or give smaller numbers of pods", 3, 2)):
         Benchmark([beat], pods=[3], path=tmp_path / "b").run(cluster)
 
 
@@ -191,7 +189,9 @@ def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
     small = RunSpec(cluster=ClusterSpec(pods=PodSpec(memory_gib=0.1)), job=job, pods=1)
     memory = forecast_memory(small)
     assert memory.gib is not None and memory.gib > 0.5
-    assert says(memory.refusal, "benchmark.forecast._lack.predicted-gib-each", "pod", "0.10")
+    assert says(
+        memory.refusal, "predicted {} GiB of each {}'s memory; a {} has {} GiB", "pod", "0.10"
+    )
     roomy = small.replace(cluster=ClusterSpec(pods=PodSpec(memory_gib=1e4)))
     assert forecast_memory(roomy).refusal == ""
     forecast = Benchmark(
@@ -200,8 +200,8 @@ def test_a_row_that_cannot_fit_is_skipped_unless_forced(tmp_path: Path) -> None:
     assert (forecast.runs, forecast.to_go, forecast.without_time) == (2, 0, 0)
     text = str(forecast)
     assert "not known yet" not in text and "predicted time" not in text, "no row has a time"
-    assert says(forecast, "display.live._before_start.will-skipped", "predicted") and says(
-        forecast._repr_html_(), "display.live._before_start.will-skipped"
+    assert says(forecast, "will be skipped", "predicted") and says(
+        forecast._repr_html_(), "will be skipped"
     )
 
 
@@ -231,12 +231,13 @@ def test_what_a_job_names_is_identified_by_its_content(tmp_path: Path) -> None:
 
 def test_bad_input_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=sentence("benchmark.benchmark.Benchmark.price-per-pod", "-1")
+        ConfigError,
+        match=sentence("price_per_pod_hour is {}; give a number, 0 or more, or None", "-1"),
     ):
         Benchmark([FineTune()], price_per_pod_hour=-1)
     with pytest.raises(
-        ConfigError, match=sentence("benchmark.benchmark.from_specs.specs-empty-paths")
+        ConfigError, match=sentence("specs is empty; give paths of SPEC.json files")
     ):
         Benchmark.from_specs([])
-    with pytest.raises(RunError, match=sentence("benchmark.benchmark._check.call-start-first")):
+    with pytest.raises(RunError, match=sentence("call start() first")):
         Benchmark([FineTune()]).run(Cluster(LocalPods(), path=tmp_path / "c"))

@@ -33,7 +33,7 @@ def test_everything_is_multiplied_and_what_makes_no_sense_is_left_out_with_a_wor
         "single on 2 pods, precision fp32",
         "single on 2 pods, precision bf16",
     ]
-    assert says(grid.left_out[0].why, "finetune.single.refuse_ranks.technique-single-rank")
+    assert says(grid.left_out[0].why, "technique 'single' is one rank on one pod")
 
 
 def test_names_are_unique_and_hold_no_repr_of_a_mapping() -> None:
@@ -74,7 +74,7 @@ def test_one_rank_takes_the_whole_batch_and_one_that_does_not_divide_is_left_out
         row.job.per_device_train_batch_size for row in grid.rows if isinstance(row.job, FineTune)
     ]
     assert micros == [4, 2]
-    assert says(grid.left_out[-1].why, "finetune.views._micro_batch.global-batch-rows", 8, 12)
+    assert says(grid.left_out[-1].why, "rows does not divide into", 8, 12)
 
 
 def test_options_of_a_jobs_own_technique_do_not_go_to_another() -> None:
@@ -121,51 +121,47 @@ def test_added_grids_run_what_is_in_both_once() -> None:
     [
         (
             {"jobs": []},
-            sentence("benchmark.grid._Factors.list-finetune-script", "jobs is []")
-            + sentence("base.record._worded.must"),
+            sentence("a list of FineTune or Script jobs", "jobs is []") + sentence("it must be"),
         ),
         (
             {"jobs": FineTune()},
-            sentence("benchmark.grid._Factors.list-finetune-script")
-            + sentence("base.record._worded.must"),
+            sentence("a list of FineTune or Script jobs") + sentence("it must be"),
         ),
         (
             {"pods": 3},
-            sentence("benchmark.grid._Factors.list-whole-numbers", "pods is 3")
-            + sentence("base.record._worded.must"),
+            sentence("a list of whole numbers, 1 or more", "pods is 3") + sentence("it must be"),
         ),
-        ({"techniques": ["zero-1"]}, sentence("base.errors.one_of.did-you-mean", "zero1")),
+        ({"techniques": ["zero-1"]}, sentence(": did you mean '{}'?", "zero1")),
         (
             {"techniques": "zero1"},
-            sentence("benchmark.grid._Factors.list-techniques-none", "techniques is 'zero1'")
-            + sentence("base.record._worded.must"),
+            sentence("a list of techniques, or None", "techniques is 'zero1'")
+            + sentence("it must be"),
         ),
         (
             {"pods": [0]},
-            sentence("benchmark.grid._Factors.list-whole-numbers", "pods is [0]")
-            + sentence("base.record._worded.must"),
+            sentence("a list of whole numbers, 1 or more", "pods is [0]") + sentence("it must be"),
         ),
         ({"repeats": 0}, "repeats is 0"),
         (
             {"vary": {"precison": ["fp32"]}},
-            sentence("base.errors.one_of.did-you-mean", "precision"),
+            sentence(": did you mean '{}'?", "precision"),
         ),
         (
             {"vary": {"precision": "fp32"}},
-            sentence("benchmark.grid._Factors.object-holds-lists", "vary", "a dict")
-            + sentence("base.record.from_dict.must-object"),
+            sentence("an object that holds lists of values by option", "vary", "a dict")
+            + sentence("is {}; it must be an object"),
         ),
         (
             {"vary": {"technique": ["ddp"]}},
-            sentence("benchmark.grid._check_names.vary-holds", "techniques"),
+            sentence("vary holds {}; give the values as `{}`", "techniques"),
         ),
         (
             {"techniques": ["single"], "pods": [2]},
-            sentence("benchmark.grid.make_grid.row-grid-makes"),
+            sentence("no row of the grid makes sense; the first"),
         ),
         (
             {"vary": {"global_batch_size": [0]}},
-            sentence("finetune.views._micro_batch.global-batch-size", 0),
+            sentence("global_batch_size is {}; it must be a whole number, 1 or more", 0),
         ),
     ],
 )

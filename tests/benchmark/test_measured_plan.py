@@ -159,7 +159,7 @@ def test_the_time_of_a_job_by_epochs_comes_from_the_rows_that_the_steps_took(
 def test_a_number_of_steps_that_measures_nothing_is_refused(measure: Any, tmp_path: Path) -> None:
     cluster = Cluster(LocalPods(), path=tmp_path / "cluster")
     with pytest.raises(
-        ConfigError, match=sentence("benchmark.cluster.plan.measure-allowed-number")
+        ConfigError, match=sentence("measure is {}; allowed: a number of steps from {}, or None")
     ):
         cluster.plan(FineTune(), measure=measure)
 

@@ -196,7 +196,7 @@ def test_a_result_that_was_cut_leaves_what_the_events_say(run: WrittenRun) -> No
     run.paths.result.write_text('{"sta')
     row = row_of(run.paths.root)
     assert (row.outcome, row.steps) == (Outcome.FAILED, 3) and says(
-        row.reason, "benchmark.read.row_of.files-do-say"
+        row.reason, "the run's files do not say how the run ended"
     )
 
 

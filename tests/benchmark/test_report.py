@@ -138,7 +138,7 @@ def test_its_figures_are_the_rows(folder: Path, written: str) -> None:
 
 def test_what_is_broken_or_goes_on_is_named(written: str) -> None:
     text = Page(written).text
-    assert says(text, "display.report._blocks.all-could-read")
+    assert says(text, "Not all could be read, or has ended:")
     assert "torn" in text
     assert "half" in text
 
@@ -196,7 +196,7 @@ def test_a_missing_plot_is_named_only_where_a_benchmark_asked_for_it(tmp_path: P
         of_benchmark(tmp_path / name)
     page = page_of(tmp_path)
     assert "scaling" in headings_of(page) and "loss" not in headings_of(page)
-    assert says(Page(page).text, "display.plots.row-several-pods")
+    assert says(Page(page).text, "data and sequence handling")
 
 
 def test_options_that_differ_stand_side_by_side(tmp_path: Path) -> None:
@@ -300,21 +300,23 @@ def test_the_command_line(folder: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert "2 rows: 2 succeeded" in (tmp_path / "x" / "report.html").read_text()
     assert capsys.readouterr().out.split() == [str(tmp_path / "x" / "report.html")]
     assert main(["report", str(folder / "a"), "--out", str(tmp_path / "report.md")]) == 2
-    refused = sentence("benchmark.result.write_report.file-another-form", "report.md")
+    refused = sentence("give the folder for the page", "report.md")
     assert re.search(refused, capsys.readouterr().out) and not (tmp_path / "report.md").exists()
     assert main(["report", str(tmp_path / "none")]) == 2
-    assert says(capsys.readouterr().out, "benchmark.result.rows_below.folder-run-directories")
+    assert says(capsys.readouterr().out, "a cluster's directory or a benchmark's folder")
     (tmp_path / "empty").mkdir()
     assert main(["report", str(tmp_path / "empty")]) == 2
-    assert says(capsys.readouterr().out, "benchmark.result.rows_below.run-below-run")
+    assert says(capsys.readouterr().out, "give run directories (with a run.json) or folders above")
     (tmp_path / "file").write_text("")
     assert main(["report", str(folder / "a"), "--out", str(tmp_path / "file")]) == 1
 
 
 def test_a_report_that_cannot_be_written_leaves_the_old_one(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=sentence("benchmark.result.rows_below.run-below-run")):
+    with pytest.raises(
+        ConfigError, match=sentence("give run directories (with a run.json) or folders above")
+    ):
         rows_below([tmp_path])
     (tmp_path / "report.html").mkdir()
-    with pytest.raises(RunError, match=sentence("client.result.replace_text.written")):
+    with pytest.raises(RunError, match=sentence("cannot be written to")):
         write_report(rows_below([folder / "a"])[0], tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html"]

@@ -131,7 +131,8 @@ def test_a_pod_hour_may_cost_nothing_or_a_part(
 
 def test_a_price_that_is_no_number_is_refused(make_script: MakeScript) -> None:
     with pytest.raises(
-        ConfigError, match=sentence("benchmark.benchmark.Benchmark.price-per-pod", "nan")
+        ConfigError,
+        match=sentence("price_per_pod_hour is {}; give a number, 0 or more, or None", "nan"),
     ):
         Benchmark([make_script("work")], price_per_pod_hour=float("nan"))
 
@@ -151,7 +152,7 @@ def test_an_interrupt_counts_the_rows_that_wait_and_keeps_the_others(
     grid = Benchmark(jobs, path=tmp_path / "b", gpu_memory_gib=1.0)
     with pytest.raises(Stopped) as stopped:
         grid.run(pods_of(1))
-    assert says(stopped.value, "benchmark.benchmark.run.stopped-what-ran", 3)
+    assert says(stopped.value, "Run the benchmark again to continue", 3)
     # A notebook shows the sentence without a traceback.
     assert stopped.value._render_traceback_() == [str(stopped.value)]
     assert grid.result is not None
@@ -163,11 +164,9 @@ def test_a_cluster_that_is_not_ready_is_refused_with_its_reason(
 ) -> None:
     grid = Benchmark([make_script("work")], path=tmp_path / "b")
     failed = pods_of(1, phase="failed", message="pod-0 is gone")
-    with pytest.raises(
-        RunError, match=sentence("benchmark.benchmark._check.cluster", "failed", "pod-0 is gone")
-    ):
+    with pytest.raises(RunError, match=sentence("the cluster is", "failed", "pod-0 is gone")):
         grid.run(failed)
-    with pytest.raises(RunError, match=sentence("benchmark.benchmark._check.call-start-first")):
+    with pytest.raises(RunError, match=sentence("call start() first")):
         grid.run(pods_of(1, phase="new"))
     assert grid.result is None
 
@@ -253,7 +252,7 @@ def test_a_spec_without_a_number_of_pods_takes_those_of_its_cluster(
     grid = Benchmark.from_specs(files, path=tmp_path / "b")
     assert [row.pods for row in grid.grid.rows] == [3, 1]
     assert grid.path == tmp_path / "b"
-    assert says(repr(grid), "benchmark.benchmark.Benchmark.benchmark-runs", "", "2", "b")
+    assert says(repr(grid), "Benchmark({}: {} runs, in {})", "", "2", "b")
 
 
 def test_the_folder_may_be_below_the_home(

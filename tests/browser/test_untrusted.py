@@ -76,7 +76,7 @@ def test_no_view_is_forgotten() -> None:
 
 def only_text(line: str) -> bool:
     """Whether a line names modules of a profile that only HTML shows."""
-    return says(line, "display.result._first_levels.modules-lie-deeper")
+    return says(line, "sort='latency') shows those of a level")
 
 
 def test_every_view_on_a_code_host_has_its_figures_and_no_words_run_together(

@@ -179,15 +179,15 @@ def test_long_values_that_differ_at_their_ends_are_told_apart(tmp_path: Path) ->
 def test_what_cannot_be_compared_is_refused(runs: list[WrittenRun], tmp_path: Path) -> None:
     path = runs[0].paths.root
     for wrong, words in (
-        ([path], sentence("client.comparison.compare.compare-takes-two", 1)),
-        (path, sentence("client.comparison.compare.compare-takes-runs")),
-        ([path, path], sentence("client.comparison.compare_views.two-names-same")),
+        ([path], sentence("compare takes two runs or more, and was given", 1)),
+        (path, sentence("compare takes runs in a list: compare([one, other])")),
+        ([path, path], sentence("two of the names are the same: {}; give names of their own")),
     ):
         with pytest.raises(ConfigError, match=words):
             compare(wrong)  # type: ignore[call-overload]
     with pytest.raises(
-        ConfigError, match=sentence("client.comparison.compare.compare-given-runs", 2, 1)
+        ConfigError, match=sentence("compare was given {} runs and {} names; give as many", 2, 1)
     ):
         compare([path, runs[1].paths.root], names=["a"])
-    with pytest.raises(RunError, match=sentence("rundir.status.run_at.run-directory-holds")):
+    with pytest.raises(RunError, match=sentence("not a run directory: {} holds no run.json")):
         compare([path, tmp_path])

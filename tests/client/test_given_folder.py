@@ -139,10 +139,10 @@ def test_a_given_cluster_says_what_to_do(tmp_path: Path, lock: str) -> None:
         locked(paths)
     assert end_broken_off(paths.root) == ""
     write_json(paths.state, {**read_json(paths.state), "phase": "ready"})
-    assert says(obstacle(paths.root), "rundir.registered._why_unknown.holds-cluster-you")
-    assert says(obstacle(paths.root), "rundir.registered.folder-only-shown")
+    assert says(obstacle(paths.root), "another person or another machine wrote the folder")
+    assert says(obstacle(paths.root), "The folder is only shown. Start a cluster with another path")
     with pytest.raises(
-        RunError, match=sentence("rundir.registered._why_unknown.holds-cluster-you")
+        RunError, match=sentence("another person or another machine wrote the folder")
     ):
         Cluster.attach(paths.root)
 
@@ -185,14 +185,14 @@ def test_a_forged_specification_is_refused(
     forged = ClusterSpec(backend={"kind": "kubernetes", "kubeconfig": "/tmp/x"}).to_dict()
     if key == "no key":
         write_json(paths.config, forged)
-        reason = sentence("base.sealed.read_sealed.carries-seal-yours")
+        reason = sentence("carries no seal of yours: another person wrote the file")
     else:
         under_another_key(
             monkeypatch,
             tmp_path / "another",
             lambda: write_sealed(paths.config, forged, purpose=SPEC, root=paths.root),
         )
-        reason = sentence("base.sealed.read_sealed.seal-yours-file")
+        reason = sentence("the seal of {} is not yours, or the file was changed afterwards")
     refused(paths, reason)
 
 
@@ -204,7 +204,7 @@ def test_a_file_of_an_earlier_cluster_in_the_folder_is_refused(tmp_path: Path) -
     write_json(paths.config, ClusterSpec(backend=LOCAL).to_dict())
     own(paths)
     paths.config.write_bytes(earlier)
-    refused(paths, sentence("rundir.registered.registered.file-earlier-cluster"))
+    refused(paths, sentence("is the file of an earlier cluster in the folder."))
 
 
 @pytest.mark.parametrize("how", ["copied", "moved"])
@@ -218,7 +218,7 @@ def test_a_copied_or_moved_cluster_is_data(tmp_path: Path, how: str) -> None:
         paths.root.rename(there)
     run = RunPaths(there / "runs" / "r1")
     write_json(run.info, {"id": "r1", "cluster": str(there)})
-    refused(ClusterPaths(there), sentence("base.sealed.read_sealed.copied-moved-written"))
+    refused(ClusterPaths(there), sentence("was copied or moved: {} was written for"))
     # The cluster itself is still this user's.
     if how == "copied":
         assert registered(paths.root).inode == paths.root.stat().st_ino
@@ -228,7 +228,7 @@ def test_a_folder_in_the_place_of_a_cluster_is_data(tmp_path: Path) -> None:
     paths = own(given(tmp_path / "c"))
     paths.root.rename(tmp_path / "before")
     shutil.copytree(tmp_path / "before", paths.root)
-    refused(paths, sentence("rundir.registered.registered.folder-cluster-started"))
+    refused(paths, sentence("is not the folder that its cluster started in"))
     shutil.rmtree(paths.root)
     (tmp_path / "before").rename(paths.root)
     assert registered(paths.root).backend == "local"
@@ -243,7 +243,7 @@ def test_a_folder_in_the_place_of_a_live_cluster_is_data(tmp_path: Path) -> None
         paths.root.rename(tmp_path / "before")
         shutil.copytree(tmp_path / "before", paths.root)
         with pytest.raises(
-            NotRegistered, match=sentence("rundir.registered.registered.folder-cluster-started")
+            NotRegistered, match=sentence("is not the folder that its cluster started in")
         ):
             Cluster.attach(paths.root)
     finally:
@@ -290,9 +290,7 @@ def test_a_tidied_cluster_is_no_longer_registered(tmp_path: Path) -> None:
     assert registered(paths.root).path == str(paths.root)
     assert end_broken_off(paths.root)
     assert not paths.own_registration.exists()
-    with pytest.raises(
-        NotRegistered, match=sentence("rundir.registered._why_unknown.cluster-closed-tidied")
-    ):
+    with pytest.raises(NotRegistered, match=sentence("the cluster in {} was closed and tidied up")):
         registered(paths.root)
     close_cluster(paths, ClusterSpec(backend=LOCAL))  # nothing more to do, and no error
 
@@ -402,7 +400,7 @@ def test_a_process_that_is_no_keeper_makes_no_directory_a_cluster(tmp_path: Path
     """Else `doctor` and `submit` would believe the ssh configuration and the socket there."""
     paths = given(tmp_path / "c", phase="ready", pid=os.getpid(), start_time=None)
     with pytest.raises(
-        RunError, match=sentence("client.takeover.not_its_keeper.process-names-keeper", os.getpid())
+        RunError, match=sentence("Start another cluster with another path", os.getpid())
     ):
         Cluster.attach(paths.root)
 
@@ -424,7 +422,7 @@ def test_a_host_removes_no_folder_that_enter_cannot_have_made(
     root = tmp_path / "c"
     make_folder(root)
     write_sealed(note_of(root), hosts_note(folder, pod), purpose="hosts", root=root)
-    with pytest.raises(BackendError, match=sentence("pods.note.read_note.note-cluster-nothing")):
+    with pytest.raises(BackendError, match=sentence("nothing is done on the named hosts")):
         SSHPods(["127.0.0.1"]).remove_left(root)
     assert (home / "letters").is_dir()
 
@@ -473,9 +471,7 @@ def test_a_forged_note_on_hosts_leads_to_no_login(
         lambda: backend.remove_left(root),
         lambda: backend.adopt(pods, PodSpec(), context),
     ):
-        with pytest.raises(
-            BackendError, match=sentence("pods.note.read_note.note-cluster-nothing")
-        ):
+        with pytest.raises(BackendError, match=sentence("nothing is done on the named hosts")):
             act()
     assert logins == []
 
@@ -490,7 +486,7 @@ def test_a_forged_note_on_pods_leads_to_no_call(tmp_path: Path, name: str) -> No
     if name == RECORD:
         config = write_kubeconfig(tmp_path / "config", tmp_path / "canary")
         backend = KubernetesPods(kubeconfig=config)
-    with pytest.raises(BackendError, match=sentence("pods.notes.read_note.note-cluster-nothing")):
+    with pytest.raises(BackendError, match=sentence("nothing is done for the named pods")):
         backend.remove_left(root)
     assert not (tmp_path / "canary").exists()
     assert note.exists()
@@ -546,9 +542,7 @@ def test_a_directory_that_names_a_live_run_of_the_reader_reaches_no_run(
     try:
         write_json(paths.own_state, alive_state(paths, keeper.pid))
         with answering(paths) as asked:
-            with pytest.raises(
-                RunError, match=sentence("rundir.status.refuse_another.names-run-cluster")
-            ):
+            with pytest.raises(RunError, match=sentence("and the cluster has that run in")):
                 ABOUT_A_RUN[op](Run(forged.root))
             assert asked == []
             # The reader's own directory does, by any of its paths.

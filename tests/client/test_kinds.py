@@ -90,7 +90,7 @@ def test_a_run_that_was_not_loaded_names_the_way_to_its_own_class(tmp_path: Path
     run = write_run(tmp_path)
     with pytest.raises(
         RunError,
-        match=sentence("client.kinds.missing_attribute.load-run-instead", "Run", "predict"),
+        match=sentence("(…) has no {}; load the run instead: Run.load({})", "Run", "predict"),
     ):
         Run(run.paths.root).predict  # noqa: B018
 
@@ -122,7 +122,8 @@ def test_what_fine_tuning_alone_has_is_named_on_other_runs(script: WrittenRun, n
 @pytest.mark.parametrize("name", OF_ITS_RESULT)
 def test_the_result_of_a_script_says_the_same(script: WrittenRun, name: str) -> None:
     with pytest.raises(
-        RunError, match=sentence("client.kinds.missing_attribute.run-runs-jobs", name, "finetune")
+        RunError,
+        match=sentence("is the run of {} and has no {}; runs of {} jobs have it", name, "finetune"),
     ):
         getattr(Run.load(script.paths.root).result, name)
 
@@ -130,7 +131,7 @@ def test_the_result_of_a_script_says_the_same(script: WrittenRun, name: str) -> 
 def test_a_name_that_no_kind_has_is_a_plain_attribute_error(script: WrittenRun) -> None:
     with pytest.raises(
         AttributeError,
-        match=sentence("client.kinds.missing_attribute.object-attribute", "Run", "predcit"),
+        match=sentence("object has no attribute", "Run", "predcit"),
     ) as error:
         getattr(Run.load(script.paths.root), "predcit")  # noqa: B009
     assert not isinstance(error.value, RunError)
@@ -138,11 +139,13 @@ def test_a_name_that_no_kind_has_is_a_plain_attribute_error(script: WrittenRun) 
 
 def test_the_class_of_another_kind_does_not_read_a_run(script: WrittenRun) -> None:
     with pytest.raises(
-        RunError, match=sentence("client.kinds.class_for.run-job-does", "script", "FineTuneRun")
+        RunError,
+        match=sentence("is the run of a {} job; {} does not read it", "script", "FineTuneRun"),
     ):
         FineTuneRun.load(script.paths.root)
     with pytest.raises(
-        RunError, match=sentence("client.kinds.class_for.run-job-does", "script", "FineTuneResult")
+        RunError,
+        match=sentence("is the run of a {} job; {} does not read it", "script", "FineTuneResult"),
     ):
         FineTuneResult.load(script.paths.root)
 
@@ -157,7 +160,9 @@ def test_a_run_of_an_unknown_kind_has_what_every_run_has(tmp_path: Path, spec: s
     assert "tiny-t5" in handle.result.to_html(tmp_path / "card.html").read_text()
     with pytest.raises(
         RunError,
-        match=sentence("client.kinds.missing_attribute.run-runs-jobs", "predict", "finetune"),
+        match=sentence(
+            "is the run of {} and has no {}; runs of {} jobs have it", "predict", "finetune"
+        ),
     ):
         handle.predict()  # type: ignore[attr-defined]
 
@@ -178,6 +183,6 @@ def test_a_kind_without_a_handover_is_refused_with_what_to_do(
     tmp_path: Path, third: ModuleType
 ) -> None:
     run = write_run(tmp_path, {"kind": "simulation"})
-    refused = sentence("jobs.job.handed_over.job-kind-handed", "simulation")
+    refused = sentence("submit it to a cluster instead", "simulation")
     with pytest.raises(ConfigError, match=refused):
         Run.load(run.paths.root).manifest("trainjob", image="me/worker:1")

@@ -42,7 +42,7 @@ def test_a_file_system_without_locks_is_named_with_what_to_do(tmp_path: Path) ->
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert f"{tmp_path}/c/.lock cannot be locked (No locks available)" in done.stdout
-    assert says(done.stdout, "base.locks.no_locks_there.file-system-flock")
+    assert says(done.stdout, "Choose a folder on another disk with Cluster(…")
     assert "Cluster(…, path=…)" in done.stdout
     assert not (tmp_path / "c" / "state.json").exists(), "nothing has started"
 
@@ -55,7 +55,7 @@ def test_a_deleted_working_directory_is_refused_with_what_to_do(
     monkeypatch.chdir(gone)
     gone.rmdir()
     with pytest.raises(
-        ConfigError, match=sentence("base.files.check_working_directory.working-directory-process")
+        ConfigError, match=sentence("the working directory of this process has been deleted")
     ):
         Cluster(LocalPods())
 
@@ -66,16 +66,16 @@ def test_a_start_beside_another_that_has_written_half_names_that_other(tmp_path:
     with paths.lock.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(
-            ConfigError, match=sentence("client.lifecycle.spawn.being-taken-another")
+            ConfigError, match=sentence("is being taken by another start at this moment")
         ):
             Cluster(LocalPods(), path=tmp_path).start()
-    with pytest.raises(ConfigError, match=sentence("client.lifecycle._foreign.empty-choose-new")):
+    with pytest.raises(ConfigError, match=sentence("is not empty; choose a new directory")):
         Cluster(LocalPods(), path=tmp_path).start()
 
 
 def test_a_folder_of_something_else_is_refused_and_stays_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=sentence("client.lifecycle._foreign.empty-choose-new")):
+    with pytest.raises(ConfigError, match=sentence("is not empty; choose a new directory")):
         Cluster(LocalPods(), path=tmp_path).start()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

@@ -104,13 +104,13 @@ def test_words_are_marked_only_where_most_are_right() -> None:
 def test_several_models_stand_side_by_side() -> None:
     shares, rows = str(TWO).split("\n\n")
     assert re.search(r"before training +50.0 %", shares)
-    assert says(rows, "display.answers._caption.after-loading", "2.0 s")
+    assert says(rows, "after {} of loading", "2.0 s")
     assert TWO.exact_match("before training") == 0.5
     assert TWO.texts(EVIL) == [EXPECTED, "a c", "SELECT town"]
     # Nobody knows the second answer: it is held against the first model's.
     assert re.search(r"–\s+a b\s+–\s+a \[c\]\s+–", rows)
     with pytest.raises(
-        ConfigError, match=sentence("finetune.predictions._of.answers", "before training")
+        ConfigError, match=sentence("there are no answers of {}; there are", "before training")
     ):
         TWO.exact_match("nobody")
 
@@ -118,7 +118,7 @@ def test_several_models_stand_side_by_side() -> None:
 def test_only_the_first_are_shown_and_the_caption_says_so() -> None:
     many = Answers(names=("answered",), models=(answered(*[answer(EXPECTED)] * 60),))
     assert "60 rows" in str(many)
-    assert says(many, "display.answers._caption.first-shown", 50)
+    assert says(many, "; the first {} shown", 50)
     assert many._repr_html_().count("<tr>") == 51
 
 

@@ -42,7 +42,7 @@ def test_a_cluster_is_followed_until_its_pods_are_gone(written: WrittenRun) -> N
 def test_a_cluster_that_is_not_started_says_so(tmp_path: Path) -> None:
     cluster = Cluster(LocalPods(), count=3, path=tmp_path / "none")
     text = to_text(ClusterPanel(cluster).look())
-    assert says(text, "display.cluster.look_at.cluster-start-starts", "3 pods")
+    assert says(text, "cluster.start() starts", "3 pods")
     assert "none" not in text, "a folder that does not exist"
 
 
@@ -88,11 +88,11 @@ def test_the_end_of_the_pods_is_shown_and_a_run_that_reaches_it_says_so(
         return to_text(cluster_doc(look_at(cluster))), view.hint
 
     panel, hint = look(10.0)
-    assert says(panel, "display.cluster.cluster_doc.platform-ends-pods")
+    assert says(panel, "The platform ends the pods at {} in any case.")
     assert ", about step 20 of 100, before this run with " in hint or "about step 19 of" in hint
     assert "the last checkpoint is of step 8. Start a cluster with a later deadline" in hint
     panel, hint = look(86_400.0)
-    assert says(panel, "display.cluster.cluster_doc.platform-ends-pods")
+    assert says(panel, "The platform ends the pods at {} in any case.")
     assert hint == ""
     panel, hint = look(None)
     assert "in any case" not in panel
@@ -160,7 +160,7 @@ def test_a_start_shows_the_pods_as_they_come_and_leaves_a_line(
         write_json(written.cluster.state, {**state, "arrived": [*state["arrived"], awaited]})
         until(lambda: draw() or len(shown) > 2)
         written.keeper("ready")
-    assert says(shown[0], "display.cluster.cluster_doc.pods-asked-none", 3)
+    assert says(shown[0], "pods were asked for; none has come yet", 3)
     assert "Cluster starting" in shown[1] and (
         shown[1].count("Running"),
         shown[1].count("Pending"),

@@ -53,7 +53,7 @@ def test_each_model_goes_on_from_its_own_answers() -> None:
             for word in ("Hi", "And?", "one read 4", "other read 4", "2 turns with one, other")
         )
         assert "Lost" not in shown
-    with pytest.raises(ConfigError, match=sentence("finetune.conversation.send.text-empty-say")):
+    with pytest.raises(ConfigError, match=sentence("text is empty; say something")):
         talk.send("  ")
 
 
@@ -67,7 +67,7 @@ def test_what_is_entered_is_answered_below_the_field_and_a_failure_is_shown_ther
     def page() -> str:
         return to_html(drawn[-1])
 
-    assert says(page(), "display.answers.conversation_doc.chat-nothing-said", "one")
+    assert says(page(), "A chat with {}: nothing has been said yet.", "one")
     field.value = "<b>Hi</b>"
     # The last piece is drawn, though none comes after it.
     until(lambda: "one read 1 …" in page(), 120)

@@ -68,9 +68,9 @@ def test_a_page_of_its_own_states_neither_links_nor_what_needs_the_notebook(
     facts = RunFacts(RunView(written.paths.root))
     assert (
         facts.links
-        and says(facts.receipt[-1], "display.facts._receipt.tensorboard-run-tensorboard")
-        and says(facts.receipt[1], "display.facts._pods_left.pods-kept-cluster", "3 pods")
+        and says(facts.receipt[-1], "TensorBoard: run.tensorboard() opens it below a cell")
+        and says(facts.receipt[1], "Pods: {} kept; the cluster is {} for the next run", "3 pods")
     )
     page = RunResult.load(written.paths.root).to_html(tmp_path / "card.html").read_text()
-    assert says(page, "display.facts._ranks_left.ranks-all-gone")
+    assert says(page, "Processes: all exited{}; nothing is still running on the pods")
     assert not any(words in page for words in ("run.tensorboard()", "Pods: ", "workbench/api"))

@@ -173,7 +173,7 @@ def test_a_curve_is_as_logged_until_smoothing_is_asked_for(view: RunView, steps:
     values = line.get_ydata()[len(line.get_ydata()) // 2 :]
     assert min(values) > 3.0 and max(values) < 4.9
     assert values[-1] == pytest.approx(smoothed([y for _, y in view.curves["loss"]], 0.8)[-1])
-    assert says(asked.notes[0], "display.runs._notes.pale-lines-logged")
+    assert says(asked.notes[0], "The pale lines are the logged values of smoothed lines.")
 
 
 def test_smoothing_is_per_line(view: RunView) -> None:
@@ -186,9 +186,7 @@ def test_smoothing_is_per_line(view: RunView) -> None:
     ]
     mapped = PlotOptions(smooth={"loss": 0.5})
     assert curve_plot(view, options=mapped).series[0].name == "training loss, smoothed 0.5"
-    with pytest.raises(
-        ConfigError, match=sentence("base.errors.one_of.known-allowed", "three", "one, two")
-    ):
+    with pytest.raises(ConfigError, match=sentence("is not known", "three", "one, two")):
         other.plot(smooth={"three": 0.5})
 
 
@@ -208,7 +206,7 @@ def test_a_range_of_steps_is_drawn_in_full(view: RunView) -> None:
 def test_a_logarithmic_axis_names_what_it_cannot_draw(view: RunView) -> None:
     view.curves["loss"].add(13, -1.0, T0 + 13)
     plot = curve_plot(view, options=PlotOptions(log=True))
-    assert says(plot.notes[0], "display.runs._notes.drawn-logarithmic-axis", "1 value")
+    assert says(plot.notes[0], "Not drawn on the logarithmic axis: {} up to 0.", "1 value")
     svg = plot_svg(plot)
     assert 'data-text="1"' in svg and 'data-text="5"' in svg and "mathdefault" not in svg
 
@@ -216,23 +214,23 @@ def test_a_logarithmic_axis_names_what_it_cannot_draw(view: RunView) -> None:
 @pytest.mark.parametrize(
     ("given", "name", "words"),
     [
-        ({"x": "hours"}, "loss", sentence("base.errors.one_of.known-allowed", "hours", "steps")),
-        ({"smooth": 1.0}, "loss", sentence("client.plot.PlotOptions.smooth-weight-number", "1.0")),
+        ({"x": "hours"}, "loss", sentence("is not known", "hours", "steps")),
+        ({"smooth": 1.0}, "loss", sentence("Give a number from 0 (as logged) to below 1", "1.0")),
         ({"smooth": True}, "loss", "True"),
         ({"smooth": {"loss": -1}}, "loss", "-1"),
         ({"smooth": {"eval_loss": 0.5}}, "loss", "eval_loss"),
         (
             {"smooth": 0.5},
             "perplexity",
-            sentence("client.plot.check_lines.smooth-does-nothing", "perplexity"),
+            sentence("smooth does nothing in the plot of", "perplexity"),
         ),
         ({"steps": (200, 100)}, "loss", "200, 100"),
-        ({"steps": 100}, "loss", sentence("client.plot._check_steps.steps-range-first", "100")),
+        ({"steps": 100}, "loss", sentence("Give the first and the last step", "100")),
         ({"steps": (1, 2, 3)}, "loss", "1, 2, 3"),
         (
             {"steps": (1, 2), "x": "steps"},
             "memory",
-            sentence("client.plot._check_memory.used-plot-memory", "x='steps' and steps"),
+            sentence("cannot be used for the plot of memory", "x='steps' and steps"),
         ),
     ],
 )
@@ -343,10 +341,10 @@ def test_under_the_pointer_stand_a_step_and_what_each_line_is_there(view: RunVie
 
 def test_every_axis_has_its_unit(view: RunView) -> None:
     svg = plot_svg(curve_plot(view))
-    assert says(svg, "finetune.finetune.FineTune.loss-nats-per") and '"optimizer step"' in svg
+    assert says(svg, "nats per token") and '"optimizer step"' in svg
     assert plots_png([curve_plot(view)]).startswith(b"\x89PNG")
     assert '"GiB"' in plot_svg(memory_plot(view)) and says(
-        plot_svg(memory_plot(view)), "display.runs.memory_plot.since-first-sample", "seconds"
+        plot_svg(memory_plot(view)), "since the first sample", "seconds"
     )
 
 
@@ -360,7 +358,7 @@ def test_one_point_is_no_plot(write: Callable[..., WrittenRun]) -> None:
     assert curve_plot(lone).y == "loss", "what a script's loss counts is not known"
     (note,) = to_bundles(run_plot_doc(Run.load(one.paths.root).plot()))
     assert (
-        says(note["text/plain"], "display.panel.look.run-logged-two", "loss")
+        says(note["text/plain"], "Run {} has not logged two points of {}{} yet.", "loss")
         and "image/png" not in note
     )
 
@@ -431,8 +429,7 @@ def test_a_plot_of_another_name_is_refused_with_the_nearest(written: WrittenRun)
     run = Run.load(written.paths.root)
     with pytest.raises(
         ConfigError,
-        match=sentence("base.errors.one_of.known-allowed", "losses", "loss")
-        + sentence("base.errors.one_of.did-you-mean"),
+        match=sentence("is not known", "losses", "loss") + sentence(": did you mean '{}'?"),
     ):
         run.plot("losses")
     _, _, arguments = (workbench.Run.plot.__doc__ or "").partition("name: ")

@@ -108,7 +108,7 @@ def test_a_program_that_executes_a_notebook_and_joins_streams_keeps_every_last_p
 
 def test_a_benchmark_that_was_followed_keeps_its_last_lines(book: Any) -> None:
     (lines,) = (output["data"] for output in book.cells[-1].outputs)
-    assert says(lines["text/html"], "display.live.summary_of.rows-done", 3)
+    assert says(lines["text/html"], "of {} rows done", 3)
 
 
 def test_nothing_that_is_saved_needs_a_kernel_or_a_network(book: Any) -> None:

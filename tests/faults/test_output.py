@@ -73,7 +73,9 @@ def test_a_full_disk_ends_the_logs_and_not_the_run(world: World, tmp_path: Path)
             assert "".join(f"rank {rank} line {n}\n" for n in range(10_000)).startswith(text)
         with pytest.raises(
             RunError,
-            match=sentence("base.disk.disk_full.disk-full-needs", "this machine", "bytes"),
+            match=sentence(
+                "the disk of {} is full: {} needs {}{} and has {} free", "this machine", "bytes"
+            ),
         ):
             world.submit("beat.py", "--lines", "3", into=disk / "another")
     world.ended(world.submit("beat.py", "--lines", "3")).raise_for_status()
@@ -140,7 +142,7 @@ def test_what_a_pod_leaves_cannot_take_the_place_of_the_keepers_own_records(
     mine = b"written by the pod: "
     taken = sorted(path.relative_to(run.path).as_posix() for path in files_with(run.path, mine))
     assert taken == ["files/mine.txt", "predictions.jsonl"]
-    assert says(result.message, "keeper.verdict._notes_on_the_way.brought-back-only")
+    assert says(result.message, "files/ and the run's own files are copied")
     assert not (run.path / "files" / "link").exists()
     assert not (run.path / "card.html").exists()
 
@@ -176,7 +178,8 @@ def test_what_found_no_room_here_at_the_end_is_fetched_later(
         )
         assert re.search(words, result.message), result.message
         with pytest.raises(
-            RunError, match=sentence("base.disk.disk_full.disk-full-needs", "this machine")
+            RunError,
+            match=sentence("the disk of {} is full: {} needs {}{} and has {} free", "this machine"),
         ):
             run.fetch()
         (disk / "ballast").unlink()

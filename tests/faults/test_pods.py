@@ -58,10 +58,10 @@ def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> No
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert (result.error.kind, result.error.host, result.error.rank) == ("pod", pod.address, None)
-    assert says(result.error.message, "keeper.pod.why_agent_lost.lost-agent-ranks", "pod-1")
+    assert says(result.error.message, "the ranks on the pod died with the agent", "pod-1")
     if script == "mesh.py":
         assert (
-            says(result.error.others, "rundir.outcome._fold.lost-peer")
+            says(result.error.others, "lost their peer ({})")
             or "lost its peer" in result.error.others
         )
 
@@ -79,7 +79,7 @@ def test_an_agent_that_hangs_is_named(world: World) -> None:
         result = world.ended(run)
     world.measured("12", "agent hangs -> result", time.monotonic() - hung, 25)
     message = world.blames(result, pod)
-    assert says(message, "keeper.pod.why_agent_lost.lost-agent-ranks", "pod-2")
+    assert says(message, "the ranks on the pod died with the agent", "pod-2")
     assert "the agent did not answer" in message
 
 
@@ -151,7 +151,7 @@ def test_a_rank_that_leaves_early_is_the_cause(world: World) -> None:
     assert result.error is not None
     assert (result.error.rank, result.error.host, result.error.kind) == (1, "127.0.0.3", "exit")
     assert "ended early with 0" in result.error.message
-    assert says(result.error.others, "rundir.outcome._fold.lost-peer")
+    assert says(result.error.others, "lost their peer ({})")
 
 
 def test_ranks_that_do_not_listen_are_killed(world: World) -> None:

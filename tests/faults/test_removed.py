@@ -145,6 +145,6 @@ def test_a_submit_from_a_deleted_working_directory_is_refused(
     monkeypatch.chdir(gone)
     gone.rmdir()
     with pytest.raises(
-        ConfigError, match=sentence("base.files.check_working_directory.working-directory-process")
+        ConfigError, match=sentence("the working directory of this process has been deleted")
     ):
         counting(cluster, "--lines", "3")

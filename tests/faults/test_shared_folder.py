@@ -84,9 +84,7 @@ def test_a_folder_for_keys_that_cannot_be_had_is_said(
 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    with pytest.raises(
-        ConfigError, match=sentence("rundir.registered.make_own_folder.folder-keys-cluster")
-    ):
+    with pytest.raises(ConfigError, match=sentence("no folder for the keys of the cluster in")):
         Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "c", warm=False).start()
 
 
@@ -104,7 +102,7 @@ def test_what_a_pod_changes_there_starts_no_keeper_until_it_is_put_back(tmp_path
         write_json(root / "kubernetes.json", {"base": "wb-c"})
         (root / "hosts").mkdir()
         write_json(root / "hosts" / "left.json", {"folder": "c-0123456789abcdef", "pods": []})
-        reason = sentence("base.sealed.read_sealed.seal-yours-file")
+        reason = sentence("the seal of {} is not yours, or the file was changed afterwards")
         with pytest.raises(RunError, match=reason):
             Cluster.attach(root)
         with pytest.raises(PodError, match=reason):

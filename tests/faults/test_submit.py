@@ -91,7 +91,7 @@ def test_a_keeper_does_not_take_a_run_that_has_a_result_by_then(
         write_json(run.paths.result, {"state": "failed", "message": "given up"})
     log = ClusterPaths(cluster.path).keeper_log
     world.until(lambda: answered(cluster), 30)
-    with pytest.raises(Refused, match=sentence("keeper.keeper._of_run.keeper-run")):
+    with pytest.raises(Refused, match=sentence("the keeper has no run")):
         ask(ClusterPaths(cluster.path).socket, {"op": "outcome", "run": run.id})
     world.ended(counting(cluster, "--lines", "3")).raise_for_status()
     assert run.id not in log.read_text()

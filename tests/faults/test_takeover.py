@@ -207,7 +207,7 @@ def test_ranks_that_their_lease_ended_are_said_to_be(world: World, tmp_path: Pat
         world.until(lambda: not nothing_but_keepers(world, cluster), 60, every_s=0.2)
         result = world.ended(Cluster.attach(cluster.path).runs[0])
         assert result.state is RunState.FAILED
-        assert says(result.message, "keeper.verdict.stopped_by_others.ended-when-keeper")
+        assert says(result.message, "no new keeper came within the lease of the pod's agent")
         assert len(world.log(run, 1).splitlines()) > 10, (
             "what was printed after its keeper died is here"
         )
@@ -303,12 +303,12 @@ def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(
     os.chown(ClusterPaths(cluster.path).queue, 12345, -1)
     assert Run.load(going.path).state is RunState.LOST
     with pytest.raises(
-        RunError, match=sentence("base.files.not_ours.belongs-another-user", "queue.json")
+        RunError, match=sentence("belongs to another user, or others may write to it", "queue.json")
     ):
         Cluster.attach(cluster.path)
     os.chown(ClusterPaths(cluster.path).queue, os.getuid(), -1)
     assert keepers_of(world, cluster) == []
-    with pytest.raises(ConfigError, match=sentence("client.lifecycle.is_left.holds-cluster-asked")):
+    with pytest.raises(ConfigError, match=sentence("holds a cluster that was asked to be another")):
         described(cluster.path, count=3).start()
     world.ended(Run.load(going.path)).raise_for_status()
     exact(going, 400)
@@ -395,8 +395,8 @@ def test_a_keeper_that_dies_while_it_closes_is_said_and_leaves_nothing(
     if way == "attach":
         with pytest.raises(
             RunError,
-            match=sentence("client.takeover._broken_off.keeper-died-while")
-            + sentence("client.takeover.take_over.cluster-closed-what"),
+            match=sentence("its keeper died while it closed the cluster")
+            + sentence("and what it left has been removed"),
         ):
             Cluster.attach(cluster.path)
     elif way == "load":
@@ -465,7 +465,7 @@ def test_a_machine_that_was_started_again_is_said_and_what_is_on_disk_stays(
     WAYS[way](cluster, run)
     result = world.ended(run, 120)
     assert result.state is RunState.FAILED
-    assert says(result.message, "keeper.verdict.stopped_by_others.ended-pod-when")
+    assert says(result.message, "ended with the pod when this machine was rebooted")
     exact(run, 100)
     world.ended(waiting, 120).raise_for_status()
     exact(waiting, 3)

@@ -52,15 +52,17 @@ def test_a_second_context_on_one_path_is_refused_and_harms_nothing(
             pytest.fail("entered")
         with pytest.raises(
             RunError,
-            match=sentence("client.cluster._check_ready.cluster-started", "ready")
-            + sentence("client.lifecycle.occupied.holds-cluster"),
+            match=sentence("this cluster is not started", "ready")
+            + sentence("holds a cluster that is"),
         ):
             second.submit(Script(path=BEAT))
         second.close()  # as a `finally` would
         other = subprocess.run(
             [sys.executable, "-c", ENTER, str(root)], capture_output=True, text=True, timeout=60
         )
-        assert says(other.stderr.splitlines()[-1], "client.lifecycle._hint.use-cluster-attach")
+        assert says(
+            other.stderr.splitlines()[-1], "use it with Cluster.attach({}), or choose another path"
+        )
         with Cluster.attach(root) as third:
             assert third.spec.count == 2
             queued = third.submit(Script(path=BEAT, args=["--lines", "3"]), pods=1)
@@ -73,9 +75,7 @@ def test_a_second_context_on_one_path_is_refused_and_harms_nothing(
         world.ended(run).raise_for_status()
         world.ended(queued).raise_for_status()
     assert first.phase == "closed"
-    with pytest.raises(
-        RunError, match=sentence("client.cluster.attach.cluster-runs-start", "closed")
-    ):
+    with pytest.raises(RunError, match=sentence("start one with Cluster(…", "closed")):
         Cluster.attach(root)
 
 
@@ -141,7 +141,7 @@ def test_a_cluster_that_nobody_looks_at_any_more_closes_and_starts_again(
     )
     picture.close()  # as a kernel's death does
     world.until(lambda: cluster.phase == "closed", 60)
-    assert says(cluster.message, "keeper.keeper._end_idle.closed-after-without")
+    assert says(cluster.message, "closed after {} s without a run or a word from a notebook")
     with cluster:
         second = world.submit("beat.py", "--lines", "3", cluster=cluster)
         world.ended(second).raise_for_status()

@@ -80,11 +80,13 @@ def test_a_run_whose_directory_is_deleted_is_said_and_can_be_ended(
     run = beating(world, cluster, tmp_path / "never")
     remove(run.path)
     assert run.state in (RunState.STARTING, RunState.RUNNING)
-    assert says(run.message, "client.run.message.directory-run-gone") and says(
-        run.message, "client.run.message.keeper-says"
+    assert says(run.message, "the directory of run {}, {}, is gone or damaged") and says(
+        run.message, "its keeper says"
     )
     run.cancel()
-    with pytest.warns(RuntimeWarning, match=sentence("client.run.message.directory-run-gone")):
+    with pytest.warns(
+        RuntimeWarning, match=sentence("the directory of run {}, {}, is gone or damaged")
+    ):
         result = run.wait(30, progress=False)
     assert result.state is RunState.CANCELLED, result.message
     world.nothing_left(run)
@@ -130,7 +132,7 @@ def test_a_cluster_whose_directory_is_deleted_is_said_and_can_be_closed(
     here = str(cluster.path)
     remove(cluster.path)
     world.until(lambda: cluster.phase == "lost", SOON_S)
-    assert says(cluster.message, "client.cluster.message.gone-damaged-close")
+    assert says(cluster.message, "close() ends what still runs of the cluster")
     cluster.close()
     left = [
         p for p in world.processes() if any(here in word for word in [*p.argv, *p.environ.values()])

@@ -90,9 +90,7 @@ def test_evil_archives_are_refused_and_leave_nothing(tmp_path: Path, shape: str)
 def test_too_many_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workbench.finetune.data.wikisql.archive.MAX_MEMBERS", 49)
     path = archive(tmp_path / "data.tar.bz2", *(member(f"{i}") for i in range(50)))
-    with pytest.raises(
-        ConfigError, match=sentence("finetune.archive._unpack.more-than-members", 49)
-    ):
+    with pytest.raises(ConfigError, match=sentence("is refused: more than {} members", 49)):
         unpack(path, tmp_path / "out", WANTED)
     monkeypatch.setattr("workbench.finetune.data.wikisql.archive.MAX_MEMBERS", 50)
     assert unpack(path, tmp_path / "out", WANTED) == {}
@@ -105,7 +103,8 @@ def test_a_bomb_is_stopped_by_what_comes_out_of_it(
     path = archive(tmp_path / "data.tar.bz2", *(member(f"x{i}", bytes(2**20)) for i in range(8)))
     assert path.stat().st_size < 2000
     with pytest.raises(
-        ConfigError, match=sentence("finetune.archive.read.holds-more-than", 4194304)
+        ConfigError,
+        match=sentence("is refused: decompressed, the archive has more than {} bytes", 4194304),
     ):
         unpack(path, tmp_path / "out", WANTED)
     assert not (tmp_path / "out").exists()
@@ -127,7 +126,7 @@ def test_a_broken_archive_is_said_to_be_one(
     path = archive(tmp_path / "data.tar.bz2", member("train.jsonl", os.urandom(100_000)))
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.raises(
-        ConfigError, match=sentence("finetune.archive.unpack.whole-tar-bz", "data.tar.bz2")
+        ConfigError, match=sentence("is not a whole .tar.bz2 archive", "data.tar.bz2")
     ):
         unpack(path, tmp_path / "out", WANTED)
     assert not (tmp_path / "out").exists()

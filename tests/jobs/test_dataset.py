@@ -132,11 +132,11 @@ def test_the_original_release(tmp_path: Path) -> None:
     [
         (
             {"dev.tables.jsonl": None},
-            sentence("finetune.datasets.write.release-wikisql", "dev.tables.jsonl"),
+            sentence("has no {}; the release of WikiSQL has", "dev.tables.jsonl"),
         ),
         (
             {"dev.jsonl": {**INDEXED, "table_id": "9-9"}},
-            sentence("finetune.rows.query_of.table-id-tables", "dev.jsonl, line 1", "9-9"),
+            sentence("table_id {} is not in the tables file", "dev.jsonl, line 1", "9-9"),
         ),
         (
             {"train.tables.jsonl": {**TABLE, "rows": [[1]]}},
@@ -159,7 +159,7 @@ def test_a_refused_dataset_leaves_the_earlier_one(tmp_path: Path) -> None:
     )
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.lines.Fields.must-object", "e.jsonl, line 2", "sql", 1),
+        match=sentence("is {}; it must be an object", "e.jsonl, line 2", "sql", 1),
     ):
         prepare(RowFiles(train=good, eval=bad), tmp_path / "out")
     assert {p.name: p.read_bytes() for p in (tmp_path / "out").iterdir()} == before
@@ -183,9 +183,7 @@ def test_rows_of_text_and_a_model_that_cannot_learn_from_all_of_them(tmp_path: P
     ]
     with pytest.raises(
         ConfigError,
-        match=sentence(
-            "finetune.refusals.refusal.causal-model-such", "t.jsonl, line 2 is plain text"
-        ),
+        match=sentence("such as 'tiny-llama'", "t.jsonl, line 2 is plain text"),
     ):
         prepare(files, tmp_path / "out", refusal=row_refusal(FineTune(model="tiny-t5")))
 
@@ -193,7 +191,8 @@ def test_rows_of_text_and_a_model_that_cannot_learn_from_all_of_them(tmp_path: P
 def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl").write_text("\n\n")
     with pytest.raises(
-        ConfigError, match=sentence("finetune.convert._every_row.dataset-file-row", "e.jsonl")
+        ConfigError,
+        match=sentence("the dataset file {} has no row; write at least 1 row", "e.jsonl"),
     ):
         prepare(
             RowFiles(train=write(tmp_path / "t.jsonl", ROW), eval=str(tmp_path / "e.jsonl")),
@@ -212,58 +211,58 @@ def test_hub_prepares_nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("rwos.csv", sentence("finetune.dataset._from_path.dataset-file-folder", "rwos.csv")),
-        ("wikisql-mni", sentence("base.errors.one_of.did-you-mean", "wikisql-mini")),
+        ("rwos.csv", sentence("a relative path counts from the current folder", "rwos.csv")),
+        ("wikisql-mni", sentence(": did you mean '{}'?", "wikisql-mini")),
         (
             "/no/such/folder",
-            sentence("finetune.dataset._from_path.dataset-file-folder", "/no/such/folder"),
+            sentence("a relative path counts from the current folder", "/no/such/folder"),
         ),
         (
             {"kind": "jsn"},
             sentence(
-                "base.errors.one_of.known-allowed",
+                "is not known",
                 "dataset kind 'jsn'",
                 "wikisql-mini, files, release, hub, mix",
             ),
         ),
-        ({}, sentence("base.errors.one_of.known-allowed", "dataset kind None")),
-        ({"kind": ["files"]}, sentence("base.errors.one_of.known-allowed", "dataset kind")),
+        ({}, sentence("is not known", "dataset kind None")),
+        ({"kind": ["files"]}, sentence("is not known", "dataset kind")),
         (
             {"kind": "files", "trian": "x"},
-            sentence("base.record._worded.option-known", "dataset", "trian", "train")
-            + sentence("base.errors.one_of.did-you-mean"),
+            sentence("option {} is not known", "dataset", "trian", "train")
+            + sentence(": did you mean '{}'?"),
         ),
         (
             {"kind": "files", "eval": "x"},
-            sentence("base.record._worded.needs-option", "dataset of kind 'files'", "train"),
+            sentence("needs the option", "dataset of kind 'files'", "train"),
         ),
         (
             {"kind": "files", "train": "x", "eval": 5},
-            sentence("base.record._worded.must", "dataset eval is 5", "text"),
+            sentence("it must be", "dataset eval is 5", "text"),
         ),
         (
             {"kind": "files", "train": "x", "eval": "y"},
-            sentence("finetune.files._matching.dataset-file-paths", "train", "x"),
+            sentence("dataset {}: there is no file {}{}; paths count from", "train", "x"),
         ),
         ({"kind": "files", "train": "x", "eval": "y", "tables": 7}, "dataset tables is 7"),
         (
             {"kind": "release", "path": "gone.tar.bz2"},
-            sentence("finetune.datasets.check.dataset-path-file", "gone.tar.bz2"),
+            sentence("dataset path: there is no file {}; paths count from", "gone.tar.bz2"),
         ),
-        ({"kind": "release"}, sentence("base.record._worded.needs-option", "path")),
-        ({"kind": "hub"}, sentence("base.record._worded.needs-option", "name")),
+        ({"kind": "release"}, sentence("needs the option", "path")),
+        ({"kind": "hub"}, sentence("needs the option", "name")),
         ({"kind": "hub", "name": ""}, "dataset name is ''"),
         (
             {"kind": "wikisql-mini", "train_rows": 0},
-            sentence("base.record._worded.must", "dataset train_rows is 0")
-            + sentence("finetune.kinds.whole-number-more-2"),
+            sentence("it must be", "dataset train_rows is 0")
+            + sentence("a whole number, 1 or more"),
         ),
         ({"kind": "wikisql-mini", "seed": "7"}, "dataset seed is '7'"),
         (
             {"kind": "wikisql-mini", "train_rows": 10**6},
-            sentence("finetune.datasets._check.dataset-train-rows", 100000),
+            sentence("dataset train_rows + eval_rows is more than the", 100000),
         ),
-        (5, sentence("finetune.dataset.dataset_from.dataset-name-path", 5)),
+        (5, sentence("dataset is {}; give a name, a path or an object with 'kind'", 5)),
     ],
 )
 def test_what_is_refused(value: object, message: str) -> None:

@@ -118,11 +118,11 @@ def test_a_path_is_read(tmp_path: Path) -> None:
     [
         (
             '{"zero_optimization": {"stage": 1},\n  "bf16": {enabled": true}}',
-            sentence("finetune.files._parse.line-column-must", "mine.json", 2, 12),
+            sentence("line {} column {}: {}; it must be JSON", "mine.json", 2, 12),
         ),
-        ("", sentence("finetune.files._parse.line-column-must", 1)),
-        ("[1]", sentence("finetune.files._parse.holds-deepspeed-configuration", "list")),
-        ('{"fp16": {}, "fp16": {}}', sentence("finetune.files.once.key-stands-twice", "fp16")),
+        ("", sentence("line {} column {}: {}; it must be JSON", 1)),
+        ("[1]", sentence("holds {}; a DeepSpeed configuration is an object", "list")),
+        ('{"fp16": {}, "fp16": {}}', sentence("key '{}' stands there twice; remove one", "fp16")),
     ],
 )
 def test_what_is_no_json_object_is_refused_with_its_place(
@@ -146,11 +146,12 @@ def test_a_configuration_is_read_by_its_path_too(tmp_path: Path) -> None:
     assert load(str(path)) == load(path) == ({"zero_optimization": {"stage": 2}}, str(path))
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.files._read.deepspeed-file-read", "gone.json", "No such file"),
+        match=sentence("deepspeed file {} cannot be read", "gone.json", "No such file"),
     ):
         load(tmp_path / "gone.json")
     with pytest.raises(
-        ConfigError, match=sentence("finetune.files.load.deepspeed-configuration-read", "dict")
+        ConfigError,
+        match=sentence("a DeepSpeed configuration is read of a FineTune job or of a path", "dict"),
     ):
         load({"zero_optimization": {}})  # type: ignore[arg-type]
 
@@ -375,13 +376,11 @@ def test_quantized_zero_plus_plus_is_taken_for_gpus() -> None:
     [
         (
             {"compile": {"deepcompile": True}},
-            sentence("finetune.not_done.trainer-does-call", "compile.deepcompile is True"),
+            sentence("the trainer does not call engine.compile", "compile.deepcompile is True"),
         ),
         (
             {"pipeline": {"stages": 2}},
-            sentence(
-                "finetune.not_done.ranks-hold-different-rows-different", "pipeline.stages is 2"
-            ),
+            sentence("ranks hold different rows and not different layers", "pipeline.stages is 2"),
         ),
         (
             {"data_efficiency": {"enabled": True, "data_routing": {"enabled": True}}},
@@ -390,19 +389,21 @@ def test_quantized_zero_plus_plus_is_taken_for_gpus() -> None:
         (
             {"weight_quantization": {"enabled": True}},
             sentence(
-                "finetune.not_done.quantizes-inference-use", "weight_quantization.enabled is True"
+                "use peft='qlora' to train over 4-bit weights",
+                "weight_quantization.enabled is True",
             ),
         ),
         (
             {"checkpoint": {"load_universal": True}},
             sentence(
-                "finetune.not_done.checkpoints-workbenchs-own", "checkpoint.load_universal is True"
+                "checkpoints are the workbench's own: use save_steps and resume",
+                "checkpoint.load_universal is True",
             ),
         ),
         (
             {"activation_checkpointing": {"cpu_checkpointing": True}},
             sentence(
-                "finetune.not_done.models-recompute-torch",
+                "models recompute by torch: use gradient_checkpointing=True",
                 "activation_checkpointing.cpu_checkpointing is True",
             ),
         ),
@@ -416,27 +417,34 @@ def test_quantized_zero_plus_plus_is_taken_for_gpus() -> None:
         ),
         (
             {"autotuning": {"enabled": True}},
-            sentence("finetune.not_done.starts-runs-own", "autotuning.enabled is True"),
+            sentence("ask plan(job) for the largest micro-batch", "autotuning.enabled is True"),
         ),
         (
             {"expert_parallel": {"enabled": True}},
-            sentence("finetune.not_done.autoep-needs-another", "expert_parallel.enabled is True"),
+            sentence("AutoEP needs another order of rows", "expert_parallel.enabled is True"),
         ),
         (
             {"hybrid_engine": {"enabled": True}},
-            sentence("finetune.not_done.generates-text-between", "hybrid_engine.enabled is True"),
+            sentence("and this training has no such step", "hybrid_engine.enabled is True"),
         ),
         (
             {"zero_optimization": {**ZERO1, "zenflow": {"topk_ratio": 0.1}}},
-            sentence("finetune.not_done.checkpoints-audit-do", "zenflow.topk_ratio is 0.1"),
+            sentence(
+                "checkpoints and the audit do not know its optimizer", "zenflow.topk_ratio is 0.1"
+            ),
         ),
         (
             {"zero_optimization": {**ZERO1, "allgather_partitions": False}},
-            sentence("finetune.not_done.deepspeed-always-gathers", "allgather_partitions is False"),
+            sentence(
+                "DeepSpeed 0.19.8 always gathers: remove the key", "allgather_partitions is False"
+            ),
         ),
         (
             {"flops_profiler": {"enabled": True, "output_file": "x"}},
-            sentence("finetune.not_done.profile-file-run", "output_file is 'x'"),
+            sentence(
+                "the profile is a file of the run directory: read result.profile",
+                "output_file is 'x'",
+            ),
         ),
     ],
 )
@@ -474,7 +482,7 @@ def test_an_optimizer_that_is_not_the_job_s_is_refused() -> None:
     config = {"zero_optimization": ZERO1, "optimizer": {"type": "SGD"}}
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.check._check_optimizer.optimizer-type-jobs", "SGD", "adamw"),
+        match=sentence("'; change one of them", "SGD", "adamw"),
     ):
         resolve(own(config, optimizer="adamw"), gpus=0)
 
@@ -699,14 +707,18 @@ def test_hybrid_shards_need_pods_of_several_gpus() -> None:
     job = FineTune(technique="fsdp", fsdp={"shard": "hybrid"})
     for gpus in (0, 1):
         with pytest.raises(
-            ConfigError, match=sentence("finetune.fsdp.refuse_on_pods.fsdp-shard-hybrid")
+            ConfigError, match=sentence("and a pod without several GPUs has one slot")
         ):
             resolve(job, gpus=gpus)
     assert resolve(job, gpus=2) is None
     assert resolve(job.replace(fsdp={"shard": "hybrid", "group": 2}), gpus=0) is None
-    with pytest.raises(ConfigError, match=sentence("finetune.fsdp.refuse.fsdp-group-shard")):
+    with pytest.raises(
+        ConfigError, match=sentence("fsdp group is for shard 'hybrid', and shard is '{}'; drop one")
+    ):
         job.replace(fsdp={"group": 2})
-    with pytest.raises(ConfigError, match=sentence("finetune.fsdp.refuse.fsdp-layers-layer")):
+    with pytest.raises(
+        ConfigError, match=sentence("fsdp layers and layer_parameters both say what is sharded by")
+    ):
         job.replace(fsdp={"layers": ["T5Block"], "layer_parameters": 5})
 
 
@@ -716,18 +728,16 @@ def test_fp16_is_for_causal_models_on_gpus_and_the_configuration_must_agree() ->
     assert resolved is not None and resolved["fp16"] == {"enabled": "auto"}
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.check._check_precision.enabled-true-jobs", "fp16", "fp32"),
+        match=sentence(".enabled is true, and the job's precision is '{}'", "fp16", "fp32"),
     ):
         told = {"zero_optimization": ZERO1, "fp16": {"enabled": True}}
         resolve(own(told, model="tiny-llama", precision="fp32"), gpus=1)
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.check._check_precision.fp-enabled-jobs", "false", "fp16"),
+        match=sentence("fp16.enabled is {}, and the job's precision is '{}'", "false", "fp16"),
     ):
         resolve(own({"zero_optimization": ZERO1, "fp16": {"enabled": False}}, **llama), gpus=1)
-    with pytest.raises(
-        ConfigError, match=sentence("finetune.technique.refuse_on_pods.precision-fp-needs")
-    ):
+    with pytest.raises(ConfigError, match=sentence("precision 'fp16' needs GPUs")):
         resolve(FineTune(**llama), gpus=0)  # type: ignore[arg-type]
     assert resolve(FineTune(**{**llama, "technique": "fsdp"}), gpus=0) is None  # type: ignore[arg-type]
 
@@ -758,9 +768,7 @@ def test_a_package_that_was_removed_under_a_live_notebook_is_named(
     if left == "an empty folder":
         package.mkdir(parents=True)
     monkeypatch.setattr("importlib.resources.files", lambda _name: package)
-    with pytest.raises(
-        ConfigError, match=sentence("finetune.files._shipped.none-install-again")
-    ) as refused:
+    with pytest.raises(ConfigError, match=sentence("none; install again")) as refused:
         resolve(FineTune(technique="zero1"), gpus=0)
     assert "dsconfig/zero1.json" in str(refused.value)
     # What needs no shipped file is planned as before.
@@ -776,7 +784,7 @@ def test_a_shipped_file_is_found_by_its_name_from_any_folder(
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "finetune.files._shipped.dsconfig-among-files",
+            "dsconfig/{} is not among the files that are shipped",
             "zero9.json",
             "zero1-profiler.json, zero1.json",
         ),
@@ -799,7 +807,7 @@ def test_a_shipped_file_is_found_by_its_name_from_any_folder(
 )
 def test_a_secret_in_it_is_refused_and_not_shown(more: dict[str, object]) -> None:
     with pytest.raises(
-        ConfigError, match=sentence("finetune.check._check_secrets.holds-secret-would")
+        ConfigError, match=sentence("which would be written to the run directory")
     ) as refused:
         resolve(own({"zero_optimization": {"stage": 1}, **more}), gpus=0)
     assert not [word for word in ("plainword", "hunter2", "hf_abc") if word in str(refused.value)]
@@ -867,12 +875,12 @@ def test_the_rows_of_a_rank_follow_from_a_json_s_whole_batch() -> None:
     [
         (
             {"technique": "zero1"},
-            sentence("finetune.zero.refuse_config.zero-optimization-stage", 3, "zero1", 1),
+            sentence("zero_optimization.stage is", 3, "zero1", 1),
         ),
         (
             {"profile_step": 5},
             sentence(
-                "finetune.check._check_equal.jobs-write-auto",
+                "or change one",
                 "flops_profiler.profile_step",
                 1,
                 "profile_step",
@@ -882,7 +890,7 @@ def test_the_rows_of_a_rank_follow_from_a_json_s_whole_batch() -> None:
         (
             {"weight_decay": 0.2},
             sentence(
-                "finetune.check._check_equal.jobs-write-auto",
+                "or change one",
                 "optimizer.params.weight_decay",
                 "0.01",
                 "weight_decay",
@@ -891,13 +899,13 @@ def test_the_rows_of_a_rank_follow_from_a_json_s_whole_batch() -> None:
         ),
         (
             {"adam_beta2": 0.9},
-            sentence("finetune.check._check_equal.adam-beta-adam", "optimizer.params.betas")
-            + sentence("finetune.check._check_equal.jobs-write-auto"),
+            sentence("adam_beta1 and adam_beta2", "optimizer.params.betas")
+            + sentence("or change one"),
         ),
         (
             {"max_grad_norm": 2},
             sentence(
-                "finetune.check._check_equal.jobs-write-auto",
+                "or change one",
                 "gradient_clipping",
                 "0.5",
                 "max_grad_norm",
@@ -907,7 +915,7 @@ def test_the_rows_of_a_rank_follow_from_a_json_s_whole_batch() -> None:
         (
             {"warmup_ratio": 0.2},
             sentence(
-                "finetune.check._check_equal.jobs-write-auto",
+                "or change one",
                 "scheduler.params.warmup_num_steps",
                 7,
                 "warmup_steps",
@@ -916,15 +924,15 @@ def test_the_rows_of_a_rank_follow_from_a_json_s_whole_batch() -> None:
         ),
         (
             {"lr_scheduler_type": "cosine"},
-            sentence("finetune.check._check_scheduler.scheduler-type-decides", "linear"),
+            sentence("scheduler.type decides how the learning rate continues", "linear"),
         ),
         (
             {"communication": "fp32"},
-            sentence("finetune.check._check_precision.communication-data-type", "bf16", "fp32"),
+            sentence("and the job's communication is", "bf16", "fp32"),
         ),
         (
             {"precision": "fp32"},
-            sentence("finetune.check._check_precision.enabled-true-jobs", "bf16", "fp32"),
+            sentence(".enabled is true, and the job's precision is '{}'", "bf16", "fp32"),
         ),
     ],
 )

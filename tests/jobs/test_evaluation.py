@@ -27,57 +27,56 @@ def score(predictions: list[str], references: list[str]) -> float:
 
 BEST = {"eval_steps": 2, "load_best_model_at_end": True}
 REFUSED = {
-    sentence("finetune.evaluation._check_when.eval-strategy-steps"): {"eval_strategy": "steps"},
-    sentence("finetune.evaluation._check_when.eval-strategy-eval", "epoch", 3): {
+    sentence("and eval_steps is not set"): {"eval_strategy": "steps"},
+    sentence("drop eval_strategy or eval_steps", "epoch", 3): {
         "eval_strategy": "epoch",
         "eval_steps": 3,
     },
-    sentence("finetune.evaluation._check_when.metrics-measured-evaluations"): {
+    sentence("metrics is measured at evaluations"): {
         "eval_strategy": "no",
         "metrics": ["rouge"],
     },
-    sentence("finetune.evaluation._check_when.needs-evaluations-way", "load_best_model_at_end"): {
+    sentence("needs evaluations on the way", "load_best_model_at_end"): {
         "load_best_model_at_end": True
     },
-    sentence("finetune.evaluation._check_when.needs-evaluations-way", "early_stopping_patience"): {
+    sentence("needs evaluations on the way", "early_stopping_patience"): {
         "eval_strategy": "no",
         "early_stopping_patience": 2,
     },
-    sentence("finetune.evaluation._check_what.metrics-judge-answers"): {
+    sentence("set metric_rows to how many rows to answer"): {
         "metrics": ["rouge"],
         "predict_rows": 0,
     },
-    sentence("finetune.evaluation._check_what.metric-rows-metrics"): {
+    sentence("metric_rows is for metrics of answers; set metrics to some of"): {
         "metric_rows": 4,
         "metrics": ["accuracy"],
     },
     re.escape(
         "Allowed: exact_match, execution_match, rouge, accuracy, perplexity, path.py:function"
     ): {"metrics": ["m.py"]},
-    sentence("base.errors.one_of.known-allowed", "job metrics 'rogue'", "rouge")
-    + sentence("base.errors.one_of.did-you-mean"): {"metrics": ["rogue"]},
-    sentence(
-        "base.record._worded.must", "exact_match, execution_match, rouge, accuracy, perplexity"
-    )
-    + sentence("finetune.options.list-path-py"): {"metrics": [3]},
-    sentence("finetune.metrics._check_takes_two.job-metrics-must", "one", "too many positional"): {
+    sentence("is not known", "job metrics 'rogue'", "rouge") + sentence(": did you mean '{}'?"): {
+        "metrics": ["rogue"]
+    },
+    sentence("it must be", "exact_match, execution_match, rouge, accuracy, perplexity")
+    + sentence("a list of {}, 'path.py:function' and functions"): {"metrics": [3]},
+    sentence("must take two lists, predictions and references", "one", "too many positional"): {
         "metrics": [one]
     },
-    sentence("base.errors.one_of.did-you-mean", "rougeL"): {
+    sentence(": did you mean '{}'?", "rougeL"): {
         **BEST,
         "metrics": ["rouge"],
         "metric_for_best_model": "eval_rougel",
     },
-    sentence("base.errors.one_of.known-allowed", "perplexity"): {
+    sentence("is not known", "perplexity"): {
         **BEST,
         "metric_for_best_model": "perplexity",
     },
-    sentence("finetune.evaluation._check_best.save-total-limit"): {"save_total_limit": 3},
-    sentence("finetune.evaluation._check_best.early-stopping-threshold"): {
+    sentence("save_total_limit limits checkpoints"): {"save_total_limit": 3},
+    sentence("early_stopping_threshold is for early_stopping_patience"): {
         **BEST,
         "early_stopping_threshold": 0.1,
     },
-    sentence("finetune.evaluation._check_best.load-best-model", "greater_is_better"): {
+    sentence("is for load_best_model_at_end and early_stopping_patience", "greater_is_better"): {
         "greater_is_better": True
     },
 }

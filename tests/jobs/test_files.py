@@ -217,72 +217,82 @@ def test_a_long_list_is_read_item_by_item(tmp_path: Path) -> None:
         (
             "a.json",
             '[{"source": "a", "target": "b"},\n {"source": "a", "target": "b"} x]',
-            sentence("finetune.read.take.stands-where-must", "a.json, line 2: 'x'"),
+            sentence("stands where {} must", "a.json, line 2: 'x'"),
         ),
         (
             "a.json",
             '[{"source": "a",\n "target": "b"',
-            sentence("finetune.read.value.json", "a.json, line 1"),
+            sentence("the item is not JSON", "a.json, line 1"),
         ),
         (
             "a.json",
             '[{"source": "a", "target": "b"}',
-            sentence("finetune.read.take.file-ends-within"),
+            sentence("the file ends within the list: was the file copied whole?"),
         ),
         (
             "a.json",
             '[{"source": "a", "target": "b"}] []',
-            sentence("finetune.read._json_items.something-stands-behind"),
+            sentence("there is text behind the list"),
         ),
         (
             "a.json",
             '{"train": [1], "test": [2]}',
-            sentence("finetune.read._json_rows.object-lists-list", 2),
+            sentence("Write every list into a separate file", 2),
         ),
-        ("a.json", "[[1]]", sentence("finetune.lines.Fields.must-object", "line 1", "the line")),
-        ("a.json", "[" * 1000, sentence("finetune.read.fail.line-list-objects", "a.json", 1)),
-        ("a.json", "[NaN]", sentence("finetune.lines.no_constant.json-number", "NaN")),
+        ("a.json", "[[1]]", sentence("is {}; it must be an object", "line 1", "the line")),
+        (
+            "a.json",
+            "[" * 1000,
+            sentence("line {}: {}; a list of objects is needed, as in [{…}, …]", "a.json", 1),
+        ),
+        ("a.json", "[NaN]", sentence("is not a JSON number", "NaN")),
         (
             "a.csv",
             "source,target\na,b\nc\n",
-            sentence("finetune.read._csv_rows.cells-first-line", "a.csv, line 3", 1, 2),
+            sentence("has {} cells, and the first line names {} columns", "a.csv, line 3", 1, 2),
         ),
         (
             "a.csv",
             'source,target\na,"b\nc',
-            sentence(
-                "finetune.read._csv_rows.line-quote-missing", "a.csv", 2, "unexpected end of data"
-            ),
+            sentence("line {}: {}; is a quote missing?", "a.csv", 2, "unexpected end of data"),
         ),
         (
             "a.csv",
             "source,source\na,b\n",
-            sentence("finetune.read._csv_rows.line-two-columns", "source"),
+            sentence("line 1: two columns are called {}; give them separate names", "source"),
         ),
         (
             "a.csv",
             "source;titel\na;b\n",
             sentence(
-                "finetune.rows.refuse_unknown.known-form-row", "a.csv, line 2", "'source', 'titel'"
+                "no known form of a row has the columns {}.", "a.csv, line 2", "'source', 'titel'"
             ),
         ),
         (
             "a.csv",
             "question,sql\na,{b}\n",
-            sentence("finetune.read._parsed.json", "a.csv, line 2: sql"),
+            sentence("is not JSON", "a.csv, line 2: sql"),
         ),
-        ("a.csv", "source,target\n", sentence("finetune.convert._every_row.dataset-file-row")),
+        (
+            "a.csv",
+            "source,target\n",
+            sentence("the dataset file {} has no row; write at least 1 row"),
+        ),
         (
             "a.csv",
             "source,target\na,\udcff\n",
-            sentence("finetune.read._text_rows.dataset-file-utf"),
+            sentence("the dataset file {} is not UTF-8"),
         ),
-        ("a.csv", "source,target\na,b\n", sentence("finetune.convert.held_out.row-share-held", 1)),
+        (
+            "a.csv",
+            "source,target\na,b\n",
+            sentence("too few to hold a share out to evaluate on", 1),
+        ),
         (
             "a.tsv",
             "body\ttitle\na\tb\n",
             sentence(
-                "finetune.rows.refuse_unknown.known-form-row", "a.tsv, line 2", "'body', 'title'"
+                "no known form of a row has the columns {}.", "a.tsv, line 2", "'body', 'title'"
             ),
         ),
     ],
@@ -299,18 +309,16 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
     [
         (
             {"eval_share": 0},
-            sentence(
-                "base.record.less-than", "eval_share is 0", "a number more than 0", "1 or None"
-            )
-            + sentence("base.record._worded.must"),
+            sentence("and less than", "eval_share is 0", "a number more than 0", "1 or None")
+            + sentence("it must be"),
         ),
         (
             {"eval_share": 1.0},
-            sentence("base.record._worded.must", "eval_share is 1.0", "a number"),
+            sentence("it must be", "eval_share is 1.0", "a number"),
         ),
         (
             {"eval": "FOLDER/rows.csv", "eval_share": 0.5},
-            sentence("finetune.files._check.dataset-eval-share"),
+            sentence("dataset eval_share holds rows out of train"),
         ),
         (
             {"limit": 0},
@@ -318,50 +326,50 @@ def test_a_broken_file_names_the_place(tmp_path: Path, name: str, text: str, mes
         ),
         (
             {"columns": {"sorce": "a"}},
-            sentence("finetune.rows.check_columns.dataset-columns-field", "sorce", "source")
-            + sentence("base.errors.one_of.known-allowed")
-            + sentence("base.errors.one_of.did-you-mean"),
+            sentence("dataset columns: the field", "sorce", "source")
+            + sentence("is not known")
+            + sentence(": did you mean '{}'?"),
         ),
         (
             {"columns": {"source": "a"}},
-            sentence("finetune.rows.check_columns.dataset-columns-name", "source"),
+            sentence("also of one whose column has the field's name", "source"),
         ),
         (
             {"columns": {"source": 1, "target": "a"}},
-            sentence("finetune.files.object-rows-fields", "columns is"),
+            sentence("an object of a row's fields and columns", "columns is"),
         ),
         (
             {"train": "FOLDER/row.csv"},
-            sentence("finetune.files._matching.dataset-file-paths", "row.csv", "rows.csv")
-            + sentence("finetune.files._near.did-you-mean"),
+            sentence("dataset {}: there is no file {}{}; paths count from", "row.csv", "rows.csv")
+            + sentence("(did you mean {}?)"),
         ),
         (
             {"train": "FOLDER/*.parquet"},
-            sentence("finetune.files._matching.dataset-file-paths", "*.parquet"),
+            sentence("dataset {}: there is no file {}{}; paths count from", "*.parquet"),
         ),
         (
             {"train": ["FOLDER/rows.csv", "FOLDER"]},
-            sentence("finetune.files._matching.dataset-folder-dataset", "name", "rows.csv"),
+            sentence("dataset {}: {} is a folder, and not a saved dataset", "name", "rows.csv"),
         ),
         (
             {"kind": "mix", "parts": []},
-            sentence("finetune.dataset.Mix.list-objects-dataset", "parts is")
-            + sentence("base.record._worded.must"),
+            sentence('a list of objects: {"dataset": …, "weight": …}', "parts is")
+            + sentence("it must be"),
         ),
         (
             {"kind": "mix", "parts": [{"dataset": "FOLDER/rows.csv", "wieght": 1}]},
-            sentence("base.record._worded.option-known", "wieght"),
+            sentence("option {} is not known", "wieght"),
         ),
         (
             {"kind": "mix", "parts": [{"dataset": "FOLDER/gone.csv"}]},
-            sentence("finetune.dataset._from_path.dataset-file-folder", "gone.csv"),
+            sentence("a relative path counts from the current folder", "gone.csv"),
         ),
         (
             {
                 "kind": "mix",
                 "parts": [{"dataset": "wikisql-mini", "weight": 1}, {"dataset": "wikisql-mini"}],
             },
-            sentence("finetune.dataset._check.dataset-parts-some"),
+            sentence("some have a weight and some have none"),
         ),
     ],
 )
@@ -396,7 +404,10 @@ def test_a_hub_dataset_is_asked_for_its_splits_and_columns_before_pods_load_it(
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "finetune.hub.check_split.hub-dataset-split", "validation", "train", "eval_share=0.05"
+            "or hold rows out of the first with eval_share=0.05",
+            "validation",
+            "train",
+            "eval_share=0.05",
         ),
     ):
         prepare(dataset_from(hub), tmp_path / "out")

@@ -52,8 +52,6 @@ def test_a_broken_line_is_named(tmp_path: Path, content: bytes, message: str) ->
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=sentence(
-            "finetune.lines.read_lines.dataset-file-read", "nowhere.jsonl", "No such file"
-        ),
+        match=sentence("the dataset file {} cannot be read", "nowhere.jsonl", "No such file"),
     ):
         list(read_lines(tmp_path / "nowhere.jsonl"))

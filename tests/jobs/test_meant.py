@@ -128,14 +128,14 @@ def test_a_column_to_ignore_is_left_out_knowingly_and_named(tmp_path: Path, end:
     ]
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.meant.check_ignored.dataset-ignore-column", "lables", "label")
-        + sentence("base.errors.one_of.known-allowed")
-        + sentence("base.errors.one_of.did-you-mean"),
+        match=sentence("dataset ignore: the column", "lables", "label")
+        + sentence("is not known")
+        + sentence(": did you mean '{}'?"),
     ):
         prepared(path, ignore=["lables", "label", "images"])
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.files.check_ignored.dataset-ignore-leaves", "messages"),
+        match=sentence("drop the name from ignore or from columns", "messages"),
     ):
         prepared(path, columns=columns, ignore=["messages"])
 
@@ -208,7 +208,7 @@ def test_empty_answers_are_counted_and_refused_from_half_of_the_rows_on(
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "finetune.meant.check_answers.empty-answer-model", "rows", end, 18, "29 rows"
+            "or name the column of the answers with columns={…}", "rows", end, 18, "29 rows"
         ),
     ):
         prepared(path)
@@ -216,8 +216,8 @@ def test_empty_answers_are_counted_and_refused_from_half_of_the_rows_on(
     assert prepared(good, eval=str(good)).empty_answers == 0
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.meant.written.rows-evaluate", 18, "29 rows")
-        + sentence("finetune.meant.check_answers.empty-answer-model"),
+        match=sentence("the rows to evaluate on with", 18, "29 rows")
+        + sentence("or name the column of the answers with columns={…}"),
     ):
         prepared(good, eval=str(path))
 
@@ -236,7 +236,7 @@ def test_the_parts_of_a_mix_are_named_and_counted_together(tmp_path: Path) -> No
     bad = write(tmp_path / "bad.jsonl", [{"messages": CHAT, "label": False}] * 9)
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.meant.check.column-train-without", "bad.jsonl, line 1", "label"),
+        match=sentence("the column {} {}. To train", "bad.jsonl, line 1", "label"),
     ):
         prepare(
             dataset_from({"kind": "mix", "parts": [{"dataset": str(one)}, {"dataset": str(bad)}]}),
@@ -271,16 +271,20 @@ def test_a_turn_of_weight_0_is_kept_as_one_that_is_not_learned() -> None:
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
-        (weighted(0.5), sentence("finetune.marks._truth.must-false-true", "0.5")),
-        (weighted("0"), sentence("finetune.marks._truth.must-false-true", 0)),
-        (weighted(0, 0), sentence("finetune.rows.chat_example.turn-assistant-learn", "messages")),
+        (weighted(0.5), sentence("and no part of its loss can be chosen", "0.5")),
+        (weighted("0"), sentence("and no part of its loss can be chosen", 0)),
+        (weighted(0, 0), sentence("has no turn of the assistant to learn from", "messages")),
         (
             [{**CHAT[0], "weight": 1}, CHAT[1]],
-            sentence("finetune.marks.may_be_learned.turn-only-turns", "messages[0].weight", "user"),
+            sentence(
+                "is {} in a turn of {}; only turns of the assistant are learned",
+                "messages[0].weight",
+                "user",
+            ),
         ),
         (
             [CHAT[0], {**CHAT[1], "train": False}],
-            sentence("finetune.rows.chat_example.turn-assistant-learn", "messages"),
+            sentence("has no turn of the assistant to learn from", "messages"),
         ),
     ],
 )
@@ -294,7 +298,7 @@ def test_turns_of_weight_0_are_refused_where_the_loss_counts_everything() -> Non
     template = "{{ messages }}"
     assert not row_refusal(FineTune(model="tiny-llama", chat_template=template))(row)
     everything = FineTune(model="tiny-llama", chat_template=template, loss_on=LossOn.ALL)
-    assert says(row_refusal(everything)(row), "finetune.refusals.unlearned_turns.turn-weight-loss")
+    assert says(row_refusal(everything)(row), "and loss_on 'all' learns every turn")
 
 
 @pytest.mark.slow

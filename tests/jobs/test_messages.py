@@ -123,17 +123,17 @@ def test_calls_of_every_published_form_are_one_row() -> None:
     older = row({"function_call": {"name": "add", "arguments": '{"a": 1}'}}, None)
     assert older.messages[1]["tool_calls"] == [call] and older.tools == ()
     with pytest.raises(
-        ConfigError, match=sentence("finetune.messages._parsed.json", "here: tools", "add")
+        ConfigError, match=sentence("is {}, which is not JSON", "here: tools", "add")
     ):
         row({"tool_calls": [sparse]}, "add")
     with pytest.raises(
-        ConfigError, match=sentence("finetune.lines.get.key-missing", "here", "tools[0].name")
+        ConfigError, match=sentence("the key {} is missing; there is", "here", "tools[0].name")
     ):
         row({"tool_calls": [sparse]}, [{"title": "add"}])
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "finetune.messages.tools_of.must-list-json", "here: tools", '{"name": "add"}'
+            "is {}; it must be a list of JSON schemas", "here: tools", '{"name": "add"}'
         ),
     ):
         row({"tool_calls": [sparse]}, {"name": "add"})
@@ -165,7 +165,7 @@ def test_a_call_of_sharegpt_is_a_turn_of_the_assistant() -> None:
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "finetune.messages._call.must-object-json",
+            "is {}; it must be an object, or JSON text of one",
             "here: conversations[1].value.arguments",
             "[1]",
         ),
@@ -174,9 +174,7 @@ def test_a_call_of_sharegpt_is_a_turn_of_the_assistant() -> None:
     broken = [{"from": "human", "value": "1+1?"}, {"from": "function_call", "value": "add(1, 1)"}]
     with pytest.raises(
         ConfigError,
-        match=sentence(
-            "finetune.messages._written_calls.json-call-name", "conversations[1].value", "add(1, 1"
-        ),
+        match=sentence("which is not JSON of a call", "conversations[1].value", "add(1, 1"),
     ):
         row_from({"conversations": broken}, "here")
 
@@ -187,19 +185,21 @@ def test_of_a_prompt_and_a_completion_of_messages_the_completion_is_learned() ->
     assert row == Example(source="1+1?", target="2", messages=tuple(read))  # type: ignore[arg-type]
     assert row_from(json.loads(row.to_json()), "here") == row
     with pytest.raises(
-        ConfigError, match=sentence("finetune.rows._of_form.list-let-both", "here: prompt")
+        ConfigError,
+        match=sentence("let both 'prompt' and 'completion' be lists of messages", "here: prompt"),
     ):
         row_from({"prompt": HELLO[:4], "completion": "2"}, "here")
     with pytest.raises(
-        ConfigError, match=sentence("finetune.rows._of_form.list-let-both", "here: completion")
+        ConfigError,
+        match=sentence(
+            "let both 'prompt' and 'completion' be lists of messages", "here: completion"
+        ),
     ):
         row_from({"prompt": "1+1?", "completion": HELLO[4:]}, "here")
     with pytest.raises(
         ConfigError,
-        match=sentence(
-            "finetune.messages._check_order.follows-turn", "here", "completion[0]", "user"
-        )
-        + sentence("finetune.messages._check_order.is-of-and"),
+        match=sentence("follows the turn of", "here", "completion[0]", "user")
+        + sentence("is of {} and"),
     ):
         row_from({"prompt": HELLO[:4], "completion": said("user: 2")}, "here")
 

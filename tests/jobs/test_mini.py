@@ -78,7 +78,5 @@ def test_there_are_as_many_as_promised() -> None:
 
 
 def test_more_than_there_are_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=sentence("finetune.mini.mini_rows.wikisql-mini-questions", 100001)
-    ):
+    with pytest.raises(ConfigError, match=sentence("train and eval together", 100001)):
         next(mini_rows(0, MAX_ROWS + 1))

@@ -23,9 +23,7 @@ def test_a_model_folder_is_found_and_wins_over_a_hub_id(
     folder = tmp_path / "t5-small"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(
-        ConfigError, match=sentence("finetune.models.model_kind.model-folder-holds")
-    ):
+    with pytest.raises(ConfigError, match=sentence("model folder {} holds no config.json")):
         model_kind("t5-small")
     (folder / "config.json").write_text("{}")
     assert model_kind("t5-small") is ModelKind.FOLDER
@@ -39,7 +37,7 @@ def test_a_model_folder_is_found_and_wins_over_a_hub_id(
 def test_what_is_neither_folder_nor_hub_id_is_refused_with_what_is_allowed(model: str) -> None:
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.models.model_kind.model-neither-folder", "tiny-t5", "tiny-llama"),
+        match=sentence("is neither a folder on this machine nor a hub id", "tiny-t5", "tiny-llama"),
     ):
         model_kind(model)
 
@@ -62,15 +60,15 @@ def test_a_revision_after_a_hub_id_is_refused_with_how_to_get_it(
 @pytest.mark.parametrize(
     ("model", "wanted"),
     [
-        ("s3://bucket/m", sentence("finetune.models.check_address.model-address-pod")),
-        ("gs://bucket/m", sentence("finetune.models.check_address.model-address-pod")),
+        ("s3://bucket/m", sentence("download the model to this machine and give its folder")),
+        ("gs://bucket/m", sentence("download the model to this machine and give its folder")),
         (
             "hf://google/flan-t5-small",
-            sentence("finetune.models.check_address.model-address-hub", "google/flan-t5-small"),
+            sentence("model {} is an address; give the hub id", "google/flan-t5-small"),
         ),
         (
             "https://huggingface.co/google/flan-t5-small/tree/main",
-            sentence("finetune.models.check_address.model-address-hub", "google/flan-t5-small"),
+            sentence("model {} is an address; give the hub id", "google/flan-t5-small"),
         ),
     ],
 )

@@ -72,8 +72,10 @@ def test_broken_and_far_too_large_compressed_content_is_refused(
         path.write_bytes(content)
         with pytest.raises(
             ConfigError,
-            match=sentence("finetune.opened.readinto.compressed-content-broken", "rows.jsonl.gz")
-            + sentence("finetune.lines.read_lines.dataset-file-read"),
+            match=sentence(
+                "the compressed content is broken: {}; was the file copied whole?", "rows.jsonl.gz"
+            )
+            + sentence("the dataset file {} cannot be read"),
         ):
             prepared(path)
     monkeypatch.setattr(opened, "_FREE_BYTES", 1 << 20)
@@ -85,8 +87,8 @@ def test_broken_and_far_too_large_compressed_content_is_refused(
         path.write_bytes(lzma.compress(text.encode()))
         with pytest.raises(
             ConfigError,
-            match=sentence("finetune.opened.readinto.unpacks-more-than", "bomb", "MiB")
-            + sentence("finetune.lines.read_lines.dataset-file-read"),
+            match=sentence("the file unpacks to more than", "bomb", "MiB")
+            + sentence("the dataset file {} cannot be read"),
         ):
             prepared(path)
 
@@ -113,8 +115,8 @@ def test_other_encodings_are_read_by_their_mark_or_by_name(
         prepared(path)
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.opened.readinto.what-follows-byte", "ascii")
-        + sentence("finetune.read._text_rows.dataset-file-read"),
+        match=sentence("or save the file as UTF-8", "ascii")
+        + sentence("the dataset file {} cannot be read"),
     ):
         prepared(path, encoding="ascii")
 
@@ -132,12 +134,12 @@ def test_an_encoding_that_is_none_or_has_no_use_is_refused(tmp_path: Path) -> No
     for name in ("cp-12525", "rot13", "hex"):
         with pytest.raises(
             ConfigError,
-            match=sentence("finetune.opened.check_encoding.dataset-encoding-known", name),
+            match=sentence("give a name that Python knows", name),
         ):
             prepared(tmp_path / "rows.csv", encoding=name)
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.read.refuse_other.dataset-encoding-files", "rows.parquet"),
+        match=sentence("dataset encoding is for files of text", "rows.parquet"),
     ):
         prepared(tmp_path / "rows.parquet", encoding="cp1252")
 
@@ -159,19 +161,33 @@ def test_what_parts_columns_is_seen_by_the_content(tmp_path: Path, mark: str, en
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.xlsx", b"PK", sentence("finetune.read.spreadsheet-read-save", "rows.xlsx")),
+        (
+            "rows.xlsx",
+            b"PK",
+            sentence("is a spreadsheet, which is not read: save it as CSV (UTF-8)", "rows.xlsx"),
+        ),
         (
             "rows.txt",
             b"Once upon a time\n",
-            sentence("finetune.read.plain-text-rows", "rows.txt"),
+            sentence('write each text as a line {"text', "rows.txt"),
         ),
-        ("rows.csv.zip", b"PK", sentence("finetune.read.archive-read-unpack", "rows.csv.zip")),
-        ("rows.arrow", b"ARROW1", sentence("finetune.read.table-read-save", "rows.arrow")),
-        ("rows.pkl", b"x", sentence("finetune.read.pickle-may-run", "rows.pkl")),
+        (
+            "rows.csv.zip",
+            b"PK",
+            sentence(
+                "is an archive that is not read: unpack it, or pack it as .gz", "rows.csv.zip"
+            ),
+        ),
+        (
+            "rows.arrow",
+            b"ARROW1",
+            sentence("is a table that is not read: save it as Parquet", "rows.arrow"),
+        ),
+        ("rows.pkl", b"x", sentence("which may run code and is not read", "rows.pkl")),
         (
             "rows.json",
             b'{"train": [1], "test": [2]}',
-            sentence("finetune.read._json_rows.object-lists-list", 2, "'train', 'test'"),
+            sentence("Write every list into a separate file", 2, "'train', 'test'"),
         ),
     ],
 )
@@ -192,6 +208,6 @@ def test_lines_under_another_name_are_read_where_they_are_named_as_files(
         assert prepared(tmp_path / name, seed=0) == plain
         with pytest.raises(
             ConfigError,
-            match=sentence("finetune.dataset._from_path.name-dataset-file"),
+            match=sentence("or name the file as 'train' of a dataset of kind 'files"),
         ):
             prepared(tmp_path / name)

@@ -424,9 +424,7 @@ def test_any_python_does_if_nothing_is_required_or_known_and_a_candidate_is_one(
 
 def test_a_line_with_a_secret_is_named_by_its_number(tmp_path: Path) -> None:
     secret = "pkg @ git+https://me:tok-9f8e7d6c@example.org/pkg"
-    with pytest.raises(
-        ConfigError, match=sentence("jobs.requirements.check_secrets.line-looks-if", 3)
-    ):
+    with pytest.raises(ConfigError, match=sentence("and the run directory keeps the lines", 3)):
         check_secrets(["a", "b", secret], "requirements", {})
 
 
@@ -438,7 +436,7 @@ def test_a_candidate_fulfils_a_range_and_two_addresses_of_a_package_are_refused(
     again = ["x @ https://a.org/x", "x @ https://a.org/x"]
     assert lines(tmp_path, again) == again
     with pytest.raises(
-        ConfigError, match=sentence("jobs.requirements.check_pins.two-addresses-remove", "x")
+        ConfigError, match=sentence("has {} from two addresses. Remove one of the lines", "x")
     ):
         read(tmp_path, ["x @ https://a.org/x", "x @ https://b.org/x"])
 

@@ -95,7 +95,10 @@ def test_columns_by_name() -> None:
 def test_columns_by_number_need_the_tables() -> None:
     assert row_from(INDEXED, "here", TABLES).target == TARGET
     with pytest.raises(
-        ConfigError, match=sentence("finetune.rows.query_of.names-column-number", "here: sql.sel")
+        ConfigError,
+        match=sentence(
+            "names its column by number: give the tables file too (`tables`)", "here: sql.sel"
+        ),
     ):
         row_from(INDEXED, "here")
 
@@ -176,42 +179,49 @@ def test_instructions_dialogues_and_plain_text_keep_their_lines_and_pass_again_a
     [
         (
             {"instruction": "a"},
-            sentence("finetune.rows.refuse_unknown.known-form-row", "here", "'instruction'")
-            + sentence("finetune.rows.refuse_unknown.row-question-answer"),
+            sentence("no known form of a row has the columns {}.", "here", "'instruction'")
+            + sentence("A row has a question and an answer"),
         ),
         ({"instruction": " ", "output": "b"}, "here: instruction is empty"),
         (
             {"instruction": "a", "output": True},
-            sentence("finetune.lines.words.must-text", "here: output", "true"),
+            sentence("is {}; it must be text", "here: output", "true"),
         ),
         (
             {"instruction": "a", "output": float("nan")},
-            sentence("finetune.lines.words.must-text", "here: output", "NaN"),
+            sentence("is {}; it must be text", "here: output", "NaN"),
         ),
         ({"instruction": "a", "input": ["b"], "output": "c"}, r"here: input is \["),
         (
             {"summary": "a", "dialouge": "b"},
-            sentence("finetune.rows.refuse_unknown.did-you-mean", "'dialogue' for 'dialouge'"),
+            sentence(
+                "Did you mean {}? Rename the columns, or name them", "'dialogue' for 'dialouge'"
+            ),
         ),
         ({"dialogue": "a", "summary": ""}, "here: summary is empty"),
         ({"text": ""}, "here: text is empty"),
-        ({"text": "\ud800"}, sentence("finetune.lines.words.half-surrogate-pair", "here: text")),
+        (
+            {"text": "\ud800"},
+            sentence("is {}; half a surrogate pair is not a letter", "here: text"),
+        ),
         ({"source": "", "target": " "}, "here: source is empty"),
         (
             {"prompt": "a", "compl": "b"},
-            sentence("finetune.rows.refuse_unknown.did-you-mean", "'completion' for 'compl'"),
+            sentence(
+                "Did you mean {}? Rename the columns, or name them", "'completion' for 'compl'"
+            ),
         ),
         (
             {"id": 7, "a": "b"},
-            sentence("finetune.rows.refuse_unknown.known-form-row", "here", "'id', 'a'"),
+            sentence("no known form of a row has the columns {}.", "here", "'id', 'a'"),
         ),
         (
             {"id": 7, "article": "a", "abstract": "b"},
-            sentence("finetune.rows.refuse_unknown.name-columns-question"),
+            sentence("Name the columns of the question and of the answer"),
         ),
         (
             {"query": "a", "response": ["b"]},
-            sentence("finetune.lines.words.must-text", "here: response", '["b"]'),
+            sentence("is {}; it must be text", "here: response", '["b"]'),
         ),
         ({"question": " ", "answer": "b"}, "here: question is empty"),
     ],
@@ -230,23 +240,23 @@ def test_columns_of_other_names() -> None:
     ) == Example(source="a", target="b")
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.rows.renamed.column", "here", "target", "title", "titel")
-        + sentence("base.errors.one_of.known-allowed")
-        + sentence("base.errors.one_of.did-you-mean"),
+        match=sentence("the column for {},", "here", "target", "title", "titel")
+        + sentence("is not known")
+        + sentence(": did you mean '{}'?"),
     ):
         renamed({"body": "a", "titel": "b"}, columns, "here")
     check_columns(columns)
     check_columns({"text": "body"})
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.rows.check_columns.dataset-columns-field", "sauce", "source")
-        + sentence("base.errors.one_of.known-allowed")
-        + sentence("base.errors.one_of.did-you-mean"),
+        match=sentence("dataset columns: the field", "sauce", "source")
+        + sentence("is not known")
+        + sentence(": did you mean '{}'?"),
     ):
         check_columns({"sauce": "body", "target": "title"})
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.rows.check_columns.dataset-columns-name", "source", "target"),
+        match=sentence("also of one whose column has the field's name", "source", "target"),
     ):
         check_columns({"source": "body"})
 
@@ -258,41 +268,39 @@ def test_columns_of_other_names() -> None:
             NAMED,
             "sql.agg",
             "MEDIAN",
-            sentence("base.errors.one_of.known-allowed", "here", "sql.agg 'MEDIAN'", "COUNT"),
+            sentence("is not known", "here", "sql.agg 'MEDIAN'", "COUNT"),
         ),
         (
             NAMED,
             "sql.agg",
             ["MAX"],
-            sentence("base.errors.one_of.known-allowed", "here", "sql.agg ['MAX']"),
+            sentence("is not known", "here", "sql.agg ['MAX']"),
         ),
         (
             NAMED,
             "sql.conds.0.1",
             "LIKE",
-            sentence("base.errors.one_of.known-allowed", "here", "sql.conds[0][1] 'LIKE'"),
+            sentence("is not known", "here", "sql.conds[0][1] 'LIKE'"),
         ),
         (
             NAMED,
             "sql.conds.0.2",
             None,
-            sentence("finetune.rows._constant.must-text-number", "here: sql.conds[0][2]", "null"),
+            sentence("is {}; it must be text or a number", "here: sql.conds[0][2]", "null"),
         ),
         (NAMED, "sql.conds.0.2", True, r"here: sql.conds\[0\]\[2\] is true"),
         (
             NAMED,
             "sql.conds.0.2",
             float("inf"),
-            sentence(
-                "finetune.rows._constant.number-too-large", "here: sql.conds[0][2]", "Infinity"
-            ),
+            sentence("is {}; the number is too large", "here: sql.conds[0][2]", "Infinity"),
         ),
         (
             NAMED,
             "sql.conds.0.2",
             2**64,
             sentence(
-                "finetune.rows._constant.number-too-large",
+                "is {}; the number is too large",
                 "here: sql.conds[0][2]",
                 18446744073709551616,
             ),
@@ -301,48 +309,48 @@ def test_columns_of_other_names() -> None:
             NAMED,
             "sql.conds.0.2",
             "\ud800",
-            sentence("finetune.lines.words.half-surrogate-pair", "here: sql.conds[0][2]"),
+            sentence("is {}; half a surrogate pair is not a letter", "here: sql.conds[0][2]"),
         ),
         (
             NAMED,
             "sql.conds.0.0",
             3,
-            sentence("finetune.lines.words.must-text", "here: sql.conds[0][0]", 3),
+            sentence("is {}; it must be text", "here: sql.conds[0][0]", 3),
         ),
         (NAMED, "sql.conds.0.0", " ", r"here: sql.conds\[0\]\[0\] is empty"),
         (
             NAMED,
             "sql.conds.0",
             ["a", "="],
-            sentence("finetune.rows._triple.must-column-operator", "here: sql.conds[0]"),
+            sentence("is {}; it must be [column, operator, value]", "here: sql.conds[0]"),
         ),
-        (NAMED, "sql.conds", {}, sentence("finetune.lines.items.must-list", "here: sql.conds")),
+        (NAMED, "sql.conds", {}, sentence("is {}; it must be a list", "here: sql.conds")),
         (
             NAMED,
             "sql.sel",
             ...,
-            sentence("finetune.lines.get.key-missing", "here", "sql.sel", "conds, agg"),
+            sentence("the key {} is missing; there is", "here", "sql.sel", "conds, agg"),
         ),
         (
             NAMED,
             "sql",
             "SELECT 1",
-            sentence("finetune.lines.Fields.must-object", "here", "sql", "SELECT 1"),
+            sentence("is {}; it must be an object", "here", "sql", "SELECT 1"),
         ),
         (NAMED, "question", "  ", "here: question is empty"),
-        (NAMED, "question", ..., sentence("finetune.lines.get.key-missing", "here", "question")),
-        (NAMED, "table_id", ..., sentence("finetune.lines.get.key-missing", "here", "table_id")),
+        (NAMED, "question", ..., sentence("the key {} is missing; there is", "here", "question")),
+        (NAMED, "table_id", ..., sentence("the key {} is missing; there is", "here", "table_id")),
         (
             INDEXED,
             "table_id",
             "2-2",
-            sentence("finetune.rows.query_of.table-id-tables", "here", "2-2"),
+            sentence("table_id {} is not in the tables file", "here", "2-2"),
         ),
         (
             INDEXED,
             "sql.sel",
             4,
-            sentence("finetune.rows._nth.must-whole-number", "here: sql.sel", 4, 3),
+            sentence("is {}; it must be a whole number from 0 to", "here: sql.sel", 4, 3),
         ),
         (INDEXED, "sql.sel", -1, "here: sql.sel is -1"),
         (INDEXED, "sql.sel", True, "here: sql.sel is true"),
@@ -350,32 +358,32 @@ def test_columns_of_other_names() -> None:
             INDEXED,
             "sql.agg",
             6,
-            sentence("finetune.rows._nth.must-whole-number", "here: sql.agg", 6, 5),
+            sentence("is {}; it must be a whole number from 0 to", "here: sql.agg", 6, 5),
         ),
         (
             INDEXED,
             "sql.conds.1.0",
             9,
-            sentence("finetune.rows._nth.must-whole-number", "here: sql.conds[1][0]", 9, 3),
+            sentence("is {}; it must be a whole number from 0 to", "here: sql.conds[1][0]", 9, 3),
         ),
         (
             INDEXED,
             "sql.conds.1.1",
             3,
-            sentence("finetune.rows._nth.must-whole-number", "here: sql.conds[1][1]", 3, 2),
+            sentence("is {}; it must be a whole number from 0 to", "here: sql.conds[1][1]", 3, 2),
         ),
         (
             INDEXED,
             "sql.sel",
             "Stat",
-            sentence("base.errors.one_of.known-allowed", "here", "sql.agg 3"),
+            sentence("is not known", "here", "sql.agg 3"),
         ),
         (
             HUB,
             "sql.conds.condition",
             ["x"],
             sentence(
-                "finetune.rows._hub_conditions.entries-column-index",
+                "has {} entries, column_index {}: they must be as many",
                 "here: sql.conds.condition",
                 1,
                 2,
@@ -385,21 +393,19 @@ def test_columns_of_other_names() -> None:
             HUB,
             "table.header",
             [],
-            sentence("finetune.rows.table_from.empty-table-column", "here: table: header"),
+            sentence("is empty; a table has a column at least", "here: table: header"),
         ),
         (
             HUB,
             "table.types",
             ["text"],
-            sentence("finetune.rows._types.entries-columns", "here: table: types", 1, 4),
+            sentence("has {} entries for {} columns", "here: table: types", 1, 4),
         ),
         (
             HUB,
             "table.types",
             ["blob"] * 4,
-            sentence(
-                "base.errors.one_of.known-allowed", "here", "table: types 'blob'", "text, real"
-            ),
+            sentence("is not known", "here", "table: types 'blob'", "text, real"),
         ),
     ],
 )
@@ -414,7 +420,7 @@ def test_a_named_column_must_be_in_the_table() -> None:
     row = changed(NAMED, "table_id", "1-1000181-1")
     with pytest.raises(
         ConfigError,
-        match=sentence("base.errors.one_of.known-allowed", "here", "column 'Position'", "State"),
+        match=sentence("is not known", "here", "column 'Position'", "State"),
     ):
         row_from(row, "here", TABLES)
 
@@ -422,7 +428,7 @@ def test_a_named_column_must_be_in_the_table() -> None:
 @pytest.mark.parametrize("row", [None, 5, "x", [], [1]])
 def test_a_line_must_be_an_object(row: object) -> None:
     with pytest.raises(
-        ConfigError, match=sentence("finetune.lines.Fields.must-object", "here", "the line")
+        ConfigError, match=sentence("is {}; it must be an object", "here", "the line")
     ):
         row_from(row, "here")
 
@@ -430,8 +436,11 @@ def test_a_line_must_be_an_object(row: object) -> None:
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        ([["a"]], sentence("finetune.rows._cells.must-list-cells", "rows[0]", '["a"]', 4)),
-        ([["a", "b", "c", []]], sentence("finetune.rows._checked_cell.cell-cell-text", "rows[0]")),
+        ([["a"]], sentence("is {}; it must be a list of {} cells", "rows[0]", '["a"]', 4)),
+        (
+            [["a", "b", "c", []]],
+            sentence("has the cell {}; a cell is text, a number or null", "rows[0]"),
+        ),
     ],
 )
 def test_a_broken_table_names_the_row(cells: object, message: str) -> None:

@@ -204,7 +204,7 @@ def test_a_damaged_part_is_named_and_leaves_nothing(kept: Kept) -> None:
     returned = bring_checkpoints_back(kept.context)
     assert returned.steps == [2]
     (note,) = returned.notes
-    assert says(note, "keeper.checkpoints.bring_checkpoints_back.checkpoint-step-did", 4)
+    assert says(note, "the checkpoint of step {} was not copied back", 4)
     assert kept.here() == ["step-2"]
 
 
@@ -217,7 +217,8 @@ def test_a_disk_keeps_some_room_for_logs(
     returned = bring_checkpoints_back(kept.context)
     assert (returned.steps == [2]) is comes
     assert [
-        says(note, "keeper.checkpoints._fetch_part.run-fetch-brings") for note in returned.notes
+        says(note, "run.fetch() copies the rest back while the cluster exists")
+        for note in returned.notes
     ] == [True] * (not comes)
 
 
@@ -235,7 +236,7 @@ def test_a_newer_checkpoint_out_of_reach_is_noted(kept: Kept) -> None:
     assert bring_checkpoints_back(kept.context).notes == [], "nothing newer is known"
     kept.save(4)
     (note,) = bring_checkpoints_back(kept.context).notes
-    assert says(note, "keeper.checkpoints._out_of_reach.parts-checkpoint-step", 4, "pod-1")
+    assert says(note, "parts of the checkpoint of step {} are on {}, out of reach", 4, "pod-1")
     kept.links[1].answers = True
     kept.links[0].save(6, 0)
     assert outcome(bring_checkpoints_back(kept.context)) == ([4, 2], []), "its save did not end"
@@ -246,7 +247,7 @@ def test_a_first_checkpoint_out_of_reach_is_noted(kept: Kept) -> None:
     assert outcome(bring_checkpoints_back(kept.context)) == ([], [])
     kept.links[0].save(1, 0)
     (note,) = bring_checkpoints_back(kept.context).notes
-    assert says(note, "keeper.checkpoints._out_of_reach.parts-checkpoint-step", 1, "pod-1")
+    assert says(note, "parts of the checkpoint of step {} are on {}, out of reach", 1, "pod-1")
 
 
 # Checkpoints that stay on pods.
@@ -288,7 +289,7 @@ def test_a_part_on_a_pod_is_judged_there(kept: Kept) -> None:
 def test_a_part_that_cannot_be_judged_is_of_no_use(prints: str | Exception, kept: Kept) -> None:
     kept.links[0].prints = prints
     problem, facts = part_reader(kept.context.links)("pod-0", Path("/pods/rank-0"))
-    assert says(problem, "keeper.checkpoints.read.read", "rank-0")
+    assert says(problem, "cannot be read", "rank-0")
     assert facts == {}
 
 
@@ -296,13 +297,15 @@ def test_a_part_that_cannot_be_judged_is_of_no_use(prints: str | Exception, kept
 def test_a_judgement_of_another_form_is_of_no_use(prints: str, kept: Kept) -> None:
     kept.links[0].prints = prints
     problem, facts = part_reader(kept.context.links)("pod-0", Path("/pods/rank-0"))
-    assert says(problem, "keeper.checkpoints.read.read-does-answer", "rank-0", "pod-0")
+    assert says(
+        problem, "cannot be read: {} does not answer in the form of an agent", "rank-0", "pod-0"
+    )
     assert facts == {}
 
 
 def test_a_part_on_a_pod_that_is_gone_is_of_no_use(kept: Kept) -> None:
     problem, facts = part_reader(kept.context.links)("pod-7", Path("/pods/rank-0"))
-    assert (says(problem, "keeper.checkpoints.read.pod-gone"), facts) == (True, {})
+    assert (says(problem, "the pod is gone"), facts) == (True, {})
 
 
 # A checkpoint to resume from.
@@ -333,9 +336,7 @@ def test_parts_that_a_pod_has_are_linked_there(kept: Kept) -> None:
     first: Any = kept.links[0]
     with pytest.raises(
         RunError,
-        match=sentence(
-            "keeper.checkpoints.send_checkpoint.checkpoints-part-rank", 1, "pod-1", "pod-0"
-        ),
+        match=sentence("the checkpoint's part of rank {} lies on {}, not", 1, "pod-1", "pod-0"),
     ):
         send_checkpoint(first, chosen, [1], PurePosixPath("/resume"))
 
@@ -409,7 +410,7 @@ def test_a_copy_that_fails_leaves_the_checkpoint_on_its_pods(kept: Kept, keepers
     keepers.refuses = {"bring", "held"}
     with pytest.raises(
         ConfigError,
-        match=sentence("keeper.checkpoints.held_checkpoint.left-pods-checkpoints", "/c"),
+        match=sentence("checkpoints='bring' copies checkpoints back", "/c"),
     ):
         held_checkpoint(Path("/other"), kept.paths, None, 2)
 
@@ -502,4 +503,4 @@ def test_an_error_while_checkpoints_are_copied_is_a_note(
 
     monkeypatch.setattr(module, "bring_checkpoints_back", fail)
     (note,) = collector_of(kept, lambda: 2).finish(()).notes
-    assert says(note, "keeper.checkpoints._carry.checkpoints-could-brought", "no descriptor")
+    assert says(note, "the checkpoints could not be copied back", "no descriptor")

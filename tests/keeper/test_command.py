@@ -104,7 +104,7 @@ def test_pdsh_starts_the_python_of_the_pods_which_must_be_one(tmp_path: Path) ->
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "keeper.launch.check_launcher_fits.launcher-pdsh-starts",
+            "launcher 'pdsh' starts Python by the same path on all pods",
             "pod-0 has /env/bin/python, pod-1 has /opt/venv/bin/python",
         ),
     ):
@@ -116,7 +116,7 @@ def test_mpi_is_refused_where_pods_cannot_call_back() -> None:
     check_launcher_fits(Launcher.PDSH, forwarded)
     with pytest.raises(
         ConfigError,
-        match=sentence("keeper.launch.check_launcher_fits.launcher-openmpi-needs", "pod-0"),
+        match=sentence("launcher 'openmpi' needs pods with a connection to this machine", "pod-0"),
     ):
         check_launcher_fits(Launcher.OPENMPI, forwarded)
 
@@ -155,7 +155,7 @@ def test_ssh_line_returns_the_code_of_a_client_that_failed(tmp_path: Path) -> No
 @pytest.mark.parametrize("bad", ["my runs", "a;id", "$(id)", "a'b"])
 def test_a_path_that_a_shell_would_read_is_refused(launcher: Launcher, bad: str) -> None:
     with pytest.raises(
-        ConfigError, match=sentence("keeper.launch.build_command.launcher-take-path")
+        ConfigError, match=sentence("use a folder without blanks and shell characters")
     ):
         build_command(plan(launcher, Path("/w") / bad))
 

@@ -195,14 +195,14 @@ def test_a_failed_installation_names_the_packages_the_cause_and_the_log(made: Ma
     assert (fault.kind, fault.pod, fault.host) == ("packages", "pod-1", "10.0.0.1")
     assert says(
         fault.message,
-        "keeper.packages._failure.could-installed",
+        "({}) could not be installed",
         "trl==1.16.0",
         "no version 1.16.0",
     )
     log = made.context.paths.packages_log("pod-1")
-    assert says(fault.message, "keeper.packages._error.all-lines", log)
+    assert says(fault.message, "; all lines are in", log)
     assert fault.traceback == "ERROR: none found"
-    assert not says(fault.message, "keeper.packages._failure.agent-pod-named")
+    assert not says(fault.message, "the agent of the pod named no reason")
     assert made.hint == ""
 
 
@@ -213,10 +213,10 @@ def test_a_failed_installation_without_a_cause_or_a_log_says_so(
     made.links[1].answers = [{"state": "failed"}]
     made.links[1].log = None
     fault = made.fails().fault
-    assert says(fault.message, "keeper.packages._failure.agent-pod-named")
-    assert not says(fault.message, "keeper.packages._error.all-lines")
+    assert says(fault.message, "the agent of the pod named no reason")
+    assert not says(fault.message, "; all lines are in")
     assert fault.traceback == ""
-    assert says(caplog.text, "keeper.packages._fetch_log.log-pip", "pod-1")
+    assert says(caplog.text, "the log of pip on", "pod-1")
 
 
 def test_a_log_that_cannot_be_masked_is_not_kept(
@@ -250,7 +250,7 @@ def test_an_installation_ends_after_an_hour(made: Made, hand: Any) -> None:
     began = hand.now
     made.links[0].answers = [BUSY]
     fault = made.fails().fault
-    assert says(fault.message, "keeper.packages._follow.packages-installed", 3600)
+    assert says(fault.message, "the packages were not installed in {} s", 3600)
     assert 3600 < hand.now - began < 3900
     assert [request["stop"] for request in made.links[0].requests[:3]] == [False] * 3
     assert made.links[0].requests[-1]["stop"]
@@ -313,7 +313,7 @@ def test_a_pod_without_the_package_is_refused(version: str, shown: str, tmp_path
     assert fault.pod == "pod-1"
     assert says(
         fault.message,
-        "keeper.packages._check_needed.needs-package-later",
+        "Ask for the package by PodSpec(pip=[",
         "method 'dpo'",
         "1.16",
         f"has {shown}",
@@ -325,7 +325,7 @@ def test_a_pod_that_prints_other_text_is_left_to_its_ranks(
 ) -> None:
     caplog.set_level(logging.WARNING)
     assert needing(tmp_path, "Welcome!").install()
-    assert says(caplog.text, "keeper.packages._check_needed.did-answer-packages", "pod-1")
+    assert says(caplog.text, "did not answer which packages it has", "pod-1")
 
 
 def test_a_path_of_the_user_s_own_is_not_looked_through(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_pods_with_different_versions_are_refused(kept: Kept) -> None:
         pod(1, versions={"torch": "2.14", "python": "3.11"}),
     ]
     with pytest.raises(
-        PodError, match=sentence("keeper.fleet._check_versions.pods-different-versions")
+        PodError, match=sentence("the pods have different versions; make them equal first")
     ) as refused:
         kept.fleet.launch()
     assert "torch: pod-0 2.13, pod-1 2.14" in str(refused.value)
@@ -228,18 +228,14 @@ def test_pods_with_different_versions_are_refused(kept: Kept) -> None:
 def test_a_launch_that_was_given_up_before_it_started_starts_no_pod(kept: Kept) -> None:
     kept.fleet.give_up()
     assert kept.place.stops == 1
-    with pytest.raises(
-        PodError, match=sentence("keeper.fleet._check_wanted.cluster-closed-during")
-    ):
+    with pytest.raises(PodError, match=sentence("the cluster was closed during its start")):
         kept.fleet.launch()
     assert kept.place.contexts == []
 
 
 def test_a_launch_that_is_given_up_opens_no_line(kept: Kept) -> None:
     kept.place.at = kept.fleet.give_up
-    with pytest.raises(
-        PodError, match=sentence("keeper.fleet._check_wanted.cluster-closed-during")
-    ):
+    with pytest.raises(PodError, match=sentence("the cluster was closed during its start")):
         kept.fleet.launch()
     assert kept.links == []
 
@@ -252,7 +248,7 @@ def test_a_place_that_cannot_stop_pods_hinders_no_end(
 
     monkeypatch.setattr(kept.place, "stop", fail)
     kept.fleet.give_up()
-    assert says(caplog.text, "keeper.fleet.give_up.stopping-pods")
+    assert says(caplog.text, "stopping the pods")
 
 
 # Another keeper.
@@ -262,7 +258,7 @@ def test_a_keeper_adopts_the_pods_of_a_dead_one(kept: Kept) -> None:
     paths = kept.fleet.paths
     key = paths.identity / "id_ed25519"
     kept.fleet.pods = [pod(0), pod(1)]
-    with pytest.raises(PodError, match=sentence("keeper.fleet.adopt.key-pods-gone", key)):
+    with pytest.raises(PodError, match=sentence("the pods cannot be reached any more", key)):
         kept.fleet.adopt()
     assert not kept.fleet.owned
     key.parent.mkdir(parents=True)
@@ -288,7 +284,7 @@ def test_a_pod_that_is_silent_is_adopted_too(
 
     monkeypatch.setattr(StubLink, "open", silent)
     kept.fleet.adopt()
-    assert says(caplog.text, "keeper.fleet._try_open.does-answer", "pod-1")
+    assert says(caplog.text, "does not answer", "pod-1")
 
 
 # Pods for a run.
@@ -300,15 +296,13 @@ def test_a_run_gets_the_first_pods_that_live(kept: Kept) -> None:
     assert fleet.first_live(2) == kept.links
     for count in (0, 3):
         with pytest.raises(
-            RunError, match=sentence("keeper.fleet.first_live.job-asks-pods", count, 2)
+            RunError, match=sentence("the job asks for {} pods; the cluster has", count, 2)
         ):
             fleet.first_live(count)
     kept.place.pods[0] = pod(0, phase=Phase.FAILED, message="evicted")
     fleet.refresh()
     assert [link.pod.name for link in fleet.first_live(1)] == ["pod-1"]
-    with pytest.raises(
-        RunError, match=sentence("keeper.fleet.first_live.start-another-cluster")
-    ) as refused:
+    with pytest.raises(RunError, match=sentence("start another cluster")) as refused:
         fleet.first_live(2)
     assert "pod-0" in str(refused.value) and "evicted" in str(refused.value)
 
@@ -370,7 +364,7 @@ def test_a_pod_that_its_place_does_not_list_has_failed(kept: Kept) -> None:
     kept.place.pods = [pod(0)]
     seen = fleet.refresh()
     assert [each.phase for each in seen] == [Phase.RUNNING, Phase.FAILED]
-    assert says(seen[1].message, "keeper.fleet._set_pods.pod-does-exist")
+    assert says(seen[1].message, "the pod does not exist any more")
 
 
 def test_a_line_asks_why_its_pod_has_gone(kept: Kept) -> None:
@@ -380,7 +374,7 @@ def test_a_line_asks_why_its_pod_has_gone(kept: Kept) -> None:
     assert kept.links[0].reason_gone(0.0) == ""
     assert "evicted" in kept.links[1].reason_gone(0.0)
     kept.place.pods[1] = pod(1, phase=Phase.FAILED)
-    assert says(kept.links[1].reason_gone(0.0), "keeper.fleet._reason_gone.more-known")
+    assert says(kept.links[1].reason_gone(0.0), "no more is known")
 
 
 @pytest.mark.parametrize("phase", [Phase.PENDING, Phase.RUNNING, Phase.UNKNOWN, Phase.FAILED])
@@ -409,7 +403,7 @@ def test_a_closing_cluster_does_not_wait_for_a_pod_that_runs_and_does_not_answer
     kept.is_closing = True
     assert dead.reason_gone(module._CLOSING_S / 2) == ""
     why = dead.reason_gone(module._CLOSING_S)
-    assert says(why, "keeper.fleet._reason_gone.does-answer-cluster", "pod-1")
+    assert says(why, "the cluster closes without its files", "pod-1")
     # One wait a pod: the next part of the same pod does not wait anew.
     assert dead.reason_gone(0.0) == why
     assert live.reason_gone(0.0) == ""
@@ -435,7 +429,7 @@ def test_a_silent_pod_is_replaced(kept: Kept) -> None:
     assert kept.links[1].pod.host_key == "ssh-ed25519 new"
     assert kept.links[0].asked == []
     assert kept.identity.pinned[-1] == ["ssh-ed25519 0", "ssh-ed25519 new"]
-    assert says(kept.reports[-1], "keeper.fleet._renew.again", "pod-1")
+    assert says(kept.reports[-1], "is there again", "pod-1")
 
 
 def test_a_pod_that_has_ended_is_replaced_without_being_asked(kept: Kept) -> None:
@@ -463,14 +457,14 @@ def test_a_pod_that_stays_lost_is_named_with_the_reason(kept: Kept) -> None:
     assert "renew" not in kept.links[1].asked
     kept.place.at = lambda: kept.place.pods.__setitem__(1, replace(failed, message=""))
     (why,) = fleet.restore(["pod-1"]).values()
-    assert says(why, "keeper.fleet.restore.ended")
+    assert says(why, "the pod has ended")
 
 
 def test_a_new_pod_that_does_not_answer_stays_lost(kept: Kept) -> None:
     fleet = kept.launched().fleet
     kept.links[1].fails = {"open", "renew"}
     (why,) = fleet.restore(["pod-1"]).values()
-    assert says(why, "keeper.fleet._renew.started-again-does", "pod-1")
+    assert says(why, "was started again and does not answer", "pod-1")
 
 
 def test_a_place_that_replaces_no_pod_names_the_reason_for_all(kept: Kept) -> None:
@@ -509,7 +503,7 @@ def test_a_replacement_with_other_versions_is_refused(kept: Kept) -> None:
     kept.links[1].fails = {"open"}
     kept.place.at = lambda: kept.place.pods.__setitem__(1, pod(1, versions={"torch": "2.14"}))
     (why,) = fleet.restore(["pod-1"]).values()
-    assert says(why, "keeper.fleet._check_versions.pods-different-versions")
+    assert says(why, "the pods have different versions; make them equal first")
 
 
 def test_versions_of_a_pod_that_stays_lost_do_not_matter(kept: Kept) -> None:
@@ -606,7 +600,7 @@ def test_environments_are_removed_where_there_are_any(
     fleet.remove_environments(kept.reports.append)
     assert first.asked == ["has_environments", "remove_environments"]
     assert second.asked == ["has_environments"]
-    assert says(caplog.text, "keeper.fleet._remove_environments.environments", "pod-1")
+    assert says(caplog.text, "the environments on", "pod-1")
     assert kept.reports == []
     second.fails, second.has_environments = set(), "many"
     fleet.remove_environments(kept.reports.append)
@@ -621,7 +615,7 @@ def test_a_long_removal_shows_its_seconds(kept: Kept, monkeypatch: pytest.Monkey
     monkeypatch.setattr(first, "work", lambda _op, _s: until(lambda: len(kept.reports) >= 2, 10))
     fleet.remove_environments(kept.reports.append)
     for line, seconds in zip(kept.reports, ("0.02", "0.04"), strict=False):
-        assert says(line, "keeper.fleet.report.removing-environments-scripts", seconds)
+        assert says(line, "removing the environments of scripts, {} s so far", seconds)
 
 
 def test_all_pods_of_a_large_cluster_are_asked_some_at_once(kept: Kept) -> None:

@@ -245,9 +245,7 @@ def test_a_run_whose_results_are_here_is_not_begun_again(by: str, kept: Kept) ->
     else:
         kept.decided = RunDecisions(run=RUN, attempt=1, brought=True)
     kept.answers(NONE, NONE)
-    with pytest.raises(
-        RunError, match=sentence("keeper.restart.inherited_ranks.keeper-died-after")
-    ):
+    with pytest.raises(RunError, match=sentence("the pods have no record of the run any more")):
         inherited_ranks(kept.context)
     kept.answers(RUNNING, RUNNING)
     assert kept.found().attempt == 1, "its pods have not been cleared"
@@ -483,7 +481,7 @@ def test_the_number_of_ranks_before_is_that_of_the_inputs(stepping: Kept) -> Non
 def test_a_restart_from_the_beginning_says_why_if_a_checkpoint_was_saved(stepping: Kept) -> None:
     _, event = restarted(stepping, 0, saved=10)
     fresh = str(event.data["fresh"])
-    assert says(fresh, "keeper.restart._why_fresh.checkpoint-step-whole", 10)
+    assert says(fresh, "was not whole here yet when the loss was noticed", 10)
     assert fresh.endswith("a part is out of reach")
     assert "fresh" not in restarted(stepping, 0)[1].data
     assert "fresh" not in restarted(stepping, 10, saved=10)[1].data

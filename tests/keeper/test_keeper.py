@@ -226,12 +226,12 @@ def test_a_cluster_is_ready_once_its_pods_are_and_closes_when_asked(
     assert (state["pid"], state["lock"]) == (os.getpid(), 7)
     assert [pod["name"] for pod in state["pods"]] == ["pod-0", "pod-1"]
     assert "2 pods are " in state["message"] and "all share /nfs" in state["message"]
-    assert not says(state["message"], "keeper.keeper.serve.taken-over-keeper")
+    assert not says(state["message"], "taken over from a keeper that died")
     assert isinstance(state["ready_s"], float)
     assert served.paths.reserve.exists()
     assert served.keeper._do(Close(op="close")) == {}
     last = served.ended()
-    assert (last["phase"], says(last["message"], "keeper.keeper._do.closed-notebook")) == (
+    assert (last["phase"], says(last["message"], "closed by the notebook")) == (
         "closed",
         True,
     )
@@ -262,7 +262,7 @@ def test_an_unused_cluster_closes(make: Callable[..., Served]) -> None:
     last = served.ended()
     assert (
         last["phase"],
-        says(last["message"], "keeper.keeper._end_idle.closed-after-without", 1),
+        says(last["message"], "closed after {} s without a run or a word from a notebook", 1),
     ) == ("closed", True)
     assert "take_down" in served.fleet.asked
 
@@ -374,7 +374,7 @@ def test_an_internal_error_leaves_the_pods_to_the_next_keeper(
     served.thread.start()
     last = served.ended()
     assert last["phase"] == "lost"
-    assert says(last["message"], "keeper.keeper._failed.keeper-ended-because", "an odd state")
+    assert says(last["message"], "the keeper ended because of an internal error", "an odd state")
     assert served.answers == [False]
     assert "take_down" not in served.fleet.asked
     assert served.paths.reserve.exists(), "the next keeper needs the room"
@@ -447,8 +447,8 @@ def test_a_keeper_that_takes_over_launches_nothing(
     served.start()
     assert served.fleet.asked[0] == "adopt"
     assert "launch" not in served.fleet.asked
-    assert says(served.said[0][1], "keeper.keeper.serve.taking-over-keeper")
-    assert says(served.state["message"], "keeper.keeper.serve.taken-over-keeper")
+    assert says(served.said[0][1], "taking over from a keeper that died")
+    assert says(served.state["message"], "taken over from a keeper that died")
     assert waits.runs.wait(120)
     assert not over.runs.is_set()
     assert served.keeper._do(OfRun(op="outcome", run="r3"))["state"] == "failed"
@@ -468,7 +468,7 @@ def test_a_take_over_that_fails_leaves_the_pods_to_another_keeper(
     last = served.ended()
     assert (
         last["phase"],
-        says(last["message"], "keeper.keeper._failed.another-keeper-could", "no route"),
+        says(last["message"], "another keeper could not take over", "no route"),
     ) == ("lost", True)
     assert served.answers == [False]
     assert "take_down" not in served.fleet.asked
@@ -517,7 +517,7 @@ def test_the_last_checkpoint_of_a_run_that_failed_comes_back_at_the_end(
     assert ("bring" in run.asked) is brings
     assert len(said) == brings
     for line in said:
-        assert says(line, "keeper.keeper._bring_held.bringing-last-checkpoint", "r1")
+        assert says(line, "bringing the last checkpoint of {} back", "r1")
         assert "closed by a test" in line
 
 
@@ -551,7 +551,7 @@ def test_requests_reach_their_run(make: Callable[..., Served]) -> None:
     assert ask(served, "cancel") == {}
     assert "cancel" in run.asked
     until(lambda: not served.keeper._queue.running, 20)
-    with pytest.raises(RunError, match=sentence("keeper.keeper._of_run.run-running", "r1")):
+    with pytest.raises(RunError, match=sentence("run {} is not running", "r1")):
         ask(served, "stacks")
 
 
@@ -567,7 +567,7 @@ def test_a_run_that_waits_is_withdrawn(make: Callable[..., Served]) -> None:
 
 
 def test_an_unknown_run_is_refused(make: Callable[..., Served]) -> None:
-    with pytest.raises(RunError, match=sentence("keeper.keeper._of_run.keeper-run", "r9")):
+    with pytest.raises(RunError, match=sentence("the keeper has no run", "r9")):
         ask(make(), "outcome", "r9")
 
 
@@ -581,9 +581,7 @@ def test_a_run_that_could_not_be_taken_over_has_its_outcome(make: Callable[..., 
         "result": result,
     }
     assert ask(served, "cancel", "r9") == ask(served, "stop", "r9") == {}
-    with pytest.raises(
-        RunError, match=sentence("keeper.keeper._of_failed.run-ended", "r9", "its folder is gone")
-    ):
+    with pytest.raises(RunError, match=sentence("run {} has ended", "r9", "its folder is gone")):
         ask(served, "fetch", "r9")
 
 
@@ -616,7 +614,7 @@ def submit(served: Served, op: Any = "submit", **facts: Any) -> Submit:
 def test_a_cluster_that_is_not_ready_takes_no_run(make: Callable[..., Served]) -> None:
     served = make()
     with pytest.raises(
-        RunError, match=sentence("keeper.keeper._runner_for.cluster-start-another", "starting")
+        RunError, match=sentence("the cluster is {}: {}; start another cluster", "starting")
     ):
         served.keeper._do(submit(served))
 
@@ -661,7 +659,9 @@ def test_a_run_directory_with_a_result_is_not_run_again(
     contexts = runner_made(served, monkeypatch)
     request = submit(served)
     (request.path / "result.json").write_text("{}")
-    with pytest.raises(RunError, match=sentence("keeper.keeper._take.run-ended-holds", "r1")):
+    with pytest.raises(
+        RunError, match=sentence("run {} has ended: {} holds a result; submit the job again", "r1")
+    ):
         served.keeper._do(request)
     assert contexts == []
 

@@ -207,11 +207,11 @@ def test_silent_pods_are_named_with_their_seconds(seen: RunLedger, hand: Hand) -
     hand.now += 15.0
     seen.record(report(A))
     said = remark(seen, stall="no step")
-    assert says(said, "keeper.ledger.remark.sign-training-goes", "pod-1", 15)
+    assert says(said, "no sign from {}; training continues there until the lease ends", "pod-1", 15)
     assert "pod-0" not in said
     assert says(
         remark(seen, place=lambda: "no quota"),
-        "keeper.ledger.remark.sign-training-goes",
+        "no sign from {}; training continues there until the lease ends",
         "no quota",
         "pod-1",
     )
@@ -220,16 +220,18 @@ def test_silent_pods_are_named_with_their_seconds(seen: RunLedger, hand: Hand) -
 def test_a_single_silent_pod_is_no_lost_network(hand: Hand) -> None:
     seen = RunLedger(pods=["pod-0"], world_size=1, clock=hand)
     hand.now += 20.0
-    assert says(remark(seen), "keeper.ledger.remark.sign-training-goes", "pod-0", 20)
-    assert not says(remark(seen), "keeper.ledger.machine-cut-off")
+    assert says(
+        remark(seen), "no sign from {}; training continues there until the lease ends", "pod-0", 20
+    )
+    assert not says(remark(seen), "this machine was cut off from the network, or asleep")
 
 
 def test_two_silent_pods_are_a_lost_network(seen: RunLedger, hand: Hand) -> None:
     hand.now += 20.0
-    assert says(remark(seen), "keeper.ledger.machine-cut-off")
+    assert says(remark(seen), "this machine was cut off from the network, or asleep")
     said = remark(seen, place=lambda: "no quota")
     assert "no quota" in said
-    assert not says(said, "keeper.ledger.machine-cut-off")
+    assert not says(said, "this machine was cut off from the network, or asleep")
 
 
 def ended_alone(seen: RunLedger, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -246,7 +248,7 @@ def test_ranks_that_ended_alone_are_named_after_some_time(
     assert remark(seen) == ""
     ended_alone(seen, monkeypatch, 30.0)
     assert seen.ended_alone == {1: 30.0}
-    assert says(remark(seen), "keeper.ledger.remark.ranks-ended-others", "[1]")
+    assert says(remark(seen), "ranks {} have ended; the others run on", "[1]")
     assert remark(seen, stall="no step for 60 s").endswith("no step for 60 s")
     assert remark(seen, stopping="stopping") == remark(seen)
 
@@ -271,13 +273,9 @@ def test_a_standstill_goes_before_a_stop_and_a_stop_before_warnings(seen: RunLed
     assert remark(seen, stopping="stopping") == "stopping"
     assert "pod-0" in remark(seen) and "pod-1" not in remark(seen), "the first warning"
     seen.record(report(B, cut="the disk here is full"))
-    assert says(
-        remark(seen), "keeper.ledger.incomplete.logs-here-incomplete", "the disk here is full"
-    )
+    assert says(remark(seen), "logs here are incomplete", "the disk here is full")
     seen.record(report(B))
-    assert not says(remark(seen), "keeper.ledger.incomplete.logs-here-incomplete"), (
-        "the logs are complete again"
-    )
+    assert not says(remark(seen), "logs here are incomplete"), "the logs are complete again"
 
 
 def test_full_disks_and_removed_files_are_warnings_for_good(seen: RunLedger) -> None:

@@ -61,7 +61,7 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
     job = Script(script, env={"JOBS": "${WORKBENCH_TEST_JOBS}"})
     with pytest.raises(
         ConfigError,
-        match=sentence("rundir.spec.expand_env.env-takes-values", "WORKBENCH_TEST_JOBS"),
+        match=sentence("env takes the values of", "WORKBENCH_TEST_JOBS"),
     ):
         cluster.submit(job)
     monkeypatch.setenv("WORKBENCH_TEST_JOBS", "of this run")
@@ -80,12 +80,14 @@ def test_new_and_changed_files_come_back_and_what_stays_is_named_and_fetched(
     assert (result.output_files, result.output_bytes) == (5, len(MODEL) + 7 + 30 + 21 + 7)
     assert "outputs/ has 5 files (9.0 MiB)" in result.message
     name_is_no_utf8 = ("1 file", "24 bytes", "pod-0")
-    assert says(result.message, "keeper.outputs._of_pod.back", *name_is_no_utf8)
-    assert says(result.message, "keeper.outputs._of_pod.links-followed", "pod-0", "passwd, pipe")
+    assert says(result.message, "not copied back: {} ({})", *name_is_no_utf8)
+    assert says(result.message, "links on {} are not followed", "pod-0", "passwd, pipe")
     assert "not copied back: 2 files (37 bytes) on pod-1 in " in result.message
-    assert says(result.message, "keeper.outputs.run-fetch-brings", "Script(outputs=[…]") and says(
-        result.message, "keeper.outputs._of_pod.does-name"
-    )
+    assert says(
+        result.message,
+        "run.fetch() copies all files back while the pod exists",
+        "Script(outputs=[…]",
+    ) and says(result.message, "does not name the files")
     assert "outputs/ has 5 files" in str(run)
     assert "5 files, 9.0 MiB" in str(result)
     reported(run)
@@ -213,7 +215,9 @@ def test_a_pod_that_lies_writes_below_outputs_alone(
     run.cancel()
     run.wait(120, progress=False)
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    with pytest.raises(RunError, match=sentence("base.gate.make_folders.link-nothing-pod", "out")):
+    with pytest.raises(
+        RunError, match=sentence("and nothing that a pod left is written through one", "out")
+    ):
         run.fetch()
     for name in (
         "outputs/../spec.json",

@@ -105,7 +105,7 @@ def test_folders_are_probed_unless_pods_are_here_or_the_user_says_no(tmp_path: P
     assert probed("local", str(tmp_path)) == probed("ssh", str(tmp_path)) == [root, tmp_path]
     with pytest.raises(
         ConfigError,
-        match=sentence("keeper.shared.folders_to_probe.shared-folder-machine", "/no/such"),
+        match=sentence("give a path that is equal here and on the pods", "/no/such"),
     ):
         probed("ssh", "/no/such")
 

@@ -86,7 +86,7 @@ def test_a_rank_that_failed_since_pods_were_lost_is_no_cause_of_its_own() -> Non
 
 def test_a_restart_from_the_beginning_names_the_checkpoint_that_was_not_whole() -> None:
     assert says(
-        _why_fresh(10, 0, Returned()), "keeper.restart._why_fresh.checkpoint-step-whole", 10
+        _why_fresh(10, 0, Returned()), "was not whole here yet when the loss was noticed", 10
     )
     assert _why_fresh(10, 10, Returned()) == _why_fresh(0, 0, Returned()) == ""
 
@@ -131,9 +131,7 @@ def test_a_run_that_is_over_and_unknown_on_its_pods_is_not_begun_again(
         assert inherited_ranks(context) is None, "it begins now"
         return
     write_json(paths.manifest, {})
-    with pytest.raises(
-        RunError, match=sentence("keeper.restart.inherited_ranks.keeper-died-after")
-    ):
+    with pytest.raises(RunError, match=sentence("the pods have no record of the run any more")):
         inherited_ranks(context)
 
 

@@ -104,7 +104,7 @@ def test_a_run_of_a_dead_keeper_goes_on_without_room_for_its_result(
     sim = Simulation(tmp_path, script())
     given_ranks(sim, ("running", "running"))
     runner = sim.runner(inherited=True)
-    assert says(caplog.text, "keeper.runner.enqueue.room-kept-result", RUN)
+    assert says(caplog.text, "no room is kept for the result of", RUN)
     assert runner.run() == "succeeded"
 
 
@@ -187,7 +187,7 @@ def test_a_result_has_what_became_of_checkpoints(
     sim = Simulation(tmp_path, script(), [Plan(fates={1: FAILED}, others=FOREVER)])
     result = carried_out(sim)
     assert Returning.notes[0] in result["message"]
-    assert says(result["message"], "keeper.verdict._notes_on_the_rest.resume-run-path", 4)
+    assert says(result["message"], "resume=run.path continues from the checkpoint of step", 4)
 
 
 def test_a_cancel_soon_after_a_stop_cancels_the_run(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_an_error_of_the_keeper_ends_the_ranks_and_the_run(
     runner = sim.runner()
     assert runner.run() == "failed"
     result: Any = read_json(sim.paths.result)
-    assert says(result["message"], "keeper.runner.fail.could-continue", "a stale file handle")
+    assert says(result["message"], "the run could not continue", "a stale file handle")
     assert result["error"]["kind"] == "OSError"
     assert [op for _, op in sim.asked].count("stop") == 2
     assert runner.over
@@ -362,9 +362,7 @@ def test_the_first_fault_is_blamed_when_a_restart_fails(
     sim = Simulation(tmp_path, script(restarts=1), [plan])
     result = carried_out(sim)
     assert blame(result) == ("signal", "pod-1")
-    assert says(
-        result["message"], "keeper.runner._try_until_over.could-go", "no checkpoint can be read"
-    )
+    assert says(result["message"], "the run could not continue", "no checkpoint can be read")
 
 
 # Another keeper.
@@ -460,7 +458,9 @@ def failed_run(tmp_path: Path) -> tuple[Simulation, Runner]:
 
 
 def test_files_of_a_run_that_has_not_ended_are_not_fetched(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=sentence("keeper.runner._fetch.run-ended-what", RUN)):
+    with pytest.raises(
+        RunError, match=sentence("run {} has not ended; outputs are copied back at its end", RUN)
+    ):
         Simulation(tmp_path, script()).runner().fetch()
 
 
@@ -469,7 +469,7 @@ def test_fetched_files_of_a_failed_run_make_no_success(tmp_path: Path) -> None:
     assert runner.fetch() == []
     result = read_json(sim.paths.result)
     assert result["state"] == "failed"
-    assert says(result["message"], "keeper.runner._fetch.what-stayed-pods")
+    assert says(result["message"], "the files on the pods were copied back later")
 
 
 def test_nothing_is_fetched_from_pods_that_were_cleared(tmp_path: Path) -> None:
@@ -525,7 +525,7 @@ def test_a_folder_of_the_run_that_takes_no_file_is_named(
         raise OSError("No space left on device")
 
     monkeypatch.setattr(module, "bring_back", bring)
-    with pytest.raises(RunError, match=sentence("keeper.runner._readable.files-run-copied")):
+    with pytest.raises(RunError, match=sentence("files of the run cannot be copied back to")):
         runner.fetch()
 
 
@@ -556,7 +556,9 @@ def test_a_pod_with_files_keeps_its_folder_and_is_asked_later(tmp_path: Path) ->
     sim, runner = shy_run(tmp_path, 1)
     before = len(sim.asked)
     runner.fetch()
-    assert says(read_json(sim.paths.result)["message"], "keeper.runner._fetch.what-stayed-pods")
+    assert says(
+        read_json(sim.paths.result)["message"], "the files on the pods were copied back later"
+    )
     assert ("pod-1", "list_outputs") in sim.asked[before:]
 
 
@@ -604,9 +606,14 @@ def test_results_that_were_fetched_later_count_once(tmp_path: Path) -> None:
     assert runner.run() == "failed"
     sim.unreadable = False
     runner.fetch()
-    assert says(read_json(sim.paths.result)["message"], "keeper.runner._fetch.every-rank-done")
+    assert says(
+        read_json(sim.paths.result)["message"],
+        "all ranks finished; the results were copied back later",
+    )
     runner.fetch()
-    assert says(read_json(sim.paths.result)["message"], "keeper.runner._fetch.what-stayed-pods")
+    assert says(
+        read_json(sim.paths.result)["message"], "the files on the pods were copied back later"
+    )
 
 
 def test_a_run_whose_ranks_failed_stays_failed_when_its_results_are_fetched(
@@ -651,7 +658,7 @@ def test_a_failed_copy_is_blamed_on_its_pod_or_on_this_machine(
     monkeypatch.setattr(module, "bring_back", bring)
     result = carried_out(Simulation(tmp_path, script()))
     assert (result["state"], *blame(result)) == ("failed", kind, pod)
-    assert says(result["message"], "keeper.runner._bring_back.results-could-brought")
+    assert says(result["message"], "the results could not be copied back")
 
 
 def unreached(sim: Simulation, monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
@@ -702,7 +709,7 @@ def test_a_held_checkpoint_is_copied_when_it_is_asked_for(
     assert not runner.holds
     assert asked == [1]
     message = read_json(sim.paths.result)["message"]
-    assert says(message, "keeper.runner.bring.checkpoint-step-came", 4)
+    assert says(message, "the checkpoint of step {} was copied back", 4)
 
 
 class Uploading:

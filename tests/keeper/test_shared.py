@@ -84,13 +84,13 @@ def test_local_pods_are_asked_only_when_that_is_said(tmp_path: Path) -> None:
     assert folders("local", str(tmp_path)) == [cluster, tmp_path]
     with pytest.raises(
         ConfigError,
-        match=sentence("keeper.shared.folders_to_probe.shared-folder-machine", "/no/such"),
+        match=sentence("give a path that is equal here and on the pods", "/no/such"),
     ):
         folders("ssh", "/no/such")
     with pytest.raises(
         ConfigError,
-        match=sentence("rundir.spec.ClusterSpec.true-false-null", "shared is 3")
-        + sentence("base.record._worded.must"),
+        match=sentence("true, false, null or the path of a folder", "shared is 3")
+        + sentence("it must be"),
     ):
         ClusterSpec.from_dict({"shared": 3})
 

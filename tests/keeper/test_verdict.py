@@ -90,7 +90,7 @@ def stopped_at(seen: RunLedger, step: int) -> RunLedger:
 
 def test_a_run_whose_ranks_are_done_succeeded_and_says_no_more(context: RunContext) -> None:
     state, message = decided(context, ledger(), returned=Returned(steps=[4]))
-    assert (state, says(message, "keeper.verdict.verdict.all-ranks-finished")) == (
+    assert (state, says(message, "all ranks finished")) == (
         "succeeded",
         True,
     )
@@ -100,27 +100,27 @@ def test_a_run_whose_ranks_are_done_succeeded_and_says_no_more(context: RunConte
 def test_a_fault_has_the_state_and_the_words_without_its_traceback(context: RunContext) -> None:
     state, message = decided(context, ledger(), fault=FAULT, returned=Returned(steps=[4, 2]))
     assert (state, "a bad row" in message, "line 3" in message) == ("failed", True, False)
-    assert says(message, "keeper.verdict._notes_on_the_rest.resume-run-path", 4)
-    assert not says(message, "keeper.verdict._notes_on_the_rest.pods-comes-back")
+    assert says(message, "resume=run.path continues from the checkpoint of step", 4)
+    assert not says(message, "and is copied back when the cluster closes")
 
 
 def test_a_checkpoint_on_pods_is_said_to_be_there(context: RunContext) -> None:
     write_json(context.paths.held, {})
     _, message = decided(context, ledger(), fault=FAULT, returned=Returned(steps=[4]))
-    assert says(message, "keeper.verdict._notes_on_the_rest.pods-comes-back")
+    assert says(message, "and is copied back when the cluster closes")
 
 
 def test_a_trainer_that_stopped_names_its_step(context: RunContext) -> None:
     state, message = decided(context, stopped_at(ledger(), 3), returned=Returned(steps=[2]))
-    assert (state, says(message, "keeper.verdict.verdict.went-step", 3)) == ("stopped", True)
-    assert says(message, "keeper.verdict._notes_on_the_rest.resume-run-path", 2)
+    assert (state, says(message, "stopped after step", 3)) == ("stopped", True)
+    assert says(message, "resume=run.path continues from the checkpoint of step", 2)
     state, message = decided(context, stopped_at(ledger(), 3))
-    assert (state, says(message, "keeper.verdict.verdict.went-step", 3)) == ("stopped", True)
+    assert (state, says(message, "stopped after step", 3)) == ("stopped", True)
 
 
 def test_a_trainer_that_stopped_after_a_save_names_the_checkpoint(context: RunContext) -> None:
     state, message = decided(context, stopped_at(ledger(), 4), returned=Returned(steps=[4, 2]))
-    assert (state, says(message, "keeper.verdict.verdict.checkpoint-step", 4)) == ("stopped", True)
+    assert (state, says(message, "stopped after a checkpoint at step", 4)) == ("stopped", True)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_ranks_that_end_when_asked_are_stopped_and_killed_ones_cancelled(
 ) -> None:
     seen = ledger(rank(0, stopped=True), rank(1, stopped=True, forced=forced))
     found, message = decided(context, seen, asked=asked)
-    assert (found, says(message, "keeper.verdict.verdict.stopped-when-asked")) == (state, True)
-    assert says(message, "keeper.verdict._killed.ranks-did-end", "[1]") is forced
+    assert (found, says(message, "stopped when asked")) == (state, True)
+    assert says(message, "ranks {} did not end when asked and were killed", "[1]") is forced
 
 
 def test_a_run_without_ranks_is_cancelled(context: RunContext) -> None:
@@ -155,14 +155,12 @@ def asked_at(s: float, *asked: str, ends: Sequence[float | None] = (103.2, 106.4
 
 def test_a_stop_says_how_long_the_last_rank_took_and_the_signal(context: RunContext) -> None:
     _, message = decided(context, asked_at(100.0, "SIGINT", "SIGTERM"), asked=True)
-    assert says(
-        message, "keeper.verdict._how_it_stopped.ranks-ended-themselves", 7, "SIGINT", "SIGTERM"
-    )
+    assert says(message, ": the ranks ended by themselves within {} s", 7, "SIGINT", "SIGTERM")
 
 
 def test_a_stop_without_a_signal_names_none(context: RunContext) -> None:
     _, message = decided(context, asked_at(100.0, "", ""), asked=True)
-    assert says(message, "keeper.verdict._how_it_stopped.ranks-ended-themselves", 7)
+    assert says(message, ": the ranks ended by themselves within {} s", 7)
     assert message.endswith("7 s")
 
 
@@ -170,32 +168,35 @@ def test_a_stop_takes_a_second_at_least(context: RunContext) -> None:
     seen = asked_at(100.0, "SIGTERM", "SIGTERM", ends=[100.1, 100.2])
     assert says(
         decided(context, seen, asked=True)[1],
-        "keeper.verdict._how_it_stopped.ranks-ended-themselves",
+        ": the ranks ended by themselves within {} s",
         1,
     )
 
 
 def test_a_stop_of_trainers_says_so(context: RunContext) -> None:
     _, message = decided(context, asked_at(100.0, "Trainer", "Trainer"), asked=True)
-    assert says(message, "keeper.verdict._how_it_stopped.trainer-ended-after", 7)
+    assert says(message, "and the ranks by themselves within", 7)
     _, message = decided(context, asked_at(100.0, "Trainer", "SIGTERM"), asked=True)
-    assert says(message, "keeper.verdict._how_it_stopped.ranks-ended-themselves", 7, "Trainer")
+    assert says(message, ": the ranks ended by themselves within {} s", 7, "Trainer")
 
 
 def test_a_stop_without_a_time_says_no_seconds(context: RunContext) -> None:
     for seen in (asked_at(0.0, "", ""), asked_at(100.0, "", "", ends=[None, None])):
         _, message = decided(context, seen, asked=True)
-        assert says(message, "keeper.verdict.verdict.stopped-when-asked")
-        assert not says(message, "keeper.verdict._how_it_stopped.ranks-ended-themselves")
+        assert says(message, "stopped when asked")
+        assert not says(message, ": the ranks ended by themselves within {} s")
 
 
 def test_ranks_that_had_to_be_killed_are_named_with_a_fault_too(context: RunContext) -> None:
     seen = ledger(rank(0, done=True), rank(1, stopped=True, forced=True))
     assert says(
-        decided(context, seen, fault=FAULT)[1], "keeper.verdict._killed.ranks-did-end", "[1]"
+        decided(context, seen, fault=FAULT)[1],
+        "ranks {} did not end when asked and were killed",
+        "[1]",
     )
     assert not says(
-        decided(context, ledger(), fault=FAULT)[1], "keeper.verdict._killed.ranks-did-end"
+        decided(context, ledger(), fault=FAULT)[1],
+        "ranks {} did not end when asked and were killed",
     )
 
 
@@ -203,27 +204,31 @@ def test_ranks_that_had_to_be_killed_are_named_with_a_fault_too(context: RunCont
 
 
 def test_processes_on_a_pod_without_an_answer_are_noted(context: RunContext) -> None:
-    assert says(decided(context, ledger(), live=None)[1], "keeper.verdict.verdict.pod-does-answer")
-    assert not says(decided(context, ledger(), live=0)[1], "keeper.verdict.verdict.pod-does-answer")
+    assert says(
+        decided(context, ledger(), live=None)[1], "processes there end with the agent's lease"
+    )
+    assert not says(
+        decided(context, ledger(), live=0)[1], "processes there end with the agent's lease"
+    )
 
 
 def test_a_model_of_a_run_that_failed_is_noted(context: RunContext) -> None:
     seen = ledger()
     assert not says(
-        decided(context, seen, fault=FAULT)[1], "keeper.verdict.verdict.model-trained-before"
+        decided(context, seen, fault=FAULT)[1], "the model was trained before: model/ has step"
     )
     seen.totals.model_step = 8
     assert not says(
-        decided(context, seen, fault=FAULT)[1], "keeper.verdict.verdict.model-trained-before"
+        decided(context, seen, fault=FAULT)[1], "the model was trained before: model/ has step"
     ), "its files are not here"
     context.paths.model.mkdir()
     assert says(
-        decided(context, seen, fault=FAULT)[1], "keeper.verdict.verdict.model-trained-before", 8
+        decided(context, seen, fault=FAULT)[1], "the model was trained before: model/ has step", 8
     )
-    assert not says(decided(context, seen)[1], "keeper.verdict.verdict.model-trained-before")
+    assert not says(decided(context, seen)[1], "the model was trained before: model/ has step")
     seen.totals.model_step = None
     assert not says(
-        decided(context, seen, fault=FAULT)[1], "keeper.verdict.verdict.model-trained-before"
+        decided(context, seen, fault=FAULT)[1], "the model was trained before: model/ has step"
     )
 
 
@@ -232,7 +237,7 @@ def test_logs_that_are_incomplete_are_noted(context: RunContext) -> None:
     seen.cut["pod-1"] = "the disk here is full"
     assert says(
         decided(context, seen)[1],
-        "keeper.verdict._notes_on_the_rest.run-fetch-brings",
+        "run.fetch() copies the rest back while the cluster exists",
         "the disk here is full",
     )
 
@@ -261,14 +266,12 @@ def test_a_resumed_run_names_its_step_unless_a_restart_does(
     chosen = Checkpoint(step=7, parts={}, notes=["step 9 was damaged"])
     monkeypatch.setattr(module, "resumed_from", lambda _paths: chosen)
     _, message = decided(context, ledger())
-    assert says(message, "keeper.verdict._notes_on_the_way.run-continued-step", 7)
+    assert says(message, "the run continued from step", 7)
     assert "step 9 was damaged" in message
     seen = ledger()
     data = {"what": "pod-1 was lost", "step": 7, "pods": 2, "ranks": 2}
     seen.totals.take(Event(time_s=1.0, rank=None, kind="restarted", data=data))
-    assert not says(
-        decided(context, seen)[1], "keeper.verdict._notes_on_the_way.run-continued-step"
-    )
+    assert not says(decided(context, seen)[1], "the run continued from step")
 
 
 class Needs:
@@ -287,10 +290,7 @@ def test_the_environment_of_the_ranks_is_noted(
 ) -> None:
     monkeypatch.setattr(Script, "packages_in", lambda _job, _root: Needs(installs=installs))
     _, message = decided(context, ledger())
-    assert (
-        says(message, "keeper.verdict._notes_on_packages.environment-ranks", "trl 1.16.0")
-        is installs
-    )
+    assert says(message, "environment of the ranks", "trl 1.16.0") is installs
     assert Needs.notes[0] in message
 
 
@@ -353,7 +353,7 @@ def test_a_pod_is_blamed_while_another_was_heard_within_half_a_lease(
     assert (fault.kind, fault.pod, fault.host) == ("pod", "pod-1", B.address)
     fault = lost_pod(observed(context), after(seen, 2.0))
     assert (fault.kind, fault.pod) == ("network", "")
-    assert says(fault.message, "keeper.verdict.lost_pod.sign-any-pod")
+    assert says(fault.message, "no sign from any pod")
 
 
 def test_a_single_pod_that_is_lost_is_no_lost_network(context: RunContext) -> None:
@@ -405,9 +405,9 @@ def test_a_rank_that_ended_with_its_agent_is_named_with_the_cause(
     fault = stopped_by_others(seen, replace(context, restarted=restarted), unwatched=unwatched)
     assert (fault.rank, fault.pod, fault.host, fault.kind) == (1, "pod-1", B.address, "pod")
     said = {
-        "agent": says(fault.message, "keeper.verdict.stopped_by_others.ended-together-agent"),
-        "keeper": says(fault.message, "keeper.verdict.stopped_by_others.ended-when-keeper"),
-        "reboot": says(fault.message, "keeper.verdict.stopped_by_others.ended-pod-when"),
+        "agent": says(fault.message, "was ended together with the agent of the pod"),
+        "keeper": says(fault.message, "no new keeper came within the lease of the pod's agent"),
+        "reboot": says(fault.message, "ended with the pod when this machine was rebooted"),
     }
     cause = "agent"
     if unwatched:

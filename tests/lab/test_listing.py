@@ -132,7 +132,7 @@ def test_the_page_runs_nothing_and_loads_nothing(written: WrittenRun, listing: L
     assert (page["live"], page["over"]) == (False, False), "its cluster may go on"
     written.keeper("closed", alive=False)
     page = listing.page(name_of(written))
-    assert page["over"] and says(page["html"], "display.facts._pods_left.pods-cluster", "closed")
+    assert page["over"] and says(page["html"], "Pods: {}; the cluster is", "closed")
 
 
 def test_the_figures_of_a_page_do_not_wait_for_its_plots(
@@ -176,7 +176,7 @@ def test_nothing_outside_the_servers_root_is_read(
     try:
         assert listing.look(name, 50)["runs"] == []  # /etc is below the root, and not there
     except RunError as error:
-        assert says(error, "lab.listing._place.folder-below")
+        assert says(error, "not a folder below")
 
 
 def test_a_name_cannot_place_a_link_elsewhere(
@@ -354,5 +354,5 @@ def test_a_run_that_is_lost_or_over_is_not_stopped_in_silence(
     written: WrittenRun, listing: Listing
 ) -> None:
     written.keeper(alive=False)
-    with pytest.raises(RunError, match=sentence("lab.listing.stop.run-ended")):
+    with pytest.raises(RunError, match=sentence("run {} has ended with the state")):
         listing.stop(name_of(written))

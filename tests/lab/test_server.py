@@ -100,7 +100,7 @@ def test_runs_are_listed_and_drawn_for_who_is_logged_in(
         missing = client.get("workbench/api/page", params={"run": "../../etc"})
         assert (
             missing.status_code,
-            says(missing.json()["message"], "lab.listing._place.folder-below"),
+            says(missing.json()["message"], "not a folder below"),
         ) == (
             409,
             True,

@@ -100,7 +100,7 @@ def test_a_path_that_sshd_cannot_have_is_refused_before_pods_start(
     context: LaunchContext, kind: str
 ) -> None:
     folder = context.directory / NAMES[kind]
-    with pytest.raises(ConfigError, match=sentence("pods.pods.launch.clusters-directory-quotes")):
+    with pytest.raises(ConfigError, match=sentence("backslashes or letters that do not print")):
         LocalPods().launch(PodSpec(), 1, replace(context, directory=folder))
     assert not folder.exists()
     # The advice.

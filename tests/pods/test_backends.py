@@ -24,14 +24,14 @@ def test_a_backend_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({}, sentence("pods.backends.backend_from_dict.backend-needs-kind")),
-        ({"kind": "locl"}, sentence("base.errors.one_of.did-you-mean", "local")),
-        ({"kind": None}, sentence("base.errors.one_of.known-allowed", "backend kind None")),
-        ({"kind": ["local"]}, sentence("base.errors.one_of.known-allowed")),
-        ({"kind": "local", "prot": 1}, sentence("base.errors.one_of.did-you-mean", "port")),
+        ({}, sentence('a backend needs a kind, as in {"kind": "local"}; allowed')),
+        ({"kind": "locl"}, sentence(": did you mean '{}'?", "local")),
+        ({"kind": None}, sentence("is not known", "backend kind None")),
+        ({"kind": ["local"]}, sentence("is not known")),
+        ({"kind": "local", "prot": 1}, sentence(": did you mean '{}'?", "port")),
         (
             {"kind": "local", "port": "x"},
-            sentence("base.record._worded.must", "port is 'x'", "a port"),
+            sentence("it must be", "port is 'x'", "a port"),
         ),
     ],
 )

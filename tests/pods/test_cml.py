@@ -61,7 +61,9 @@ def test_a_platform_that_answers_late_has_refused_nothing(
     monkeypatch.setattr(sys.modules["cml.workers_v1"], "launch_workers", late)
     with pytest.raises(BackendError) as caught:
         backend.launch(PodSpec(), 1, context)
-    assert says(str(caught.value), "pods.api.call.cloudera-ml-did", "launch_workers")
+    assert says(
+        str(caught.value), "Cloudera ML did not answer {} in time: {}; try again", "launch_workers"
+    )
     assert "refused" not in str(caught.value)
 
 
@@ -107,7 +109,7 @@ def test_a_worker_that_fails_to_start_is_named_with_the_platforms_words(
     session.api.failing.add(102)
     with pytest.raises(
         PodError,
-        match=sentence("pods.pods._await.worker-did-start", "pod-1", 102, "ImagePullBackOff"),
+        match=sentence("(worker {}) did not start", "pod-1", 102, "ImagePullBackOff"),
     ):
         backend.launch(PodSpec(), 3, context)
     assert stopped(session) == [(101, 102, 103)]
@@ -134,9 +136,7 @@ def test_a_refusal_carries_the_platforms_words_and_stops_what_began(
     session.api.quota = 1
     with pytest.raises(
         BackendError,
-        match=sentence(
-            "pods.api.call.cloudera-ml-refused", "launch_workers", "403: cpu quota exceeded"
-        ),
+        match=sentence("Cloudera ML refused", "launch_workers", "403: cpu quota exceeded"),
     ):
         backend.launch(PodSpec(), 2, context)
     assert stopped(session) == [(101,)]
@@ -155,7 +155,7 @@ def test_workers_get_what_was_asked_and_the_projects_other_workers_live_on(
     assert mine.refresh()[0].phase is Phase.RUNNING
     session.api.stop_workers(102)
     (pod,) = mine.refresh()
-    assert (pod.phase, says(pod.message, "pods.pods._seen.worker-ended")) == (Phase.FAILED, True)
+    assert (pod.phase, says(pod.message, "its worker has ended")) == (Phase.FAILED, True)
     mine.stop()
     assert session.api.processes[other["id"]].poll() is None
     assert session.left(context) == [f"worker {other['id']}"]
@@ -221,9 +221,7 @@ def test_a_worker_that_contradicts_the_platform_is_refused(
     )
     with pytest.raises(
         PodError,
-        match=sentence(
-            "pods.pods._placed.reports-address-cloudera", "pod-0", "127.0.0.2", "10.1.1.1"
-        ),
+        match=sentence("nothing was sent to either address", "pod-0", "127.0.0.2", "10.1.1.1"),
     ):
         backend.launch(PodSpec(), 1, context)
     assert session.left(context) == []
@@ -267,8 +265,8 @@ def test_outside_a_session_the_error_says_so(
     monkeypatch.delitem(sys.modules, "cml", raising=False)
     with pytest.raises(
         ConfigError,
-        match=sentence("pods.api.find.cmlpods-works-only")
-        + sentence("pods.api.find.module-cml-workers"),
+        match=sentence("CMLPods works only inside a session of Cloudera ML")
+        + sentence("there is no module cml.workers_v1"),
     ):
         CMLPods().launch(PodSpec(), 1, context)
 
@@ -278,7 +276,7 @@ def test_a_directory_that_workers_do_not_share_is_refused(
 ) -> None:
     with pytest.raises(
         ConfigError,
-        match=sentence("pods.pods._check_shared.clusters-directory-projects", "/home/cdsw"),
+        match=sentence("The workers share only this folder with the session", "/home/cdsw"),
     ):
         CMLPods().launch(PodSpec(), 1, context)
     assert session.api.calls == []
@@ -292,17 +290,17 @@ def test_a_directory_that_workers_do_not_share_is_refused(
         ({"memory_gib": -1}, "memory_gib is -1"),
         (
             {"port": 0},
-            sentence("pods.place.port-whole-number", "port is 0")
-            + sentence("base.record._worded.must"),
+            sentence("a port, a whole number from 1 to 65535", "port is 0")
+            + sentence("it must be"),
         ),
-        ({"root": "tmp"}, sentence("pods.pods._check_root.cmlpods-root-must", "tmp")),
-        ({"root": "/s/$USER"}, sentence("pods.pods._check_root.cmlpods-root-must", "USER")),
+        ({"root": "tmp"}, sentence("it must be an absolute path on the workers", "tmp")),
+        ({"root": "/s/$USER"}, sentence("it must be an absolute path on the workers", "USER")),
         (
             {"options": {"code": "x"}},
-            sentence("pods.pods._check_arguments.cmlpods-options-may", "code"),
+            sentence("CMLPods options may not hold {}; the workbench sets them itself", "code"),
         ),
-        ({"options": 7}, sentence("base.record.from_dict.must-object", "options", 7)),
-        ({"option": {}}, sentence("base.errors.one_of.did-you-mean", "options")),
+        ({"options": 7}, sentence("is {}; it must be an object", "options", 7)),
+        ({"option": {}}, sentence(": did you mean '{}'?", "options")),
     ],
 )
 def test_refusals(options: dict[str, object], words: str) -> None:
@@ -342,7 +340,7 @@ def test_the_session_is_pod_0_itself(
     own.send(signal.SIGTERM)
     until(lambda: not own.is_alive())
     assert [pod.phase.is_terminal for pod in heir.refresh()] == [True, False, False]
-    assert says(heir.refresh()[0].message, "pods.pods._seen.worker-ended", "status exited")
+    assert says(heir.refresh()[0].message, "its worker has ended", "status exited")
     backend.stop()
     assert stopped(session) == [(101, 102)]
     assert session.left(context) == []
@@ -353,9 +351,7 @@ def test_a_session_alone_needs_no_worker_and_says_what_gpus_it_lacks(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     backend = CMLPods(session=True, **session.options)
-    with pytest.raises(
-        ConfigError, match=sentence("pods.machine.check_gpus.pods-machine-need", 2, 1)
-    ):
+    with pytest.raises(ConfigError, match=sentence("the pods of this machine need", 2, 1)):
         backend.launch(PodSpec(gpus=2), 2, context)
     (pod,) = backend.launch(PodSpec(), 1, context)
     own = find(read_note(context.directory, IDS)["pod-0"]["pid"])  # type: ignore[index]

@@ -111,7 +111,7 @@ def test_a_job_is_stopped_and_a_wait_ends(project: CMLProject, tmp_path: Path) -
         spec(tmp_path, "import time; time.sleep(600)"), name="long", out=tmp_path / "out"
     )
     with pytest.raises(
-        PodTimeout, match=sentence("pods.project._await.after", "job long", "ENGINE_RUNNING", 0)
+        PodTimeout, match=sentence("is {} after {} s", "job long", "ENGINE_RUNNING", 0)
     ):
         job.wait(0.2)
     job.stop()
@@ -126,7 +126,7 @@ def test_refusals_are_the_platforms_words(
     with pytest.raises(
         BackendError,
         match=sentence(
-            "pods.project._ask.cloudera-ml-refused",
+            "Cloudera ML refused {} {} ({})",
             "POST /applications",
             400,
             "runtime identifier not found",
@@ -138,13 +138,13 @@ def test_refusals_are_the_platforms_words(
         project.tensorboard(tmp_path / "runs")
     monkeypatch.delenv("CDSW_APIV2_KEY")
     with pytest.raises(
-        ConfigError, match=sentence("pods.project._ask.set-holds-api", "CDSW_APIV2_KEY")
+        ConfigError, match=sentence("outside a session make a key (API Keys", "CDSW_APIV2_KEY")
     ):
         project.tensorboard(tmp_path / "runs")
     monkeypatch.setenv("CDSW_APIV2_KEY", KEY)
     monkeypatch.setenv("CDSW_API_URL", "http://127.0.0.1:1/api/v1")
     with pytest.raises(
-        BackendError, match=sentence("pods.project._ask.cloudera-ml-does", "http://127.0.0.1:1")
+        BackendError, match=sentence("Cloudera ML at {} does not answer", "http://127.0.0.1:1")
     ):
         project.tensorboard(tmp_path / "runs")
 
@@ -158,7 +158,7 @@ def test_a_platform_that_does_not_answer_in_time_refuses_nothing(
         hurried = CMLProject(runtime=project.runtime, folder=tmp_path, request_timeout_s=0.25)
         with pytest.raises(BackendError) as late:
             hurried.tensorboard(tmp_path / "runs")
-    assert says(str(late.value), "pods.project._ask.cloudera-ml-did", "0.25 s")
+    assert says(str(late.value), "Cloudera ML at {} did", "0.25 s")
     assert "request_timeout_s=1)" in str(late.value)
     assert "refused" not in str(late.value)
 
@@ -168,31 +168,30 @@ def test_what_cannot_be_is_refused_before_anything_is_asked(
 ) -> None:
     (tmp_path / "half.json").write_text('{"cluster": {}}')
     for path in ("none.json", "half.json"):
-        with pytest.raises(ConfigError, match=sentence("pods.project.run_job.cluster-job-write")):
+        with pytest.raises(ConfigError, match=sentence("write a SPEC.json as for `workbench run`")):
             project.run_job(tmp_path / path, name="a")
     with pytest.raises(
         ConfigError,
-        match=sentence("pods.project._within.projects-folder-all", "specification /etc/hosts"),
+        match=sentence("the run sees only the project's folder", "specification /etc/hosts"),
     ):
         project.run_job("/etc/hosts", name="a")
-    with pytest.raises(ConfigError, match=sentence("pods.project.run_job.already-name-another")):
+    with pytest.raises(ConfigError, match=sentence("is there already; name another with out=")):
         project.run_job(spec(tmp_path, ""), name="a", out=tmp_path)
     with pytest.raises(
-        ConfigError, match=sentence("pods.project.tensorboard.name-run-directory", "runs")
+        ConfigError,
+        match=sentence("is not there; name a run directory, or a folder of several", "runs"),
     ):
         project.tensorboard(tmp_path / "runs")
-    with pytest.raises(
-        ConfigError, match=sentence("pods.project._check_name.name-letters-digits", "a/b")
-    ):
+    with pytest.raises(ConfigError, match=sentence("a letter or digit first and last", "a/b")):
         project.run_job(spec(tmp_path, ""), name="a/b")
     with pytest.raises(
         ConfigError,
-        match=sentence("pods.project._check_address.cmlproject-url-workbenchs", "ml.example.org"),
+        match=sentence("as in 'https://ml-1.example.org", "ml.example.org"),
     ):
         CMLProject(runtime="x", url="ml.example.org")
     for variable, words in (
-        ("CDSW_PROJECT_ID", sentence("pods.project._project.cmlproject-needs-projects")),
-        ("CDSW_API_URL", sentence("pods.project._url.cmlproject-needs-workbenchs")),
+        ("CDSW_PROJECT_ID", sentence("CMLProject needs the project's id outside a session")),
+        ("CDSW_API_URL", sentence("CMLProject needs the workbench's address outside a session")),
     ):
         monkeypatch.delenv(variable)
         with pytest.raises(ConfigError, match=words):

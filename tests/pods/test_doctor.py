@@ -364,7 +364,9 @@ def test_a_python_that_is_gone_is_told_from_a_host_that_is(launched: Launched) -
     ssh, key = host.findings[:2]
     assert (ssh.verdict, key.verdict) == (Verdict.BAD, Verdict.GOOD)
     assert "No such file" in ssh.detail
-    assert says(ssh.fix, "pods.examination.any-more-close", "/nowhere/python")
+    assert says(
+        ssh.fix, "is not there any more: close the cluster and start it again", "/nowhere/python"
+    )
 
 
 @pytest.mark.slow
@@ -481,8 +483,8 @@ def test_text_and_html_state_the_same_and_escape() -> None:
     assert not diagnosis.ok
     assert len(diagnosis.problems) == 2
     nothing = Diagnosis(hosts=diagnosis.hosts[:1], note="there is one pod", hosts_s=0.1)
-    assert says(nothing, "display.pods._speed.bandwidth-between-pods") and says(
-        nothing, "client.checkup._obstacle.pod"
+    assert says(nothing, "Bandwidth between pods: not measured ({})") and says(
+        nothing, "there is one pod"
     )
 
 

@@ -85,7 +85,7 @@ def test_a_measurement_without_an_end_is_named_as_such(
 
     monkeypatch.setattr(exchange, "start_ssh", start)
     measured = measure_exchange([Pod(name="pod-0")], Identity(tmp_path), "/package", {}, {})
-    assert says(measured.problem, "pods.exchange.measure_exchange.end-within", 0.5)
+    assert says(measured.problem, "no end within {} s", 0.5)
 
 
 def test_a_rank_that_fails_ends_the_measurement_with_its_words(

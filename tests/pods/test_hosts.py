@@ -107,7 +107,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint_and_the_ways_to_tru
     assert words.startswith("2 of 3 hosts are not usable:")
     for host in (there.hosts[0], there.hosts[2]):
         assert f'trust={{"{host.address}": "{host.fingerprint}"}}' in words
-    assert says(words, "pods.login.unknown.host-key-unknown")
+    assert says(words, "either give SSHPods(…")
     assert "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub" in words
     assert 'known_hosts="~/.ssh/known_hosts"' in words
     assert logins(there) == before + 1, "only the believed one was shown our key"
@@ -139,13 +139,15 @@ def test_a_changed_host_key_is_a_hard_stop(
     mark = f"expected {second.fingerprint}, got {first.fingerprint}"
     with pytest.raises(
         PodError,
-        match=sentence("pods.login.changed.host-key-changed", first.fingerprint, f"{file}:1"),
+        match=sentence(
+            "has another. Another machine answers there", first.fingerprint, f"{file}:1"
+        ),
     ):
         launch(trust={}, known_hosts=file)
     with pytest.raises(PodError, match=f"is not the key in `trust`: {mark.replace('+', '.')}"):
         launch(trust={first.address: second.fingerprint})
     file.write_text(f"@revoked {lines[0]}\n")
-    with pytest.raises(ConfigError, match=sentence("pods.login._explained.marks-host-key")):
+    with pytest.raises(ConfigError, match=sentence("nothing was sent there")):
         launch(trust={}, known_hosts=file)
     assert logins(there) == before
 
@@ -219,9 +221,7 @@ def test_a_jump_host_is_gone_through_and_checked_too(
     assert subprocess.run(argv, capture_output=True, text=True, timeout=120).stdout == "in\n"
     assert hop.log.count("Accepted publickey") == before, "the connection stands"
     if not config:
-        with pytest.raises(
-            PodError, match=sentence("pods.login.unknown.host-key-unknown", "127.0.0.6")
-        ):
+        with pytest.raises(PodError, match=sentence("either give SSHPods(…", "127.0.0.6")):
             launch(2, jump=jump, trust={host.address: host.fingerprint for host in there.hosts[:3]})
         with pytest.raises(PodError, match=r"administratively prohibited|stdio forwarding failed"):
             launch(2, jump=f"{there.hosts[2].address}:{there.hosts[2].port}")
@@ -321,7 +321,7 @@ def test_a_hostfile_is_adopted_with_its_slots(
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "pods.hostfile.check_address.ip-address-host", "hostfile, line 2: '-oProxyCommand=id'"
+            "is not an IP address or a host name", "hostfile, line 2: '-oProxyCommand=id'"
         ),
     ):
         SSHPods(hostfile=file)
@@ -412,7 +412,7 @@ def test_a_setup_line_may_print_much_and_leave_a_service_behind(
 def test_a_setup_line_that_fails_ends_the_start_with_the_host_and_the_line(
     there: HostsPlace, launch: Launch
 ) -> None:
-    words = sentence("pods.entry.create_pod_folder.correct-sshpods-setup", "127.0.0.2", "nosuch")
+    words = sentence("or try the line in a login shell of bash on the host", "127.0.0.2", "nosuch")
     with pytest.raises(ConfigError, match=words):
         launch(setup=["nosuch"])
     assert list(there.root.glob("*")) == []
@@ -431,25 +431,26 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(
     with pytest.raises(ConfigError) as caught:
         launch(2, PodSpec(gpus=64, cpus=4000, memory_gib=1e6))
     for host in ("127.0.0.2", "127.0.0.3"):
-        assert says(caught.value, "pods.entry._lacks.gpus-asked", host, 0, 64)
+        assert says(caught.value, "GPUs, {} are asked for", host, 0, 64)
         assert says(
-            caught.value, "pods.entry._lacks.cores-asked", host, len(os.sched_getaffinity(0)), 4000
+            caught.value, "cores, {} are asked for", host, len(os.sched_getaffinity(0)), 4000
         )
-    assert says(caught.value, "pods.entry._lacks.gib-memory-asked", "1e+06")
+    assert says(caught.value, "GiB of memory, {} are asked for", "1e+06")
     with pytest.raises(
         ConfigError,
-        match=sentence("pods.entry.create_pod_folder.does-run-should", "no-such-python"),
+        match=sentence("Give python=PATH of the Python with torch and DeepSpeed", "no-such-python"),
     ):
         launch(python="/usr/bin/no-such-python")
     bare = tmp_path / "bare-python"
     bare.write_text(f'#!/bin/sh\nexec {Path(sys.executable).resolve()} -I -S "$@"\n')
     bare.chmod(0o700)
     with pytest.raises(
-        ConfigError, match=sentence("pods.entry.create_pod_folder.torch-installed-login")
+        ConfigError, match=sentence("A login without a terminal activates no environment")
     ):
         launch(python=str(bare))
     with pytest.raises(
-        ConfigError, match=sentence("pods.entry.create_pod_folder.folder-pod-below", "/proc/none")
+        ConfigError,
+        match=sentence("no folder for the pod below {}: {}; give another root=", "/proc/none"),
     ):
         launch(root="/proc/none")
     team = tmp_path / "team"
@@ -457,8 +458,10 @@ def test_what_a_host_lacks_is_said_and_nothing_stays(
     team.chmod(0o777)
     with pytest.raises(
         ConfigError,
-        match=sentence("pods.entry.create_pod_folder.folder-pod-below", "/team", "everybody")
-        + sentence("base.folders._weakness_of.may-written"),
+        match=sentence(
+            "no folder for the pod below {}: {}; give another root=", "/team", "everybody"
+        )
+        + sentence("may be written by"),
     ):
         launch(root=str(team / "pods"))
     assert list(team.iterdir()) == []
@@ -509,7 +512,7 @@ def test_an_open_folder_on_a_host_is_not_mended_by_a_variable_of_the_notebook(
     (tmp_path / "open").chmod(0o777)
     names = {"root": str(tmp_path / "open" / "wb"), "folder": f"c-{'0' * 16}", "pod": "pod-0"}
     with pytest.raises(
-        ValueError, match=sentence("pods.far_end.enter.choose-another-folder")
+        ValueError, match=sentence("choose another folder on the host: SSHPods(root=PATH)")
     ) as error:
         enter(**names)
     assert "WORKBENCH_TRUSTED_FOLDERS" not in str(error.value)
@@ -521,10 +524,12 @@ def test_one_host_under_two_names(there: HostsPlace, launch: Launch) -> None:
     trust = {"localhost": twice.fingerprint, "127.0.0.1": twice.fingerprint}
     with pytest.raises(
         ConfigError,
-        match=sentence("pods.entry.check_hosts.host-under-two", "localhost", "127.0.0.1"),
+        match=sentence(
+            "and {} are two names of the same host; name the host once", "localhost", "127.0.0.1"
+        ),
     ):
         launch(2, hosts=["localhost", "127.0.0.1"], trust=trust)
-    with pytest.raises(ConfigError, match=sentence("pods.pods._check_once.host-named-twice")):
+    with pytest.raises(ConfigError, match=sentence("with slots for the number of ranks")):
         launch(2, hosts=["GPU-1", "root@gpu-1:7"])
 
 
@@ -534,23 +539,21 @@ def test_keys_that_cannot_be_used(there: HostsPlace, launch: Launch, tmp_path: P
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", locked], check=True, timeout=120
     )
     with pytest.raises(
-        ConfigError, match=sentence("pods.identity.passphrase_advice.key-passphrase-nobody")
+        ConfigError, match=sentence("and add its .pub to the hosts' authorized_keys")
     ):
         launch(key=locked)
     (tmp_path / "text").write_text("no key")
     (tmp_path / "text").chmod(0o600)
-    with pytest.raises(ConfigError, match=sentence("pods.identity.not_usable.private-key-used")):
+    with pytest.raises(ConfigError, match=sentence("is no usable private key")):
         launch(key=tmp_path / "text")
     generate_key(tmp_path / "open", "x")
     (tmp_path / "open").chmod(0o644)
-    with pytest.raises(
-        ConfigError, match=sentence("pods.identity.check_key_file.key-file-mode", "0644")
-    ):
+    with pytest.raises(ConfigError, match=sentence("so other users may read the key", "0644")):
         launch(key=tmp_path / "open")
-    with pytest.raises(ConfigError, match=sentence("pods.identity.check_key_file.key-read")):
+    with pytest.raises(ConfigError, match=sentence("the key {} cannot be read")):
         launch(key=tmp_path / "none")
     with pytest.raises(
-        ConfigError, match=sentence("pods.names.completed.key-log-sshpods", "127.0.0.2")
+        ConfigError, match=sentence("or ssh_config=True to use your ssh configuration", "127.0.0.2")
     ):
         launch(key="")
 
@@ -583,10 +586,10 @@ def test_a_host_that_is_gone_is_unknown_until_it_answers_again(
     until(lambda: backend.refresh()[0].phase is not Phase.RUNNING)
     pods = backend.refresh()
     assert [pod.phase for pod in pods] == [Phase.UNKNOWN, Phase.RUNNING]
-    assert says(pods[0].message, "pods.reopening._shown.connection-broke-opened")
+    assert says(pods[0].message, "the connection broke and is opened again")
     assert "closed by remote host" in pods[0].message
     backend.stop()
-    assert says(backend.logs("pod-0"), "pods.pods._leave.could-tidied-up", "127.0.0.2")
+    assert says(backend.logs("pod-0"), "an agent there ends by itself", "127.0.0.2")
     host.process.send_signal(signal.SIGCONT)
     (left,) = there.root.glob("*/pod-*")
     assert left.name == "pod-0"
@@ -613,68 +616,77 @@ def test_a_connection_that_broke_is_made_anew(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, sentence("pods.pods.SSHPods.sshpods-needs-either")),
-        ({"hosts": ["a"], "hostfile": "/x"}, sentence("pods.pods.SSHPods.sshpods-needs-either")),
+        ({}, sentence("SSHPods needs either hosts=[…], a list, or hostfile=PATH")),
+        (
+            {"hosts": ["a"], "hostfile": "/x"},
+            sentence("SSHPods needs either hosts=[…], a list, or hostfile=PATH"),
+        ),
         (
             {"hostfile": "/no/such/hostfile"},
-            sentence("pods.names.from_hostfile.hostfile-read", "/no/such/hostfile"),
+            sentence("the hostfile {} cannot be read", "/no/such/hostfile"),
         ),
-        ({"hosts": "gpu-1"}, sentence("pods.pods.SSHPods.list-hosts")),
-        ({"hosts": ["-oProxyCommand=id"]}, sentence("pods.hostfile.check_address.ip-address-host")),
-        ({"hosts": ["exec:x"]}, sentence("pods.names._read_text.host-write-name", "exec:x")),
-        ({"hosts": ["^/etc/passwd"]}, sentence("pods.hostfile.check_address.ip-address-host")),
-        ({"hosts": ["a;id"]}, sentence("pods.hostfile.check_address.ip-address-host")),
+        ({"hosts": "gpu-1"}, sentence("a list of hosts")),
+        ({"hosts": ["-oProxyCommand=id"]}, sentence("is not an IP address or a host name")),
+        ({"hosts": ["exec:x"]}, sentence('write "name" or "user@name:port', "exec:x")),
+        ({"hosts": ["^/etc/passwd"]}, sentence("is not an IP address or a host name")),
+        ({"hosts": ["a;id"]}, sentence("is not an IP address or a host name")),
         ({"hosts": ["n[1-3]"]}, "is no"),
-        ({"hosts": ["x slots=9\ny"]}, sentence("pods.hostfile.check_address.ip-address-host")),
+        ({"hosts": ["x slots=9\ny"]}, sentence("is not an IP address or a host name")),
         (
             {"hosts": ["a"], "jump": "-oProxyCommand=id"},
-            sentence("pods.hostfile.check_address.ip-address-host"),
+            sentence("is not an IP address or a host name"),
         ),
         (
             {"hosts": ["a:70000"]},
-            sentence("pods.names.read_host.used", "a:70000", "host port is 70000", "a port")
-            + sentence("base.record._worded.must"),
+            sentence("cannot be used", "a:70000", "host port is 70000", "a port")
+            + sentence("it must be"),
         ),
-        ({"hosts": ["$(id)@a"]}, sentence("pods.hostfile.check_user.user-name-ssh")),
-        ({"hosts": ["@a"]}, sentence("pods.hostfile.check_user.user-name-ssh")),
-        ({"hosts": ["a b"]}, sentence("pods.hostfile.check_address.ip-address-host")),
-        ({"hosts": [7]}, sentence("pods.names.read_host.host-write-name", 7)),
-        ({"hosts": [{"adress": "a"}]}, sentence("base.errors.one_of.did-you-mean", "address")),
+        ({"hosts": ["$(id)@a"]}, sentence("and $ or \\ only as in gpu-1$ or CORP\\ada")),
+        ({"hosts": ["@a"]}, sentence("and $ or \\ only as in gpu-1$ or CORP\\ada")),
+        ({"hosts": ["a b"]}, sentence("is not an IP address or a host name")),
+        ({"hosts": [7]}, sentence('user@name:port" or {"address', 7)),
+        ({"hosts": [{"adress": "a"}]}, sentence(": did you mean '{}'?", "address")),
         (
             {"hosts": [{"user": "a"}]},
-            sentence("base.record._worded.needs-option", "{'user': 'a'}", "host", "address")
-            + sentence("pods.names.read_host.used"),
+            sentence("needs the option", "{'user': 'a'}", "host", "address")
+            + sentence("cannot be used"),
         ),
         (
             {"hosts": [{"address": "a", "slots": 0}]},
-            sentence("pods.names.read_host.used", "'a', 'slots': 0}", "host slots is 0"),
+            sentence("cannot be used", "'a', 'slots': 0}", "host slots is 0"),
         ),
         (
             {"hosts": [{"address": "a", "port": "22"}]},
-            sentence("base.record._worded.must", "host port is '22'", "a port"),
+            sentence("it must be", "host port is '22'", "a port"),
         ),
         (
             {"hosts": [{"address": "a", "key": 7}]},
-            sentence("base.record._worded.must", "host key is 7", "text"),
+            sentence("it must be", "host key is 7", "text"),
         ),
         (
             {"hosts": ["a"], "trust": {"a": "SHA256:x"}},
-            sentence("pods.pods._check_marks.trust-must-fingerprint"),
+            sentence("it must be a fingerprint as ssh shows it"),
         ),
         (
             {"hosts": ["a"], "known_hosts": "/no/such/file"},
-            sentence("pods.pods._check_file.known-hosts-file", "/no/such/file"),
+            sentence("the known_hosts file {} is not there", "/no/such/file"),
         ),
         (
             {"hosts": ["a"], "python": "-c"},
-            sentence("pods.pods.check.sshpods-must-path", "python", "-c"),
+            sentence("it must be a path on the hosts that begins with / or ~/", "python", "-c"),
         ),
         *(
-            ({"hosts": ["a"], "root": path}, sentence("pods.pods.check.sshpods-must-path", "root"))
+            (
+                {"hosts": ["a"], "root": path},
+                sentence("it must be a path on the hosts that begins with / or ~/", "root"),
+            )
             for path in ("", "$SCRATCH/x", "${HOME}/x", "/scratch/$USER", "scratch/x", "%h/x", "-x")
         ),
         *(
-            ({"hosts": ["a"], "python": path}, sentence("pods.pods.check.sshpods-must-path"))
+            (
+                {"hosts": ["a"], "python": path},
+                sentence("it must be a path on the hosts that begins with / or ~/"),
+            )
             for path in ("$HOME/venv/bin/python", "venv/bin/python", "~ada/python", "-c", "~x")
         ),
     ],
@@ -692,7 +704,7 @@ def test_what_an_ssh_configuration_cannot_ask(
     for text, words in {
         f"{here} ProxyCommand no-such-program %h %p\n": "no-such-program: (command )?not found",
         f"{here} ProxyJump b\n": "leads in a circle",
-        "Hots *\n": sentence("pods.names.ask_ssh.ssh-read-configuration"),
+        "Hots *\n": sentence("ssh cannot read its configuration for"),
     }.items():
         config.write_text(text)
         with pytest.raises(WorkbenchError, match=words):
@@ -707,7 +719,7 @@ def test_a_host_is_read_again_as_it_is_written(given: str) -> None:
 
 @pytest.mark.parametrize("given", ["fe80::1%eth0", "[fe80::1%eth0]:22", "ada@fe80::1%eth0"])
 def test_a_zone_is_for_the_login_alone(given: str, tmp_path: Path) -> None:
-    zone = sentence("pods.hostfile.check_address.zone-names-interface", "fe80::1%eth0")
+    zone = sentence("an interface of this machine alone", "fe80::1%eth0")
     with pytest.raises(ConfigError, match=zone):
         read_host(given)
     config = tmp_path / "config"
@@ -731,12 +743,14 @@ def test_paths_of_keys_are_made_absolute_where_the_notebook_is(
 
 
 def test_counts(launch: Launch, context: LaunchContext, made: list[SSHPods]) -> None:
-    with pytest.raises(ConfigError, match=sentence("pods.pods.hosts_for.cluster-wants-pods", 4, 3)):
+    with pytest.raises(ConfigError, match=sentence("pods and SSHPods names", 4, 3)):
         launch(4)
-    with pytest.raises(ConfigError, match=sentence("pods.pods.launch.count-cluster-least")):
+    with pytest.raises(ConfigError, match=sentence("count is {}; a cluster has at least one pod")):
         launch(0)
     launch(1)
-    with pytest.raises(BackendError, match=sentence("pods.pods.launch.hosts-use-already")):
+    with pytest.raises(
+        BackendError, match=sentence("the hosts are in use already ({} pods); stop the pods first")
+    ):
         made[-1].launch(PodSpec(), 1, context)
 
 

@@ -54,7 +54,9 @@ def test_each_cluster_has_another_key(tmp_path: Path) -> None:
 
 def test_a_used_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(ConfigError, match=sentence("pods.identity.create.empty-clusters-identity")):
+    with pytest.raises(
+        ConfigError, match=sentence("is not empty; a cluster's identity needs a folder of its own")
+    ):
         Identity.create(tmp_path)
     assert (tmp_path / "mine.txt").read_text() == "keep"
 
@@ -147,7 +149,7 @@ def test_openssh_reads_the_config_as_meant_even_from_an_odd_path(tmp_path: Path)
 
 @pytest.mark.parametrize("name", ['quo"te', "do$llar", "back\\slash", "new\nline"])
 def test_paths_that_openssh_cannot_take_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=sentence("pods.identity.config_path.openssh-use-path")):
+    with pytest.raises(ConfigError, match=sentence("OpenSSH cannot use the path")):
         Identity.create(tmp_path / name)
 
 
@@ -155,12 +157,10 @@ def test_a_readable_or_missing_key_is_refused_with_the_remedy(tmp_path: Path) ->
     identity = Identity.create(tmp_path / "1")
     check_key_file(identity.key)
     identity.key.chmod(0o644)
-    with pytest.raises(
-        ConfigError, match=sentence("pods.identity.check_key_file.key-file-mode", "0644")
-    ):
+    with pytest.raises(ConfigError, match=sentence("so other users may read the key", "0644")):
         check_key_file(identity.key)
     identity.destroy()
-    with pytest.raises(ConfigError, match=sentence("pods.identity.check_key_file.key-read")):
+    with pytest.raises(ConfigError, match=sentence("the key {} cannot be read")):
         check_key_file(identity.key)
 
 
@@ -283,16 +283,15 @@ def test_a_folder_or_a_public_key_keeps_its_mode(tmp_path: Path) -> None:
     identity = Identity.create(tmp_path / "identity")
     public = identity.key.with_suffix(".pub")
     public.chmod(0o644)
-    with pytest.raises(
-        ConfigError, match=sentence("pods.identity.check_key_file.key-public-key")
-    ) as error:
+    with pytest.raises(ConfigError, match=sentence("which usually lies beside it")) as error:
         check_key_file(public)
     assert "chmod" not in str(error.value)
     # The remedy.
     check_key_file(public.with_suffix(""))
     identity.folder.chmod(0o755)
     with pytest.raises(
-        ConfigError, match=sentence("pods.identity.check_key_file.key-folder-name")
+        ConfigError,
+        match=sentence("the key {} is a folder; name the file of the private key in it"),
     ) as error:
         check_key_file(identity.folder)
     assert "chmod" not in str(error.value)

@@ -166,7 +166,10 @@ def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPl
     place.server.allowed_everywhere = {("list", "nodes")}
     blind = workbench.places.nodes(backend, pod=ASKED, count=3)
     assert (blind.schedulable, blind.nodes[0].taken) == (2, None)
-    assert says(as_text(blind).replace("\n", " ").lower(), "pods.nodes.nodes.account-may-list-pods")
+    assert says(
+        as_text(blind).replace("\n", " ").lower(),
+        "this account may not list the pods of other namespaces",
+    )
 
     place.server.allowed_everywhere = cluster_role()
     calls = len(place.server.calls)
@@ -201,12 +204,12 @@ def test_a_clusters_nodes_are_seen_as_far_as_the_account_may(place: KubernetesPl
     planned = plan(FineTune(technique="ddp"), pods=3, gpus=4, techniques=["ddp"], nodes=table)
     assert planned.gpu_memory_gib == pytest.approx(81559 / 1024)
     assert planned.scheduling == table.verdict
-    assert says(as_text(planned), "pods.node_table.verdict.pods-could-scheduled", 1, 3)
+    assert says(as_text(planned), "of {} pods could be scheduled now", 1, 3)
 
 
 def test_nodes_of_another_place_are_refused() -> None:
     with pytest.raises(
-        ConfigError, match=sentence("pods.nodes.nodes.nodes-matter-kubernetes", "LocalPods")
+        ConfigError, match=sentence("nodes are a matter of Kubernetes and Slurm", "LocalPods")
     ):
         workbench.places.nodes(LocalPods())
 

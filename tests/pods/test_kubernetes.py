@@ -142,7 +142,7 @@ def test_an_account_without_the_right_to_policies_starts_and_is_warned(
     assert "NetworkPolicy" not in found
     assert "deepspeed-workbench/network" not in found["Pod"]["metadata"]["labels"]
     for words in (told[0], caplog.text):
-        assert says(words, "pods.pods._prepare.other-pods-namespace")
+        assert says(words, "other pods of the namespace may reach the ports of the pods")
         assert 'cannot create resource "networkpolicies"' in words
         assert "docker/kubernetes/rbac.yaml" in words
     backend.stop()
@@ -189,7 +189,7 @@ def test_a_refusal_reaches_the_notebook_as_a_backend_error(
     with pytest.raises(
         BackendError,
         match=sentence(
-            "pods.api._refusal.namespace",
+            "the {} in namespace",
             "did not create",
             "pod",
             "lab (403): violates PodSecurity",
@@ -265,7 +265,8 @@ def test_a_server_that_is_not_there_is_named(
         pass  # its port is closed now
     monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
     with pytest.raises(
-        BackendError, match=sentence("pods.api._once.kubernetes-api-server", "http://127.0.0.1")
+        BackendError,
+        match=sentence("the Kubernetes API server {} does not answer", "http://127.0.0.1"),
     ) as caught:
         place.backend().launch(PodSpec(), 1, context)
     assert "waits longer" not in str(caught.value), "a longer wait mends no refused connection"
@@ -283,7 +284,7 @@ def test_a_server_that_accepts_and_never_answers_names_the_option(
         hurried = place.backend(kubeconfig=str(kubeconfig), connect_timeout_s=0.1)
         with pytest.raises(BackendError) as caught:
             kubeapi.KubeApi(hurried).list("pod")
-    assert says(str(caught.value), "pods.api._once.kubernetes-api-server")
+    assert says(str(caught.value), "the Kubernetes API server {} does not answer")
     assert "connect_timeout_s=0.4) waits longer" in str(caught.value)
 
 
@@ -333,20 +334,22 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
 
     backend = place.backend(volumes=[Volume(mount="/data", claim="new", size_gib=1)])
     words = (
-        sentence("pods.session.left_behind.kubernetes-objects-may", 2, 3)
-        + sentence("pods.session._missing.pods-came-up")
-        + sentence("pods.api._once.kubernetes-api-server")
+        sentence("Call the cluster's close() again once the server answers", 2, 3)
+        + sentence("of {} pods came up in {} s; missing")
+        + sentence("the Kubernetes API server {} does not answer")
     )
     with pytest.raises(PodTimeout, match=words):
         backend.launch(PodSpec(), 2, replace(context, timeout_s=15.0, report=report))
     record = note_of(context.directory, RECORD)
     for _ in range(2):
         with pytest.raises(
-            BackendError, match=sentence("pods.session.left_behind.kubernetes-objects-may", "lab")
+            BackendError,
+            match=sentence("Call the cluster's close() again once the server answers", "lab"),
         ):
             backend.stop()
         with pytest.raises(
-            BackendError, match=sentence("pods.session.left_behind.kubernetes-objects-may", "lab")
+            BackendError,
+            match=sentence("Call the cluster's close() again once the server answers", "lab"),
         ):
             remove_left(backend.to_dict(), context.directory)
         assert record.exists(), "what is left there would be forgotten"
@@ -369,11 +372,13 @@ def test_a_second_start_removes_what_the_first_could_not(
     old = place.left(context)
     place.server.go_away()
     with pytest.raises(
-        BackendError, match=sentence("pods.session.left_behind.kubernetes-objects-may", "lab")
+        BackendError,
+        match=sentence("Call the cluster's close() again once the server answers", "lab"),
     ):
         first.stop()
     with pytest.raises(
-        BackendError, match=sentence("pods.session.left_behind.kubernetes-objects-may", "lab")
+        BackendError,
+        match=sentence("Call the cluster's close() again once the server answers", "lab"),
     ):
         place.backend().launch(PodSpec(), 1, context)
     place.server.away = False
@@ -396,7 +401,7 @@ def test_objects_of_another_server_are_not_forgotten(
     with pytest.raises(
         BackendError,
         match=sentence(
-            "pods.pods.remove_left.kubernetes-objects-made",
+            "the Kubernetes objects of",
             "wb-there-0a1b2c",
             "https://other.example.org:6443",
         ),
@@ -509,7 +514,7 @@ def test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays(
         until(lambda: place.left(context) == ["PersistentVolumeClaim runs"])
     keeps_nothing = [Volume(mount="/runs", claim="runs", size_gib=1)]
     with pytest.raises(
-        BackendError, match=sentence("pods.session._make_claim.claim-already-would", "runs")
+        BackendError, match=sentence("and would be deleted with the cluster", "runs")
     ):
         place.backend(volumes=keeps_nothing).launch(PodSpec(), 1, context)
     assert place.left(context) == ["PersistentVolumeClaim runs"]
@@ -550,7 +555,7 @@ def test_the_time_out_runs_from_the_end_of_the_pull(
     with pytest.raises(
         PodTimeout,
         match=sentence(
-            "pods.session._missing.pods-came-up", "pod-1 (pulling example.org/worker:1 for"
+            "of {} pods came up in {} s; missing", "pod-1 (pulling example.org/worker:1 for"
         ),
     ):
         hanging.launch(PodSpec(), 2, told)
@@ -886,7 +891,7 @@ def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
     assert not [line for line in lines if "Traceback" in line]
     assert len(lines) < 40, "\n".join(lines)
     assert any("port-forward to port 2222: " in line for line in lines)
-    assert any(says(line, "keeper.pod._poll_until_closed.answers-again-after") for line in lines)
+    assert any(says(line, "answers again after {} s") for line in lines)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")
@@ -908,7 +913,7 @@ def test_pods_share_neither_folders_nor_python_with_the_notebook(
             assert [run.logs(rank) for rank in range(2)] == [f"{there} False"] * 2
         with pytest.raises(
             WorkbenchError,
-            match=sentence("keeper.launch.check_launcher_fits.launcher-openmpi-needs"),
+            match=sentence("launcher 'openmpi' needs pods with a connection to this machine"),
         ):
             cluster.submit(Script(path=str(script), launcher="openmpi"))
 

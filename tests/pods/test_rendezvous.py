@@ -139,7 +139,7 @@ def test_a_worker_that_contradicts_itself_is_refused(
     message, _ = fail(place, pool, pods[0], replace(pods[0], address="127.0.0.9"))
     assert says(
         message,
-        "pods.listener._admit.two-different-workers",
+        "two different workers report as",
         "pod-0",
         "127.0.0.2:2222",
         "127.0.0.9:2222",
@@ -208,13 +208,15 @@ def test_reports_of_another_shape(text: str) -> None:
     "field", [{"ssh_address": "127.0.0.1"}, {"key": "/etc/shadow"}, {"jump": None}]
 )
 def test_a_worker_does_not_choose_the_way_to_it(pods: list[Pod], field: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=sentence("pods.listener._refusal.report-fields-workers")):
+    with pytest.raises(
+        ConfigError, match=sentence("the report has not the fields of a worker's report")
+    ):
         decode_report(json.dumps(json.loads(encode_report(pods[0])) | field))
 
 
 @pytest.mark.parametrize("name", ["", "../pod", "pod 0", "-x", 7, "Pod", "a" * 70])
 def test_hostile_names(pods: list[Pod], name: object) -> None:
-    with pytest.raises(ConfigError, match=sentence("pods.listener._refusal.report-valid-worker")):
+    with pytest.raises(ConfigError, match=sentence("the report has no valid worker name")):
         decode_report(json.dumps(json.loads(encode_report(pods[0])) | {"name": name}))
 
 
@@ -250,7 +252,7 @@ def test_a_worker_that_nobody_expects(
     sent = [pool.submit(send, place, pod) for pod in pods[:2]]
     pool.submit(lambda: (time.sleep(0.5), send(place, pods[2])))
     assert len(place.wait(120)) == 3
-    with pytest.raises(PodError, match=sentence("pods.listener._admit.worker-expected", "pod-9")):
+    with pytest.raises(PodError, match=sentence("no worker {} is expected", "pod-9")):
         stray.result(120)
     assert all(future.exception(5) is None for future in sent)
 
@@ -260,7 +262,7 @@ def test_a_wrong_token_is_counted_and_told_only_when_none_came(
 ) -> None:
     sent = pool.submit(send, place, pods[0], b"x" * 32, 0.5)
     with pytest.raises(
-        PodTimeout, match=sentence("pods.listener._missing.reports-came-wrong", "0 of 3")
+        PodTimeout, match=sentence("; {} reports came with a wrong token", "0 of 3")
     ):
         place.wait(1.0)
     assert place.refused["wrong token"] >= 1
@@ -314,7 +316,9 @@ def test_a_false_rendezvous_is_recognised(pods: list[Pod], pool: ThreadPoolExecu
 
         done = pool.submit(impostor)
         token = os.urandom(32)
-        with pytest.raises(PodError, match=sentence("pods.report._exchange.could-prove-clusters")):
+        with pytest.raises(
+            PodError, match=sentence("is not proven to be the rendezvous of the cluster")
+        ):
             register("127.0.0.1", listener.getsockname()[1], token, pods[0], timeout_s=120)
         done.result(120)
     assert token not in seen[0]
@@ -325,7 +329,7 @@ def test_a_worker_waits_for_a_rendezvous_that_is_late(pods: list[Pod]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     began_s = time.monotonic()
-    with pytest.raises(PodTimeout, match=sentence("pods.report.register.answer-rendezvous")):
+    with pytest.raises(PodTimeout, match=sentence("no answer from the rendezvous {}:{} in {} s")):
         register("127.0.0.1", port, b"x" * 32, pods[0], timeout_s=0.6)
     assert time.monotonic() - began_s > 0.3
 
@@ -415,9 +419,7 @@ def test_it_listens_on_loopback_alone_and_closes(pods: list[Pod]) -> None:
     place.close()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), timeout=1)
-    with pytest.raises(
-        ConfigError, match=sentence("pods.listener.Rendezvous.rendezvous-listen", "192.0.2.1")
-    ):
+    with pytest.raises(ConfigError, match=sentence("the rendezvous cannot listen on", "192.0.2.1")):
         Rendezvous(["pod-0"], host="192.0.2.1")
 
 

@@ -158,7 +158,9 @@ def test_skypilots_configuration_is_used_and_its_trust_in_any_key_is_not(
     for name, host in zip(hosts, rented.hosts, strict=False):
         assert f'trust={{"{name}": "{host.fingerprint}"}}' in str(caught.value)
     assert "log in there once" not in str(caught.value), "ssh would note no key"
-    assert says(caught.value, "pods.login.unknown.known-hosts-path", "/dev/null")
+    assert says(
+        caught.value, "The ssh configuration notes no keys (UserKnownHostsFile", "/dev/null"
+    )
     trust = dict(zip(map(str, hosts), [h.fingerprint for h in rented.hosts], strict=False))
     # The notebook's machine knows the machines by other addresses than the machines do.
     inner: list[object] = [
@@ -211,17 +213,19 @@ def test_hosts_that_cannot_reach_each_other_are_refused_before_any_login(
     before = [host.log for host in rented.hosts]
     config, _ = dstack(rented, machines, containers, tmp_path)
     with pytest.raises(
-        ConfigError, match=sentence("pods.names.check_between.address-behind-jump", "run")
+        ConfigError, match=sentence("Name the host with its address between the hosts", "run")
     ):
         launched(place(rented, ["run", "run-1-0"], config), context)
     same = skypilot(rented, tmp_path, address="10.9.9.9")
     with pytest.raises(
         ConfigError,
-        match=sentence("pods.names.check_between.same-address-pods", "train", "train-worker1"),
+        match=sentence(
+            "Name each host with its own address between the hosts", "train", "train-worker1"
+        ),
     ):
         launched(place(rented, ["train", "train-worker1"], same), context)
     assert [host.log for host in rented.hosts] == before
-    with pytest.raises(ConfigError, match=sentence("pods.pods._check_jump.jump-host-ranks")):
+    with pytest.raises(ConfigError, match=sentence("and no ranks run on a jump host")):
         SSHPods(["a"], jump={"address": "b", "internal_address": "10.0.0.5"})
 
 

@@ -111,11 +111,11 @@ def test_two_clusters_on_one_host_never_have_the_same_gpu(
     _, lines = launch("bob", PodSpec(gpus=1))
     assert variables(there, "bob")["CUDA_VISIBLE_DEVICES"] == "2"
     (line,) = [line for line in lines if "has GPUs" in line]
-    assert says(line, "pods.entry.create_pod_folder.pod-gpus", "127.0.0.5", "2")
+    assert says(line, "the pod has GPUs {}.", "127.0.0.5", "2")
     assert "GPU 0: " in line and "cluster ada, since 20" in line
     with pytest.raises(ConfigError) as caught:
         launch("eve", PodSpec(gpus=2))
-    assert says(caught.value, "pods.entry.create_pod_folder.fewer-than-gpus", "127.0.0.5", 2)
+    assert says(caught.value, "or take another host", "127.0.0.5", 2)
     for gpu, holder in ((0, "ada"), (1, "ada"), (2, "bob")):
         assert f"GPU {gpu}: " in str(caught.value)
         assert f"cluster {holder}, since 20" in str(caught.value)
@@ -178,7 +178,7 @@ def test_a_holder_that_was_killed_frees_the_seats_and_the_next_agent_takes_them_
     os.kill(held_by(there, "ada"), signal.SIGKILL)
     until(lambda: find(held_by(there, "ada")) is None)
     launch("eve", PodSpec(gpus=1))
-    with pytest.raises(ValueError, match=sentence("base.seats.keep_seats.gpus-pod-taken", "eve")):
+    with pytest.raises(ValueError, match=sentence("GPUs of the pod are taken", "eve")):
         keep_seats(place)
 
 
@@ -197,7 +197,9 @@ def test_ranks_use_the_gpus_that_their_pod_has_taken(
         for file in there.root.glob("*/pod-0/seats.json"):  # of both clusters
             holder = int(json.loads(file.read_text())["pid"])
             assert find(holder) is not None, "held after a run"
-        with pytest.raises(ConfigError, match=sentence("rundir.prepare._check_gpus.env-job-each")):
+        with pytest.raises(
+            ConfigError, match=sentence("and the pods have taken GPUs of their hosts")
+        ):
             cluster.submit(Function(shown, env={"CUDA_VISIBLE_DEVICES": "0"}))
 
 
@@ -326,7 +328,7 @@ def test_a_seat_with_any_note_of_its_holder_is_named(
     try:
         _, (taken,) = take_seats([tmp_path], "bob", 1, "0")
         words = taken_words(json.loads(json.dumps(taken)))
-        assert says(words, "base.seats.taken_words.gpu-cluster-since", "user 54321", "unknown")
+        assert says(words, "GPU {}: {}, cluster {}, since", "user 54321", "unknown")
     finally:
         os.close(opened)
 
@@ -371,7 +373,7 @@ def test_a_turn_that_is_never_over_is_named(
     monkeypatch.setattr(seats, "_TURN_S", 0.2)
     opened = locked(tmp_path / "locks" / "deepspeed-workbench-gpus.lock", "")
     try:
-        with pytest.raises(ValueError, match=sentence("base.seats._take_turn.locked-gpu-taken")):
+        with pytest.raises(ValueError, match=sentence("End the process named by `fuser")):
             take_seats([tmp_path], "ada", 1, "0")
     finally:
         os.close(opened)
@@ -443,7 +445,7 @@ def test_local_pods_and_hosts_never_have_the_same_gpu(
     assert "each local pod has 1 cores for 1 GPUs: a rank needs 2 or more" in lines
     with pytest.raises(ConfigError) as caught:
         on_this_machine("bob", PodSpec(gpus=1), 2)
-    assert says(caught.value, "pods.seats.seat_pods.fewer-than-gpus", 2)
+    assert says(caught.value, "GPUs of this machine are free", 2)
     for gpu, holder in ((0, "host"), (1, "ada"), (2, "ada")):
         assert f"GPU {gpu}: " in str(caught.value)
         assert f"cluster {holder}, since 20" in str(caught.value)

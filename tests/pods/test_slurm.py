@@ -89,7 +89,7 @@ def test_slurm_refuses_in_its_own_words_and_nothing_is_left(
     backend = place.backend(**options)
     with pytest.raises(BackendError) as caught:
         backend.launch(PodSpec(**spec), 1, context)
-    assert says(str(caught.value), "pods.commands.call.slurm-refused", "sbatch")
+    assert says(str(caught.value), "Slurm refused", "sbatch")
     assert words in str(caught.value)
     assert place.left(context) == []
 
@@ -102,7 +102,7 @@ def test_a_job_that_slurm_will_never_start_is_refused_at_once(
 ) -> None:
     with pytest.raises(BackendError) as caught:
         place.backend(**options).launch(PodSpec(), count, context)
-    assert says(str(caught.value), "pods.pods.look.slurm-will-start")
+    assert says(str(caught.value), "Slurm will not start the job")
     # PartitionConfig at first, and later the limit by name.
     assert re.search(r"\(Partition(Config|TimeLimit|NodeLimit)\)", str(caught.value))
     assert place.left(context) == []
@@ -172,7 +172,7 @@ def test_a_pod_that_cannot_start_is_named_with_the_lines_of_its_log(
 ) -> None:
     with pytest.raises(PodError) as caught:  # no folder can be made below a file
         place.backend(root="/dev/null").launch(PodSpec(), 1, context)
-    assert says(str(caught.value), "pods.pods.look.ended-exit-code", "pod-0", 1)
+    assert says(str(caught.value), "ended with exit code {} during its start.", "pod-0", 1)
     assert "Not a directory" in str(caught.value)
     assert place.left(context) == []
 
@@ -229,7 +229,7 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
         place.slurm.do("scontrol", "update", f"JobId={job}", "TimeLimit=1")
         result = run.wait(240, progress=False).raise_for_status()
         (restart,) = result.restarts
-        assert says(restart.why, "pods.job.slurm-will-end")
+        assert says(restart.why, "Slurm will end this job soon")
         assert printed(run, 1).count("told") == 1
         # An administrator has Slurm queue the job again.
         run = counting(cluster, *SOON, restarts=1)
@@ -298,9 +298,9 @@ def test_the_nodes_of_the_partition_and_what_would_fit(place: SlurmPlace, tmp_pa
     ]
     assert table.nodes[0].free_cpus == 3
     assert table.nodes[0].free_memory_gib == pytest.approx((8000 - 1000) / 1024)
-    assert says(as_text(table), "pods.node_table.verdict.pods-could-scheduled", 1, 2)
+    assert says(as_text(table), "of {} pods could be scheduled now", 1, 2)
     assert more.startswith("1 more pod like these")
-    assert says(none.verdict, "pods.nodes.nodes.slurm-lists-node", "nope")
+    assert says(none.verdict, "Slurm lists no node of partition", "nope")
 
 
 ROW = {
@@ -505,7 +505,7 @@ def test_a_job_that_left_no_log_names_the_folder_that_the_nodes_must_share(
     with pytest.raises(PodError) as caught:
         _StartWatch(watched, "7", ["pod-0"], context).look()
     assert says(
-        str(caught.value), "pods.pods._last_lines.log-nodes-must", watched._folder, "RaisedSignal"
+        str(caught.value), "path=…) a folder that they share", watched._folder, "RaisedSignal"
     )
 
 
@@ -574,7 +574,8 @@ def test_without_slurms_commands_the_error_says_so(
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(
-        ConfigError, match=sentence("pods.commands._missing.slurms-command-machine", "sinfo")
+        ConfigError,
+        match=sentence("SlurmPods works on a login node or inside an allocation", "sinfo"),
     ):
         SlurmPods().launch(PodSpec(), 1, context)
 
@@ -585,7 +586,7 @@ def test_without_slurms_commands_the_error_says_so(
         (
             SlurmPods(gpu_type="a100"),
             {},
-            sentence("pods.pods._check.slurmpods-gpu-type", "a100"),
+            sentence("and PodSpec.gpus is 0", "a100"),
         ),
     ],
 )
@@ -601,11 +602,11 @@ def test_an_option_without_effect_is_refused(
     [
         (
             {"options": ["-p", "main"]},
-            sentence("pods.options.check_options.slurmpods-options-write", "-p"),
+            sentence("Write each option of sbatch as one text in the long form", "-p"),
         ),
         (
             {"options": ["high"]},
-            sentence("pods.options.check_options.slurmpods-options-write", "high"),
+            sentence("Write each option of sbatch as one text in the long form", "high"),
         ),
         ({"options": ["--part=main"]}, "SlurmPods(partition=…)"),
         ({"options": ["--mem=4G"]}, "PodSpec(memory_gib=…)"),
@@ -620,12 +621,12 @@ def test_an_option_without_effect_is_refused(
         ({"options": ["--tres-per-task=gres/gpu:1"]}, "PodSpec(cpus=…, gpus=…)"),
         (
             {"options": ["--ntasks-per-gpu=1"]},
-            sentence("pods.options.check_options.slurmpods-options-workbench"),
+            sentence("which the workbench sets itself"),
         ),
         *(
             (
                 {"options": [word]},
-                sentence("pods.options.check_options.slurmpods-options-write", word),
+                sentence("Write each option of sbatch as one text in the long form", word),
             )
             for word in ("--qos high", "--container-image x", "--time 10")
         ),
@@ -635,23 +636,23 @@ def test_an_option_without_effect_is_refused(
         ({"notice_s": 20}, "notice_s is 20; it must be a whole number from 60 to 65535"),
         (
             {"options": ["--arr=1-4"]},
-            sentence("pods.options.check_options.slurmpods-options-workbench"),
+            sentence("which the workbench sets itself"),
         ),
         *(
             (
                 {"options": [word]},
-                sentence("pods.options.check_options.slurmpods-options-jobs", word),
+                sentence("The job's script would run in the container", word),
             )
             for word in ("--container-image=nvcr.io/x", "--container=/images/x", "--cont=x")
         ),
         ({"setup": "module load cuda"}, "setup is 'module load cuda'"),
-        ({"setup": [" "]}, sentence("pods.place._check_setup.slurmpods-setup-write", "' '")),
+        ({"setup": [" "]}, sentence("Write each shell command as one text of one line", "' '")),
         (
             {"setup": ["module load a\nmodule load b"]},
-            sentence("pods.place._check_setup.slurmpods-setup-write"),
+            sentence("Write each shell command as one text of one line"),
         ),
-        ({"root": "tmp"}, sentence("pods.options.check_root.slurmpods-root-must", "tmp")),
-        ({"root": "/s/$USER"}, sentence("pods.options.check_root.slurmpods-root-must", "USER")),
+        ({"root": "tmp"}, sentence("it must be an absolute path on the nodes", "tmp")),
+        ({"root": "/s/$USER"}, sentence("it must be an absolute path on the nodes", "USER")),
         ({"time": 60}, "time is 60"),
     ],
 )
@@ -928,9 +929,9 @@ def test_a_node_without_a_program_for_containers_and_a_setup_line_that_fails_are
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"image": "--privileged"}, sentence("pods.container.check.podspec-image-must")),
-        ({"image": "a\nb"}, sentence("pods.container.check.podspec-image-must")),
-        ({"mounts": [Path("/a:b")]}, sentence("pods.container.check.folder-colon-comma", "/a:b")),
+        ({"image": "--privileged"}, sentence("or the path of an image file that the nodes share")),
+        ({"image": "a\nb"}, sentence("or the path of an image file that the nodes share")),
+        ({"mounts": [Path("/a:b")]}, sentence("and cannot be mounted into a container", "/a:b")),
     ],
 )
 def test_an_image_that_the_runner_would_misread_is_refused(
@@ -944,7 +945,7 @@ def test_setup_lines_with_pyxis_are_refused(
     context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("workbench.pods.slurm.pods.runner_here", lambda: Runner.PYXIS)
-    words = sentence("pods.pods._container_of.slurmpods-setup-podspec", "module load cuda", "x")
+    words = sentence("pyxis starts the pod inside the container", "module load cuda", "x")
     with pytest.raises(ConfigError, match=words):
         SlurmPods(setup=["module load cuda"]).launch(PodSpec(image="x"), 1, context)
 

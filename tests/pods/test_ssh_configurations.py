@@ -202,9 +202,7 @@ def test_no_unknown_key_is_noted_or_accepted_even_where_the_configuration_would(
     lines = site.known.read_text().splitlines(keepends=True)
     site.known.write_text("".join(line for line in lines if f"[{unknown.address}]" not in line))
     known = site.known.read_bytes()
-    with pytest.raises(
-        PodError, match=sentence("pods.login.unknown.host-key-unknown", unknown.fingerprint)
-    ):
+    with pytest.raises(PodError, match=sentence("either give SSHPods(…", unknown.fingerprint)):
         site.backend("lab", config).launch(PodSpec(), 1, context)
     assert site.known.read_bytes() == known
     trust = {"one" if jump else "lab": unknown.fingerprint}
@@ -259,9 +257,7 @@ def test_an_agent_of_the_notebooks_environment_logs_in(
         config = site.config(site.entry("lab", site.host, "  IdentityFile ~/none\n"), key=False)
         try_login(site.backend("lab", config), context, tmp_path)
         subprocess.run(["ssh-add", "-q", "-D"], check=True, timeout=120)
-        with pytest.raises(
-            PodError, match=sentence("pods.login._login_advice.terminal-shows-keys")
-        ):
+        with pytest.raises(PodError, match=sentence("` in a terminal shows which keys ssh tried")):
             site.backend("lab", config).launch(PodSpec(), 1, context)
     finally:
         agent.kill()
@@ -306,12 +302,12 @@ def test_a_security_key_logs_in_and_is_named_while_it_waits_for_a_touch(
 
     def report(line: str) -> None:
         lines.append(line)
-        if says(line, "pods.master.wait_up.ssh-waits-touch"):
+        if says(line, "ssh waits for a touch of your security key."):
             touch.touch()
 
     asked = replace(context, report=report)
     try_login(site.backend("lab", config), asked, tmp_path)
-    assert sum(says(line, "pods.master.wait_up.ssh-waits-touch") for line in lines) == 1
+    assert sum(says(line, "ssh waits for a touch of your security key.") for line in lines) == 1
 
 
 def test_a_security_key_that_is_not_there_is_named_with_what_it_needs(
@@ -324,7 +320,7 @@ def test_a_security_key_that_is_not_there_is_named_with_what_it_needs(
         config = site.config(site.entry("lab", site.host, more + missing), key=False)
         with pytest.raises(PodError) as caught:
             site.backend("lab", config).launch(PodSpec(), 1, context)
-        assert says(caught.value, "pods.login._login_advice.security-key-did")
+        assert says(caught.value, "Plug the key into this machine")
         assert "signing failed for ED25519-SK" in str(caught.value)
     # The advice.
     config = site.config(
@@ -388,15 +384,13 @@ def test_certificates_of_users_and_of_hosts(
     if beside:
         assert any(f"the certificate {certificate} ends at 20" in line for line in reports), reports
         sign(ca, key, "-2h:-1h")
-        with pytest.raises(
-            PodError, match=sentence("pods.certificates.ended.certificate-ended", certificate)
-        ):
+        with pytest.raises(PodError, match=sentence("the certificate {} ended at", certificate)):
             site.backend("lab", config).launch(PodSpec(), 1, context)
         # A damaged certificate is named, and the whole one there again logs in.
         whole = sign(ca, key, "-1h:+2h").read_text()
         certificate.write_text(whole[:200])
         with pytest.raises(
-            PodError, match=sentence("pods.certificates._damaged.ssh-read-certificate", certificate)
+            PodError, match=sentence("ssh cannot read the certificate", certificate)
         ):
             site.backend("lab", config).launch(PodSpec(), 1, context)
         certificate.write_text(whole)
@@ -443,9 +437,9 @@ def test_a_damaged_certificate_is_named(tmp_path: Path, damage: Callable[[bytes]
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
     assert ends([words]) == {str(file): None}
-    assert says(ended(words), "pods.certificates._damaged.ssh-read-certificate", file)
+    assert says(ended(words), "ssh cannot read the certificate", file)
     (line,) = ending_soon([words])
-    assert says(line, "pods.certificates._damaged.ssh-read-certificate", file)
+    assert says(line, "ssh cannot read the certificate", file)
     # Either advice ends it.
     file.write_bytes(whole)
     assert list(ends([words]).values()) != [None]
@@ -613,7 +607,7 @@ def test_a_jump_host_with_a_certificate_of_its_own_is_named_with_it(
     sign(ca, key, "-2h:-1h")
     with pytest.raises(PodError) as refused:
         backend.launch(PodSpec(), 1, context)
-    assert says(refused.value, "pods.certificates.ended.certificate-ended", owner)
+    assert says(refused.value, "the certificate {} ended at", owner)
     assert f"the jump host {name} refused the login" in str(refused.value)
 
     # A key without a certificate: the advice is about the key of the jump host.
@@ -643,7 +637,7 @@ def launch_before_the_end(
         try:
             (pod,) = backend.launch(PodSpec(), 1, context)
         except PodError as error:
-            assert says(error, "pods.certificates.ended.certificate-ended")
+            assert says(error, "the certificate {} ended at")
         else:
             return backend, pod, certificate
     raise AssertionError("the machine does not log in within 100 s")
@@ -685,7 +679,7 @@ def test_a_certificate_that_ends_during_a_run_ends_no_connection_and_is_named_at
         said = r"Permission denied \(publickey\); the certificate .*mine-cert.pub ended at 20\d\d-"
         with pytest.raises(WorkbenchError, match=said):
             fetch_file(route_to(pod, identity, 3600.0, gone), "/etc/hostname", tmp_path / "here")
-        assert says(gone(), "pods.certificates.ended.certificate-ended", certificate)
+        assert says(gone(), "the certificate {} ended at", certificate)
 
         # The remedy that the words name.
         sign(ca, key, "-1m:+2h")
@@ -787,7 +781,7 @@ def test_a_key_with_the_line_ends_of_windows_is_refused_at_the_start(
     key = tmp_path / "crlf"
     key.write_bytes(site.key.read_bytes().replace(b"\n", b"\r\n"))
     key.chmod(0o600)
-    with pytest.raises(ConfigError, match=sentence("pods.identity.not_usable.lines-end-carriage")):
+    with pytest.raises(ConfigError, match=sentence("its lines end with carriage returns")):
         site.place.backend(key=str(key)).launch(PodSpec(), 1, context)
 
 
@@ -833,7 +827,9 @@ def test_a_user_without_a_name_logs_in_where_all_is_given(
         assert not pod.control
     finally:
         backend.stop()
-    with pytest.raises(ConfigError, match=sentence("pods.names.ask_ssh.ssh-read-configuration")):
+    with pytest.raises(ConfigError, match=sentence("ssh cannot read its configuration for")):
         site.backend("lab", site.config("")).launch(PodSpec(), 1, context)
-    with pytest.raises(ConfigError, match=sentence("pods.keys._try_one.sshpods-trust-host")):
+    with pytest.raises(
+        ConfigError, match=sentence('. Or give SSHPods(…, trust={"{}": FINGERPRINT})')
+    ):
         site.place.backend(user=user, trust={}).launch(PodSpec(), 1, context)

@@ -157,7 +157,7 @@ def test_an_unknown_host_key_is_trusted_in_both_ways_of_the_message(
     assert given is not None and host.fingerprint in given[1]
     launch.works(trust=eval(given[1]))
 
-    assert says(said, "pods.login.unknown.log-once-ssh")
+    assert says(said, "log in there once with ssh to note the key")
     known = tmp_path / "known"
     argv = ["ssh", "-F", "none", "-i", str(place.user.key), "-p", str(host.port)]
     # In place of a person's "yes".
@@ -261,7 +261,7 @@ def test_a_path_that_a_launcher_cannot_use_is_left_by_the_advised_variable(
 SAME = "Host a b\n  HostName 10.0.0.1\n"
 BEHIND = "Host gate\n  HostName 10.0.0.1\nHost a b\n  HostName localhost\n  ProxyJump gate\n"
 OWN = [{"address": name, "internal_address": f"10.0.0.{n}"} for n, name in enumerate("ab", 5)]
-NO_KEY = sentence("pods.names.completed.key-log-sshpods")
+NO_KEY = sentence("or ssh_config=True to use your ssh configuration")
 KEYED = {"key": "k"}
 
 
@@ -274,49 +274,49 @@ KEYED = {"key": "k"}
         (
             "",
             {"hosts": ["lab/a"], **KEYED},
-            sentence("pods.pods.SSHPods.name-your-ssh"),
+            sentence("a name in your ssh configuration needs ssh_config=True"),
             {"hosts": [{"address": "lab/a", "internal_address": "a"}], "ssh_config": "config"},
         ),
         (
             "",
             {"hosts": ["a", "a"], **KEYED},
-            sentence("pods.pods._check_once.host-named-twice"),
+            sentence("with slots for the number of ranks"),
             {"hosts": [{"address": "a", "slots": 2}], **KEYED},
         ),
         (
             SAME,
             {"hosts": ["a", "b"], "ssh_config": "config"},
-            sentence("pods.names.check_between.same-address-pods"),
+            sentence("Name each host with its own address between the hosts"),
             {"hosts": OWN, "ssh_config": "config"},
         ),
         (
             BEHIND,
             {"hosts": ["a", {**OWN[1]}], "ssh_config": "config"},
-            sentence("pods.names.check_between.address-behind-jump"),
+            sentence("Name the host with its address between the hosts"),
             {"hosts": OWN, "ssh_config": "config"},
         ),
         (
             "",
             {"hosts": ["a"], "jump": {"address": "b", "slots": 2}, **KEYED},
-            sentence("pods.pods._check_jump.jump-host-ranks"),
+            sentence("and no ranks run on a jump host"),
             {"hosts": ["a"], "jump": {"address": "b"}, **KEYED},
         ),
         (
             "",
             {"hosts": ["a"], "root": "$SCRATCH/x", **KEYED},
-            sentence("pods.pods.check.sshpods-must-path"),
+            sentence("it must be a path on the hosts that begins with / or ~/"),
             {"hosts": ["a"], "root": "~/x", **KEYED},
         ),
         (
             "",
             {"hosts": ["::1:22"], **KEYED},
-            sentence("pods.names._read_text.host-write-name"),
+            sentence('write "name" or "user@name:port'),
             {"hosts": ["[::1]:22"], **KEYED},
         ),
         (
             "",
             {"hosts": [7], **KEYED},
-            sentence("pods.names.read_host.host-write-name"),
+            sentence('user@name:port" or {"address'),
             {"hosts": ["ada@a:22", {"address": "b", "port": 22}], **KEYED},
         ),
     ],

@@ -52,7 +52,7 @@ def test_the_step_that_is_reached_and_the_last_checkpoint_are_named() -> None:
 
 def test_before_the_first_steps_the_hour_of_the_end_is_named() -> None:
     words = early_end(progress(), 0, 45.0, 0.0)
-    assert says(words, "rundir.deadline.early_end.pace-run-unknown")
+    assert says(words, "the pace of the run is unknown until its first steps")
 
 
 def prepared(folder: Path, name: str, *args: str, ranks: int = 1) -> PreparedRun:
@@ -81,7 +81,7 @@ def test_an_earlier_run_of_the_same_job_is_the_measure_at_submission(tmp_path: P
     ended(first, "succeeded", 600.0)
     second = prepared(tmp_path, "2")
     words = said(second, 300.0)
-    assert says(words, "rundir.deadline.too_late.pods-end-same", "1")
+    assert says(words, "and the same job takes", "1")
     assert said(second, 1000.0) == ""
     assert said(prepared(tmp_path, "3", "--more"), 300.0) == "", "another job"
     assert said(prepared(tmp_path, "4", ranks=2), 300.0) == "", "other ranks"
@@ -115,7 +115,7 @@ def test_a_run_that_its_deadline_ended_is_the_measure_by_its_pace(
     now_s = time.time()
     words = too_late(again.spec, again.paths, tmp_path / "runs", now_s + left_s, now_s)
     assert bool(words) == warns
-    assert not warns or says(words, "rundir.deadline.too_late.pods-end-same", "1")
+    assert not warns or says(words, "and the same job takes", "1")
 
 
 def test_a_submission_warns_of_pods_that_end_before_the_same_job_did(

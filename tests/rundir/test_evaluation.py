@@ -79,6 +79,6 @@ def test_execution_match_needs_tables(tmp_path: Path) -> None:
     for name in ("train", "eval"):
         (tmp_path / f"{name}.jsonl").write_text('{"source": "a", "target": "b"}\n')
     with pytest.raises(
-        ConfigError, match=sentence("finetune.metric_inputs._tables.metrics-execution-match")
+        ConfigError, match=sentence("and the dataset has no tables to run queries on")
     ):
         prepared(tmp_path, dataset=str(tmp_path), metrics=["execution_match"])

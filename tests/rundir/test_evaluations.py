@@ -110,7 +110,7 @@ def test_a_cross_validation_is_said_and_its_line_does_not_run_back() -> None:
         [trained(step, loss=fold + 1 / step) for step in range(1, 6 - fold)] for fold in (0, 1, 2)
     ]
     totals = RunTotals.of([event for fold in folds for event in fold])
-    assert says(totals.notes, "rundir.trainings.note.training-began-again", 1, "twice")
+    assert says(totals.notes, "and the figures are those of the last training", 1, "twice")
     assert totals.facts(0.0)["steps"] == 3
     assert curve_of([event for fold in folds for event in fold]) == curve_of(folds[2])
 

@@ -275,9 +275,7 @@ def test_pods_of_another_python_are_refused_before_anything_is_written(tmp_path:
         as_script(Function(helper, (1,)), tmp_path / "refused", [same, unknown, other])
     assert not (tmp_path / "refused").exists()
     assert as_script(Script("train.py"), tmp_path, [other]) == Script("train.py")
-    with pytest.raises(
-        ConfigError, match=sentence("rundir.function._check_python.would-pickled-python", "agreed")
-    ):
+    with pytest.raises(ConfigError, match=sentence("would be pickled by Python", "agreed")):
         as_script(FineTune(metrics=["rouge", agreed]), tmp_path, [other])
 
 
@@ -329,7 +327,7 @@ def test_another_python_is_refused_before_the_pickle_is_read(tmp_path: Path) -> 
         [sys.executable, script.path], capture_output=True, text=True, timeout=120
     )
     assert ended.returncode == 1
-    assert says(ended.stderr, "agent.call.load.pickled-python-load", "helper", "3.9")
+    assert says(ended.stderr, "was pickled by Python", "helper", "3.9")
     assert "choose pods with the notebook's Python" in ended.stderr
 
 
@@ -385,7 +383,7 @@ def test_what_no_rank_writes_is_refused(text: str, tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "rank-0.json").write_text(text)
     save_file({"0": numpy.ones(1)}, folder / "rank-0.safetensors")
-    with pytest.raises(RunError, match=sentence("client.returned._of_rank.read")):
+    with pytest.raises(RunError, match=sentence("cannot be read")):
         returned(RunPaths(tmp_path), 1)
 
 

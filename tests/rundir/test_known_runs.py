@@ -225,7 +225,7 @@ def test_a_run_is_queued_runs_ends_or_is_lost(run: WrittenRun) -> None:
     write_json(paths.result, {"state": "odd"})
     state, problem = state_or_problem(paths)
     assert state is RunState.LOST
-    assert says(problem, "rundir.status._state_in.does-say-state")
+    assert says(problem, "has no valid state of the run")
     with pytest.raises(RunError):
         state_of(paths)
 
@@ -280,7 +280,7 @@ def test_the_message_of_a_lost_run_says_who_ended(run: WrittenRun) -> None:
     run.state("queued")
     run.keeper(alive=False)
     words = message_of(run.paths, RunState.LOST)
-    assert says(words, "rundir.status.message_of.never-handed-over")
+    assert says(words, "its notebook or the keeper ended before the keeper took it")
     run.state("running", "at work")
     words = message_of(run.paths, RunState.LOST)
     assert words.startswith(f"its keeper died; the files of the run are in {run.paths.root}")
@@ -324,9 +324,7 @@ def test_an_id_that_the_cluster_has_in_another_directory_is_refused(
     write_queue(run.cluster.queue, [QueuedRun(id="r1", path=run.paths.root)])
     refuse_another(run.paths.root, "r1", root)
     refuse_another(tmp_path / "given", "r2", root)
-    with pytest.raises(
-        RunError, match=sentence("rundir.status.refuse_another.names-run-cluster", "r1")
-    ):
+    with pytest.raises(RunError, match=sentence("and the cluster has that run in", "r1")):
         refuse_another(tmp_path / "given", "r1", root)
 
 

@@ -82,10 +82,14 @@ def test_no_folder_of_a_run_is_made_or_used_through_a_link(
     if where.exists():
         where.rename(paths.root / "away")
     where.symlink_to(home)
-    with pytest.raises(RunError, match=sentence("base.gate.make_folders.link-nothing-pod")):
+    with pytest.raises(
+        RunError, match=sentence("and nothing that a pod left is written through one")
+    ):
         make_folders(where / "deep", paths.root)
     if name in ("logs", "tensorboard"):
-        with pytest.raises(RunError, match=sentence("base.gate.make_folders.link-nothing-pod")):
+        with pytest.raises(
+            RunError, match=sentence("and nothing that a pod left is written through one")
+        ):
             Journal(paths)
     for flags in (os.O_WRONLY | os.O_CREAT, os.O_RDWR):
         with pytest.raises(OSError):

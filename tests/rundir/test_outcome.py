@@ -236,12 +236,10 @@ def test_a_pod_answers_for_its_own_ranks_only() -> None:
     answer = {"ranks": [{"rank": 1, "phase": "running"}]}
     assert [found.rank for found in rank_statuses(B, answer, 0.0, own={1, 2})] == [1]
     with pytest.raises(
-        ValueError, match=sentence("rundir.outcome.rank_statuses.reports-rank-rank", "pod-1", 1)
+        ValueError, match=sentence("reports rank {}, and the rank runs on another pod", "pod-1", 1)
     ):
         rank_statuses(B, answer, 0.0, own={0})
-    with pytest.raises(
-        ValueError, match=sentence("rundir.outcome.rank_statuses.reports-rank-without")
-    ):
+    with pytest.raises(ValueError, match=sentence("reports a rank without a number")):
         rank_statuses(B, {"ranks": [{"phase": "running"}]}, 0.0)
 
 

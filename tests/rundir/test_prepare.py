@@ -57,9 +57,7 @@ def test_a_run_has_at_most_the_pods_of_the_cluster(
     if fits:
         assert prepare_run(spec_of(script, pods=pods), root=tmp_path / "run").spec.pods == pods
         return
-    with pytest.raises(
-        ConfigError, match=sentence("rundir.prepare.prepare_run.pods-cluster", pods)
-    ):
+    with pytest.raises(ConfigError, match=sentence("pods is {}; the cluster has", pods)):
         prepare_run(spec_of(script, pods=pods), root=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -73,9 +71,7 @@ def test_a_launcher_that_is_not_installed_is_refused_with_its_package(
     for launcher, (program, package) in packages.items():
         with pytest.raises(
             ConfigError,
-            match=sentence(
-                "rundir.prepare.check_launcher.launcher-needs-installed", program, package
-            ),
+            match=sentence("or choose launcher 'ssh", program, package),
         ):
             check_launcher(launcher)
         (tmp_path / program).write_text("#!/bin/sh\n")
@@ -89,19 +85,17 @@ def test_a_directory_that_holds_files_is_refused_and_stays_as_it_is(
     full = tmp_path / "full"
     full.mkdir()
     (full / "thesis.pdf").write_text("years of work")
-    with pytest.raises(
-        ConfigError, match=sentence("rundir.prepare._fresh_folder.empty-choose-new")
-    ):
+    with pytest.raises(ConfigError, match=sentence("is not empty; choose a new directory")):
         prepare_run(spec_of(script), root=full)
     assert (full / "thesis.pdf").read_text() == "years of work"
     run = prepare_run(spec_of(script), root=tmp_path / "run")
     with pytest.raises(
-        ConfigError, match=sentence("rundir.prepare._taken.already-holds-run", "spec.json")
+        ConfigError, match=sentence("already holds a run or a cluster", "spec.json")
     ):
         prepare_run(spec_of(script), root=run.paths.root)
     assert read_json(run.paths.spec) == run.spec.to_dict()
     below_a_file = full / "thesis.pdf" / "run"
-    with pytest.raises(ConfigError, match=sentence("rundir.prepare.make_root.make-directory")):
+    with pytest.raises(ConfigError, match=sentence("cannot make the directory")):
         prepare_run(spec_of(script), root=below_a_file)
 
 

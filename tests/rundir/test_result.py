@@ -47,10 +47,10 @@ def test_what_was_trained_is_named_without_adapters_that_there_are_not(tmp_path:
 
 def test_a_result_is_read_as_it_was_written_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     made = result(tmp_path, model="tiny-t5", steps=3)
-    with pytest.raises(RunError, match=sentence("rundir.result.load.holds-result-json")):
+    with pytest.raises(RunError, match=sentence("or the path is not a run directory")):
         ResultRecord.load(tmp_path)
     (tmp_path / "result.json").write_text(json.dumps(made.to_dict()))
     assert ResultRecord.load(tmp_path) == made
     (tmp_path / "result.json").write_text('{"state": "unheard of"}')
-    with pytest.raises(RunError, match=sentence("rundir.result._read_at.does-say-state")):
+    with pytest.raises(RunError, match=sentence("has no valid state of the run")):
         ResultRecord.load(tmp_path)

@@ -148,7 +148,8 @@ def test_a_cluster_s_directory_stays_wherever_it_lies(
         "workbench.jobs.script_folder._with", lambda script, at: [script, at / "vanished"]
     )
     with pytest.raises(
-        ConfigError, match=sentence("jobs.script_folder.zip_script.scripts-folder-gone", "vanished")
+        ConfigError,
+        match=sentence("vanished from the script's folder while the folder was read", "vanished"),
     ):
         zip_script(folder / "train.py")
 
@@ -191,15 +192,15 @@ def test_too_large_a_folder_names_its_largest_files_and_the_ignore_file(folder: 
     [
         (
             b"*.log\n!\n",
-            sentence("jobs.script_folder._spec.pattern-gitignore", ".workbenchignore, line 2: '!'"),
+            sentence("is not a pattern of a .gitignore", ".workbenchignore, line 2: '!'"),
         ),
         (
             b"*.py\n",
             sentence(
-                "jobs.script_folder.check_script.leaves-out-script", ".workbenchignore", "train.py"
+                "leaves out {}, the script itself; add a line !", ".workbenchignore", "train.py"
             ),
         ),
-        (b"\xff\xfe\n", sentence("jobs.script_folder._spec.read", ".workbenchignore")),
+        (b"\xff\xfe\n", sentence("cannot read", ".workbenchignore")),
     ],
 )
 def test_an_ignore_file_that_cannot_be_meant_is_refused_before_anything_starts(
@@ -323,7 +324,7 @@ def test_an_argument_that_is_a_secret_is_refused_and_leaves_nothing(
 ) -> None:
     job = Script(path=str(folder / "train.py"), args=args, env={"MY_SETTING": "x7-Qp22-moon"})
     with pytest.raises(
-        ConfigError, match=sentence("jobs.script_folder.check_args.args-looks-like")
+        ConfigError, match=sentence("and `ps` on a pod shows arguments to every user there")
     ) as refused:
         prepare_run(RunSpec(cluster=ClusterSpec(pods=PodSpec()), job=job), root=tmp_path / "run")
     assert args[-1] not in str(refused.value)
@@ -389,7 +390,7 @@ def test_a_file_whose_name_is_not_utf_8_is_refused_by_name(tmp_path: Path) -> No
     (script.parent / os.fsdecode(b"m\xfcll.txt")).write_text("x")
     with pytest.raises(
         ConfigError,
-        match=sentence("jobs.script_folder._check_name.file-scripts-folder", "m\\udcfcll.txt"),
+        match=sentence("in the script's folder", "m\\udcfcll.txt"),
     ):
         check_script(script)
     (script.parent / IGNORE_FILE).write_text("m*.txt\n")
@@ -471,31 +472,31 @@ def test_a_package_that_runs_and_a_name_like_an_option_start(tmp_path: Path, arg
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.ipynb", b"{}", sentence("jobs.script_folder._check_python.notebook-write-script")),
-        ("a.sh", b"echo", sentence("jobs.script_folder._check_python.shell-script-python")),
+        ("a.ipynb", b"{}", sentence("Write a script with `jupyter nbconvert --to script")),
+        ("a.sh", b"echo", sentence("Give the Python file that the shell script starts")),
         (
             "latin.py",
             "print('größe')".encode("latin-1"),
-            sentence("jobs.script_folder._check_python.text-python-reads"),
+            sentence("is no text that Python reads. Save the file as UTF-8"),
         ),
         (
             "utf16.py",
             "print(1)".encode("utf-16"),
-            sentence("jobs.script_folder._check_python.text-python-reads"),
+            sentence("is no text that Python reads. Save the file as UTF-8"),
         ),
         (
             "packed.py",
             b"\x1f\x8b\x08\0",
-            sentence("jobs.script_folder._check_python.text-python-reads"),
+            sentence("is no text that Python reads. Save the file as UTF-8"),
         ),
-        ("nul.py", b"print(1)\0", sentence("jobs.script_folder._check_python.text-python-reads")),
+        ("nul.py", b"print(1)\0", sentence("is no text that Python reads. Save the file as UTF-8")),
         (
             "unknown.py",
             b"# coding: no-such\n",
-            sentence("jobs.script_folder._check_python.text-python-reads"),
+            sentence("is no text that Python reads. Save the file as UTF-8"),
         ),
-        ("folder.py", None, sentence("jobs.script_folder.check_script.file-python-file")),
-        ("none.py", ..., sentence("jobs.script_folder.check_script.script-does-exist")),
+        ("folder.py", None, sentence("or a module")),
+        ("none.py", ..., sentence("does not exist")),
         ("latin-named.py", "# coding: latin-1\nprint('größe')".encode("latin-1"), ""),
         ("marked.py", b"\xef\xbb\xbfprint(1)", ""),
         ("train", b"#!/usr/bin/env python\nprint(1)", ""),

@@ -90,7 +90,7 @@ def test_a_keeper_is_not_dead_while_its_lock_is_held(run: WrittenRun) -> None:
     with locked(run.cluster.keeper_lock):
         status = cluster_status(run.cluster.root)
         assert (status.phase, status.alive) == ("unknown", True)
-        assert says(status.message, "rundir.status.cluster_status.keeper-lives-written")
+        assert says(status.message, "the keeper of the cluster lives and has not written {} yet")
         assert state_of(run.paths) is RunState.RUNNING
     assert state_of(run.paths) is RunState.LOST
 
@@ -142,7 +142,7 @@ def test_an_unreadable_state_shows_as_unknown_and_is_read_again(run: WrittenRun)
         seen = (view.state, view.is_over, view.message, handle.state, handle.message)
     state, is_over, message, *of_handle = seen
     assert (state, is_over) == (RunState.UNKNOWN, False)
-    assert says(message, "base.files.unreadable.read-moment", "Too many open files")
+    assert says(message, "cannot be read at this moment", "Too many open files")
     assert of_handle == [RunState.UNKNOWN, message]
     view.refresh()
     assert view.state is RunState.RUNNING

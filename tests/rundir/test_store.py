@@ -78,9 +78,9 @@ def test_a_run_is_had_by_its_place_or_the_beginning_of_its_id(tmp_path: Path) ->
     found = history(tmp_path)
     assert found[1].path == found["abc"].path == made.root
     assert [record.id for record in found[:1]] == ["abd-2"]
-    with pytest.raises(RunError, match=sentence("client.history._record.runs-below-called", 2)):
+    with pytest.raises(RunError, match=sentence("or have an id that begins so", 2)):
         found["ab"]
-    with pytest.raises(RunError, match=sentence("client.history._record.runs-below-called", 0)):
+    with pytest.raises(RunError, match=sentence("or have an id that begins so", 0)):
         found["x"]
     with pytest.raises(IndexError):
         found[2]
@@ -140,7 +140,7 @@ def test_what_is_no_place_for_runs_is_not_looked_into(tmp_path: Path) -> None:
     assert [paths.root for paths in find_runs(tmp_path)] == [made.root]
     assert [paths.root for paths in find_runs(made.root)] == [made.root]
     assert len(list(find_runs(tmp_path, depth=9))) == 2
-    with pytest.raises(RunError, match=sentence("client.history.history.folder")):
+    with pytest.raises(RunError, match=sentence("there is no folder")):
         history(tmp_path / "nowhere")
 
 
@@ -178,7 +178,7 @@ def test_the_cost_of_a_list_grows_with_its_runs_and_no_faster(tmp_path: Path) ->
     assert len(found) == 1000
     text, page = str(found), found._repr_html_()
     assert "1,000 runs" in text
-    assert says(text, "display.history.history_grid.newest-shown", 50)
+    assert says(text, "the newest {} shown", 50)
     assert page.count("<tr>") == 204, "four tables of fifty runs, each with a head"
     assert len(found.table().rows) == 1000
 

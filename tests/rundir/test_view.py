@@ -27,7 +27,7 @@ CALLS_OF_A_LOOK = 5000
 
 
 def test_no_run_directory(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=sentence("rundir.status.run_at.run-directory-holds")):
+    with pytest.raises(RunError, match=sentence("not a run directory: {} holds no run.json")):
         RunView(tmp_path)
 
 
@@ -219,7 +219,7 @@ def test_a_run_whose_keeper_died_is_lost(written: WrittenRun) -> None:
     written.keeper(alive=False)
     view = RunView(written.paths.root)
     assert (view.state, view.cluster_phase) == (RunState.LOST, "closed")
-    assert says(view.message, "rundir.status.message_of.keeper-died-what")
+    assert says(view.message, "its keeper died; the files of the run are in")
 
 
 def test_a_spec_of_another_version_does_not_hide_the_run(written: WrittenRun) -> None:

@@ -176,4 +176,4 @@ def test_a_run_has_its_result_where_no_figures_can_be_had(
     Journal(run.paths).finish(RunState.FAILED, spec=RunSpec.load(run.paths.spec), **ended)  # type: ignore[arg-type]
     result = read_json(run.paths.result)
     assert result["state"] == "failed"
-    assert says(result["message"], "rundir.journal._figures.figures-missing-summed")
+    assert says(result["message"], "the figures of the run are missing")

@@ -6,9 +6,11 @@ A failed training run is a value (`RunResult`), and an error only after
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ParamSpec, TypeVar
 
 from workbench.base.shown import as_error
@@ -28,6 +30,25 @@ class WorkbenchError(Exception):
 
 class ConfigError(WorkbenchError, ValueError):
     """Refuse an unusable input, before any process starts."""
+
+    option: str = ""
+    """Name of the refused option, as a program may ask; empty for an error about no option."""
+    value: object = None
+    """Value of that option; None where the option was not given, or may hold a secret."""
+
+    def name_option(self, options: Mapping[str, object], *, secret: Iterable[str] = ()) -> None:
+        """Set `option`, unless set, to the option that the message names first, and its value.
+
+        Args:
+            options: Options that the user gave.
+            secret: Options whose values are not kept.
+        """
+        if not self.option:
+            named = {name: _place_in(str(self), name) for name in options}
+            places = {name: place for name, place in named.items() if place >= 0}
+            self.option = min(places, key=lambda name: places[name], default="")
+        if self.option not in secret:
+            self.value = options.get(self.option)
 
 
 class BackendError(WorkbenchError):
@@ -94,6 +115,21 @@ class RunFailed(RunError):
     def __init__(self, message: str, *, result: object = None):
         super().__init__(message)
         self.result = result
+
+
+@contextlib.contextmanager
+def option_named(options: Mapping[str, object], *, secret: Iterable[str] = ()) -> Iterator[None]:
+    """Let refusals of the block carry the option that they are about."""
+    try:
+        yield
+    except ConfigError as error:
+        error.name_option(options, secret=secret)
+        raise
+
+
+def _place_in(text: str, name: str) -> int:
+    found = re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text)
+    return found.start() if found else -1
 
 
 def one_of(what: str, got: object, allowed: Iterable[str], *, listed: bool = True) -> ConfigError:

@@ -203,7 +203,7 @@ def test_several_judged_turns_and_an_answer_that_is_not_learned_are_refused() ->
     for name in ("chosen", "rejected"):
         pair = {"prompt": EXCHANGES[:1], "chosen": [said("a")], "rejected": [said("b")]}
         pair[name] = [said("a", weight=0)]
-        why = sentence("finetune.messages.exchanges.answer-marked-learned")
+        why = sentence("has an answer marked as not learned")
         with pytest.raises(ConfigError, match=why):
             method_of("dpo").rows.read(pair, "line 1")
 

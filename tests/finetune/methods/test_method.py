@@ -60,7 +60,7 @@ def test_models_are_compared_by_figures_of_the_method(method: str) -> None:
         made = job(method, **stops, metric_for_best_model=f"eval_{name}")
         assert best_metric(made) == ("eval_loss" if name == "loss" else name)
     if method != "grpo":
-        with pytest.raises(ConfigError, match=sentence("base.errors.one_of.known-allowed")):
+        with pytest.raises(ConfigError, match=sentence("is not known")):
             job(method, **stops, metric_for_best_model="perplexity")
 
 

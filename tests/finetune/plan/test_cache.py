@@ -83,7 +83,7 @@ def test_a_model_that_cannot_be_traced_is_an_error_with_the_reason(
 
     monkeypatch.setattr(tracing, "replies", fail)
     with pytest.raises(
-        WorkbenchError, match=sentence("finetune.tracing._ask.model-traced", "unknown model type")
+        WorkbenchError, match=sentence("the model cannot be traced", "unknown model type")
     ):
         trace_step(request("fp32"))
 

@@ -103,13 +103,13 @@ def test_the_memory_of_the_pod_limits_the_choice() -> None:
 def test_wrong_numbers_and_names_are_refused() -> None:
     for name in ("gpus_on_pod", "most_pods"):
         with pytest.raises(
-            ConfigError, match=sentence("finetune.gpus.gpus_for.allowed-whole-number", name)
+            ConfigError, match=sentence("is {}; allowed: a whole number from 1", name)
         ):
             gpus_for(FineTune(), **{name: 0})  # type: ignore[arg-type]
         assert isinstance(gpus_for(FineTune(), **{name: 1}), GpuTable)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="ddpp"):
         gpus_for(FineTune(), techniques=["ddpp"])
-    with pytest.raises(ConfigError, match=sentence("finetune.gpus.row.table-gpu", "Z1", "T4")):
+    with pytest.raises(ConfigError, match=sentence("the table has no GPU {}; it has", "Z1", "T4")):
         gpus_for(FineTune()).row("Z1")
 
 

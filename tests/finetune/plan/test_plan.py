@@ -432,7 +432,9 @@ def test_a_mixture_in_4_bits_is_refused_before_its_trace(tmp_path: Path, nested:
     family = "llama4" if nested else "mixtral"
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, **config}))
     job = FineTune(model=str(tmp_path), peft="qlora")
-    refused = sentence("finetune.adapters.unpacked.peft-qlora-packs", repr(str(tmp_path)))
+    refused = sentence(
+        "under technique 'fsdp' or 'zero3' for models larger than a GPU", repr(str(tmp_path))
+    )
     with pytest.raises(ConfigError, match=refused):
         plan(job, pods=2, gpus=1, gpu_memory_gib=80)
 
@@ -485,7 +487,11 @@ def test_a_trace_that_fails_refuses_its_own_rows_alone(
             fails = technique_of(row.technique).replicates
             assert (row.fit is Fit.REFUSED) == fails, row.technique
             assert (
-                says(row.why, "finetune.plan._row.model-traced-memory", "autocast-bf16")
+                says(
+                    row.why,
+                    "the model cannot be traced in {}, so its memory is not known",
+                    "autocast-bf16",
+                )
                 and "no such kernel" in row.why
             ) == fails
 
@@ -505,7 +511,7 @@ def test_layers_over_several_gpus_are_planned_by_the_fullest() -> None:
         6 * two.parameters, rel=0.05
     )
     assert two.row("ddp").gpu is not None and two.row("ddp").gpu.parameters == whole.gpu.parameters  # type: ignore[union-attr]
-    assert says(two, "display.plan._what.single-layers-over", "2 GPUs")
+    assert says(two, "single with its layers over {}, the fullest of which is shown", "2 GPUs")
     assert "single with its layers over 1 GPU," not in str(one)
     small = plan(
         job.replace(max_memory={0: 0.002, 1: 0.002}),
@@ -514,7 +520,7 @@ def test_layers_over_several_gpus_are_planned_by_the_fullest() -> None:
         techniques=["single"],
     )
     assert small.row("single").fit is Fit.REFUSED and says(
-        small.row("single").why, "finetune.pipeline.placement.device-map-room"
+        small.row("single").why, "give more in max_memory or more GPUs to a pod"
     )
 
 
@@ -538,11 +544,14 @@ def test_numbers_that_cannot_be_are_refused(options: dict[str, object], word: st
 
 def test_a_shape_that_is_not_known_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=sentence("finetune.shapes.model_config.planner-does-know", "me/mine")
+        ConfigError,
+        match=sentence("load its configuration once (AutoConfig.from_pretrained", "me/mine"),
     ):
         model_config("me/mine")
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ConfigError, match=sentence("finetune.shapes._read.names-model-type")):
+    with pytest.raises(
+        ConfigError, match=sentence("names no model_type; give a folder made by save_pretrained")
+    ):
         model_config(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(KNOWN["t5-base"]), encoding="utf-8")
     assert model_config(str(tmp_path)) == KNOWN["t5-base"]

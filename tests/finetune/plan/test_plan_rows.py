@@ -91,7 +91,7 @@ def test_a_pod_without_gpus_holds_all_of_its_ranks() -> None:
         plan(job, pods=2, ranks=2).row("ddp"), cheapest=False
     )
     assert plan(job, nodes=NodeTable(nodes=[], pod=PodSpec(ranks=2), count=2)).row("ddp").ranks == 2
-    with pytest.raises(ConfigError, match=sentence("finetune.plan.plan.plan-ranks-gpu")):
+    with pytest.raises(ConfigError, match=sentence("plan has ranks=")):
         plan(job, ranks=2, gpu_memory_gib=80)
 
 

@@ -134,7 +134,7 @@ def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twic
     assert (
         seen.lengths[0] == seen.lengths[2] and seen.lengths[1].learned > seen.lengths[0].learned > 1
     )
-    assert "[red<|end|>]" in str(seen) and says(seen, "display.rows._notes.cuts", 1)
+    assert "[red<|end|>]" in str(seen) and says(seen, "cuts {} of them ({}).", 1)
 
 
 def test_the_shown_rows_are_spread_over_a_sorted_file(tmp_path: Path) -> None:
@@ -148,12 +148,12 @@ def test_the_shown_rows_are_spread_over_a_sorted_file(tmp_path: Path) -> None:
 
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=sentence("finetune.reading.preview.preview-shows-rows", "Script")
+        ConfigError, match=sentence("preview shows the rows of a FineTune; a {} has none", "Script")
     ):
         preview(Script("train.py"))  # type: ignore[arg-type]
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.meant.check_empty.fill-field-leave", "rows.jsonl, line 2"),
+        match=sentence("or leave out rows with an empty question or answer", "rows.jsonl, line 2"),
     ):
         preview(
             FineTune(

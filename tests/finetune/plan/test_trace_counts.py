@@ -391,6 +391,9 @@ def test_layers_that_no_gpu_has_room_for_are_named() -> None:
     found = traced(LLAMA, spread=spread(2, size=1 << 14))
     assert "part" not in found and "gpus" not in found
     assert says(
-        found["unplaced"], "finetune.pipeline.placement.device-map-room", "the model", "0.00, 0.00"
+        found["unplaced"],
+        "give more in max_memory or more GPUs to a pod",
+        "the model",
+        "0.00, 0.00",
     )
     assert "unplaced" not in traced(LLAMA)

@@ -134,7 +134,7 @@ def test_fixes_name_the_jobs_own_figures_and_keep_its_global_batch() -> None:
     job = FineTune(technique="zero1", per_device_train_batch_size=16, gradient_accumulation_steps=2)
     first, second, _ = advise(RunFault(kind="OutOfMemoryError", message=CUDA), job).fixes
     assert first.startswith("per_device_train_batch_size=8, gradient_accumulation_steps=4: ")
-    assert says(second, "finetune.memory.cluster-plan-job")
+    assert says(second, "cluster.plan(job) shows which technique and micro-batch fit")
     small = advise(
         RunFault(kind="OutOfMemoryError", message=CUDA), FineTune(per_device_train_batch_size=1)
     )
@@ -162,7 +162,10 @@ def test_the_card_of_a_run_without_memory_asks_for_a_plan(job: FineTune) -> None
         if title not in ("Out of GPU memory", "Out of memory on the pod"):
             continue
         fault = RunFault(kind=kind, message=message)
-        assert says(str(advise(fault, job).fixes), "finetune.memory.cluster-plan-job")
+        assert says(
+            str(advise(fault, job).fixes),
+            "cluster.plan(job) shows which technique and micro-batch fit",
+        )
         card = fault_card(fault, job)
         assert "cluster.plan(job)" in str(card) and "cluster.plan(job)" in card._repr_html_()
         assert "cluster.plan" not in str(fault_card(fault, Script(path="train.py")))

@@ -171,19 +171,19 @@ def test_a_run_of_which_little_is_left_has_a_card_too(tmp_path: Path) -> None:
     text = html.unescape(result.to_html(tmp_path / "card.html").read_text())
     assert "no FLOPS profile:" in text
     assert "no answers:" in text
-    assert says(text, "client.result._card.curves-logs")
+    assert says(text, "curves and logs")
     assert "evaluation loss" in text
 
 
 def test_a_card_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     result = make_run(tmp_path / "run-1")
-    with pytest.raises(RunError, match=sentence("client.result.replace_text.written")):
+    with pytest.raises(RunError, match=sentence("cannot be written to")):
         result.to_html(tmp_path / "none" / "card.html")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(RunError, match=sentence("client.result.replace_text.written")):
+    with pytest.raises(RunError, match=sentence("cannot be written to")):
         result.to_html(tmp_path / "folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run-1"]
     (tmp_path / "card.html").write_text("old")
     assert result.to_html(tmp_path / "card.html").read_text() != "old"
-    with pytest.raises(RunError, match=sentence("client.result.card_of.run-directory")):
+    with pytest.raises(RunError, match=sentence("not a run directory")):
         RunResult(path=tmp_path / "gone", state=RunState.LOST).to_html(tmp_path / "card.html")

@@ -91,9 +91,11 @@ def killed(pid: int) -> tuple[int, int | None]:
 
 
 def test_a_run_without_a_model_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=sentence("finetune.server.check_model.run-left-model")):
+    with pytest.raises(
+        RunError, match=sentence("the run in {} left no model: the run has not ended, or failed")
+    ):
         ModelServer(RunPaths(tmp_path))
-    with pytest.raises(RunError, match=sentence("finetune.server.check_model.run-directory")):
+    with pytest.raises(RunError, match=sentence("not a run directory")):
         server_of(RunPaths(tmp_path / "nowhere"))
 
 
@@ -107,7 +109,7 @@ def test_weights_that_are_not_those_of_the_manifest_are_refused(tmp_path: Path) 
     write_json(paths.manifest, digests)
     check_model(paths)
     weights.write_bytes(b"weightz")
-    damaged = sentence("finetune.server._check_weights.damaged-sha-written")
+    damaged = sentence("has another SHA-256 of the weights")
     with pytest.raises(RunError, match=damaged):
         check_model(paths)
     weights.unlink()
@@ -185,11 +187,11 @@ def test_a_child_that_dies_is_told_with_its_last_words_and_replaced(
         )  # a process of many threads takes a moment to be gone altogether
         assert server.answer(A).texts == first.texts  # it was seen to be gone
         threading.Timer(0.05, killed, [server.pid]).start()
-        with pytest.raises(RunError, match=sentence("finetune.server._ended.killed-signal", 9)):
+        with pytest.raises(RunError, match=sentence("killed by signal", 9)):
             server.answer([Question(source="a b c d")] * 3000)
         with pytest.raises(
             RunError,
-            match=sentence("finetune.server.answer.model-did-answer", "TypeError: sequence item"),
+            match=sentence("the model of {} did not answer", "TypeError: sequence item"),
         ):
             server.answer([Question(source=5)])  # type: ignore[list-item]
         assert server.answer(A).texts == first.texts  # an error does not end it
@@ -206,9 +208,7 @@ def test_a_broken_model_carries_the_childs_words(tmp_path: Path) -> None:
     paths.inputs.mkdir()
     (paths.model / "config.json").write_text('{"model_type": "t5"}')
     paths.job.write_text(json.dumps({"job": FineTune().to_dict()}))
-    with pytest.raises(
-        RunError, match=sentence("finetune.server.answer.model-did-answer", "OSError")
-    ):
+    with pytest.raises(RunError, match=sentence("the model of {} did not answer", "OSError")):
         server_of(paths).answer(A)
     close_all()
     paths.job.write_text("{}")

@@ -69,7 +69,8 @@ def test_a_runs_answers_are_read_judged_and_run(tmp_path: Path) -> None:
     )
     assert judge_answers(rows, [answer["predicted"] for answer in answers], made.tables) == read
     with pytest.raises(
-        ConfigError, match=sentence("finetune.predictions.judge_answers.answers-rows-each", 5, 6)
+        ConfigError,
+        match=sentence("answers to {} rows: give one for each, in the same order", 5, 6),
     ):
         judge_answers(rows, ["…"] * 5)
     without = read_predictions(tmp_path / "predictions.jsonl")
@@ -137,11 +138,11 @@ def test_no_answers_are_no_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"source": "a"}\n', sentence("finetune.lines.get.key-missing", "line 1", "expected")),
+        ('{"source": "a"}\n', sentence("the key {} is missing; there is", "line 1", "expected")),
         (
             '{"sour',
-            sentence("finetune.lines._read_line.file-ends-within", "line 1")
-            + sentence("finetune.lines._read_line.json"),
+            sentence("; the file ends within the line: was the file copied whole?", "line 1")
+            + sentence("is not JSON"),
         ),
     ],
 )

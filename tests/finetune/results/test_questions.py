@@ -73,7 +73,7 @@ def test_a_row_may_have_the_columns_that_the_job_named(paths: RunPaths) -> None:
         Question(source="a chair", expected="chair"),
     ]
     with pytest.raises(
-        ConfigError, match=sentence("finetune.rows.refuse_unknown.known-form-row", "'id'")
+        ConfigError, match=sentence("no known form of a row has the columns {}.", "'id'")
     ):
         questions_of(paths, [{"id": 7}])
 
@@ -99,7 +99,7 @@ def test_a_run_of_a_hub_dataset_is_asked_what_it_answered(paths: RunPaths) -> No
     assert questions_of(paths) == [Question(source="q", expected="x")]
     paths.predictions.write_text("")
     with pytest.raises(
-        RunError, match=sentence("finetune.questions.questions_of.run-evaluation-rows")
+        RunError, match=sentence("the run in {} has no evaluation rows; give rows to answer")
     ):
         questions_of(paths)
 
@@ -136,9 +136,7 @@ def test_a_model_of_plain_text_goes_on_with_what_it_is_given(paths: RunPaths) ->
     (paths.inputs / "eval.jsonl").write_text(
         '{"source": "", "target": "Once upon a time", "table_id": null}\n'
     )
-    with pytest.raises(
-        RunError, match=sentence("finetune.questions.questions_of.run-learned-plain")
-    ):
+    with pytest.raises(RunError, match=sentence("give texts for its model to continue")):
         questions_of(paths)
     assert questions_of(paths, ["Once ", {"text": "Twice\nupon"}]) == [
         Question(source="", opening="Once "),
@@ -165,12 +163,12 @@ def test_objects_are_taken_as_they_are(paths: RunPaths) -> None:
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("one", sentence("finetune.questions.questions_of.rows-single-row")),
-        ([" "], sentence("finetune.questions._question_of_text.empty", "rows[0]")),
+        ("one", sentence("rows is a single row; give a list of rows")),
+        ([" "], sentence("is empty", "rows[0]")),
         (["a", 5], r"rows\[1\] is int"),
         (
             [{"target": "b"}],
-            sentence("finetune.rows.refuse_unknown.known-form-row", "rows[0]", "'target'"),
+            sentence("no known form of a row has the columns {}.", "rows[0]", "'target'"),
         ),
         ([{"source": [5]}], r"rows\[0\].*source"),
     ],
@@ -187,7 +185,7 @@ def test_only_the_tables_asked_are_read_and_the_first_run_wins(
     found = tables_of([RunPaths(tmp_path / "none"), paths], asked)
     assert set(found) == {question.table_id for question in asked}
     paths.tables.write_text("{\n")
-    with pytest.raises(RunError, match=sentence("finetune.questions.tables_of.tables-read")):
+    with pytest.raises(RunError, match=sentence("the tables in {} cannot be read")):
         tables_of([paths], asked)
     assert tables_of([paths], [Question(source="a")]) == {}
 
@@ -213,13 +211,11 @@ def test_chats_are_asked_with_what_was_said_before(paths: RunPaths) -> None:
         Question(source="1+1?", messages=tuple(turns[:3])),
         Question(source="1+1?"),  # it was said after something else
     ]
-    with pytest.raises(
-        ConfigError, match=sentence("finetune.questions.questions_of.rows-single-chat")
-    ):
+    with pytest.raises(ConfigError, match=sentence("rows is a single chat")):
         questions_of(paths, turns)
     with pytest.raises(
         ConfigError,
-        match=sentence("base.errors.one_of.known-allowed", "rows[0]", "messages[0].role 'me'"),
+        match=sentence("is not known", "rows[0]", "messages[0].role 'me'"),
     ):
         questions_of(paths, [[{"role": "me", "content": "Hi"}]])
 
@@ -229,12 +225,12 @@ def test_chats_are_asked_with_what_was_said_before(paths: RunPaths) -> None:
     [
         (
             {"model": "me/plain"},
-            sentence("finetune.refusals.no_template.model-chat-template", "run", "me/plain")
-            + sentence("finetune.ask._check_template.run"),
+            sentence("or use a model with a chat template", "run", "me/plain")
+            + sentence("of the run in"),
         ),
         (
             {"prompt": "alpaca", "chat_template": "{{ messages }}"},
-            sentence("finetune.ask._check_template.run-asks-model", "alpaca"),
+            sentence("asks its model by prompt", "alpaca"),
         ),
     ],
 )
@@ -253,8 +249,8 @@ def test_a_row_that_asks_about_an_image_is_refused(paths: RunPaths) -> None:
     asked = {"prompt": "What is this?", "image": "a.png"}
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.meant._problem.holds-images-sound", "rows[0]", "image")
-        + sentence("finetune.meant.check_media.column-drop-column"),
+        match=sentence("and FineTune learns from text alone", "rows[0]", "image")
+        + sentence("the column {} {}; or drop the column"),
     ):
         questions_of(paths, [asked])
     assert questions_of(paths, [{**asked, "image": None}]) == [Question(source="What is this?")]

@@ -435,9 +435,7 @@ def test_a_folder_is_refused_before_the_pods_start(case: str, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["mistral3", "llava", "qwen2_5_vl", "pixtral", "idefics3", "clip"])
 def test_a_model_of_several_media_without_a_class_for_text_is_refused_by_name(kind: str) -> None:
     job = FineTune(model="folder")
-    refusal = sentence(
-        "finetune.architectures.check_architecture.model-type-transformers-class", kind
-    )
+    refusal = sentence("of which transformers has no class that", kind)
     config = {"model_type": kind, "text_config": {"model_type": "ministral3"}}
     with pytest.raises(ConfigError, match=rf"{refusal}.*'ministral3' alone"):
         check_architecture(job, config, "folder/config.json")
@@ -465,7 +463,7 @@ def test_a_composite_model_whose_saved_language_model_no_class_reads_is_refused(
     known |= set(text_halves(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING))
     assert "mllama" in known
     for kind in known:
-        refusal = sentence("finetune.architectures.check_architecture.model-type-whose-2", kind)
+        refusal = sentence("whose language model transformers trains and saves alone", kind)
         with pytest.raises(ConfigError, match=refusal):
             check_architecture(FineTune(model="folder"), {"model_type": kind}, "config.json")
 
@@ -508,7 +506,7 @@ def test_weights_that_alone_exceed_a_pod_are_named(
     job = job_of(heavy(tmp_path / "m", 2**30), **options)
     assert lacking_memory(job, ranks=ranks, memory_gib=need_gib) == ""
     why = lacking_memory(job, ranks=ranks, memory_gib=need_gib - 0.01)
-    assert says(why, "finetune.limits.lacking_memory.weights-alone-need", f"{need_gib:.2f}")
+    assert says(why, "pods=…) shows which technique fits", f"{need_gib:.2f}")
 
 
 def test_weights_of_unknown_size_and_offloaded_ones_are_not_judged(tmp_path: Path) -> None:

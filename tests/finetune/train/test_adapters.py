@@ -243,13 +243,17 @@ def test_the_model_s_process_answers_with_the_adapter_and_merges_it(
     assert list(server_of(paths).answer(questions, before=True).texts) != list(after)
     merged = merge(paths, tmp_path / "out" / "merged")
     assert (merged / "model.safetensors").is_file()
-    with pytest.raises(ConfigError, match=sentence("finetune.folder.new_folder.already-name-new")):
+    with pytest.raises(
+        ConfigError, match=sentence("is there already; name a new folder for the model")
+    ):
         merge(paths, merged)
     (tmp_path / "plain").mkdir()
     plain = RunPaths(tmp_path / "plain")
     plain.model.mkdir()
     (plain.model / "config.json").write_text("{}")
-    with pytest.raises(RunError, match=sentence("finetune.folder.merge.run-trained-adapters")):
+    with pytest.raises(
+        RunError, match=sentence("the run in {} trained no adapters: {} is already a whole model")
+    ):
         merge(plain, tmp_path / "other")
 
 
@@ -314,7 +318,5 @@ def test_modules_that_the_model_lacks_are_named(ran: dict[str, Ran]) -> None:
 def test_a_pod_without_bitsandbytes_says_what_to_install() -> None:
     with mock.patch.object(adapters, "find_spec", return_value=None):
         assert adapters.load_options("lora", "bf16") == {}
-        with pytest.raises(
-            ConfigError, match=sentence("finetune.adapters.load_options.peft-qlora-needs")
-        ):
+        with pytest.raises(ConfigError, match=sentence("peft 'qlora' needs bitsandbytes")):
             adapters.load_options("qlora", "bf16")

@@ -140,7 +140,7 @@ def test_states_that_are_whole_under_zero1_are_found_by_themselves() -> None:
 def test_the_precision_is_that_of_the_arithmetic() -> None:
     assert says(
         found("zero1", replace(AS_ASKED["zero1"], arithmetic=BF16)),
-        "finetune.audit.differences.precision-asked-linear",
+        "precision {} was asked for ({}), but linear layers gave",
         "fp32",
         "float32",
         "bfloat16",
@@ -177,7 +177,7 @@ def test_an_optimizer_that_should_work_on_the_host_and_does_not_is_found() -> No
     what = replace(AS_ASKED["zero3-offload"], updated=replace(PART, devices=("cuda",)))
     assert says(
         "; ".join(found("zero3-offload", what)),
-        "finetune.audit.differences.optimizer-work-host",
+        "the optimizer was to work on the host, but its weights are on",
         "cuda",
     )
 
@@ -186,7 +186,7 @@ def test_fsdp_that_should_keep_its_shards_on_the_host_and_does_not_is_found() ->
     what = replace(AS_ASKED["fsdp"], updated=replace(PART, devices=("cuda",)))
     assert says(
         "; ".join(found("fsdp", what, fsdp={"offload": True})),
-        "finetune.audit.differences.optimizer-work-host",
+        "the optimizer was to work on the host, but its weights are on",
         "cuda",
     )
     assert not found("fsdp", what)
@@ -289,7 +289,7 @@ def test_a_run_that_is_something_else_fails_after_it_has_told_so(
     with pytest.raises(
         RunError,
         match=sentence(
-            "finetune.audit.differences.technique-asked-ran",
+            "technique {} was asked for ({}), but this ran",
             "zero1",
             "ZeRO stage 1 on 3 ranks",
             "no DeepSpeed",

@@ -251,7 +251,8 @@ def test_a_template_that_marks_several_answers_as_one_is_refused_with_turns_of_w
     with (
         template_of("smollm2", whole) as its,
         pytest.raises(
-            ConfigError, match=sentence("finetune.chat._of_learned.chat-template-marks", 1, 2)
+            ConfigError,
+            match=sentence("give a template without these tags as chat_template=", 1, 2),
         ),
     ):
         Chat(its).learned([CHAT[0], {**CHAT[1], "weight": 0}, *CHAT[2:]])
@@ -393,7 +394,7 @@ def test_a_template_without_an_end_of_turn_ends_each_answer_with_the_text() -> N
             "gemma",
             [SYSTEM, *CHAT],
             sentence(
-                "finetune.template.refusing.chat-template-refuses",
+                "the chat template refuses the turns ({})",
                 "system, user, assistant, user, assistant",
                 "System role not supported",
             ),
@@ -403,13 +404,13 @@ def test_a_template_without_an_end_of_turn_ends_each_answer_with_the_text() -> N
         (
             "deepseekv3",
             CHAT,
-            sentence("finetune.template.exchange.chat-template-does", "<｜Assistant｜><think>\\n"),
+            sentence("give one that does as chat_template=", "<｜Assistant｜><think>\\n"),
         ),
         (
             "{% for m in messages %}{% if not m %}{% generation %}{% endgeneration %}{% endif %}"
             "{{ m.content }}{% endfor %}",
             CHAT,
-            sentence("finetune.chat._marked.chat-template-marks"),
+            sentence("the chat template marks no token of an answer between its"),
         ),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_tree_comes_back_as_it_was(tmp_path: Path) -> None:
     assert (back["view"].tolist(), back["twice"][0].tolist()) == ([2.0, 3.0], shared.tolist())
     assert back["twice"][0] is back["twice"][1]
     with pytest.raises(
-        RunError, match=sentence("finetune.tensor_tree.pack.checkpoint-keep-leave", "PosixPath")
+        RunError, match=sentence("leave `save_steps` out for this job", "PosixPath")
     ):
         write_tree(tmp_path, {"path": tmp_path})
 
@@ -220,9 +220,7 @@ def test_a_pickle_is_no_checkpoint(tmp_path: Path) -> None:
         kept = (made / name).read_bytes()
         torch.save(Canary(canary), made / name)
         write_manifest(made, step=4, rank=0, world_size=1)
-        with pytest.raises(
-            RunError, match=sentence("finetune.tensor_tree.read_tree.holds-checkpoint-read")
-        ):
+        with pytest.raises(RunError, match=sentence("holds no checkpoint that can be read")):
             read_tree(made)
         (made / name).write_bytes(kept)
     assert not canary.exists()
@@ -237,27 +235,23 @@ def test_a_rank_refuses_what_arrived_damaged_or_is_another_s(tmp_path: Path) -> 
     with pytest.raises(
         RunError,
         match=sentence(
-            "finetune.checkpoints._read_sent.checkpoint-resume-arrived-damaged",
+            "the checkpoint to resume from arrived damaged",
             "rank-0",
             "state.safetensors",
         )
-        + sentence("rundir.checkpoints.problem_of.checksum-wrong"),
+        + sentence("the checksum of {}/{} is wrong"),
     ):
         Checkpoints(tmp_path, **options)  # type: ignore[arg-type]
     write_manifest(made, step=4, rank=1, world_size=2)
     with pytest.raises(
         RunError,
-        match=sentence(
-            "finetune.checkpoints._read_sent.checkpoint-resume-arrived-wrong", "rank-0", 1
-        ),
+        match=sentence("the checkpoint to resume from arrived wrong", "rank-0", 1),
     ):
         Checkpoints(tmp_path, **options)  # type: ignore[arg-type]
     write_manifest(made, step=4, rank=0, world_size=2)
     with pytest.raises(
         RunError,
-        match=sentence(
-            "finetune.checkpoints._read_sent.checkpoint-resume-arrived-damaged", "rank-1"
-        )
-        + sentence("rundir.checkpoints.problem_of.manifest-read"),
+        match=sentence("the checkpoint to resume from arrived damaged", "rank-1")
+        + sentence("has no manifest that can be read"),
     ):
         Checkpoints(tmp_path, **options)  # type: ignore[arg-type]

@@ -257,7 +257,9 @@ def test_nothing_to_train_on_is_refused(tmp_path: Path, content: str | None) -> 
         train.write_text(content)
     with pytest.raises(ConfigError, match=r"train\.jsonl"):
         load(str(train), None, None)
-    with pytest.raises(ConfigError, match=sentence("finetune.rows.load.job-names-neither")):
+    with pytest.raises(
+        ConfigError, match=sentence("the job names neither a training file nor a hub dataset")
+    ):
         load(None, None, None)
 
 
@@ -314,15 +316,18 @@ def test_of_a_hub_dataset_the_ranks_name_what_they_do_not_read_and_count_empty_a
 
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.meant._problem.true-false-beside", "split train, row 0", "label")
-        + sentence("finetune.meant.check.column-train-without"),
+        match=sentence(
+            "and method 'sft' would learn answers marked false too", "split train, row 0", "label"
+        )
+        + sentence("the column {} {}. To train"),
     ):
         loaded(0)
     rows = loaded(3, ignore=["label"])
     assert (len(rows.train), len(rows.eval), rows.empty_answers) == (6, 2, 3)
     assert rows.not_read == ["label", "id"]
     with pytest.raises(
-        ConfigError, match=sentence("finetune.meant.check_answers.empty-answer-model", 4, "8 rows")
+        ConfigError,
+        match=sentence("or name the column of the answers with columns={…}", 4, "8 rows"),
     ):
         loaded(4, ignore=["label"])
 
@@ -345,7 +350,7 @@ def test_a_late_refusal_says_that_the_look_at_the_hub_was_given_up(
         with pytest.raises(
             ConfigError,
             match=sentence(
-                "finetune.rows.refuse_unknown.known-form-row", "row 0", "'body', 'title'"
+                "no known form of a row has the columns {}.", "row 0", "'body', 'title'"
             ),
         ) as raised:
             load_rows(cast(Any, work))

@@ -133,15 +133,15 @@ def test_what_is_too_long_is_cut_within_its_form_and_a_cut_answer_does_not_end(
     assert text_of(llama, short["input_ids"]).endswith("\n")
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.encode._shortened.prompt-form-takes", 30, "alpaca")
-        + sentence("finetune.encode._shortened.max-source-length"),
+        match=sentence("the prompt form {} takes alone", 30, "alpaca")
+        + sentence("a question may have"),
     ):
         encoder(llama, prompt="alpaca", max_source_length=30).rows([long])
     # A length that is left open is not named as a limit of the job.
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.encode._shortened.max-source-length-2", 2048)
-        + sentence("finetune.encode._shortened.max-source-length"),
+        match=sentence("max_source_length is left open, and a row has", 2048)
+        + sentence("a question may have"),
     ):
         encoder(llama, system="Be brief. " * 4096, prompt="llama2-chat").rows([long])
 
@@ -189,7 +189,7 @@ def test_an_encoder_decoder_model_reads_the_input_too_and_learns_from_no_plain_t
     assert text_of(t5, row["labels"]) == "Lund, Graz</s>"
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.encode._pairs.row-learn-answers", 2, "plain text", "tiny-t5"),
+        match=sentence("it answers a source", 2, "plain text", "tiny-t5"),
     ):
         made.rows([EXAMPLES[0], TEXT])
 
@@ -216,7 +216,7 @@ def test_a_row_with_a_token_that_has_no_embedding_is_refused(
     row = Example(source="Name a town", target="Lund")
     if free:
         assert its.rows([replace(row, **{part: "a <new0> town"})])
-    words = sentence("finetune.encode._embedded.row-token-id")
+    words = sentence("Take the token out of the rows")
     with pytest.raises(ConfigError, match=words):
         its.rows([replace(row, **{part: f"a <new{free}> town"})])
 
@@ -348,8 +348,10 @@ def test_a_chat_that_is_too_long_loses_its_first_exchanges_and_keeps_its_system_
     assert text_of(chatting, list(cut["input_ids"])).endswith("<|end|><|assistant|>")
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.encode._shortened.chat-template-takes", "row 1", 4)
-        + sentence("finetune.encode._shortened.max-source-length"),
+        match=sentence(
+            "the chat template takes alone (with the tools of a row that has", "row 1", 4
+        )
+        + sentence("a question may have"),
     ):
         encoder(chatting, chat_template=TURNS, max_source_length=4).rows([CHAT])
 
@@ -361,19 +363,18 @@ def test_a_chat_without_a_template_is_refused_on_the_ranks_too(
     loaded = model.load("tiny-llama", EXAMPLES, seed=3)
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.encode._prompts.row-row-messages", 2, "tiny-llama")
-        + sentence("finetune.refusals.no_template.model-chat-template"),
+        match=sentence("row {} is a row of messages, and", 2, "tiny-llama")
+        + sentence("or use a model with a chat template"),
     ):
         encoder(loaded).rows([EXAMPLES[0], CHAT])
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.encode._prompts.row-row-messages", 1, "prompt is 'alpaca'"),
+        match=sentence("row {} is a row of messages, and", 1, "prompt is 'alpaca'"),
     ):
         encoder(llama, prompt="alpaca").questions([CHAT])
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.encode._pairs.row-learn-answers", 1, "tiny-t5")
-        + sentence("finetune.encode._pairs.row-messages"),
+        match=sentence("it answers a source", 1, "tiny-t5") + sentence("a row of messages"),
     ):
         encoder(t5).rows([CHAT])
     refusing = (
@@ -383,7 +384,7 @@ def test_a_chat_without_a_template_is_refused_on_the_ranks_too(
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "finetune.template.refusing.chat-template-refuses", "row 1", "system, user", "no system"
+            "the chat template refuses the turns ({})", "row 1", "system, user", "no system"
         ),
     ):
         Encoder(loaded, FineTune(model="me/on-the-hub", system="Be kind.")).rows(EXAMPLES)

@@ -242,7 +242,7 @@ def test_a_tokenizer_of_several_languages_needs_names_that_it_knows(
     for missing in ("source_language", "target_language"):
         job = job_of(folder, name, **{missing: None})
         why = sentence(
-            "finetune.languages.check_given.tokenizer-writes-language",
+            "and its tokenizer_config.json names no pair of languages",
             repr(str(folder)),
             type(loaded.tokenizer).__name__,
             missing,
@@ -252,7 +252,7 @@ def test_a_tokenizer_of_several_languages_needs_names_that_it_knows(
         with pytest.raises(ConfigError, match=why):
             Encoder(loaded, job)
     check_at_submit(job_of(folder, name), gpus=0)
-    known = sentence("base.errors.one_of.known-allowed", "target_language", "'xx_YY'")
+    known = sentence("is not known", "target_language", "'xx_YY'")
     with pytest.raises(ConfigError, match=known):
         Encoder(loaded, job_of(folder, name, target_language="xx_YY"))
 
@@ -276,16 +276,16 @@ def test_a_language_is_refused_where_nothing_reads_it(
 ) -> None:
     pair = folder_of("marian")
     loaded = model.load(str(pair), (), seed=0)
-    none = sentence("finetune.languages.check_given.tokenizers-write-languages", "source_language")
+    none = sentence("is for tokenizers that write languages", "source_language")
     with pytest.raises(ConfigError, match=none):
         Encoder(loaded, FineTune(model=str(pair), source_language="deu"))
-    one = sentence("finetune.languages._marian_sources.target-language-tokenizer", "'deu'")
+    one = sentence("writes one language alone", "'deu'")
     with pytest.raises(ConfigError, match=one):
         Encoder(loaded, FineTune(model=str(pair), target_language="deu"))
-    causal = sentence("finetune.refusals.check_family.encoder-decoder-models", "target_language")
+    causal = sentence("write the language into the prompt", "target_language")
     with pytest.raises(ConfigError, match=causal):
         FineTune(model="tiny-llama", target_language="de")
-    none = sentence("finetune.languages.check_given.tokenizers-write-languages", "target_language")
+    none = sentence("is for tokenizers that write languages", "target_language")
     with pytest.raises(ConfigError, match=none):
         check_at_submit(FineTune(model="tiny-t5", target_language="de"), gpus=0)
 
@@ -306,11 +306,11 @@ class SeamlessM4TTokenizer:
     [
         (
             FSMTTokenizer(),
-            sentence("finetune.languages._refuse_unable.tokenizer-another-vocabulary"),
+            sentence("and the FSMTTokenizer of transformers cannot write targets"),
         ),
         (
             SeamlessM4TTokenizer(),
-            sentence("finetune.languages._refuse_unable.seamlessm-ttokenizer-whose"),
+            sentence("whose languages are chosen for every answer by code of its own"),
         ),
     ],
 )
@@ -328,7 +328,7 @@ def test_a_marian_model_of_several_languages_reads_the_language_in_the_source(
     loaded = model.load(str(tmp_path / "model"), (), seed=0)
     job = FineTune(model=str(tmp_path / "model"))
     with pytest.raises(
-        ConfigError, match=sentence("finetune.languages.written.source-names-target", ">>deu<<")
+        ConfigError, match=sentence("the source names no target language", ">>deu<<")
     ):
         Encoder(loaded, job).rows(ROWS)
     expected = tokenizer([f">>nld<< {text}" for text in EN]).input_ids
@@ -337,7 +337,5 @@ def test_a_marian_model_of_several_languages_reads_the_language_in_the_source(
     own = Example(source=">>deu<< the cat", target="die Katze")
     (row,) = made.rows([own])
     assert row["input_ids"] == tokenizer(own.source).input_ids
-    with pytest.raises(
-        ConfigError, match=sentence("base.errors.one_of.known-allowed", "target_language")
-    ):
+    with pytest.raises(ConfigError, match=sentence("is not known", "target_language")):
         Encoder(loaded, job.replace(target_language="deutsch"))

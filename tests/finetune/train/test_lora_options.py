@@ -215,12 +215,15 @@ def test_a_folder_of_adapters_stands_for_its_base_with_the_options_they_were_mad
     [
         (
             {"peft": "none"},
-            sentence("finetune.defaults.on_base.model-holds-adapters"),
+            sentence("give peft='lora' or 'qlora' to continue to train them"),
         ),
-        ({"lora": {"r": 8}}, sentence("finetune.defaults.on_base.lora-adapters-drop", "r", 8, 4)),
+        (
+            {"lora": {"r": 8}},
+            sentence("lora {} is {}, and the adapters in {} have {}; drop it", "r", 8, 4),
+        ),
         (
             {"seed": 3},
-            sentence("finetune.defaults._seed_of.adapters-seed-jobs", "tiny-llama", 7, 3),
+            sentence("and the job's seed is", "tiny-llama", 7, 3),
         ),
     ],
 )
@@ -238,7 +241,7 @@ def test_a_damaged_folder_of_adapters_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "finetune.defaults._adapters.adapters-gone-unreadable", "adapter_config.json"
+            "the adapters in {} cannot be gone on with: {} is unreadable", "adapter_config.json"
         ),
     ):
         on_base(FineTune(model=str(folder), peft="lora"))

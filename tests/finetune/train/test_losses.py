@@ -171,7 +171,7 @@ def test_a_loss_that_is_no_number_ends_the_run_one_step_later(apart: bool) -> No
     losses.count(1)
     losses.keep(ended(2, loss=1.0))
     with pytest.raises(
-        RunError, match=sentence("finetune.losses._not_finite.loss-rank-step", "inf", 0, 1)
+        RunError, match=sentence("loss is {} on rank {} at step {}; try", "inf", 0, 1)
     ):
         losses.read()
 

@@ -99,7 +99,7 @@ def test_what_is_not_known_is_told_as_none_with_the_reason(
     traffic.tell()
     said = told(capfd)
     assert said["sent_bytes"] is None and says(
-        said["reason"], "finetune.traffic.tell.kernel-does-tell"
+        said["reason"], "the kernel does not tell, or a connection was replaced"
     )
 
 

@@ -112,7 +112,7 @@ NOT_READ: dict[str, Callable[[Path], Path]] = {
 @pytest.mark.parametrize("name", NOT_READ)
 def test_a_value_that_a_library_refuses_is_named_with_the_folder(name: str, tmp_path: Path) -> None:
     folder = NOT_READ[name](tmp_path / "model")
-    refusal = sentence("finetune.opened.named_errors.model-read-correct", str(folder))
+    refusal = sentence("Correct the file with this value (config.json", str(folder))
     with pytest.raises(ConfigError, match=refusal):
         model.load(str(folder), (), seed=0)
 
@@ -144,7 +144,9 @@ def test_a_weight_that_is_not_finite_is_named() -> None:
     layer.weight.data[1, 2] = float("nan")
     with pytest.raises(
         ConfigError,
-        match=sentence("finetune.opened.check_finite.model-holds-numbers", "mine", "weight"),
+        match=sentence(
+            "or use precision 'bf16' or 'fp32' if the precision is fp16", "mine", "weight"
+        ),
     ):
         check_finite(layer, "mine")
     # ZeRO-3 leaves an empty tensor, and keeps the rank's part beside it.

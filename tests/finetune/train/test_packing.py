@@ -94,7 +94,7 @@ def test_a_model_whose_packed_texts_see_each_other_is_refused_before_the_first_s
     check(model)
     assert model.training
     with pytest.raises(
-        ConfigError, match=sentence("finetune.audit.on_train_begin.packing-model-packed")
+        ConfigError, match=sentence("and in this model a packed text sees those before it")
     ):
         check(Mixing(model))
 

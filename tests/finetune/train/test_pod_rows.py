@@ -232,7 +232,7 @@ def test_a_rank_without_neighbours_is_named(
         rows_of_pod(SharedRows(examples_of(3), make, pod))
     assert says(
         failed.value,
-        "finetune.pod_rows._read.missing-rank-pod",
+        "a rank of this pod wrote its rows elsewhere",
         "share-1-0",
         str(pod.folder),
     )
@@ -241,7 +241,7 @@ def test_a_rank_without_neighbours_is_named(
         rows_of_pod(SharedRows(examples_of(3), make, other))
     assert says(
         failed.value,
-        "finetune.pod_rows._opened.rows-missing-damaged",
+        "although the first rank of this pod has written them",
         str(pod.folder / "rows"),
     )
 

@@ -149,7 +149,7 @@ def test_hybrid_is_refused_where_a_pod_has_one_slot(ran: dict[str, Ran]) -> None
     assert set(run.exit_codes.values()) == {1}
     assert says(
         run.record(0, "error.json")["message"],
-        "finetune.sharding._mesh.fsdp-shard-hybrid",
+        "and these pods have",
         "one slot each",
     )
 
@@ -172,9 +172,7 @@ def test_layers_that_share_a_weight_are_refused_before_anything_is_sharded() -> 
     model[1]["head"].weight = model[0][0].weight
     with pytest.raises(
         ConfigError,
-        match=sentence(
-            "finetune.sharding._check_nothing_is_tied.fsdp-layers-share", "Linear", "weight"
-        ),
+        match=sentence("and a shared weight must be gathered as one", "Linear", "weight"),
     ):
         layers_of(model, ["Linear"])
 
@@ -184,7 +182,7 @@ def test_layers_that_a_model_has_not_are_refused_with_those_it_has() -> None:
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "finetune.layers.named_layers.model-consists-name",
+            "and the model consists of {}; name its transformer layers",
             "names Block",
             "Linear, ReLU, Sequential",
         ),
@@ -268,7 +266,7 @@ def test_chosen_layers_compute_again_in_the_backward_pass_and_only_while_trainin
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "finetune.layers.named_layers.model-consists-name",
+            "and the model consists of {}; name its transformer layers",
             "checkpoint_layers names Block",
             "Layer, Linear, Sequential",
         ),

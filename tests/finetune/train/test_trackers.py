@@ -151,7 +151,7 @@ def test_a_tracker_that_cannot_be_made_ends_no_training_and_is_said(
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "trackio", Unmade)
     monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "wandb", lambda: kept)
     (calls,) = guarded_trackers(["trackio", "wandb"], notes.append)
-    assert says(notes, "finetune.trackers.did-start-gets", "trackio", str(error))
+    assert says(notes, "did not start, and gets no reports", "trackio", str(error))
     calls.on_train_begin(None, SimpleNamespace(global_step=0), TrainerControl())
     assert kept.calls == ["on_train_begin"]
 

@@ -228,7 +228,7 @@ def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside
     assert RunResult.load(out).state is RunState.SUCCEEDED
     assert RunResult.load(out / "attempt-1").state is RunState.FAILED
     code, said = ended(start(command, config, out.parent, {}))
-    assert (code, says(said, "handover.__main__._run.holds-result-earlier")) == (0, True)
+    assert (code, says(said, "holds the result of an earlier attempt that succeeded")) == (0, True)
 
 
 def test_sigterm_ends_the_rank_and_is_told(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_sigterm_ends_the_rank_and_is_told(tmp_path: Path) -> None:
     code, _ = ended(process)
     result = RunResult.load(out)
     assert (code, result.state) == (128 + signal.SIGTERM, RunState.CANCELLED)
-    assert says(result.message, "handover.coordinator.verdict.stopped-platform-sigterm")
+    assert says(result.message, "stopped by the platform (SIGTERM)")
 
 
 def test_a_refusal_is_told_to_all(tmp_path: Path) -> None:
@@ -253,9 +253,7 @@ def test_a_refusal_is_told_to_all(tmp_path: Path) -> None:
     told = [ended(process) for process in processes]
     assert [code for code, _ in told] == [2, 1]
     assert "refused: " in told[0][1]
-    assert all(
-        says(said, "handover.coordinator._put_aside.holds-something-else") for _, said in told
-    )
+    assert all(says(said, "holds something else than an unattended run") for _, said in told)
     assert (claim / manifest.name / "mine.txt").read_text() == "precious"
 
 
@@ -285,11 +283,11 @@ def test_who_does_not_come_is_named(tmp_path: Path) -> None:
     alone = FileRendezvous(folder=tmp_path / "x", rank=0, world_size=3, patience_s=0.3)
     with pytest.raises(
         RunError,
-        match=sentence("handover.rendezvous._await.within-all-ranks", "[1, 2]", 0)
-        + sentence("handover.rendezvous.lead.ranks-did-come"),
+        match=sentence("a claim that several pods use must be ReadWriteMany", "[1, 2]", 0)
+        + sentence("ranks {} did not come"),
     ):
         alone.lead(dict)
-    with pytest.raises(RunError, match=sentence("handover.rendezvous.follow.rank-did-come")):
+    with pytest.raises(RunError, match=sentence("rank 0 did not come")):
         FileRendezvous(folder=tmp_path / "y", rank=1, world_size=2, patience_s=0.3).follow()
     with pytest.raises(ConfigError, match="mine"):
         FileRendezvous(folder=tmp_path / "z", rank=0, world_size=1).lead(_refuse)

@@ -361,7 +361,7 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
 
     alive = [True]
     backend = place.backend()
-    words = sentence("pods.session.left_behind.kubernetes-objects-may")
+    words = sentence("Call the cluster's close() again once the server answers")
     # The scheduler may need some time to find a server again that an earlier test killed.
     short = replace(context, timeout_s=25.0, report=report)
     try:

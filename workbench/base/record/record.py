@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
@@ -27,7 +28,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from workbench.base.errors import ConfigError, one_of, shortened
+from workbench.base.errors import ConfigError, one_of, option_named, shortened
 from workbench.base.json_values import items, parts, problem_in
 from workbench.base.record.types import Allowed, Choice, Unit
 
@@ -80,17 +81,19 @@ class Record(BaseModel):
     def __init__(self, *values: object, **options: object) -> None:
         if values:
             raise self._by_name(values[0])
-        for name, value in options.items():
-            if unfit := problem_in(value):
-                raise ConfigError(
-                    " ".join(part for part in (self.label, name, unfit) if part) + "; correct it"
-                )
+        secret = self._secret()
+        with option_named(options, secret=secret):
+            for name, value in options.items():
+                if unfit := problem_in(value):
+                    words = [part for part in (self.label, name, unfit) if part]
+                    raise ConfigError(f"{' '.join(words)}; correct it")
         problem = None
         try:
             super().__init__(**options)
         except ValidationError as error:
             problem = self._refusal(error, options)
         if problem is not None:
+            problem.name_option(options, secret=secret)
             raise problem  # out of the handler: its error would show the values of secrets
 
     @classmethod
@@ -169,8 +172,19 @@ class Record(BaseModel):
 
     def replace(self, **changes: object) -> Self:
         """Return a copy with some options changed and checked; unset options stay unset."""
-        given = {name: value for name, value in self if name in self.model_fields_set}
-        return type(self)(**{**given, **changes})
+        return type(self)(**{**self.as_given(), **changes})
+
+    def as_given(self) -> dict[str, object]:
+        """Return the options that were given, without defaults."""
+        return {name: value for name, value in self if name in self.model_fields_set}
+
+    def option_named(self) -> AbstractContextManager[None]:
+        """Let refusals of the block carry the option of this record that they are about."""
+        return option_named(self.as_given(), secret=self._secret())
+
+    @classmethod
+    def _secret(cls) -> list[str]:
+        return [name for name, field in cls._fields().items() if not field.repr]
 
     @classmethod
     def _hint(cls, name: str, value: object = None) -> str:  # noqa: ARG003  # for classes that know more
@@ -196,15 +210,17 @@ class Record(BaseModel):
         # Beside an unknown option, a missing one is probably the one that was meant.
         errors = [each for each in errors if not unknown or each["type"] != "missing"]
         errors.sort(key=lambda each: _FIRST.get(each["type"], len(_FIRST)))
-        refusals: dict[object, ConfigError] = {}
+        refusals: dict[tuple[int | str, ...], ConfigError] = {}
         for problem in errors:
             option = problem["loc"][:1]
             if option not in refusals:
                 is_last = [*option] == unhinted[-1:]
                 refusals[option] = cls._worded(problem, options, listed=is_last)
-        if len(refusals) == 1:
-            return next(iter(refusals.values()))
-        return ConfigError("\n".join(map(str, refusals.values())))
+        (first, refusal), *others = refusals.items()
+        if others:
+            refusal = ConfigError("\n".join(map(str, refusals.values())))
+        refusal.option = "".join(map(str, first))
+        return refusal
 
     @classmethod
     def _worded(

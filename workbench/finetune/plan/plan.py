@@ -97,9 +97,10 @@ def plan(
     if nodes is not None and not gpus:
         ranks = ranks or nodes.pod.ranks
     tokens = tokens_of(lengths)
-    job = choose(job, gpus=gpus)
-    check_configuration(job)
-    check_experts(job, model_config(job.model, job.model_revision))
+    with job.option_named():
+        job = choose(job, gpus=gpus)
+        check_configuration(job)
+        check_experts(job, model_config(job.model, job.model_revision))
     settings, refused = _settings(job, techniques or _NAMES, pods=pods, gpus=gpus, ranks=ranks)
     arithmetic = [setting.arithmetic for setting in settings.values()]
     trace = traced(job, arithmetic or ["fp32"], gpus=gpus, lengths=tokens)

@@ -82,7 +82,8 @@ def prepare_run(
                 pythons={pod.name: pod.versions.get("python", "") for pod in pods},
                 ask_pods=ask_pods,
             )
-            prepared = spec.job.prepare(run)
+            with asked.option_named():
+                prepared = spec.job.prepare(run)
             spec = spec.replace(job=prepared.job)
             write_json(paths.origin, origin_of(prepared, Path.cwd()))
             _fill(spec, paths)

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -201,7 +201,7 @@ class RowFiles(Record):
             if found is None:
                 raise ConfigError(f"dataset train: the folder {first} has no train file of rows")
             others = [name for name in copies.unread if name.lower().endswith(ENDS)]
-            options = {name: value for name, value in self if name in self.model_fields_set}
+            options: dict[str, Any] = self.as_given()
             options |= {"train": found.train, "eval": found.eval, "tables": found.tables}
             # A second file of the same rows is copied too, and not read.
             unread = [*getattr(found, "unread", ()), *others]
