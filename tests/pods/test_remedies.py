@@ -533,7 +533,6 @@ OUT_OF_REACH: Mapping[str, str] = {
     "look for a failing disk or memory on either side": OTHERS,
     "the start-up files of the login take": OTHERS,
     "`ssh HOST echo works` must print works": "a command that shows the cause",
-    "ssh waits for a touch of your security key.": "a touch, which another test plays",
     "; ask for fewer or smaller pods, or for a larger quota": OTHERS,
     "SlurmPods works on a login node or inside an allocation": OTHERS,
     "end the job with: scancel": OTHERS,
