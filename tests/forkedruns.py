@@ -16,7 +16,7 @@ import pytest
 from measured import MEASURED
 
 from workbench.finetune.data.wikisql.mini import mini_rows
-from workbench.finetune.deepspeed.not_done import own_keys
+from workbench.finetune.deepspeed.unsupported_keys import own_keys
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import ROW_ORDER

@@ -16,7 +16,7 @@ OWN_ROOMS = {
     # The form of compose/ makes a FineTune.
     "FineTune": ("finetune/", "display/compose/"),
     "Script": ("jobs/script.py",),
-    "Evaluation": ("finetune/benchmarks/",),
+    "Evaluation": ("finetune/lm_eval/",),
     "Function": ("jobs/script.py",),
 }
 """Classes of jobs, with the paths that may name the class in a condition."""

@@ -11,8 +11,8 @@ import pytest
 from methodruns import rows_of, write_rows
 
 from workbench import Cluster, FineTune, Run, compare, history
+from workbench.base.display_protocol import as_bundle
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.shown import as_bundle
 from workbench.finetune.answers.server import close_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from workbench.base.shown import draw_with
+from workbench.base.display_protocol import draw_with
 from workbench.base.versions import VERSION
 
 if TYPE_CHECKING:

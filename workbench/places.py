@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from workbench.pods.bootstrap.machine import can_limit_memory
 from workbench.pods.cml.project import CMLProject
-from workbench.pods.guest.machine import can_limit_memory
 from workbench.pods.nodes import nodes
 from workbench.pods.pod import Pod
 

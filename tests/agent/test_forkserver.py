@@ -30,7 +30,7 @@ from workbench.base.process import (
     pod_of,
     process_table,
 )
-from workbench.pods.guest.machine import MemoryLimit
+from workbench.pods.bootstrap.machine import MemoryLimit
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext
 from workbench.pods.pod_spec import PodSpec

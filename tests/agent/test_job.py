@@ -587,15 +587,15 @@ def test_no_stacks_are_asked_of_ranks_that_ended(run: PodRun, world: World) -> N
 
 def test_a_rank_takes_leave_if_it_listens(run: PodRun, world: World) -> None:
     first, second = run.ranks.values()
-    assert not first.take_leave()
+    assert not first.announce_shutdown()
     begin(run, world)
-    assert not first.take_leave() and world.signals() == []
+    assert not first.announce_shutdown() and world.signals() == []
     (first.folder / "leave-listens").touch()
-    assert first.take_leave() is True and (first.folder / "leave-asked").exists()
+    assert first.announce_shutdown() is True and (first.folder / "leave-asked").exists()
     world.catching = {51}
-    assert second.take_leave() is True and world.signals() == [(51, TERM)]
+    assert second.announce_shutdown() is True and world.signals() == [(51, TERM)]
     run.ended(51, 0)
-    assert not second.take_leave()
+    assert not second.announce_shutdown()
 
 
 def test_cores_are_shared_evenly() -> None:

@@ -324,6 +324,6 @@ print(look_up(pid).zombie)
 
 
 def test_a_daemon_without_marks_is_ended_where_a_guardian_has_adopted_it(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", GUARDED, "workbench.pods.guest.guardian", str(tmp_path)]
+    argv = [sys.executable, "-c", GUARDED, "workbench.pods.bootstrap.guardian", str(tmp_path)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert done.stdout == "True\n", done.stderr

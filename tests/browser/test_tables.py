@@ -11,12 +11,12 @@ from benchrows import make_row, mixed_rows
 
 from tests.client.test_history import make_run
 from tests.display.test_plan import LARGE, table
-from workbench.base.shown import as_html, as_page
+from workbench.base.display_protocol import as_html, as_page
 from workbench.benchmark.result import BenchmarkResult, Report
 from workbench.client.result import RunResult
 from workbench.client.tables.history import history
 from workbench.finetune.answers.predictions import Answers, Predictions
-from workbench.finetune.data.judged import judge
+from workbench.finetune.data.scoring import judge
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 

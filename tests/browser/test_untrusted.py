@@ -18,7 +18,7 @@ from tests.browser.conftest import ARTIFACTS, REPOSITORY, notebook
 from tests.support.sanitized import GitHub, Reader, numbers
 from tests.support.sentences import says
 from tests.support.views import EXAMPLES
-from workbench.base import shown
+from workbench.base import display_protocol
 from workbench.display import views
 
 SHEET = Path(workbench.__file__).parent / "display" / "templates" / "assets" / "sheet.css"
@@ -70,7 +70,7 @@ def words_of(outputs: list[dict[str, Any]]) -> str:
 
 def test_no_view_is_forgotten() -> None:
     """A record with a new view gets an example, so that all tests here read it."""
-    drawn = {*views._DOCS, *views._VIEWS[shown.as_html]}
+    drawn = {*views._DOCS, *views._VIEWS[display_protocol.as_html]}
     assert drawn == {*EXAMPLES}
 
 

@@ -37,7 +37,7 @@ def test_every_kind_of_victim_is_exactly_the_processes_that_it_names(tmp_path: P
         assert {kind: len(found[kind]) for kind in single} == dict.fromkeys(single, 1)
         assert "workbench.keeper.keeper" in words(found["keeper"][0])
         assert f"workbench.agent serve {pod.root}" in words(found["agent"][0])
-        assert "workbench.pods.guest.guardian" in words(found["worker"][0])
+        assert "workbench.pods.bootstrap.guardian" in words(found["worker"][0])
         assert words(found["sshd"][0]).startswith("sshd: ")
         carrier = "Carry bytes between stdin, stdout and a socket"
         assert carrier in words(found["bridge"][0])

@@ -31,7 +31,7 @@ from workbench.client.takeover import end_broken_off, obstacle
 from workbench.keeper.checkpoints import held_checkpoint
 from workbench.keeper.requests import OfRun, Request, RequestServer
 from workbench.pods.cml.pods import IDS, CMLPods
-from workbench.pods.hosts import far_end
+from workbench.pods.hosts import remote_helper
 from workbench.pods.hosts.note import make_folder, note_of
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.kubernetes.pods import RECORD, KubernetesPods
@@ -411,12 +411,12 @@ def test_a_process_that_is_no_keeper_makes_no_directory_a_cluster(tmp_path: Path
 def test_a_host_removes_no_folder_that_enter_cannot_have_made(
     tmp_path: Path, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.stdin", StringIO(far_end.LISTENS))
+    monkeypatch.setattr("sys.stdin", StringIO(remote_helper.LISTENS))
     home = tmp_path / "home"
     (home / "letters").mkdir(parents=True)
     folder, pod = names
     for verb in ("leave", "enter"):
-        answer = far_end.main({verb: {"root": str(home), "folder": folder, "pod": pod}})
+        answer = remote_helper.main({verb: {"root": str(home), "folder": folder, "pod": pod}})
         assert "is not the name of" in str(answer["error"])
     # Not even a note with this user's seal may name them.
     root = tmp_path / "c"

@@ -14,7 +14,7 @@ from workbench.base.table import Marked
 from workbench.base.words import UNKNOWN
 from workbench.display.records.answers import answers_grids, marked_words
 from workbench.finetune.answers.predictions import Answers, Predictions
-from workbench.finetune.data.judged import Answer
+from workbench.finetune.data.scoring import Answer
 
 EXPECTED = "SELECT town FROM table WHERE year = 1990"
 EVIL = "<img src=x onerror=alert(1)>"

@@ -12,7 +12,7 @@ import pytest
 from benchrows import Page, cells_of, make_row, mixed_rows, repeated_rows, write_row
 
 from tests.support.sentences import says
-from workbench.base.shown import as_html, as_text
+from workbench.base.display_protocol import as_html, as_text
 from workbench.benchmark.comparable_groups import groups
 from workbench.benchmark.published import CAVEATS
 from workbench.benchmark.result import BenchmarkResult, rows_below

@@ -20,8 +20,8 @@ from writtenrun import T0, WrittenRun, write_run
 
 import workbench
 from tests.support.sentences import says, sentence
+from workbench.base.display_protocol import as_bundle
 from workbench.base.errors import ConfigError
-from workbench.base.shown import as_bundle
 from workbench.base.words import number
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.plot import MEMORY, PlotOptions

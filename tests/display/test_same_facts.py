@@ -15,8 +15,8 @@ from writtenrun import T0, WrittenRun
 
 from tests.support.views import EXAMPLES
 from workbench.base import table
+from workbench.base.display_protocol import Displayable, as_html, as_text
 from workbench.base.files import write_json
-from workbench.base.shown import Shown, as_html, as_text
 from workbench.client.result import RunResult
 from workbench.client.tensorboard.board import Board
 from workbench.display.cluster import ClusterView, cluster_doc
@@ -145,7 +145,7 @@ def test_every_shown_class_has_an_example() -> None:
         package = importlib.import_module(f"workbench.{room}")
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    shown = [Shown]
+    shown = [Displayable]
     for kind in shown:
         shown += kind.__subclasses__()
     # A dataclass with slots is made twice, so names are compared. A kind of job has the views of

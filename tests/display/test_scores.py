@@ -7,7 +7,7 @@ from pathlib import Path
 from writtenrun import write_run
 
 from workbench import Run, history
-from workbench.finetune.benchmarks.scores import Scores, as_evaluation, read_scores, scores_from
+from workbench.finetune.lm_eval.scores import Scores, as_evaluation, read_scores, scores_from
 from workbench.rundir.catalog.benchmarks import add_evaluation, benchmark_figures
 
 EVIL = "<img src=x>\x1b[31m"

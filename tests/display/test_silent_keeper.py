@@ -11,8 +11,8 @@ import pytest
 from writtenrun import WrittenRun, write_run
 
 from workbench import Cluster, LocalPods, Run, history
+from workbench.base.display_protocol import as_html
 from workbench.base.files import read_json, write_json
-from workbench.base.shown import as_html
 from workbench.display.cluster import look_at
 from workbench.display.run.page import run_text
 from workbench.keeper.spawn import process_facts

@@ -21,8 +21,8 @@ import yaml
 from poll import until
 
 from workbench import SSHPods
-from workbench.pods.guest.machine import free_port
-from workbench.pods.guest.sshd import SSHD_OPTIONS, find_sshd
+from workbench.pods.bootstrap.machine import free_port
+from workbench.pods.bootstrap.sshd import SSHD_OPTIONS, find_sshd
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 DOCKER = REPOSITORY / "docker"

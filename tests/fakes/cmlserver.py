@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from workbench.base.process import end_all, live_descendants
-from workbench.pods.guest.machine import free_port
+from workbench.pods.bootstrap.machine import free_port
 
 KEY = "key.canary-77aa"
 PROJECT = "proj-1234"

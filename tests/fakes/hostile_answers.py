@@ -22,7 +22,7 @@ from workbench.base.errors import RemoteError
 from workbench.base.messages import rpc
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.link.files import PodFiles, Stock
+from workbench.keeper.link.files import ContentStore, PodFiles
 from workbench.keeper.run import restart
 from workbench.keeper.run.stage import LOG_STREAMS
 from workbench.keeper.watch.pod import PodReport, PodWatch
@@ -138,7 +138,7 @@ class WireLink(SimLink):
         self._identity = Identity(self.sim.paths.root.parent / "identity")
         self._lease_s = self.sim.lease_s
         self._folders = ()
-        self._stock = Stock()
+        self._stock = ContentStore()
         self._lock = threading.RLock()
         self._line = None
 

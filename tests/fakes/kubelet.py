@@ -31,7 +31,7 @@ import aiohttp
 
 from tests.fakes.kubeserver import KUBELET
 from workbench.base.process import end_all, with_mark
-from workbench.pods.guest.process import session_environment
+from workbench.pods.bootstrap.process import session_environment
 
 NODE = "node-1"
 _TICK_S = 0.03

@@ -23,13 +23,13 @@ from workbench.base.errors import RemoteError
 from workbench.base.files import read_json, write_json
 from workbench.base.redact import Redactor
 from workbench.finetune.job.finetune import Job
-from workbench.keeper.decisions import DecisionLog, What
+from workbench.keeper.decisions import DecisionKind, DecisionLog
 from workbench.keeper.launch import LaunchCommand
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.run.attempt import Surroundings
+from workbench.keeper.recovery import inherited_runs
+from workbench.keeper.run.attempt import AttemptDeps
 from workbench.keeper.run.runner import Runner
-from workbench.keeper.succession import inherited_runs
 from workbench.keeper.watch.pod import PodReport
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.ssh.identity import Identity
@@ -301,8 +301,8 @@ class Simulation:
         return runner
 
     @property
-    def around(self) -> Surroundings:
-        return Surroundings(
+    def around(self) -> AttemptDeps:
+        return AttemptDeps(
             clock=lambda: self.now,
             reports=partial(SimQueue, self),
             watch=self.watch,  # type: ignore[arg-type]
@@ -325,7 +325,7 @@ class Simulation:
         runner = Runner(context, self.around)
         runner.enqueue()
         pods = [pod.pod.name for pod in self.pods]
-        log.add(RUN, What.SUBMITTED, path=self.paths.root, pods=pods)
+        log.add(RUN, DecisionKind.SUBMITTED, path=self.paths.root, pods=pods)
         return runner
 
     def taken_over(self) -> tuple[dict[str, Runner], dict[str, Mapping[str, object]]]:
@@ -533,7 +533,7 @@ class SimLog(DecisionLog):
         super().__init__(sim.log_path)
         self._sim, self._keeper = sim, sim.keeper
 
-    def add(self, run: str, what: What, attempt: int = 0, **facts: object) -> None:
+    def add(self, run: str, what: DecisionKind, attempt: int = 0, **facts: object) -> None:
         self._sim.passes(f"before line {what}", self._keeper)
         super().add(run, what, attempt, **facts)
         self._sim.passes(f"after line {what}", self._keeper)

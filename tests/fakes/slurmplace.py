@@ -22,7 +22,7 @@ import pytest
 
 from tests.fakes.namespaces import Namespace, joined
 from tests.poll import until
-from workbench.pods.guest.machine import free_port
+from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.notes import note_of
 from workbench.pods.pod import LaunchContext
 from workbench.pods.slurm.pods import JOBS, SlurmPods

@@ -18,8 +18,8 @@ from typing import Self
 
 from tests.poll import until
 from workbench.base.process import descendants, process_table
-from workbench.pods.guest.machine import free_port
-from workbench.pods.guest.sshd import find_sshd
+from workbench.pods.bootstrap.machine import free_port
+from workbench.pods.bootstrap.sshd import find_sshd
 from workbench.pods.hosts.note import note_of
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.place import Place

@@ -19,7 +19,7 @@ from tests.fakes.proxy import bad_network
 from tests.fakes.sshhosts import HostsPlace, SSHHost
 from workbench import Cluster, PodSpec, Run, SSHPods
 from workbench.base.process import with_mark
-from workbench.pods.guest.machine import free_port
+from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.state import RunState
 

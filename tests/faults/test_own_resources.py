@@ -26,7 +26,7 @@ from workbench.base.messages.lines import to_line
 from workbench.base.messages.wire import ask
 from workbench.base.process import find
 from workbench.client.takeover import take_over
-from workbench.keeper.decisions import What, read_decisions
+from workbench.keeper.decisions import DecisionKind, read_decisions
 from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
@@ -411,7 +411,7 @@ def test_a_restart_whose_keeper_dies_is_done_by_another_keeper_and_counts_once(
     made = [
         (each.what, each.attempt)
         for each in read_decisions(ClusterPaths(cluster.path).own_decisions)
-        if each.what in (What.STAGED, What.RESTARTED, What.ENDED)
+        if each.what in (DecisionKind.STAGED, DecisionKind.RESTARTED, DecisionKind.ENDED)
     ]
     assert made == [("staged", 1), ("restarted", 2), ("staged", 2), ("ended", 2)]
 

@@ -23,7 +23,7 @@ from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.base.messages.wire import ask
-from workbench.pods.guest.process import AdoptedProcess
+from workbench.pods.bootstrap.process import AdoptedProcess
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths

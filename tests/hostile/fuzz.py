@@ -20,18 +20,18 @@ from wrong import WRONG, places, replaced
 
 from tests.rundir.test_damaged import whole_run
 from workbench.agent.ranks.request import RunRequest
+from workbench.base.display_protocol import as_text
 from workbench.base.errors import WorkbenchError
 from workbench.base.messages import lines, rpc
 from workbench.base.messages.server import Requests
 from workbench.base.redact import Redactor
-from workbench.base.shown import as_text
 from workbench.benchmark.read import row_of
 from workbench.client.returned import returned
 from workbench.client.run import Run
 from workbench.client.tables.history import history
 from workbench.client.takeover import stored_spec
 from workbench.finetune.answers.predictions import read_predictions
-from workbench.finetune.data.meant import RowTally
+from workbench.finetune.data.column_checks import RowTally
 from workbench.finetune.data.rows import any_row
 from workbench.finetune.data.sources.convert import read_row, read_tables
 from workbench.finetune.data.sources.read import read_rows

@@ -23,7 +23,7 @@ import workbench.results
 from tests.fakes.hostile_folder import Reader
 from tools.options import PUBLIC
 from workbench import cli
-from workbench.base import shown
+from workbench.base import display_protocol
 from workbench.base.table import as_grid
 from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.cluster import Cluster
@@ -42,10 +42,10 @@ from workbench.rundir.view import RunView
 
 Look = tuple[str, Callable[[], object]]
 VIEWS = (
-    shown.as_text,
-    shown.as_html,
-    shown.as_page,
-    shown.as_bundle,
+    display_protocol.as_text,
+    display_protocol.as_html,
+    display_protocol.as_page,
+    display_protocol.as_bundle,
     as_grid,
 )
 """Views that return text; `as_live` and `follow` draw the same records in a notebook."""

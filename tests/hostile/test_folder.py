@@ -18,7 +18,7 @@ from tests.fakes.hostile_folder import ATTACKS, given_to, places, write_whole
 from tests.hostile.looks import looks
 from tests.hostile.watched import faults
 from tools.options import PUBLIC
-from workbench.base.shown import as_html, load_views
+from workbench.base.display_protocol import as_html, load_views
 from workbench.client.run import Run
 
 STATES = ("ended", "live", "left")

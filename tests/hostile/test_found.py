@@ -13,9 +13,9 @@ import pytest
 from writtenrun import WrittenRun
 
 from workbench import Cluster
+from workbench.base.display_protocol import as_text
 from workbench.base.errors import ConfigError, RemoteError, RunError, WorkbenchError
 from workbench.base.files import read_json, write_json
-from workbench.base.shown import as_text
 from workbench.keeper.checkpoints import part_reader
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.lab.listing import Listing

@@ -19,9 +19,9 @@ from poll import until
 
 from tests.fakes.hostile_pod import contents
 from workbench import Cluster, LocalPods, PodSpec, Run, Script, history
+from workbench.base.display_protocol import as_html, as_page, as_text
 from workbench.base.files import read_json
 from workbench.base.process import Process
-from workbench.base.shown import as_html, as_page, as_text
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.result import RunResult, card_of
 from workbench.rundir.paths import ClusterPaths

@@ -35,7 +35,7 @@ from workbench.base.files import read_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.job import Job
 from workbench.jobs.script import Script
-from workbench.keeper.decisions import What, read_decisions, replay
+from workbench.keeper.decisions import DecisionKind, read_decisions, replay
 from workbench.keeper.run.runner import Runner
 from workbench.rundir.checkpoints import newest_good
 from workbench.rundir.make.prepare import prepare_run
@@ -169,7 +169,7 @@ def check(ended: Ended, before: Mapping[str, bytes], folder: Path) -> None:
     assert honest.running == []
     decisions = read_decisions(sim.log_path)
     assert [each.n for each in decisions] == list(range(1, len(decisions) + 1))
-    assert len([each for each in decisions if each.what is What.ENDED]) == 1
+    assert len([each for each in decisions if each.what is DecisionKind.ENDED]) == 1
     assert replay(decisions)[RUN].outcome["state"] == ended.state
     check_outside(ended, before, folder)
 

@@ -16,7 +16,7 @@ from workbench.finetune.deepspeed import keys as dskeys
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.kinds import Kind, Table, Whole
-from workbench.finetune.deepspeed.not_done import NOT_DONE
+from workbench.finetune.deepspeed.unsupported_keys import NOT_DONE
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, technique_of

@@ -15,7 +15,7 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
-from workbench.finetune.options.instead import ELSEWHERE, LORA, OTHERWISE
+from workbench.finetune.options.renamed_options import ELSEWHERE, LORA, OTHERWISE
 from workbench.finetune.techniques.registry import TECHNIQUE_NAMES
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script import Script

@@ -16,9 +16,9 @@ from writtenrun import WrittenRun
 from tests.support.sentences import says
 from workbench import Benchmark, Cluster, FineTune, LocalPods, PodSpec, Script, history
 from workbench.base import entries
+from workbench.base.display_protocol import as_text
 from workbench.base.errors import ConfigError
 from workbench.base.record import Record
-from workbench.base.shown import as_text
 from workbench.benchmark.grid import make_grid
 from workbench.benchmark.row import Outcome
 from workbench.display.kit.doc import blocks_html

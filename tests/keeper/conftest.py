@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from workbench.finetune.job.finetune import FineTune
-from workbench.keeper.awake import awake
+from workbench.keeper.awake import uptime_clock
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
@@ -16,8 +16,8 @@ def this_process_is_awake(monkeypatch: pytest.MonkeyPatch) -> None:
 
     A keeper looks every second. The process of the tests does not, so its clock reports a sleep.
     """
-    monkeypatch.setattr(awake, "_looked", awake._clock())
-    monkeypatch.setattr(awake, "_last", None)
+    monkeypatch.setattr(uptime_clock, "_looked", uptime_clock._clock())
+    monkeypatch.setattr(uptime_clock, "_last", None)
 
 
 @pytest.fixture(scope="module")

@@ -21,14 +21,14 @@ from workbench.base.files import read_json
 from workbench.base.files.private import make_cluster_folder
 from workbench.base.redact import Redactor
 from workbench.jobs.script import Script
-from workbench.keeper import boundary, shortage
-from workbench.keeper.boundary import guarded
-from workbench.keeper.decisions import What
+from workbench.keeper import boundary, resource_limits
+from workbench.keeper.boundary import isolate_run_errors
+from workbench.keeper.decisions import DecisionKind
 from workbench.keeper.keeper import Keeper
+from workbench.keeper.recovery import inherited_runs
 from workbench.keeper.requests import OfRun, Submit
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.run_queue import IdleTime, RunQueue
-from workbench.keeper.succession import inherited_runs
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import ClusterStatus, own_runs
@@ -46,7 +46,7 @@ PLACES = {
     "runner.py:run",
     "runner.py:_end",
     "runner.py:_clear",
-    "succession.py:inherited_runs",
+    "recovery.py:inherited_runs",
 }
 
 
@@ -73,11 +73,11 @@ def test_a_guard_ends_the_run_and_survives_the_end_too(caplog: pytest.LogCapture
         raise OSError("the disk takes nothing")
 
     boundary._last.clear()
-    with guarded("a", "moving the run", end=end):
+    with isolate_run_errors("a", "moving the run", end=end):
         raise ValueError("no")
     assert [str(error) for error in ended] == ["no"]
     assert caplog.text.count("moving the run") == 1
-    with pytest.raises(KeyboardInterrupt), guarded("a", "moving the run", end=end):
+    with pytest.raises(KeyboardInterrupt), isolate_run_errors("a", "moving the run", end=end):
         raise KeyboardInterrupt
     assert len(ended) == 1
 
@@ -87,7 +87,7 @@ def test_a_guard_logs_an_error_once_until_the_action_works(
 ) -> None:
     boundary._last.clear()
     for fails in (True, True, False, True):
-        with guarded("a", "keeping the state"):
+        with isolate_run_errors("a", "keeping the state"):
             if fails:
                 raise OSError("stale")
     assert caplog.text.count("keeping the state") == 2
@@ -267,8 +267,8 @@ def test_a_run_that_the_queue_refuses_is_withdrawn(
 def test_a_submission_waits_for_a_descriptor(
     paths: ClusterPaths, sim: Simulation, monkeypatch: pytest.MonkeyPatch, patience_s: float
 ) -> None:
-    monkeypatch.setattr(shortage, "PATIENCE_S", patience_s)
-    monkeypatch.setattr(shortage, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(resource_limits, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(resource_limits, "_PAUSE_S", 0.01)
     runner_for = SimKeeper._runner_for
     failures = [OSError(errno.EMFILE, "Too many open files"), OSError(errno.EMFILE, "…")]
 
@@ -343,7 +343,7 @@ def test_the_loops_of_a_keeper_outlive_a_run_that_fails_at_everything(
 
 def test_a_take_over_outlives_a_run_without_a_folder(paths: ClusterPaths, sim: Simulation) -> None:
     first = SimKeeper(paths, sim)
-    first._log.add("gone", What.SUBMITTED, path=paths.root / "gone")
+    first._log.add("gone", DecisionKind.SUBMITTED, path=paths.root / "gone")
     first._do(request_of(sim))
     second = SimKeeper(paths, sim)
     second.take_over()

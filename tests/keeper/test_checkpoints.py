@@ -17,7 +17,7 @@ from workbench.base.errors import ConfigError, RemoteError
 from workbench.base.files import read_json, write_json
 from workbench.base.process import RankPlace
 from workbench.finetune.job.finetune import FineTune
-from workbench.keeper.checkpoints import Returned, bring_checkpoints_back
+from workbench.keeper.checkpoints import PulledCheckpoints, bring_checkpoints_back
 from workbench.keeper.link.context import RunContext
 from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import CHECKPOINT, NAME, newest_good, write_manifest
@@ -158,7 +158,7 @@ def save(links: list[PodLink], step: int, ranks: tuple[int, ...] = (0, 1)) -> No
         write_manifest(part, step=step, rank=rank, world_size=2)
 
 
-def bring(links: list[PodLink], home: Path) -> Returned:
+def bring(links: list[PodLink], home: Path) -> PulledCheckpoints:
     places = [RankPlace(rank=rank, local_rank=0, pod=f"pod-{rank}") for rank in (0, 1)]
     nothing: Any = None
     spec: Any = SimpleNamespace(job=FineTune())
@@ -183,9 +183,9 @@ def test_only_whole_checkpoints_come_back_and_the_last_two_stay(
         save(links, step)
     save(links, 8, (0,))
     (links[0].root / "checkpoints" / "step-8" / "rank-1.part").mkdir()
-    assert bring(links, home) == Returned(steps=[6, 4], notes=[])
+    assert bring(links, home) == PulledCheckpoints(steps=[6, 4], notes=[])
     save(links, 8, (1,))
-    assert bring(links, home) == Returned(steps=[8, 6], notes=[])
+    assert bring(links, home) == PulledCheckpoints(steps=[8, 6], notes=[])
     assert sorted(path.name for path in (home / "checkpoints").iterdir()) == ["step-6", "step-8"]
     assert newest_good(home).step == 8
 
@@ -200,7 +200,7 @@ def test_a_pod_that_is_gone_costs_only_what_was_not_here_yet(
         save(links, step)
     links[1].answers = False
     said = "parts of the checkpoint of step 8 are on pod-1, out of reach"
-    assert bring(links, home) == Returned(steps=[2], notes=[said])
+    assert bring(links, home) == PulledCheckpoints(steps=[2], notes=[said])
     assert newest_good(home).step == 2
 
 
@@ -218,7 +218,7 @@ def test_what_is_damaged_on_its_pod_or_finds_no_room_does_not_come_back(
         "the checkpoint of step 4 was not copied back: "
         "the checksum of rank-1/state.safetensors is wrong"
     )
-    assert bring(links, home) == Returned(steps=[2], notes=[said])
+    assert bring(links, home) == PulledCheckpoints(steps=[2], notes=[said])
     save(links, 6)
     monkeypatch.setattr(
         shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 5 << 20)

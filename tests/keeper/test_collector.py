@@ -21,7 +21,7 @@ from workbench.jobs.job import Checkpoints, Rules
 from workbench.keeper import checkpoints as module
 from workbench.keeper.checkpoints import (
     CheckpointCollector,
-    Returned,
+    PulledCheckpoints,
     bring_checkpoints_back,
     held_checkpoint,
     list_parts,
@@ -114,7 +114,7 @@ class Kept:
         return sorted(path.name for path in self.paths.checkpoints.iterdir())
 
 
-def outcome(returned: Returned) -> tuple[list[int], list[str]]:
+def outcome(returned: PulledCheckpoints) -> tuple[list[int], list[str]]:
     """Return the steps that were copied or recorded, and the notes on others."""
     return [*returned.steps], [*returned.notes]
 
@@ -474,7 +474,7 @@ def test_a_job_may_have_its_checkpoints_copied_at_the_end_alone(kept: Kept) -> N
 
 
 def test_nothing_is_asked_of_pods_if_nothing_was_saved(kept: Kept) -> None:
-    assert collector_of(kept, lambda: 0).finish(()) == Returned()
+    assert collector_of(kept, lambda: 0).finish(()) == PulledCheckpoints()
     assert kept.links[0].commands == []
 
 
@@ -498,7 +498,7 @@ def test_a_job_whose_checkpoints_stay_has_them_recorded(tmp_path: Path) -> None:
 def test_an_error_while_checkpoints_are_copied_is_a_note(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_args: object, **_options: object) -> Returned:
+    def fail(*_args: object, **_options: object) -> PulledCheckpoints:
         raise OSError("no descriptor")
 
     monkeypatch.setattr(module, "bring_checkpoints_back", fail)

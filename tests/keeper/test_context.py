@@ -15,7 +15,7 @@ from tests.keeper.acts import script
 from workbench.base.errors import RemoteError, RunError
 from workbench.jobs.job import Rules
 from workbench.jobs.script import Script
-from workbench.keeper.decisions import DecisionLog, RunDecisions, What, read_decisions
+from workbench.keeper.decisions import DecisionKind, DecisionLog, RunDecisions, read_decisions
 from workbench.keeper.link import context as module
 from workbench.keeper.link.context import RunContext
 
@@ -82,14 +82,14 @@ def test_a_decision_names_the_attempt_and_a_dry_run_decides_nothing(
     sim: Simulation, tmp_path: Path
 ) -> None:
     context = replace(sim.context(), attempt=3)
-    context.decide(What.STARTED)
+    context.decide(DecisionKind.STARTED)
     log = DecisionLog(tmp_path / "log")
     log.clear()
-    replace(context, log=log).decide(What.STAGED, pods=["pod-0"])
+    replace(context, log=log).decide(DecisionKind.STAGED, pods=["pod-0"])
     (line,) = read_decisions(tmp_path / "log")
     assert (line.run, line.what, line.attempt, line.facts) == (
         RUN,
-        What.STAGED,
+        DecisionKind.STAGED,
         3,
         {"pods": ["pod-0"]},
     )

@@ -19,31 +19,31 @@ from tests.fakes.smalldisk import small_disk
 from workbench.base.files import gate
 from workbench.base.redact import Redactor
 from workbench.keeper import decisions
-from workbench.keeper.decisions import DecisionLog, What, read_decisions
+from workbench.keeper.decisions import DecisionKind, DecisionLog, read_decisions
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
-LIFE: Sequence[tuple[What, int]] = [
-    (What.SUBMITTED, 0),
-    (What.STAGED, 1),
-    (What.STARTED, 1),
-    (What.RESTARTED, 2),
-    (What.STAGED, 2),
-    (What.STARTED, 2),
-    (What.BROUGHT, 2),
-    (What.ENDED, 2),
-    (What.CLEARED, 2),
+LIFE: Sequence[tuple[DecisionKind, int]] = [
+    (DecisionKind.SUBMITTED, 0),
+    (DecisionKind.STAGED, 1),
+    (DecisionKind.STARTED, 1),
+    (DecisionKind.RESTARTED, 2),
+    (DecisionKind.STAGED, 2),
+    (DecisionKind.STARTED, 2),
+    (DecisionKind.BROUGHT, 2),
+    (DecisionKind.ENDED, 2),
+    (DecisionKind.CLEARED, 2),
 ]
 
 
-def facts_of(what: What) -> dict[str, object]:
+def facts_of(what: DecisionKind) -> dict[str, object]:
     match what:
-        case What.SUBMITTED:
+        case DecisionKind.SUBMITTED:
             return {"path": "/runs/a", "pods": ["pod-0", "pod-1"]}
-        case What.RESTARTED:
+        case DecisionKind.RESTARTED:
             return {"restart": 1, "loss": {"what": "pod-1 was lost"}}
-        case What.STAGED:
+        case DecisionKind.STAGED:
             return {"pods": ["pod-0", "pod-1"], "restart": 0}
-        case What.ENDED:
+        case DecisionKind.ENDED:
             return {"state": "succeeded", "message": "all ranks finished"}
     return {}
 
@@ -82,8 +82,11 @@ def test_a_run_s_state_names_its_attempt_its_pods_and_a_restart_that_was_begun(
     assert (run.loss, run.started, run.over) == (None, True, False)
 
 
-@pytest.mark.parametrize("late", [What.STAGED, What.STARTED, What.RESTARTED, What.SUBMITTED])
-def test_a_run_that_is_over_stays_over(late: What, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "late",
+    [DecisionKind.STAGED, DecisionKind.STARTED, DecisionKind.RESTARTED, DecisionKind.SUBMITTED],
+)
+def test_a_run_that_is_over_stays_over(late: DecisionKind, tmp_path: Path) -> None:
     log = written(tmp_path / "log")
     log.add("a", late, 3, **facts_of(late))
     run = replayed(tmp_path / "log").of("a")
@@ -97,9 +100,9 @@ def test_a_torn_last_line_is_dropped_and_the_next_line_is_whole(tmp_path: Path) 
     with path.open("ab") as out:
         out.write(b'{"n": 4, "run": "a", "wh')
     log = replayed(path)
-    log.add("a", What.ENDED, 1, state="failed", message="no")
+    log.add("a", DecisionKind.ENDED, 1, state="failed", message="no")
     assert [each.n for each in read_decisions(path)] == [1, 2, 3, 4]
-    assert read_decisions(path)[-1].what is What.ENDED
+    assert read_decisions(path)[-1].what is DecisionKind.ENDED
 
 
 @pytest.mark.parametrize("taken_over", [False, True])
@@ -131,7 +134,7 @@ def test_a_removed_log_is_written_again_whole(
 def test_a_log_that_was_removed_before_the_next_decision_is_whole(tmp_path: Path) -> None:
     log = written(tmp_path / "log", 3)
     (tmp_path / "log").unlink()
-    log.add("a", *LIFE[3], **facts_of(What.RESTARTED))
+    log.add("a", *LIFE[3], **facts_of(DecisionKind.RESTARTED))
     assert [each.n for each in read_decisions(tmp_path / "log")] == [1, 2, 3, 4]
 
 
@@ -153,7 +156,7 @@ def test_no_damage_keeps_the_log_from_being_read(cut: int, damage: bytes) -> Non
         log = replayed(path)
         numbers = [each.n for each in read_decisions(path)]
         assert numbers == sorted(set(numbers))
-        log.add("b", What.SUBMITTED, path="/runs/b")
+        log.add("b", DecisionKind.SUBMITTED, path="/runs/b")
         assert replayed(path).of("b") is not None
 
 
@@ -187,11 +190,11 @@ def test_a_full_disk_takes_decisions_from_the_reserve_and_then_late(tmp_path: Pa
         with filler.open("wb", buffering=0) as out, pytest.raises(OSError, match="No space"):
             while True:
                 out.write(bytes(4096))
-        log.add("a", What.SUBMITTED, path="/runs/a")
+        log.add("a", DecisionKind.SUBMITTED, path="/runs/a")
         assert len(read_decisions(disk / "log")) == 1, "the reserve was freed"
         note = "x" * 4000
         for _ in range(40):
-            log.add("a", What.STAGED, 1, note=note)
+            log.add("a", DecisionKind.STAGED, 1, note=note)
         assert len(read_decisions(disk / "log")) < 41
         filler.unlink()
         log.keep()
@@ -222,8 +225,8 @@ def test_secrets_are_masked_but_a_path_is_kept(tmp_path: Path) -> None:
     redact = Redactor({"API_TOKEN": "hunter2hunter2"})
     log = DecisionLog(tmp_path / "log", redact)
     log.clear()
-    log.add("a", What.SUBMITTED, path="/runs/hunter2hunter2")
-    log.add("a", What.ENDED, 1, state="failed", message="bad token hunter2hunter2")
+    log.add("a", DecisionKind.SUBMITTED, path="/runs/hunter2hunter2")
+    log.add("a", DecisionKind.ENDED, 1, state="failed", message="bad token hunter2hunter2")
     content = (tmp_path / "log").read_text()
     assert content.count("hunter2hunter2") == 1
     assert "/runs/hunter2hunter2" in content
@@ -264,7 +267,7 @@ def test_the_first_line_of_a_log_syncs_its_folder(
     log = written(tmp_path / "log", 3)
     assert disk.synced == [tmp_path]
     log.clear()
-    log.add("b", What.SUBMITTED, path="/runs/b")
+    log.add("b", DecisionKind.SUBMITTED, path="/runs/b")
     assert disk.synced == [tmp_path, tmp_path]
     assert (numbers(tmp_path / "log"), list(log.runs)) == ([1], ["b"])
 
@@ -340,7 +343,7 @@ def test_room_is_kept_on_the_disk_and_freed_for_lines(
     log.reserve()
     assert own.stat().st_size > 4096, "room for some hundred lines"
     Disk(monkeypatch, own, other)
-    log.add("a", What.SUBMITTED, path="/runs/a")
+    log.add("a", DecisionKind.SUBMITTED, path="/runs/a")
     assert (numbers(path), own.exists(), other.exists()) == ([1], False, False)
 
 
@@ -382,7 +385,7 @@ def test_a_line_of_an_earlier_keeper_without_an_attempt_or_a_time_is_read(tmp_pa
     (line,) = read_decisions(path)
     assert (line.n, line.attempt, line.time_s, line.facts) == (3, 0, 0.0, {})
     log = replayed(path)
-    log.add("a", What.STAGED, 1, pods=["pod-0"])
+    log.add("a", DecisionKind.STAGED, 1, pods=["pod-0"])
     assert numbers(path) == [3, 4]
     run = log.of("a")
     assert run is not None
@@ -395,17 +398,17 @@ def test_a_time_is_written_to_the_millisecond(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["time_s"] == pytest.approx(
         round(read_decisions(path)[0].time_s, 3), abs=0
     )
-    line = decisions.Decision(n=1, time_s=2.00049, run="a", what=What.STARTED).to_line()
+    line = decisions.Decision(n=1, time_s=2.00049, run="a", what=DecisionKind.STARTED).to_line()
     assert json.loads(line)["time_s"] == 2.0
 
 
 def test_pods_of_a_run_are_those_of_its_last_attempt(tmp_path: Path) -> None:
     log = written(tmp_path / "log", 1)
-    log.add("a", What.STAGED, 1, restart=0)
+    log.add("a", DecisionKind.STAGED, 1, restart=0)
     run = log.of("a")
     assert run is not None
     assert list(run.pods) == ["pod-0", "pod-1"], "a line may name none"
-    log.add("a", What.STAGED, 2, pods=["pod-1"], restart=1, event={"time_s": 1.0})
+    log.add("a", DecisionKind.STAGED, 2, pods=["pod-1"], restart=1, event={"time_s": 1.0})
     assert (list(run.pods), run.restart, run.loss) == (["pod-1"], 1, None)
     assert run.events == [{"time_s": 1.0}]
 
@@ -420,20 +423,20 @@ def test_each_decision_changes_what_is_known_of_a_run(tmp_path: Path) -> None:
         assert run is not None
         known.append((run.last, run.attempt, run.started, run.restart, run.brought, run.over))
     assert known == [
-        (What.SUBMITTED, 0, False, 0, False, False),
-        (What.STAGED, 1, False, 0, False, False),
-        (What.STARTED, 1, True, 0, False, False),
-        (What.RESTARTED, 2, False, 1, False, False),
-        (What.STAGED, 2, False, 1, False, False),
-        (What.STARTED, 2, True, 1, False, False),
-        (What.BROUGHT, 2, True, 1, True, False),
-        (What.ENDED, 2, True, 1, True, True),
-        (What.CLEARED, 2, True, 1, True, True),
+        (DecisionKind.SUBMITTED, 0, False, 0, False, False),
+        (DecisionKind.STAGED, 1, False, 0, False, False),
+        (DecisionKind.STARTED, 1, True, 0, False, False),
+        (DecisionKind.RESTARTED, 2, False, 1, False, False),
+        (DecisionKind.STAGED, 2, False, 1, False, False),
+        (DecisionKind.STARTED, 2, True, 1, False, False),
+        (DecisionKind.BROUGHT, 2, True, 1, True, False),
+        (DecisionKind.ENDED, 2, True, 1, True, True),
+        (DecisionKind.CLEARED, 2, True, 1, True, True),
     ]
-    log.add("a", What.ENDED, 2, state="failed")
+    log.add("a", DecisionKind.ENDED, 2, state="failed")
     run = log.of("a")
     assert run is not None
-    assert (run.last, run.outcome["state"]) == (What.CLEARED, "succeeded")
+    assert (run.last, run.outcome["state"]) == (DecisionKind.CLEARED, "succeeded")
     assert log.of("b") is None
 
 
@@ -442,21 +445,21 @@ def test_pods_that_are_prepared_again_have_no_ranks_yet(tmp_path: Path) -> None:
     log = written(tmp_path / "log", 3)
     run = log.of("a")
     assert run is not None and run.started
-    log.add("a", What.STAGED, 1)
+    log.add("a", DecisionKind.STAGED, 1)
     assert (run.started, run.restart) == (False, 0)
-    log.add("a", What.RESTARTED, 2)
+    log.add("a", DecisionKind.RESTARTED, 2)
     assert (run.restart, run.attempt) == (0, 2), "a line without the number"
 
 
 def test_the_first_line_of_a_log_that_was_missing_has_the_first_number(tmp_path: Path) -> None:
     log = replayed(tmp_path / "log")
-    log.add("a", What.SUBMITTED, path="/runs/a")
+    log.add("a", DecisionKind.SUBMITTED, path="/runs/a")
     assert numbers(tmp_path / "log") == [1]
 
 
 def test_a_withdrawn_run_is_over(tmp_path: Path) -> None:
     log = written(tmp_path / "log", 1)
-    log.add("a", What.WITHDRAWN)
+    log.add("a", DecisionKind.WITHDRAWN)
     run = replayed(tmp_path / "log").of("a")
     assert run is not None
     assert (run.over, run.outcome) == (True, {"state": "unknown"})

@@ -16,7 +16,7 @@ from tests.support.sentences import says, sentence
 from workbench.base.errors import RemoteError, RunError
 from workbench.base.files import write_json
 from workbench.jobs.script import Script
-from workbench.keeper.checkpoints import Returned
+from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.decisions import RunDecisions
 from workbench.keeper.link.agent import PodGone
 from workbench.keeper.link.context import RunContext, StopRequests
@@ -443,7 +443,7 @@ def restarted(kept: Kept, step: int | None, saved: int = 0) -> tuple[RunContext,
     totals = RunTotals()
     if saved:
         totals.take(Event(time_s=1.0, rank=0, kind="checkpoint", data={"step": saved}))
-    returned = Returned(notes=["a part is out of reach"])
+    returned = PulledCheckpoints(notes=["a part is out of reach"])
     return restart_on(kept.context, kept.links, totals, LOSS, returned)
 
 

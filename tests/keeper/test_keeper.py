@@ -20,8 +20,8 @@ from workbench.base.files.private import make_cluster_folder
 from workbench.base.redact import Redactor
 from workbench.jobs.script import Script
 from workbench.keeper import keeper as module
-from workbench.keeper.checkpoints import Returned
-from workbench.keeper.decisions import What
+from workbench.keeper.checkpoints import PulledCheckpoints
+from workbench.keeper.decisions import DecisionKind
 from workbench.keeper.keeper import Keeper
 from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Status, Submit
 from workbench.pods.pod import Phase, Pod
@@ -127,9 +127,9 @@ class StubRun:
         self.asked.append("fetch")
         return ["a note"]
 
-    def bring(self) -> Returned:
+    def bring(self) -> PulledCheckpoints:
         self.asked.append("bring")
-        return Returned(steps=[4], notes=["step 6 stayed"])
+        return PulledCheckpoints(steps=[4], notes=["step 6 stayed"])
 
     def stacks(self) -> dict[int, str]:
         return {0: "line 3"}
@@ -645,7 +645,7 @@ def test_a_submitted_run_is_known_to_the_next_keeper(
     assert [run.id for run in read_queue(served.paths.queue)] == ["r1"]
     decided = served.keeper._log.of("r1")
     assert decided is not None
-    assert (decided.last, list(decided.pods)) == (What.SUBMITTED, ["pod-0"])
+    assert (decided.last, list(decided.pods)) == (DecisionKind.SUBMITTED, ["pod-0"])
     run: Any = served.keeper._runners["r1"]
     assert run.runs.wait(120)
     assert served.keeper._do(submit(served)) == {}, "the answer was lost"

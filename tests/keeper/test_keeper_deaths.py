@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan, SimLog, Simulation
 from workbench.base.files import read_json
 from workbench.jobs.script import Script
-from workbench.keeper.decisions import What, read_decisions
+from workbench.keeper.decisions import DecisionKind, read_decisions
 from workbench.keeper.run.runner import Runner
 from workbench.rundir.events import read_events
 from workbench.rundir.outcome import RankError
@@ -75,7 +75,7 @@ def checked(sim: Simulation, state: str) -> Mapping[str, Any]:
     assert sim.wrong == [], result["message"]
     decisions = read_decisions(sim.log_path)
     assert [each.n for each in decisions] == list(range(1, len(decisions) + 1))
-    over = [each.what for each in decisions if each.what is What.ENDED]
+    over = [each.what for each in decisions if each.what is DecisionKind.ENDED]
     assert len(over) <= 1, "a run ends once"
     restarts = [event for event in read_events(sim.paths.events) if event.kind == "restarted"]
     assert len(restarts) == len(result.get("restarts") or ())
@@ -258,7 +258,7 @@ def test_a_run_of_a_keeper_without_a_log_is_taken_over(tmp_path: Path) -> None:
     with pytest.raises(KeeperDied):
         runner.run()
     log = SimLog(sim)
-    log.add(RUN, What.SUBMITTED, path=sim.paths.root)
+    log.add(RUN, DecisionKind.SUBMITTED, path=sim.paths.root)
     runners, _ = sim.taken_over()
     assert sim.live_through(runners[RUN]) == "succeeded"
     assert sim.trained == [1]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from workbench.base.files.private import cluster_folder, make_cluster_folder
-from workbench.keeper import own_folder as module
-from workbench.keeper.own_folder import OwnFolder
+from workbench.keeper import private_dir as module
+from workbench.keeper.private_dir import PrivateDir
 from workbench.keeper.spawn import take_lock
 from workbench.rundir.paths import ClusterPaths
 
@@ -30,7 +30,7 @@ class Kept:
         self.key.parent.mkdir(mode=0o700)
         self.key.write_text("a key")
         self.key.chmod(0o600)
-        self.own = OwnFolder(self.paths, self.locks.append)
+        self.own = PrivateDir(self.paths, self.locks.append)
 
 
 @pytest.fixture

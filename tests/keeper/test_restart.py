@@ -18,7 +18,7 @@ from workbench.base.files import read_json, write_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.submit.resume import write_resumption
 from workbench.jobs.script import Script
-from workbench.keeper.checkpoints import Returned
+from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.run.restart import (
@@ -86,9 +86,11 @@ def test_a_rank_that_failed_since_pods_were_lost_is_no_cause_of_its_own() -> Non
 
 def test_a_restart_from_the_beginning_names_the_checkpoint_that_was_not_whole() -> None:
     assert says(
-        _why_fresh(10, 0, Returned()), "was not whole here yet when the loss was noticed", 10
+        _why_fresh(10, 0, PulledCheckpoints()),
+        "was not whole here yet when the loss was noticed",
+        10,
     )
-    assert _why_fresh(10, 10, Returned()) == _why_fresh(0, 0, Returned()) == ""
+    assert _why_fresh(10, 10, PulledCheckpoints()) == _why_fresh(0, 0, PulledCheckpoints()) == ""
 
 
 def context_of(left: Mapping[str, str], hold: threading.Event | None = None) -> Any:
@@ -362,7 +364,7 @@ def test_a_run_that_begins_again_says_why(
     if saved:
         ledger.totals.take(event("checkpoint", 1.0, step=saved))
     loss = Loss(what="pod-1 was lost", why="gone", pods=["pod-1"], lost_s=1.0)
-    new, restarted = restart_on(context, links, ledger.totals, loss, Returned(notes=notes))
+    new, restarted = restart_on(context, links, ledger.totals, loss, PulledCheckpoints(notes=notes))
     assert (new.attempt, new.restart) == (2, 1)
     ledger.totals.take(restarted)
     assert words in str(ledger.totals.restarts[0])

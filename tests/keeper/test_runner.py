@@ -34,10 +34,10 @@ from tests.keeper.acts import (
 from tests.support.sentences import says, sentence
 from workbench.base.errors import PodError, RemoteError, RunError
 from workbench.base.files import read_json, write_json
-from workbench.keeper.checkpoints import Returned
-from workbench.keeper.decisions import What, read_decisions
+from workbench.keeper.checkpoints import PulledCheckpoints
+from workbench.keeper.decisions import DecisionKind, read_decisions
 from workbench.keeper.run import runner as module
-from workbench.keeper.run.outputs import Brought
+from workbench.keeper.run.outputs import PulledOutputs
 from workbench.keeper.run.runner import Runner
 from workbench.rundir.events import read_events
 from workbench.rundir.journal import Journal
@@ -77,8 +77,8 @@ class Returning:
     def start(self) -> None:
         pass
 
-    def finish(self, _lost: object) -> Returned:
-        return Returned(steps=[4], notes=self.notes)
+    def finish(self, _lost: object) -> PulledCheckpoints:
+        return PulledCheckpoints(steps=[4], notes=self.notes)
 
 
 # Before the start.
@@ -294,9 +294,9 @@ def test_a_restart_is_counted_and_shown(tmp_path: Path) -> None:
     assert runner.run() == "succeeded"
     assert "1 of 2" in seen[0]
     decisions = read_decisions(sim.log_path)
-    (decided,) = (each for each in decisions if each.what is What.RESTARTED)
+    (decided,) = (each for each in decisions if each.what is DecisionKind.RESTARTED)
     assert (decided.attempt, decided.facts["restart"]) == (2, 1)
-    staged = [each for each in decisions if each.what is What.STAGED]
+    staged = [each for each in decisions if each.what is DecisionKind.STAGED]
     assert [each.attempt for each in staged] == [1, 2]
     assert ["event" in each.facts for each in staged] == [False, True]
     assert [each.facts["restart"] for each in staged] == [0, 1]
@@ -422,7 +422,7 @@ def test_a_restart_of_a_dead_keeper_counts_once(
     result: Any = read_json(sim.paths.result)
     assert [each["what"] in result["message"] for each in result["restarts"]] == [True]
     assert sim.wrong == []
-    staged = [each for each in read_decisions(sim.log_path) if each.what is What.STAGED]
+    staged = [each for each in read_decisions(sim.log_path) if each.what is DecisionKind.STAGED]
     assert {(each.attempt, each.facts["restart"]) for each in staged} == {(1, 0), (2, 1)}
 
 
@@ -487,9 +487,9 @@ def test_all_files_are_fetched_whatever_the_options_of_the_job_name(
     _, runner = failed_run(tmp_path)
     asked: list[bool] = []
 
-    def bring(_context: object, _lost: object, *, rest: bool) -> Brought:
+    def bring(_context: object, _lost: object, *, rest: bool) -> PulledOutputs:
         asked.append(rest)
-        return Brought(notes=["a note"], strange=["an odd name"])
+        return PulledOutputs(notes=["a note"], strange=["an odd name"])
 
     monkeypatch.setattr(module, "bring_back", bring)
     notes = runner.fetch()
@@ -503,9 +503,9 @@ def test_a_pod_that_does_not_answer_is_named_after_the_others_were_fetched(
     sim, runner = failed_run(tmp_path)
     lost: list[set[str]] = []
 
-    def bring(_context: object, names: Any, *, rest: bool) -> Brought:
+    def bring(_context: object, names: Any, *, rest: bool) -> PulledOutputs:
         lost.append({*names})
-        return Brought()
+        return PulledOutputs()
 
     monkeypatch.setattr(module, "bring_back", bring)
     sim.pods[1].vanish()
@@ -521,7 +521,7 @@ def test_a_folder_of_the_run_that_takes_no_file_is_named(
 ) -> None:
     _, runner = failed_run(tmp_path)
 
-    def bring(*_args: object, **_options: object) -> Brought:
+    def bring(*_args: object, **_options: object) -> PulledOutputs:
         raise OSError("No space left on device")
 
     monkeypatch.setattr(module, "bring_back", bring)
@@ -567,7 +567,7 @@ def test_a_pod_that_again_does_not_list_its_files_is_named(
 ) -> None:
     _, runner = shy_run(tmp_path, 1)
 
-    def bring(*_args: object, **_options: object) -> Brought:
+    def bring(*_args: object, **_options: object) -> PulledOutputs:
         raise RemoteError("pod-1: the list is too long", host="10.0.0.1")
 
     monkeypatch.setattr(module, "bring_back", bring)
@@ -652,7 +652,7 @@ def test_a_cancelled_run_without_results_stays_no_success_when_they_are_fetched(
 def test_a_failed_copy_is_blamed_on_its_pod_or_on_this_machine(
     error: Exception, kind: str, pod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def bring(*_args: object) -> Brought:
+    def bring(*_args: object) -> PulledOutputs:
         raise error
 
     monkeypatch.setattr(module, "bring_back", bring)
@@ -665,9 +665,9 @@ def unreached(sim: Simulation, monkeypatch: pytest.MonkeyPatch) -> list[set[str]
     """Return a list that gets the pods whose files are not waited for."""
     asked: list[set[str]] = []
 
-    def bring(_context: object, lost: Any, _report: Callable[[str], None]) -> Brought:
+    def bring(_context: object, lost: Any, _report: Callable[[str], None]) -> PulledOutputs:
         asked.append({*lost})
-        return Brought()
+        return PulledOutputs()
 
     monkeypatch.setattr(module, "bring_back", bring)
     return asked
@@ -699,9 +699,9 @@ def test_a_held_checkpoint_is_copied_when_it_is_asked_for(
     write_json(sim.paths.held, {"steps": [4], "parts": {}})
     asked: list[int] = []
 
-    def bring(_context: object, *, most: int) -> Returned:
+    def bring(_context: object, *, most: int) -> PulledCheckpoints:
         asked.append(most)
-        return Returned(steps=[4])
+        return PulledCheckpoints(steps=[4])
 
     monkeypatch.setattr(module, "bring_checkpoints_back", bring)
     assert runner.holds

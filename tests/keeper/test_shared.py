@@ -20,7 +20,7 @@ from workbench.agent.folders import list_outputs
 from workbench.base.errors import ConfigError, RemoteError
 from workbench.keeper.link.shared import folders_to_probe, is_within, seen_by
 from workbench.keeper.run.outputs import OutputFile, fetch
-from workbench.pods.guest.machine import free_port
+from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.identity import Identity

@@ -15,11 +15,11 @@ from tests.support.sentences import says
 from workbench.base.errors import PodError, RemoteError
 from workbench.base.files import write_json
 from workbench.jobs.script import Script
-from workbench.keeper.checkpoints import Returned
+from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.link.agent import PodGone
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.run import verdict as module
-from workbench.keeper.run.outputs import Brought
+from workbench.keeper.run.outputs import PulledOutputs
 from workbench.keeper.run.verdict import (
     fault_of,
     in_users_files,
@@ -64,8 +64,8 @@ def decided(
     *,
     live: int | None = 0,
     fault: RunFault | None = None,
-    returned: Returned | None = None,
-    brought: Brought | None = None,
+    returned: PulledCheckpoints | None = None,
+    brought: PulledOutputs | None = None,
     asked: bool = False,
 ) -> tuple[str, str]:
     state, message = verdict(
@@ -73,8 +73,8 @@ def decided(
         seen,
         live,
         fault,
-        returned or Returned(),
-        brought or Brought(),
+        returned or PulledCheckpoints(),
+        brought or PulledOutputs(),
         asked_to_stop=asked,
     )
     return str(state), message
@@ -89,7 +89,7 @@ def stopped_at(seen: RunLedger, step: int) -> RunLedger:
 
 
 def test_a_run_whose_ranks_are_done_succeeded_and_says_no_more(context: RunContext) -> None:
-    state, message = decided(context, ledger(), returned=Returned(steps=[4]))
+    state, message = decided(context, ledger(), returned=PulledCheckpoints(steps=[4]))
     assert (state, says(message, "all ranks finished")) == (
         "succeeded",
         True,
@@ -98,7 +98,9 @@ def test_a_run_whose_ranks_are_done_succeeded_and_says_no_more(context: RunConte
 
 
 def test_a_fault_has_the_state_and_the_words_without_its_traceback(context: RunContext) -> None:
-    state, message = decided(context, ledger(), fault=FAULT, returned=Returned(steps=[4, 2]))
+    state, message = decided(
+        context, ledger(), fault=FAULT, returned=PulledCheckpoints(steps=[4, 2])
+    )
     assert (state, "a bad row" in message, "line 3" in message) == ("failed", True, False)
     assert says(message, "resume=run.path continues from the checkpoint of step", 4)
     assert not says(message, "and is copied back when the cluster closes")
@@ -106,12 +108,14 @@ def test_a_fault_has_the_state_and_the_words_without_its_traceback(context: RunC
 
 def test_a_checkpoint_on_pods_is_said_to_be_there(context: RunContext) -> None:
     write_json(context.paths.held, {})
-    _, message = decided(context, ledger(), fault=FAULT, returned=Returned(steps=[4]))
+    _, message = decided(context, ledger(), fault=FAULT, returned=PulledCheckpoints(steps=[4]))
     assert says(message, "and is copied back when the cluster closes")
 
 
 def test_a_trainer_that_stopped_names_its_step(context: RunContext) -> None:
-    state, message = decided(context, stopped_at(ledger(), 3), returned=Returned(steps=[2]))
+    state, message = decided(
+        context, stopped_at(ledger(), 3), returned=PulledCheckpoints(steps=[2])
+    )
     assert (state, says(message, "stopped after step", 3)) == ("stopped", True)
     assert says(message, "resume=run.path continues from the checkpoint of step", 2)
     state, message = decided(context, stopped_at(ledger(), 3))
@@ -119,7 +123,9 @@ def test_a_trainer_that_stopped_names_its_step(context: RunContext) -> None:
 
 
 def test_a_trainer_that_stopped_after_a_save_names_the_checkpoint(context: RunContext) -> None:
-    state, message = decided(context, stopped_at(ledger(), 4), returned=Returned(steps=[4, 2]))
+    state, message = decided(
+        context, stopped_at(ledger(), 4), returned=PulledCheckpoints(steps=[4, 2])
+    )
     assert (state, says(message, "stopped after a checkpoint at step", 4)) == ("stopped", True)
 
 
@@ -247,8 +253,8 @@ def test_notes_on_checkpoints_outputs_and_warnings_are_in_the_message(
 ) -> None:
     seen = ledger()
     seen.full["pod-1"] = "no space on pod-1"
-    returned = Returned(notes=["step 4 stayed"], stored=["step 2 is in the store"])
-    brought = Brought(notes=["9 files stayed"], strange=["a.txt"])
+    returned = PulledCheckpoints(notes=["step 4 stayed"], stored=["step 2 is in the store"])
+    brought = PulledOutputs(notes=["9 files stayed"], strange=["a.txt"])
     _, message = decided(context, seen, returned=returned, brought=brought)
     for note in (
         "no space on pod-1",

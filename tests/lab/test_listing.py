@@ -15,8 +15,8 @@ from tests.support.sentences import says, sentence
 from workbench import FineTune, PodSpec
 from workbench.base.errors import ConfigError, RunError
 from workbench.client.tensorboard.board import serve_folders
-from workbench.lab import again
 from workbench.lab import listing as lab
+from workbench.lab import resubmit_cell
 from workbench.lab.listing import Listing
 from workbench.rundir.catalog.store import write_label
 from workbench.rundir.paths import ClusterPaths
@@ -316,7 +316,7 @@ def test_the_code_to_run_again_makes_the_same_job(
     assert scope["cluster"].spec.idle_timeout_s == 60.0
     compile(source, "cell", "exec")
     # The pods of a ready cluster of this user are used again.
-    monkeypatch.setattr(again, "registration", lambda _: object())
+    monkeypatch.setattr(resubmit_cell, "registration", lambda _: object())
     source = listing.again(name_of(written))["source"]
     assert f'with Cluster.attach("{written.cluster.root}") as cluster:' in source
     assert "PodSpec" not in source

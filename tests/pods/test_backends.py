@@ -9,8 +9,8 @@ import workbench
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.pods.backends import CLASSES, KINDS, backend_class, backend_from_dict
-from workbench.pods.guest import process
-from workbench.pods.guest.process import is_session_variable
+from workbench.pods.bootstrap import process
+from workbench.pods.bootstrap.process import is_session_variable
 from workbench.pods.local.pods import LocalPods
 
 

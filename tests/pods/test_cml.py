@@ -19,10 +19,10 @@ from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.process import find
 from workbench.pods.backends import backend_from_dict, remove_left
+from workbench.pods.bootstrap import worker
+from workbench.pods.bootstrap.guardian import WorkerConfig
 from workbench.pods.cml import worker as cmlworker
 from workbench.pods.cml.pods import IDS, CMLPods
-from workbench.pods.guest import worker
-from workbench.pods.guest.guardian import WorkerConfig
 from workbench.pods.notes import read_note
 from workbench.pods.pod import LaunchContext, Phase
 from workbench.pods.pod_spec import PodSpec

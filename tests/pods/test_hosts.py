@@ -26,12 +26,12 @@ from workbench.agent.site.setup import setup_variables
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.process import find, live_descendants
 from workbench.pods.backends import backend_from_dict, remove_left
-from workbench.pods.guest.machine import free_port
-from workbench.pods.hosts import far_end
-from workbench.pods.hosts.entry import far_end_script
-from workbench.pods.hosts.far_end import ANSWER, LISTENS, enter, leave
+from workbench.pods.bootstrap.machine import free_port
+from workbench.pods.hosts import remote_helper
 from workbench.pods.hosts.names import Host, read_host, resolved
 from workbench.pods.hosts.pods import SSHPods
+from workbench.pods.hosts.provision import far_end_script
+from workbench.pods.hosts.remote_helper import ANSWER, LISTENS, enter, leave
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
@@ -386,7 +386,7 @@ def test_a_setup_line_that_fails_is_named(
 def test_a_setup_line_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(far_end, "_SETUP_S", 3.0)
+    monkeypatch.setattr(remote_helper, "_SETUP_S", 3.0)
     monkeypatch.setenv("HOME", str(tmp_path))
     pids = tmp_path / "pids"
     lines = [f"echo $$ >>{pids}", f"sleep 600 & echo $! >>{pids}", "yes | sleep 600"]

@@ -14,8 +14,8 @@ import pytest
 from tests.pods.test_hostfile import DIRECTORY_ACCOUNTS
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.pods.guest.pod_main import user_pattern
-from workbench.pods.guest.sshd import find_sshd
+from workbench.pods.bootstrap.pod_main import user_pattern
+from workbench.pods.bootstrap.sshd import find_sshd
 from workbench.pods.hosts.names import read_host
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.identity import Identity, check_key_file, check_key_line, fingerprint

@@ -14,8 +14,8 @@ import workbench
 import workbench.places
 from tests.fakes.kubeplace import MANIFESTS, KubernetesPlace
 from tests.support.sentences import says, sentence
+from workbench.base.display_protocol import as_html, as_text
 from workbench.base.errors import ConfigError
-from workbench.base.shown import as_html, as_text
 from workbench.client.checkup import more_pods
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.plan.plan import plan

@@ -28,7 +28,7 @@ from workbench import Cluster
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.base.files.private import cluster_folder
 from workbench.base.process import Process, find, live_descendants, of_pods, with_mark
-from workbench.pods.guest.machine import check_free, port_holder
+from workbench.pods.bootstrap.machine import check_free, port_holder
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -155,7 +155,7 @@ def test_a_port_taken_between_look_and_use(
     with socket.create_server(("127.0.0.3", 0)) as taken:
         port = taken.getsockname()[1]
         ports = iter([port, port])
-        from workbench.pods.guest import machine as module
+        from workbench.pods.bootstrap import machine as module
 
         real = module.free_port
         monkeypatch.setattr(
@@ -295,7 +295,7 @@ def workers_and_daemons(pods: list[Pod]) -> dict[str, list[Process]]:
     found = {}
     for process in children():
         argv = Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
-        if b"workbench.pods.guest.guardian" in argv:
+        if b"workbench.pods.bootstrap.guardian" in argv:
             log = Path(f"/proc/{process.pid}/fd/2").readlink()
             found[log.stem] = [process, *live_descendants(process.pid)]
     assert sorted(found) == [pod.name for pod in pods]

@@ -14,10 +14,10 @@ import pytest
 from workbench.agent.clients import relay
 from workbench.base import process, versions
 from workbench.base.files import folders
-from workbench.pods.guest import pod_main
-from workbench.pods.hosts import far_end as host_end
-from workbench.pods.hosts.entry import far_end_script
-from workbench.pods.ssh.bulk import far_end as file_end
+from workbench.pods.bootstrap import pod_main
+from workbench.pods.hosts import remote_helper as host_end
+from workbench.pods.hosts.provision import far_end_script
+from workbench.pods.ssh.bulk import remote_helper as file_end
 
 ROOT = Path(__file__).parents[2]
 NAME = "en_US.ISO-8859-1"

@@ -13,9 +13,9 @@ import pytest
 
 from tests.fakes.sshhosts import Login, SSHHost, with_accounts
 from workbench.base.errors import ConfigError, PodError, RemoteError
+from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.doctor.examination import examine_pods
-from workbench.pods.guest.machine import free_port
-from workbench.pods.hosts import entry
+from workbench.pods.hosts import provision
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -257,7 +257,7 @@ def test_files_come_from_a_host_without_sftp(
 def test_a_slow_login_is_named_with_its_seconds(
     there: Strangers, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry, "_SLOW_LOGIN_S", 0.0)
+    monkeypatch.setattr(provision, "_SLOW_LOGIN_S", 0.0)
     reports: list[str] = []
     report = LaunchContext(
         cluster_id=context.cluster_id,

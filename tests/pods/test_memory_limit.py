@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from workbench.pods.guest.machine import MemoryLimit, can_limit_memory
+from workbench.pods.bootstrap.machine import MemoryLimit, can_limit_memory
 
 # A child of a child takes the memory: what a process starts is under its limit.
 TAKES = (

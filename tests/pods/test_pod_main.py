@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.sentences import says
-from workbench.pods.guest import pod_main
-from workbench.pods.guest.machine import free_port
-from workbench.pods.guest.pod_main import REPORT
+from workbench.pods.bootstrap import pod_main
+from workbench.pods.bootstrap.machine import free_port
+from workbench.pods.bootstrap.pod_main import REPORT
 from workbench.pods.kubernetes.manifests.objects import HostKey
 from workbench.pods.rendezvous.listener import decode_report
 from workbench.pods.ssh.connection import SSHConnection

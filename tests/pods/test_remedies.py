@@ -18,10 +18,10 @@ from tests.pods.test_kubeobjects import objects
 from tests.support.sentences import says, templates
 from workbench.base.errors import WorkbenchError
 from workbench.pods.hosts import names
-from workbench.pods.hosts.entry import HostFacts, check_hosts
-from workbench.pods.hosts.far_end import check_names
 from workbench.pods.hosts.note import make_folder
 from workbench.pods.hosts.pods import SSHPods
+from workbench.pods.hosts.provision import HostFacts, check_hosts
+from workbench.pods.hosts.remote_helper import check_names
 from workbench.pods.kubernetes.manifests.volumes import Volume
 from workbench.pods.kubernetes.options import KubernetesOptions
 from workbench.pods.pod import Pod

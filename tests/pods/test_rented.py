@@ -12,7 +12,7 @@ from tests.fakes.sshhosts import HostsPlace, SSHHost
 from tests.support.sentences import says, sentence
 from workbench import Cluster, PodSpec, Script
 from workbench.base.errors import ConfigError, PodError
-from workbench.pods.guest.machine import free_port
+from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.pods.ssh.identity import Identity

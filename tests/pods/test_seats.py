@@ -27,8 +27,8 @@ from workbench.base.machine.seats import (
     taken_words,
 )
 from workbench.base.process import find
-from workbench.pods.guest.guardian import NOTE
-from workbench.pods.hosts import entry
+from workbench.pods.bootstrap.guardian import NOTE
+from workbench.pods.hosts import provision
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import LaunchContext, Pod
@@ -144,9 +144,9 @@ def test_a_gpu_that_is_busy_without_a_seat_is_passed_over_and_named(
 def test_a_host_with_few_cores_for_its_gpus_is_named(
     launch: Launch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = entry.create_pod_folder
+    made = provision.create_pod_folder
     monkeypatch.setattr(
-        entry, "create_pod_folder", lambda *of, **by: replace(made(*of, **by), cores=7)
+        provision, "create_pod_folder", lambda *of, **by: replace(made(*of, **by), cores=7)
     )
     _, lines = launch("ada", PodSpec(gpus=4))
     assert "127.0.0.5 has 7 cores for 4 GPUs: a rank needs 2 or more" in lines

@@ -23,12 +23,12 @@ import workbench.places
 from tests.fakes.slurmplace import SlurmPlace
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Script
+from workbench.base.display_protocol import as_text
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
-from workbench.base.shown import as_text
 from workbench.client.checkup import more_pods
 from workbench.pods.backends import backend_from_dict, remove_left
-from workbench.pods.guest.guardian import WorkerConfig
-from workbench.pods.guest.process import session_environment
+from workbench.pods.bootstrap.guardian import WorkerConfig
+from workbench.pods.bootstrap.process import session_environment
 from workbench.pods.notes import read_note, write_note
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec

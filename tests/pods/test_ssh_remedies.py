@@ -19,7 +19,7 @@ from tests.fakes.sshhosts import HostsPlace, SSHHost
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files.private import cluster_folder
-from workbench.pods.guest.machine import free_port
+from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.pods.pod_spec import PodSpec

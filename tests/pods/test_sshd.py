@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from workbench.base.errors import ConfigError
-from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
+from workbench.pods.bootstrap.sshd import Daemon, find_sshd, login_user
 from workbench.pods.ssh.identity import Identity
 
 
@@ -81,7 +81,7 @@ def test_a_locked_user_is_told_how_to_unlock(
 ) -> None:
     user = pwd.getpwuid(os.geteuid()).pw_name
     (tmp_path / "shadow").write_text(f"other:!:\n{line}\n".replace("root", user))
-    monkeypatch.setattr("workbench.pods.guest.sshd._SHADOW", tmp_path / "shadow")
+    monkeypatch.setattr("workbench.pods.bootstrap.sshd._SHADOW", tmp_path / "shadow")
     if not words:
         assert login_user() == user
         return

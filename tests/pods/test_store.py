@@ -20,7 +20,7 @@ from tests.fakes.smalldisk import small_disk
 from tests.pods.conftest import Launched
 from workbench.agent.supervisor import stamp
 from workbench.base.errors import DiskFull, RemoteError
-from workbench.keeper.link.files import PodFiles, Stock
+from workbench.keeper.link.files import ContentStore, PodFiles
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import SshRoute, far_end_answer, far_end_argv, send_file
 from workbench.pods.ssh.connection import SSHConnection
@@ -56,7 +56,7 @@ class Here(SSHConnection):
 class PodHere(PodFiles):
     """What the keeper sends over, to that pod."""
 
-    def __init__(self, root: Path, stock: Stock | None = None) -> None:
+    def __init__(self, root: Path, stock: ContentStore | None = None) -> None:
         super().__init__(Pod(name=root.name, root=str(root)), Identity(root), 5.0, [], stock)
         self.line = Here(Pod(name="pod-7", address="127.0.0.7"), Identity(root))
 
@@ -186,7 +186,7 @@ def test_64_writers_of_one_file_into_a_store_that_they_share(tmp_path: Path) -> 
 
 
 def test_pods_that_share_a_store_look_at_a_file_once_a_run(tmp_path: Path) -> None:
-    stock, data = Stock(), b"a script's folder"
+    stock, data = ContentStore(), b"a script's folder"
     pods = [PodHere(tmp_path / f"pod-{number}", stock) for number in range(16)]
     asked: list[str] = []
     for pod in pods:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from workbench.pods.guest.process import NOTE, LocalWorker
+from workbench.pods.bootstrap.process import NOTE, LocalWorker
 
 
 def test_an_adopted_pod_ended_without_a_known_cause(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from workbench.finetune.data.judged import Answer, judge, share, write_answers
+from workbench.finetune.data.scoring import Answer, judge, share, write_answers
 
 
 @pytest.mark.parametrize(

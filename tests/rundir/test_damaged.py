@@ -24,9 +24,9 @@ from writtenrun import T0, write_run
 from wrong import WRONG, places, replaced
 
 from tests.support.examples import tries
+from workbench.base.display_protocol import as_text
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_json
-from workbench.base.shown import as_text
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.run import Run
 from workbench.client.tables.history import history

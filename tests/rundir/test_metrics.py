@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from writtenrun import WrittenRun, write_run
 
 from workbench import Run, compare, history
+from workbench.base.display_protocol import as_bundle
 from workbench.base.errors import ConfigError
-from workbench.base.shown import as_bundle
 from workbench.display.kit.doc import to_html
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import run_view_doc

@@ -18,12 +18,12 @@ import pytest
 from writtenrun import WrittenRun, write_run
 
 from tests.support.sentences import says
+from workbench.base.display_protocol import load_views
 from workbench.base.files import write_json
 from workbench.base.files.locks import is_locked
 from workbench.base.files.private import make_cluster_folder
 from workbench.base.json_values import whole
 from workbench.base.process import is_alive, process_start_time
-from workbench.base.shown import load_views
 from workbench.client.run import Run
 from workbench.client.tables.history import history
 from workbench.keeper.spawn import process_facts, take_lock

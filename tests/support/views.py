@@ -31,11 +31,11 @@ from workbench.client.tensorboard.board import Board, BoardServer, Route, Way
 from workbench.display.failure import FaultCard, fault_card
 from workbench.finetune.answers.conversation import Conversation
 from workbench.finetune.answers.predictions import Answers, Predictions
-from workbench.finetune.benchmarks.scores import Scores
-from workbench.finetune.data.judged import judge
+from workbench.finetune.data.scoring import judge
 from workbench.finetune.export.folder import Export
 from workbench.finetune.export.push import ModelCard, Pushed
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.lm_eval.scores import Scores
 from workbench.finetune.options.model.models import Family
 from workbench.finetune.plan.gpus import GpuRow, GpuTable
 from workbench.finetune.plan.reading import Length, RowPreview

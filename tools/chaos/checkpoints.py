@@ -51,7 +51,7 @@ def checkpoint(site: Site, trial: Trial) -> Outcome:
     if trial.victim in ("worker", "keeper"):  # a new keeper has no fork server
         outcome.orphans += site.give_up()
     if result.state is not RunState.SUCCEEDED:
-        _go_on(site, trial, run, keep, outcome)
+        _prepare_restart(site, trial, run, keep, outcome)
     return outcome
 
 
@@ -76,7 +76,7 @@ def _saved(run: Run, keep: str) -> list[int]:
     return [1 for event in run.events() if event.kind == "checkpoint"]
 
 
-def _go_on(site: Site, trial: Trial, run: Run, keep: str, outcome: Outcome) -> None:
+def _prepare_restart(site: Site, trial: Trial, run: Run, keep: str, outcome: Outcome) -> None:
     saved = _saved(run, keep)
     try:
         resumed = site.cluster().submit(_job(trial.phase, resume=str(run.path), save_steps=None))

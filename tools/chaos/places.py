@@ -32,7 +32,7 @@ PLACES: Mapping[str, Place] = {
     "agent-poll": Place("workbench.agent.supervisor:Agent._poll", calls=3, process="agent"),
     "logs": Place("workbench.rundir.output.collect:Collector.take", calls=4),
     "lease": Place("workbench.keeper.fleet:_keep_alive"),
-    "takeover": Place("workbench.keeper.succession:inherited_runs", needs="takeover"),
+    "takeover": Place("workbench.keeper.recovery:inherited_runs", needs="takeover"),
     "rejoin": Place("workbench.keeper.run.restart:inherited_ranks", needs="takeover"),
     "replace": Place("workbench.keeper.run.restart:replace_lost_pods", needs="restart"),
     "restart": Place("workbench.keeper.run.restart:restart_on", needs="restart"),

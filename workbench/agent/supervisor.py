@@ -194,7 +194,7 @@ class Agent:
         if not self._leaves:
             self._leaves = True
             ranks = [rank for run in self._runs.values() for rank in run.ranks.values()]
-            acting = [rank.place.rank for rank in ranks if rank.take_leave()]
+            acting = [rank.place.rank for rank in ranks if rank.announce_shutdown()]
             _log.info("the pod is ending; ranks that were told: %s", acting or "none")
             if acting:
                 return
@@ -501,7 +501,7 @@ def _free_port(message: Message) -> Reply:
 
 
 def stamp(message: Message) -> Reply:
-    """Return a stamp that changes with a file, in the form of SSH's `far_end.py`."""
+    """Return a stamp that changes with a file, in the form of SSH's `remote_helper.py`."""
     facts = Path(str(message["path"])).stat()
     return {"stamp": f"{facts.st_size}-{facts.st_ino}-{facts.st_mtime_ns}-{facts.st_ctime_ns}"}
 

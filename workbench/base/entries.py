@@ -21,8 +21,8 @@ TEMPLATE = "workbench.finetune.model.text.template"
 ROW_STREAM = "workbench.finetune.data.training.stream"
 ANSWERS = "workbench.finetune.answers.serving.serve"
 GGUF = "workbench.finetune.answers.serving.gguf"
-BENCHMARKS = "workbench.finetune.benchmarks.rank"
-TASK_NAMES = "workbench.finetune.benchmarks.names"
+BENCHMARKS = "workbench.finetune.lm_eval.rank"
+TASK_NAMES = "workbench.finetune.lm_eval.names"
 TRACE = "workbench.finetune.plan.trace.trace"
 EXAMINE = "workbench.agent.probe.examine"
 ALLREDUCE = "workbench.agent.probe.allreduce"
@@ -33,7 +33,7 @@ STORE = "workbench.rundir.stores.work"
 BOARD = "workbench.client.tensorboard.server"
 
 SSH = "workbench.pods.ssh.client"
-GUARDIAN = "workbench.pods.guest.guardian"
+GUARDIAN = "workbench.pods.bootstrap.guardian"
 SEATS = "workbench.pods.local.seats"
 CML_WORKER = "workbench.pods.cml.worker"
 SLURM_WORKER = "workbench.pods.slurm.worker"
@@ -52,7 +52,7 @@ FINETUNE = "workbench.finetune.submit.verbs"
 JOBS = {
     "finetune": "workbench.finetune.job.finetune:FineTune",
     "script": "workbench.jobs.script:Script",
-    "evaluation": "workbench.finetune.benchmarks.job:Evaluation",
+    "evaluation": "workbench.finetune.lm_eval.job:Evaluation",
 }
 """Classes of the built-in kinds of jobs; `jobs/registry.py` adds those of other packages."""
 REPORTED = ("workbench.finetune.options.reported:REPORTED",)

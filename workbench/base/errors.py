@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import ParamSpec, TypeVar
 
-from workbench.base.shown import as_error
+from workbench.base.display_protocol import as_error
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

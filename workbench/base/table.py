@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Literal
 
+from workbench.base.display_protocol import Displayable, no_view, view
 from workbench.base.errors import ConfigError
-from workbench.base.shown import Shown, no_view, view
 from workbench.base.words import counted, middle_cut, plain
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ Key = float | str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class Grid(Shown):
+class Grid(Displayable):
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     right: Collection[str] = ()

@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
+from workbench.base.display_protocol import Displayable, follow
 from workbench.base.errors import ConfigError, RunError, suggests
 from workbench.base.files import user_path
-from workbench.base.shown import Shown, follow
 from workbench.benchmark.finished_rows import FinishedRows
 from workbench.benchmark.forecast import (
     BenchmarkForecast,
@@ -39,7 +39,7 @@ class Stopped(KeyboardInterrupt):
         return [str(self)]
 
 
-class Benchmark(Shown):
+class Benchmark(Displayable):
     """A grid of jobs x techniques x pod counts x further options, a row per run.
 
     The rows run in turn on a cluster, or side by side on request. A second `run` reuses finished

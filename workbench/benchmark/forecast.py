@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import WorkbenchError
-from workbench.base.shown import Shown
 from workbench.benchmark.grid import LeftOut
 from workbench.benchmark.row import BenchmarkRow, Outcome
 from workbench.rundir.spec import RunSpec
@@ -46,7 +46,7 @@ class ForecastRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkForecast(Shown):
+class BenchmarkForecast(Displayable):
     """A benchmark before it starts. Prints, and shows in a notebook, as a table."""
 
     name: str

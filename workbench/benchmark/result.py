@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.base.display_protocol import Displayable, LiveDisplayable, as_page
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import is_folder, read_json, user_path
 from workbench.base.json_values import part
-from workbench.base.shown import Shown, ShownLive, as_page
 from workbench.base.table import data_frame
 from workbench.base.words import counted, plain, short_list
 from workbench.benchmark.comparable_groups import Group, groups
@@ -39,7 +39,7 @@ _OTHER_FORMS = (".md", ".markdown", ".html", ".htm", ".pdf", ".txt")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BenchmarkResult(Shown):
+class BenchmarkResult(Displayable):
     """The rows of a benchmark.
 
     Prints, and shows in a notebook, as its table with the published figures beside it.
@@ -122,7 +122,7 @@ class BenchmarkResult(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class BenchmarkPlots(ShownLive):
+class BenchmarkPlots(LiveDisplayable):
     """The plots of a benchmark for a notebook; the text form names the place to see them."""
 
     result: BenchmarkResult

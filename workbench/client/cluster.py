@@ -9,11 +9,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from workbench.base.display_protocol import LiveDisplayable, follow
 from workbench.base.errors import ConfigError, RunError, Unreadable, check_type, suggests
 from workbench.base.files import check_working_directory, gate, is_missing, read_text, user_path
 from workbench.base.files.folders import weakness
 from workbench.base.process import LEASE_S
-from workbench.base.shown import ShownLive, follow
 from workbench.client.lifecycle import (
     await_ready,
     await_successor,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from workbench.pods.doctor.examination import Diagnosis
 
 
-class Cluster(ShownLive, Submission):
+class Cluster(LiveDisplayable, Submission):
     """The pods of an experiment.
 
     Use the cluster as a context, or call `start` and `close`. Leaving the context ends the current

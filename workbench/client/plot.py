@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import ConfigError, one_of
-from workbench.base.shown import ShownLive
 from workbench.rundir.events import EventKind, read_events
 from workbench.rundir.figures.curves import EVERYWHERE
 from workbench.rundir.figures.metrics import curves_of, known, metric_of, plot_names
@@ -115,7 +115,7 @@ AS_LOGGED = PlotOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlot(ShownLive):
+class RunPlot(LiveDisplayable):
     """A plot of a run. A cell that ends with the plot shows it, live until the run ends."""
 
     path: Path

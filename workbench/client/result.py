@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from pydantic.dataclasses import dataclass
 
+from workbench.base.display_protocol import Displayable, as_page
 from workbench.base.errors import RunError, RunFailed, WorkbenchError
 from workbench.base.files import read_json, user_path, write_bytes
 from workbench.base.json_values import number
-from workbench.base.shown import Shown, as_page
 from workbench.base.words import counted, plain, printable
 from workbench.client.kinds import class_for, missing_attribute, recipe_for
 from workbench.rundir.figures.flight import communication
@@ -53,7 +53,7 @@ class Recipe(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
-class RunResult(Shown, ResultRecord):
+class RunResult(Displayable, ResultRecord):
     """The frozen facts of a run of any kind. An unmeasured figure is None."""
 
     @classmethod

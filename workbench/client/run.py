@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from workbench.base.display_protocol import LiveDisplayable, as_live, follow
 from workbench.base.errors import ConfigError, RunError, Unreadable, WorkbenchError, one_of
 from workbench.base.files import is_missing, read_text
 from workbench.base.messages.wire import ask
 from workbench.base.redact import mask_secrets
-from workbench.base.shown import ShownLive, as_live, follow
 from workbench.base.words import plain
 from workbench.client.kinds import class_for, missing_attribute
 from workbench.client.plot import Axis, PlotOptions, RunPlot
@@ -64,7 +64,7 @@ class Detached(KeyboardInterrupt):
 
 
 @dataclass(slots=True, unsafe_hash=True)  # frozen, `name` and `note` could not be set
-class Run(ShownLive):
+class Run(LiveDisplayable):
     """A run of any kind of job, live or finished, from `Cluster.submit` or `Run.load`.
 
     Both return the class of the job's kind: `FineTuneRun` for a `FineTune`.

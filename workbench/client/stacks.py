@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from workbench.base.shown import Shown
+from workbench.base.display_protocol import Displayable
 
 
 # Not a dict: IPython prints each dict in its own way.
 @dataclass(frozen=True, slots=True, eq=False)
-class Stacks(Shown, Mapping[int, str]):
+class Stacks(Displayable, Mapping[int, str]):
     """Stacks by rank. A cell that ends with the stacks shows what each rank does, and where."""
 
     texts: Mapping[int, str]

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import RunFailed, WorkbenchError
-from workbench.base.shown import Shown
 from workbench.base.words import plain, printable
 from workbench.client.result import RunResult
 from workbench.display.kit.doc import Doc, Raw
@@ -41,7 +41,7 @@ _LIBRARIES = tuple(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FaultCard(Shown):
+class FaultCard(Displayable):
     fault: RunFault
     advice: Advice
 

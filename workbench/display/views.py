@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any
 
-from workbench.base import shown
+from workbench.base import display_protocol
 from workbench.base.errors import WorkbenchError
 from workbench.base.table import Grid, as_grid, text_table
 from workbench.benchmark.benchmark import Benchmark
@@ -42,9 +42,9 @@ from workbench.display.run import page, panel
 from workbench.display.run.stacks import stacks_blocks
 from workbench.finetune.answers.conversation import Conversation
 from workbench.finetune.answers.predictions import Answers, Predictions
-from workbench.finetune.benchmarks.scores import Scores
 from workbench.finetune.export.folder import Export
 from workbench.finetune.export.push import ModelCard, Pushed
+from workbench.finetune.lm_eval.scores import Scores
 from workbench.finetune.plan.gpus import GpuTable
 from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.table import PlanTable
@@ -106,28 +106,28 @@ _DOCS: Mapping[type, Callable[..., Doc]] = {
 """Records drawn from a `Doc`, in any format."""
 
 _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
-    shown.as_text: {
+    display_protocol.as_text: {
         Board: repr,
         Grid: text_table,
         LaunchCommand: str,
         Manifest: Manifest.to_text,
     },
-    shown.as_html: {
+    display_protocol.as_html: {
         Board: board.board_html,
         Grid: html_table,
     },
-    shown.as_error: {WorkbenchError: error_lines},
-    shown.as_markdown: {ModelCard: lambda it: to_markdown(export.model_card_doc(it))},
+    display_protocol.as_error: {WorkbenchError: error_lines},
+    display_protocol.as_markdown: {ModelCard: lambda it: to_markdown(export.model_card_doc(it))},
     as_grid: {
         History: history.history_grid,
         Predictions: answers.predictions_grid,
         Scores: scores.scores_grid,
     },
-    shown.as_page: {
+    display_protocol.as_page: {
         Card: page.card_html,
         Report: report.report_html,
     },
-    shown.as_live: {
+    display_protocol.as_live: {
         BenchmarkPlots: lambda it: show_doc(_plots_doc(it)),
         Board: board.show_board,
         Cluster: show_cluster,
@@ -138,7 +138,7 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
         RunComparison: lambda it: show_doc(history.comparison_doc(it)),
         RunPlot: panel.show_run_plot,
     },
-    shown.follow: {
+    display_protocol.follow: {
         Benchmark: _follow_benchmark,
         Cluster: follow_start,
         Run: follow_run,
@@ -147,9 +147,9 @@ _VIEWS: Mapping[Any, Mapping[type, Callable[..., Any]]] = {
 
 
 _DRAWINGS: Mapping[Any, Callable[[Doc], Any]] = {
-    shown.as_text: to_text,
-    shown.as_html: to_html,
-    shown.as_bundle: to_bundle,
+    display_protocol.as_text: to_text,
+    display_protocol.as_html: to_html,
+    display_protocol.as_bundle: to_bundle,
 }
 
 

@@ -65,5 +65,5 @@ class AwakeClock:
             self()
 
 
-awake = AwakeClock()
+uptime_clock = AwakeClock()
 """Shared clock of the process."""

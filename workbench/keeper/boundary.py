@@ -12,7 +12,7 @@ _last: dict[tuple[str, str], str] = {}
 
 
 @contextmanager
-def guarded(
+def isolate_run_errors(
     run_id: str, doing: str, end: Callable[[Exception], object] | None = None
 ) -> Iterator[None]:
     """Guard an action of the keeper on a run. The block ends at its first error.

@@ -19,7 +19,7 @@ from workbench.base.messages.wire import ask
 from workbench.base.words import told
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.shortage import in_threads, start_thread
+from workbench.keeper.resource_limits import in_threads, start_thread
 from workbench.rundir.checkpoints import (
     CHECKPOINT,
     NAME,
@@ -212,7 +212,7 @@ def _parts_on(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Returned:
+class PulledCheckpoints:
     """Checkpoints copied back or left on the pods."""
 
     steps: Sequence[int] = ()
@@ -252,13 +252,13 @@ class CheckpointCollector:
     def _brings(self) -> bool:
         return self._context.spec.job.rules.checkpoints.brings
 
-    def finish(self, lost: Collection[str]) -> Returned:
+    def finish(self, lost: Collection[str]) -> PulledCheckpoints:
         """Fetch missing checkpoints, or record those on the pods, after all ranks ended. Blocks."""
         self._end.set()
         if self._thread.is_alive():
             self._thread.join()
         if not self._saved():
-            return Returned()
+            return PulledCheckpoints()
         return self._carry(lost)
 
     def _loop(self) -> None:
@@ -269,7 +269,7 @@ class CheckpointCollector:
                 self._carry(())
                 done = step
 
-    def _carry(self, lost: Collection[str]) -> Returned:
+    def _carry(self, lost: Collection[str]) -> PulledCheckpoints:
         try:
             if self._brings:
                 returned = bring_checkpoints_back(self._context, lost, busy=self._busy)
@@ -278,7 +278,7 @@ class CheckpointCollector:
             return record_on_pods(self._context, lost)
         except Exception as error:  # Thread boundary: the outcome must be written in any case.
             logger.exception("bringing back the checkpoints of %s", self._context.run_id)
-            return Returned(notes=[f"the checkpoints could not be copied back: {error}"])
+            return PulledCheckpoints(notes=[f"the checkpoints could not be copied back: {error}"])
 
 
 def bring_checkpoints_back(
@@ -286,7 +286,7 @@ def bring_checkpoints_back(
     lost: Collection[str] = (),
     most: int | None = None,
     busy: Callable[[], Collection[int]] = lambda: (),
-) -> Returned:
+) -> PulledCheckpoints:
     """Copy the last complete checkpoints of a run from its pods, and verify every file."""
     checkpoints = list_parts(context, lost)
     limit = context.spec.job.rules.checkpoints.most
@@ -300,10 +300,10 @@ def bring_checkpoints_back(
         for step, why in problems.items()
         if why
     ]
-    return Returned(steps=here, notes=notes + _out_of_reach(checkpoints, here))
+    return PulledCheckpoints(steps=here, notes=notes + _out_of_reach(checkpoints, here))
 
 
-def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> Returned:
+def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> PulledCheckpoints:
     """Record the complete checkpoints left on the pods of a run. Nothing is copied."""
     checkpoints = list_parts(context, lost)
     steps = checkpoints.whole
@@ -315,7 +315,7 @@ def record_on_pods(context: RunContext, lost: Collection[str] = ()) -> Returned:
                 of_step[rank] = [link.pod.name, str(folder)]
             parts[step] = of_step
         write_json(context.paths.held, {"steps": steps, "parts": parts})
-    return Returned(steps=steps, notes=_out_of_reach(checkpoints, steps))
+    return PulledCheckpoints(steps=steps, notes=_out_of_reach(checkpoints, steps))
 
 
 def send_checkpoint(

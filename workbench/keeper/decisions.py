@@ -28,7 +28,7 @@ _LARGEST = 256 << 20
 _RESERVE_BYTES = 64 << 10
 
 
-class What(StrEnum):
+class DecisionKind(StrEnum):
     """A decision about a run."""
 
     SUBMITTED = "submitted"
@@ -49,7 +49,7 @@ class What(StrEnum):
     """The run was cancelled before its start. Facts: state and message."""
 
 
-_OVER = (What.ENDED, What.CLEARED, What.WITHDRAWN)
+_OVER = (DecisionKind.ENDED, DecisionKind.CLEARED, DecisionKind.WITHDRAWN)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +60,7 @@ class Decision:
     """Number of the line, from 1 without gaps."""
     time_s: float
     run: str
-    what: What
+    what: DecisionKind
     attempt: int = 0
     """Number of the attempt, from 1. 0: no attempt yet."""
     facts: Mapping[str, object] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Decision:
         run = text(facts.pop("run", None))
         time = facts.pop("time_s", None)
         try:
-            what = What(text(facts.pop("what", None)))
+            what = DecisionKind(text(facts.pop("what", None)))
         except ValueError:
             return None
         if number is None or not run:
@@ -101,7 +101,7 @@ class RunDecisions:
     run: str
     path: Path = Path()
     """Directory of the run."""
-    last: What = What.SUBMITTED
+    last: DecisionKind = DecisionKind.SUBMITTED
     attempt: int = 0
     """Number of the last attempt, from 1. 0: no attempt yet."""
     started: bool = False
@@ -126,21 +126,21 @@ class RunDecisions:
     def take(self, decision: Decision) -> None:
         """Apply the next decision. Nothing but `cleared` follows the end of a run."""
         if self.over:
-            if decision.what is What.CLEARED:
-                self.last = What.CLEARED
+            if decision.what is DecisionKind.CLEARED:
+                self.last = DecisionKind.CLEARED
             return
         facts = decision.facts
         self.last = decision.what
         self.attempt = max(self.attempt, decision.attempt)
         match decision.what:
-            case What.SUBMITTED:
+            case DecisionKind.SUBMITTED:
                 self.path = Path(text(facts.get("path")))
                 self.pods = _names(facts)
-            case What.RESTARTED:
+            case DecisionKind.RESTARTED:
                 self.restart = max(self.restart, whole(facts.get("restart")) or 0)
                 self.loss = part(facts, "loss")
                 self.started = False
-            case What.STAGED:
+            case DecisionKind.STAGED:
                 self.restart = max(self.restart, whole(facts.get("restart")) or 0)
                 self.pods = _names(facts) or self.pods
                 self.loss = None
@@ -148,9 +148,9 @@ class RunDecisions:
                 event = part(facts, "event")
                 if event:
                     self.events.append(event)
-            case What.STARTED:
+            case DecisionKind.STARTED:
                 self.started = True
-            case What.BROUGHT:
+            case DecisionKind.BROUGHT:
                 self.brought = True
         if decision.what in _OVER:
             self.outcome = {"state": "unknown", **facts}
@@ -258,7 +258,7 @@ class DecisionLog:
             self._runs.clear()
             self._last_n = 0
 
-    def add(self, run: str, what: What, attempt: int = 0, **facts: object) -> None:
+    def add(self, run: str, what: DecisionKind, attempt: int = 0, **facts: object) -> None:
         """Record a decision. A failed write is repeated later, and the run continues."""
         with self._lock:
             self._last_n += 1

@@ -13,9 +13,9 @@ from workbench.base.errors import ConfigError, PodError, RunError, WorkbenchErro
 from workbench.base.files import write_text
 from workbench.base.package import package_zip
 from workbench.keeper.link.agent import AgentLink, stop_ranks
-from workbench.keeper.link.files import Stock
+from workbench.keeper.link.files import ContentStore
 from workbench.keeper.link.shared import folders_to_probe, shared_words
-from workbench.keeper.shortage import in_threads, start_thread
+from workbench.keeper.resource_limits import in_threads, start_thread
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.place import Place
@@ -206,7 +206,7 @@ class Fleet:
         spec = self.spec
         package = package_zip()
         folders = folders_to_probe(spec, self.paths.root)
-        shared = Stock() if spec.is_local else None
+        shared = ContentStore() if spec.is_local else None
         self._links = [
             AgentLink(
                 pod,

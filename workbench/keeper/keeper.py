@@ -24,14 +24,15 @@ from workbench.base.redact import Redactor
 from workbench.base.words import counted
 from workbench.jobs.launcher import Launcher
 from workbench.jobs.registry import job_from_dict
-from workbench.keeper.awake import awake
-from workbench.keeper.boundary import guarded
+from workbench.keeper.awake import uptime_clock
+from workbench.keeper.boundary import isolate_run_errors
 from workbench.keeper.checkpoints import part_reader
-from workbench.keeper.decisions import DecisionLog, What
+from workbench.keeper.decisions import DecisionKind, DecisionLog
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch import check_launcher_fits
 from workbench.keeper.link.files import TransferProgress
-from workbench.keeper.own_folder import OwnFolder
+from workbench.keeper.private_dir import PrivateDir
+from workbench.keeper.recovery import inherited_runs, run_context, wanted_pods
 from workbench.keeper.requests import (
     Close,
     NewestCheckpoint,
@@ -41,11 +42,10 @@ from workbench.keeper.requests import (
     Status,
     Submit,
 )
+from workbench.keeper.resource_limits import missing, retry_on_exhaustion
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.run_queue import IdleTime, RunQueue
-from workbench.keeper.shortage import missing, patiently
 from workbench.keeper.spawn import STAY, TAKEN, log_to, process_facts, take_lock
-from workbench.keeper.succession import inherited_runs, run_context, wanted_pods
 from workbench.rundir.checkpoints import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
@@ -105,7 +105,7 @@ class Keeper:
         self._before = before
         self._states = [KeptFile(path) for path in (paths.own_state, paths.state)]
         self._process = {**process_facts(os.getpid()), "lock": lock}
-        self._own_folder = OwnFolder(paths, self._name_lock)
+        self._own_folder = PrivateDir(paths, self._name_lock)
         self._fleet.pods = before.pods if before is not None else ()
 
     def serve(self) -> bool:
@@ -121,7 +121,7 @@ class Keeper:
         server = RequestServer(self._paths.socket, self._do, self._redact)
         threading.Thread(target=self._mend, args=(server,), daemon=True).start()
         threading.Thread(
-            target=awake.keep, args=(threading.Event(),), name="awake", daemon=True
+            target=uptime_clock.keep, args=(threading.Event(),), name="awake", daemon=True
         ).start()
         last = ("closed", "closed")
         try:
@@ -193,7 +193,7 @@ class Keeper:
 
     def _keep_states(self) -> None:
         for run_id, runner in list(self._runners.items()):
-            with guarded(run_id, "keeping the state of the run"):
+            with isolate_run_errors(run_id, "keeping the state of the run"):
                 runner.keep_state()
 
     def _name_lock(self, inode: int) -> None:
@@ -210,7 +210,7 @@ class Keeper:
             self._fleet, self._redact, before, self._log
         )
         for run_id, runner in self._runners.items():
-            with guarded(run_id, "entering the run into the queue", end=runner.fail):
+            with isolate_run_errors(run_id, "entering the run into the queue", end=runner.fail):
                 if not runner.over:
                     self._queue.add(runner)
 
@@ -242,7 +242,7 @@ class Keeper:
             self._closing.set()
             self._say("closing", why)
             for runner in self._queue.running:
-                with guarded(runner.context.run_id, "cancelling the run"):
+                with isolate_run_errors(runner.context.run_id, "cancelling the run"):
                     runner.cancel()
             self._queue.lock.notify_all()
         if launching:
@@ -265,7 +265,7 @@ class Keeper:
         over = threading.Event()
         self._keep_pods(over)
         for run_id, runner in self._runners.items():
-            with guarded(run_id, "bringing the last checkpoint back"):
+            with isolate_run_errors(run_id, "bringing the last checkpoint back"):
                 if not (runner.holds and runner.failed):
                     continue
                 what = f"{self._message}; bringing the last checkpoint of {run_id} back"
@@ -347,7 +347,7 @@ class Keeper:
     def _submit(self, request: Submit) -> dict[str, object]:
         """Take a run, and wait outside the lock for a free thread or descriptor."""
         try:
-            return patiently(partial(self._take, request))
+            return retry_on_exhaustion(partial(self._take, request))
         except Exception as error:
             what = missing(error)
             if not what:
@@ -375,7 +375,7 @@ class Keeper:
             self._runners[request.run] = runner
             self._log.add(
                 request.run,
-                What.SUBMITTED,
+                DecisionKind.SUBMITTED,
                 path=request.path,
                 pods=[link.pod.name for link in runner.context.links],
             )
@@ -385,7 +385,7 @@ class Keeper:
             except Exception as error:
                 del self._runners[request.run]
                 self._log.add(
-                    request.run, What.WITHDRAWN, state=RunState.FAILED, message=str(error)
+                    request.run, DecisionKind.WITHDRAWN, state=RunState.FAILED, message=str(error)
                 )
                 self._write_queue()
                 raise

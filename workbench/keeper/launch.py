@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from workbench.base import entries
 from workbench.base.child import HOME
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError
 from workbench.base.files import gate
 from workbench.base.files.gate import open_to_append
@@ -32,7 +33,6 @@ from workbench.base.process import (
     process_table,
     with_mark,
 )
-from workbench.base.shown import Shown
 from workbench.jobs.launcher import Launcher
 from workbench.pods.pod import Pod
 
@@ -86,7 +86,7 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchCommand(Shown):
+class LaunchCommand(Displayable):
     """Launch command. `str()` returns a line to paste into a terminal."""
 
     argv: Sequence[str]

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from workbench.base.clock import now_s
-from workbench.keeper.boundary import guarded
+from workbench.keeper.boundary import isolate_run_errors
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.run.runner import Runner
@@ -84,7 +84,7 @@ class RunQueue:
             if runner not in self._waiting or runner.context.may_have_ranks:
                 return False
             self._waiting.remove(runner)
-            with guarded(runner.context.run_id, "withdrawing the run"):
+            with isolate_run_errors(runner.context.run_id, "withdrawing the run"):
                 runner.abandon("cancelled before its start")
             return True
 
@@ -100,7 +100,7 @@ class RunQueue:
                     end_when_idle()
             self.lock.wait_for(lambda: not self._running)
         for runner in self._waiting:  # No run is added after closing.
-            with guarded(runner.context.run_id, "ending the run that never started"):
+            with isolate_run_errors(runner.context.run_id, "ending the run that never started"):
                 runner.abandon(never_came)
 
     def _begin_next(self) -> bool:
@@ -115,7 +115,9 @@ class RunQueue:
         elif (links := self._fleet.free(len(runner.context.links), busy)) is None:
             return False
         elif links != list(runner.context.links):
-            with guarded(runner.context.run_id, "moving the run to free pods", end=runner.fail):
+            with isolate_run_errors(
+                runner.context.run_id, "moving the run to free pods", end=runner.fail
+            ):
                 runner.move(links)
             # The run's folder may be read-only or full.
             if runner.over:
@@ -132,7 +134,7 @@ class RunQueue:
         return True
 
     def _run(self, runner: Runner) -> None:
-        with guarded(runner.context.run_id, "ending the run"):
+        with isolate_run_errors(runner.context.run_id, "ending the run"):
             runner.run()
         with self.lock:
             self._running.remove(runner)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, ZipInfo
 
+from workbench.base.display_protocol import as_page
 from workbench.base.errors import RunError
 from workbench.base.files import gate
-from workbench.base.shown import as_page
 from workbench.base.words import counted, gib, plain
 from workbench.benchmark.result import Report, rows_below
 from workbench.client.cluster import Cluster
@@ -36,7 +36,7 @@ from workbench.display.records.history import runs_doc
 from workbench.display.run.facts import RunFacts
 from workbench.display.run.page import RunPage
 from workbench.display.run.panel import Drawings
-from workbench.lab.again import again_code
+from workbench.lab.resubmit_cell import again_code
 from workbench.lab.rows import WORDS, Row, cluster_row, has_words, run_row
 from workbench.rundir.catalog.store import (
     RunRecord,

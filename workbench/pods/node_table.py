@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from workbench.base.shown import Shown
+from workbench.base.display_protocol import Displayable
 from workbench.pods.pod_spec import PodSpec
 
 
@@ -32,7 +32,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NodeTable(Shown):
+class NodeTable(Displayable):
     """The nodes of a cluster, and what a job's pods would get now."""
 
     nodes: Sequence[Node]

@@ -228,7 +228,7 @@ def test_what_cannot_be_evaluated_is_refused_before_pods_are_asked(
 
 
 def test_a_pod_without_lm_eval_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from workbench.finetune.benchmarks import rank
+    from workbench.finetune.lm_eval import rank
 
     monkeypatch.setattr(rank, "find_spec", lambda name: None if name == "lm_eval" else 1)
     with pytest.raises(ConfigError, match=r"PodSpec\(pip=\['lm-eval'\]\)"):
@@ -238,7 +238,7 @@ def test_a_pod_without_lm_eval_says_what_to_install(monkeypatch: pytest.MonkeyPa
 def test_figures_of_rows_travel_as_json() -> None:
     import numpy
 
-    from workbench.finetune.benchmarks.rank import _figures, _listed, _number
+    from workbench.finetune.lm_eval.rank import _figures, _listed, _number
 
     figures = {"a": {("acc", "none"): [numpy.float64(0.5), True], ("bleu", "x"): [("r", "p")]}}
     sent = json.dumps(_listed(figures), default=_number)

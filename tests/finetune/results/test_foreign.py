@@ -12,10 +12,10 @@ import pytest
 from writtenrun import WrittenRun
 
 from workbench import FineTune, PodSpec, Run, Script, compare, history
+from workbench.base.display_protocol import as_html
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import write_json
 from workbench.base.files.private import make_cluster_folder
-from workbench.base.shown import as_html
 from workbench.benchmark.result import rows_below, write_report
 from workbench.client.kinds import recipe_for
 from workbench.finetune.export.recipe import recipe_of

@@ -8,7 +8,7 @@ import pytest
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.answers.predictions import Predictions, judge_answers, read_predictions
-from workbench.finetune.data.judged import judge
+from workbench.finetune.data.scoring import judge
 from workbench.finetune.data.sources.dataset import prepare
 from workbench.finetune.data.wikisql.datasets import Mini
 from workbench.finetune.data.wikisql.mini import mini_tables

@@ -12,7 +12,7 @@ from transformers import Seq2SeqTrainingArguments
 
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.instead import OTHERWISE
+from workbench.finetune.options.renamed_options import OTHERWISE
 from workbench.finetune.options.training import ALLOWED
 from workbench.finetune.recipe import lean_loss
 from workbench.finetune.recipe.lean_loss import LeanLoss

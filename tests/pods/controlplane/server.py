@@ -25,7 +25,7 @@ import yaml
 from measured import MEASURED
 
 from tests.poll import until
-from workbench.pods.guest.machine import free_port
+from workbench.pods.bootstrap.machine import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROGRAMS = REPOSITORY / "build" / "kubernetes" / "bin"

@@ -18,9 +18,9 @@ from pydantic import PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError
 from workbench.base.process import POD_MARK
-from workbench.pods.guest.guardian import WorkerConfig, taken_over
-from workbench.pods.guest.machine import free_port, loopback_addresses
-from workbench.pods.guest.process import LocalWorker, session_environment, sweep, tail_of
+from workbench.pods.bootstrap.guardian import WorkerConfig, taken_over
+from workbench.pods.bootstrap.machine import free_port, loopback_addresses
+from workbench.pods.bootstrap.process import LocalWorker, session_environment, sweep, tail_of
 from workbench.pods.place import CoreBinding, Place
 from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec

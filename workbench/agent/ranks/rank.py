@@ -117,7 +117,7 @@ class Rank:
         self.asked = signum.name
         process.send(signum)
 
-    def take_leave(self) -> bool:
+    def announce_shutdown(self) -> bool:
         """Tell the rank that the pod is ending. Return whether the rank acts on the notice."""
         if self.process is None or not self.live:
             return False

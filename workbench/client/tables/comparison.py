@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import ConfigError, check_type
 from workbench.base.files import read_json
 from workbench.base.json_values import text
-from workbench.base.shown import ShownLive
 from workbench.base.table import Grid, data_frame
 from workbench.base.words import UNKNOWN, middle_cut, plain
 from workbench.client.plot import Axis, PlotOptions
@@ -50,7 +50,7 @@ class ComparedRun:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunComparison(ShownLive):
+class RunComparison(LiveDisplayable):
     """A comparison of runs. Prints as tables; a notebook shows the loss curves above the tables."""
 
     runs: tuple[ComparedRun, ...]
@@ -189,7 +189,7 @@ class RunComparison(ShownLive):
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonPlot(ShownLive):
+class ComparisonPlot(LiveDisplayable):
     """The losses of compared runs as a plot of their own."""
 
     comparison: RunComparison

@@ -10,9 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
 
+from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import ConfigError, RunError, check_type, one_of
 from workbench.base.files import is_folder, user_path
-from workbench.base.shown import ShownLive
 from workbench.base.table import as_grid, data_frame
 from workbench.client.run import Run
 from workbench.client.tables.comparison import RunComparison, compare
@@ -31,7 +31,7 @@ _NEWEST = "-submitted_s"
 
 
 @dataclass(frozen=True, slots=True)
-class History(ShownLive):
+class History(LiveDisplayable):
     """The runs below a folder, newest first. Shows as a table; two ticked rows are compared."""
 
     folder: Path

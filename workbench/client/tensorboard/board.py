@@ -11,9 +11,9 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import BackendError, RunError
 from workbench.base.files import gate
-from workbench.base.shown import ShownLive
 from workbench.base.words import plain
 from workbench.client.tensorboard.server import HOST, BoardServer, is_free, private_folder, serve
 from workbench.rundir.paths import RunPaths
@@ -116,7 +116,7 @@ def find_route(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Board(ShownLive):
+class Board(LiveDisplayable):
     """A running TensorBoard. A cell that ends with it has a link and a button for the page."""
 
     server: BoardServer

@@ -18,9 +18,9 @@ from workbench.finetune.options.model.models import check_model
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.launcher import Launcher
 from workbench.pods.backends import backend_from_dict
+from workbench.pods.bootstrap.machine import check_gpus
 from workbench.pods.cml.api import WorkersApi
 from workbench.pods.cml.pods import CMLPods
-from workbench.pods.guest.machine import check_gpus
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.place import Place

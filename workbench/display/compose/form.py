@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from workbench.base.child import Helpers
+from workbench.base.display_protocol import as_html, as_live, as_text
 from workbench.base.errors import WorkbenchError
-from workbench.base.shown import as_html, as_live, as_text
 from workbench.base.table import facts
 from workbench.benchmark.cluster import Cluster
 from workbench.display.compose.composition import Composition

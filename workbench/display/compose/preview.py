@@ -22,7 +22,7 @@ from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.launch import LaunchPlan, build_command, place_ranks
 from workbench.pods.backends import CLASSES
-from workbench.pods.guest.machine import loopback_addresses
+from workbench.pods.bootstrap.machine import loopback_addresses
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.local.pods import LocalPods
 from workbench.pods.pod import Pod

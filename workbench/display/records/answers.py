@@ -19,7 +19,7 @@ from workbench.display.kit.live import has_widgets, put
 from workbench.display.kit.widgets import act_in_thread, heard_at_once, widget_bundle
 from workbench.finetune.answers.conversation import Conversation
 from workbench.finetune.answers.predictions import AnsweredRow, Answers, Predictions
-from workbench.finetune.data.judged import Answer
+from workbench.finetune.data.scoring import Answer
 from workbench.finetune.data.tasks import TASK
 
 _ROWS = 50

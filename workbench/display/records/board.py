@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from workbench.base.shown import as_bundle
+from workbench.base.display_protocol import as_bundle
 from workbench.client.tensorboard.board import Board, Way
 from workbench.display.kit.line import show_bundle
 from workbench.display.kit.live import has_widgets

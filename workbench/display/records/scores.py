@@ -5,7 +5,7 @@ from __future__ import annotations
 from workbench.base.table import Grid
 from workbench.base.words import UNKNOWN, count, number, plain
 from workbench.display.kit.doc import Doc, Note, Table
-from workbench.finetune.benchmarks.scores import Score, Scores
+from workbench.finetune.lm_eval.scores import Score, Scores
 
 _DIRECTIONS = {"greater": "↑ higher is better", "less": "↓ lower is better"}
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from workbench.base.shown import as_html
+from workbench.base.display_protocol import as_html
 from workbench.client.plot import MEMORY, RunPlot
 from workbench.display.kit.doc import Doc, Figure, Note, blocks_html, to_bundle
 from workbench.display.kit.line import show_bundle

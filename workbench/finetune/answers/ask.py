@@ -19,7 +19,7 @@ from workbench.finetune.answers.questions import (
 )
 from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.data.forms.messages import Message
-from workbench.finetune.data.judged import judge
+from workbench.finetune.data.scoring import judge
 from workbench.finetune.job.refusals import no_template
 from workbench.rundir.paths import RunPaths
 

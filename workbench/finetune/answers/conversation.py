@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from workbench.base.display_protocol import LiveDisplayable
 from workbench.base.errors import ConfigError
-from workbench.base.shown import ShownLive
 from workbench.finetune.data.forms.messages import Message
 
 _Ask = Callable[[str, Sequence[Message], Callable[[str], None] | None], str]
@@ -22,7 +22,7 @@ class Exchange:
     """Answers by name of the model."""
 
 
-class Conversation(ShownLive):
+class Conversation(LiveDisplayable):
     """Chat with one or several models.
 
     A notebook shows a text field and streams the answers.

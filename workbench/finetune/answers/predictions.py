@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError
-from workbench.base.shown import Shown
 from workbench.base.table import Grid, as_grid, data_frame
 from workbench.base.words import count, percent
-from workbench.finetune.data.judged import Answer, judge, read_answers, share
+from workbench.finetune.data.scoring import Answer, judge, read_answers, share
 from workbench.finetune.data.sources.convert import read_tables
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Predictions(Shown):
+class Predictions(Displayable):
     """All answers of a model. Prints, and shows in a notebook, as a table."""
 
     rows: tuple[Answer, ...]
@@ -110,7 +110,7 @@ class AnsweredRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answers(Shown):
+class Answers(Displayable):
     """Answers of several models to the same rows. Prints, and shows in a notebook, as tables."""
 
     names: Sequence[str]

@@ -10,6 +10,7 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import read_json
 from workbench.base.json_values import part, whole
+from workbench.finetune.data.column_checks import check_media
 from workbench.finetune.data.columns import outer_columns, value_of
 from workbench.finetune.data.forms.asked import question_of, turns_before
 from workbench.finetune.data.forms.messages import (
@@ -23,7 +24,6 @@ from workbench.finetune.data.forms.messages import (
 )
 from workbench.finetune.data.forms.table import ANSWERS, question_form
 from workbench.finetune.data.lines import Fields, read_lines
-from workbench.finetune.data.meant import check_media
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.sources.convert import read_tables
 from workbench.finetune.data.tasks import TASK, Table

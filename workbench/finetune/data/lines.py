@@ -12,7 +12,7 @@ from typing import NoReturn
 from workbench.base.errors import ConfigError
 from workbench.base.files import open_record
 from workbench.base.json_values import number, parse_json
-from workbench.finetune.data.opened import open_rows
+from workbench.finetune.data.decompress import open_rows
 
 MAX_LINE_BYTES = 16 * 2**20
 NOT_UTF8 = (

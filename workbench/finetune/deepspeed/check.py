@@ -11,7 +11,7 @@ from workbench.base.json_values import part
 from workbench.base.redact import mask_secrets
 from workbench.finetune.deepspeed.keys import REMOVED, REMOVED_OPTIMIZERS, REMOVED_ZERO, TOP_LEVEL
 from workbench.finetune.deepspeed.kinds import check_kinds
-from workbench.finetune.deepspeed.not_done import check_done
+from workbench.finetune.deepspeed.unsupported_keys import check_done
 from workbench.finetune.options.choices import (
     Communication,
     MuonRate,

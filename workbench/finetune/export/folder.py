@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError, RunError, one_of
 from workbench.base.files import gate, load_json, user_path
 from workbench.base.json_values import part
-from workbench.base.shown import Shown
 from workbench.base.words import scaled
 from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.job.finetune import FineTune
@@ -33,7 +33,7 @@ _AUTO = {Family.CAUSAL: "AutoModelForCausalLM", Family.ENCODER_DECODER: "AutoMod
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Export(Shown):
+class Export(Displayable):
     """A folder with a run's model, and the lines that start the model elsewhere."""
 
     folder: Path | str

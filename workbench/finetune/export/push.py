@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.base.display_protocol import Displayable, as_markdown
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.redact import mask_secrets
-from workbench.base.shown import Shown, as_markdown
 from workbench.base.words import scaled
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.data.sources.hub import Hub
@@ -55,7 +55,7 @@ _GET_TOKEN = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pushed(Shown):
+class Pushed(Displayable):
     url: str
     repo_id: str
     """Full name of the repository on the hub."""

@@ -21,9 +21,9 @@ from workbench.finetune.job.views import FineTuneViews
 from workbench.finetune.methods.method import LEAST, PACKAGE
 from workbench.finetune.methods.registry import METHOD_NAMES, MethodName, method_of
 from workbench.finetune.options.changes import Changes, What
-from workbench.finetune.options.instead import value_hint
 from workbench.finetune.options.metrics import Metric, function_name, metric_function, own_metrics
 from workbench.finetune.options.options import FineTuneOptions
+from workbench.finetune.options.renamed_options import value_hint
 from workbench.finetune.options.training import option_hint
 from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, TechniqueName, technique_of
 from workbench.jobs.job import (

@@ -12,8 +12,8 @@ from transformers import StoppingCriteria, TextStreamer
 
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import counted
-from workbench.finetune.data.judged import Answer, judge
 from workbench.finetune.data.rows import Example
+from workbench.finetune.data.scoring import Answer, judge
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.model.text.encode import Encoder
 

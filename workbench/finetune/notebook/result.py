@@ -11,7 +11,7 @@ from workbench.base.record.tolerant import Number, Whole
 from workbench.base.table import Grid
 from workbench.client.result import Card, RunResult, readable
 from workbench.finetune.answers.predictions import Predictions, read_predictions
-from workbench.finetune.benchmarks.scores import Scores, read_scores
+from workbench.finetune.lm_eval.scores import Scores, read_scores
 from workbench.finetune.options.choices import Peft
 from workbench.finetune.profile import speed
 from workbench.finetune.profile.parse import Profile, read_profile

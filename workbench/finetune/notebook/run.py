@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from workbench.finetune.answers.conversation import Conversation
     from workbench.finetune.answers.predictions import Answers
     from workbench.finetune.answers.questions import RowLike
-    from workbench.finetune.benchmarks.scores import Scores
     from workbench.finetune.export.folder import Export
     from workbench.finetune.export.push import Pushed
+    from workbench.finetune.lm_eval.scores import Scores
 
 
 class FineTuneRun(Run):
@@ -121,7 +121,7 @@ class FineTuneRun(Run):
             Detached: An interrupt came; the evaluation continues, and its own run directory gets
                 the figures.
         """
-        from workbench.finetune.benchmarks.evaluate import evaluate
+        from workbench.finetune.lm_eval.evaluate import evaluate
 
         return evaluate(
             self.paths,

@@ -21,7 +21,7 @@ from workbench.base.record import (
     Unit,
 )
 from workbench.finetune.options.choices import Shard
-from workbench.finetune.options.instead import LORA
+from workbench.finetune.options.renamed_options import LORA
 
 ALL_LINEAR = "all-linear"
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([GM]i?B)")

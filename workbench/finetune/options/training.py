@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.finetune.options.instead import ELSEWHERE, OTHERWISE
+from workbench.finetune.options.renamed_options import ELSEWHERE, OTHERWISE
 
 ALLOWED = frozenset(
     (

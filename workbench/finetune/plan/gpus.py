@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError, check_type, suggests
-from workbench.base.shown import Shown
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
@@ -57,7 +57,7 @@ class GpuRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GpuTable(Shown):
+class GpuTable(Displayable):
     """Predicted least number of GPUs of every kind for a job."""
 
     job: FineTune

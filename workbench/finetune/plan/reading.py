@@ -10,9 +10,9 @@ from typing import Any
 
 from workbench.base import entries
 from workbench.base.child import replies
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError, WorkbenchError, require_package, suggests
-from workbench.base.shown import Shown
-from workbench.finetune.data.meant import Written
+from workbench.finetune.data.column_checks import Written
 from workbench.finetune.data.overlap import line_digests, overlap_of_files
 from workbench.finetune.data.sources.convert import chosen, join_files
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
@@ -44,7 +44,7 @@ class Length:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowPreview(Shown):
+class RowPreview(Displayable):
     """Rows of a dataset as a model will read them."""
 
     job: FineTune

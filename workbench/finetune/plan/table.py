@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError
-from workbench.base.shown import Shown
 from workbench.base.words import counted
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.techniques.sizes import Memory
@@ -82,7 +82,7 @@ class PlanRow:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlanTable(Shown):
+class PlanTable(Displayable):
     """Predicted need of a job under every technique."""
 
     model: str

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError, RunError, one_of
-from workbench.base.shown import Shown
 from workbench.base.table import Grid, Key
 from workbench.base.words import count, duration, number, ratio, scaled
 from workbench.finetune.profile.parse import FIGURES, ModuleProfile, Profile
@@ -29,7 +29,7 @@ class ModulePair:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ProfileComparison(Shown):
+class ProfileComparison(Displayable):
     """Two profiles side by side. Prints, and shows in a notebook, as tables."""
 
     one: Profile

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import RunError, one_of
 from workbench.base.files import read_text
-from workbench.base.shown import Shown
 from workbench.base.table import Grid, data_frame, facts
 from workbench.base.words import count, duration, number, percent, scaled
 
@@ -63,7 +63,7 @@ class ModuleProfile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Profile(Shown):
+class Profile(Displayable):
     """Measurements of an optimizer step of rank 0. None: the report lacks the figure."""
 
     step: int | None = None

@@ -12,7 +12,7 @@ from workbench.finetune.data.overlap import overlap_of_files
 from workbench.finetune.data.sources.dataset import dataset_from
 from workbench.finetune.data.sources.files import RowFiles
 from workbench.finetune.deepspeed.files import load
-from workbench.finetune.deepspeed.not_done import own_keys
+from workbench.finetune.deepspeed.unsupported_keys import own_keys
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune, moved_metric
 from workbench.finetune.job.limits import check_model_files, lacking_memory, model_notes

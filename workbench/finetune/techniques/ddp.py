@@ -7,7 +7,7 @@ from typing import Any
 
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
-from workbench.finetune.techniques.points import TechniquePoints
+from workbench.finetune.techniques.step_hooks import TechniquePoints
 
 
 class TensorPoints(TechniquePoints):

@@ -11,7 +11,6 @@ from workbench.finetune.options.adapters import Fsdp as Options
 from workbench.finetune.options.choices import Communication, Optimizer, Precision, Shard
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
-from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import (
     FOUR_BITS,
     FP32,
@@ -27,6 +26,7 @@ from workbench.finetune.techniques.sizes import (
     turned_of,
     weights_of,
 )
+from workbench.finetune.techniques.step_hooks import TechniquePoints
 from workbench.finetune.techniques.technique import UPDATE, Parts
 
 

@@ -11,8 +11,8 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.options.adapters import LocalSgd as Options
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
-from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import Setting
+from workbench.finetune.techniques.step_hooks import TechniquePoints
 
 
 class ApartPoints(TechniquePoints):

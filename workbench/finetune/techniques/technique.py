@@ -14,8 +14,8 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.options.adapters import Fsdp
 from workbench.finetune.options.choices import Optimizer, Precision
 from workbench.finetune.options.options import FineTuneOptions
-from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import Memory, Moment, Setting, Trace
+from workbench.finetune.techniques.step_hooks import TechniquePoints
 
 Parts = Callable[[Any, Fsdp], Sequence[Any]]
 """Function that finds the parts of a model to shard separately."""

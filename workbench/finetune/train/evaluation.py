@@ -23,8 +23,8 @@ from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import counted
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import parts, text
-from workbench.finetune.data.judged import Answer, judge, share
 from workbench.finetune.data.rows import Example
+from workbench.finetune.data.scoring import Answer, judge, share
 from workbench.finetune.data.tasks import TASK, Table
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import generate

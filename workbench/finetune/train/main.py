@@ -17,9 +17,9 @@ from workbench.agent.rank.phases import phase
 from workbench.base.errors import ConfigError
 from workbench.base.process import pod_name
 from workbench.base.versions import installed_versions
-from workbench.finetune.data.judged import Answer, share, write_answers
-from workbench.finetune.data.meant import LEFT_OUT
+from workbench.finetune.data.column_checks import LEFT_OUT
 from workbench.finetune.data.rows import Example
+from workbench.finetune.data.scoring import Answer, share, write_answers
 from workbench.finetune.data.training import rows as data
 from workbench.finetune.data.training.pod_rows import PodRanks, SharedRows, rows_of_pod
 from workbench.finetune.data.training.rows import Row, Rows, content_digest

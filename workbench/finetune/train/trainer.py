@@ -57,7 +57,7 @@ from workbench.finetune.recipe.standalone import (
 from workbench.finetune.techniques.ddp import DDP
 from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 from workbench.finetune.techniques.on_pods.tensor import TensorParallel
-from workbench.finetune.techniques.points import TechniquePoints
+from workbench.finetune.techniques.step_hooks import TechniquePoints
 from workbench.finetune.techniques.technique import Technique
 from workbench.finetune.train.balance import LoadBalance
 from workbench.finetune.train.best import BestModel

@@ -36,7 +36,7 @@ _LEFT_OUT = (
     "display",
     "finetune/advice",
     "finetune/answers",
-    "finetune/benchmarks",
+    "finetune/lm_eval",
     "finetune/export",
     "finetune/notebook",
     "finetune/plan",

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import read_json, user_path
 from workbench.base.json_values import part
-from workbench.base.shown import Shown
 from workbench.handover.kubeflow.files import config_files, handover_of
 from workbench.handover.kubeflow.kinds import KINDS
 from workbench.handover.kubeflow.objects import JobKind, KubeflowPlan, objects_of
@@ -30,7 +30,7 @@ _UNUSED = ("connect_timeout_s", "pull_timeout_s")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest(Shown):
+class Manifest(Displayable):
     """Kubernetes objects of a run. `str()` returns YAML that starts with instructions."""
 
     kind: str

@@ -28,10 +28,10 @@ from workbench.base.messages.lines import TooLong
 from workbench.base.redact import mask_secrets
 from workbench.base.words import told
 from workbench.jobs.requirements.requirements import Requirements
-from workbench.keeper.awake import awake
-from workbench.keeper.link.files import PodFiles, Stock, shelved
+from workbench.keeper.awake import uptime_clock
+from workbench.keeper.link.files import ContentStore, PodFiles, put_local
 from workbench.keeper.link.shared import seen_by
-from workbench.keeper.shortage import patiently
+from workbench.keeper.resource_limits import retry_on_exhaustion
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 
@@ -83,7 +83,7 @@ class AgentLink(PodFiles):
         package: tuple[str, bytes],
         warm: bool = True,
         folders: Sequence[Path] = (),
-        stock: Stock | None = None,
+        stock: ContentStore | None = None,
     ):
         super().__init__(pod, identity, lease_s, folders, stock)
         self.package = str(self.store / package[0])
@@ -111,7 +111,7 @@ class AgentLink(PodFiles):
     def open(self) -> None:
         """Connect, send the package if missing, start the agent if needed, and greet it."""
         # SSH needs descriptors and a thread.
-        patiently(self._open)
+        retry_on_exhaustion(self._open)
 
     def _open(self) -> None:
         from workbench.pods.ssh.connection import SSHConnection
@@ -306,7 +306,7 @@ class AgentLink(PodFiles):
         if getattr(self._retrying, "now", False):
             return action(self._connection())
         self._retrying.now = True
-        until = awake() + self._lease_s
+        until = uptime_clock() + self._lease_s
         pause_s = _PAUSE_S
         broken_at = 0.0
         longest_s = min(max(_PAUSE_S, self._lease_s / 20), _PAUSE_AT_MOST_S)
@@ -316,7 +316,7 @@ class AgentLink(PodFiles):
                 try:
                     return action(self._connection())
                 except (RemoteError, PodError) as error:
-                    broken_at = broken_at or awake()
+                    broken_at = broken_at or uptime_clock()
                     self._raise_if_hopeless(error, ssh, until, broken_at, unwanted)
                 time.sleep(pause_s)
                 pause_s = min(2 * pause_s, longest_s)
@@ -338,10 +338,10 @@ class AgentLink(PodFiles):
             raise error
         if unwanted():
             raise self._error(str(error)) from error
-        why = self.reason_gone(awake() - broken_at)
+        why = self.reason_gone(uptime_clock() - broken_at)
         if why:
             raise PodGone(why, host=self.pod.address) from error
-        if awake() > until:
+        if uptime_clock() > until:
             message = f"no sign from {self.pod.name} for {self._lease_s:.0f} s: {error}"
             raise PodGone(message, host=self.pod.address) from error
 
@@ -442,9 +442,9 @@ class AgentLink(PodFiles):
 
     def _keep_package(self, ssh: SSHConnection) -> None:
         """Send the package if missing from the store, which a user may have deleted."""
-        shelf = self._shelf()
+        shelf = self._local_store()
         if shelf is not None:
-            path = shelved(shelf / self._package_name, self._package_bytes)
+            path = put_local(shelf / self._package_name, self._package_bytes)
             self.package = str(path)
             return
         self._shelve(ssh, self.package, self._package_bytes)

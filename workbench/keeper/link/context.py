@@ -15,10 +15,10 @@ from workbench.base.files import read_text, write_text
 from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
 from workbench.base.words import told
-from workbench.keeper.decisions import DecisionLog, RunDecisions, What
+from workbench.keeper.decisions import DecisionKind, DecisionLog, RunDecisions
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.agent import AgentLink
-from workbench.keeper.shortage import in_threads
+from workbench.keeper.resource_limits import in_threads
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
@@ -94,7 +94,7 @@ class RunContext:
         decided = self.decided
         return self.inherited and (decided is None or decided.attempt > 0)
 
-    def decide(self, what: What, **facts: object) -> None:
+    def decide(self, what: DecisionKind, **facts: object) -> None:
         """Record a decision about the run and its attempt. Raises nothing for a full disk."""
         if self.log is not None:
             self.log.add(self.run_id, what, self.attempt, **facts)

@@ -19,7 +19,7 @@ from workbench.base.errors import RemoteError
 from workbench.base.files import gate, write_bytes
 from workbench.base.words import counted
 from workbench.keeper.link.shared import is_within
-from workbench.keeper.shortage import start_thread
+from workbench.keeper.resource_limits import start_thread
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import (
     LARGE,
@@ -112,7 +112,7 @@ def progress_text(transfer: TransferStatus, pod: str, now: float) -> str:
     return f"{text}, {pace / _MIB:.1f} MiB/s, {left_s:.0f} s left"
 
 
-class Stock:
+class ContentStore:
     """Known content of a store. Pods with a shared store share the object and send a file once."""
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class PodFiles:
         identity: Identity,
         lease_s: float,
         folders: Sequence[Path],
-        stock: Stock | None = None,
+        stock: ContentStore | None = None,
     ) -> None:
         self.pod = pod
         self.store = PurePosixPath(pod.root).parent / "store"
@@ -172,7 +172,7 @@ class PodFiles:
         self._identity = identity
         self._lease_s = lease_s
         self._folders = folders
-        self._stock = stock or Stock()
+        self._stock = stock or ContentStore()
 
     @property
     def name(self) -> str:
@@ -191,9 +191,9 @@ class PodFiles:
         """Send bytes to the pod's store, once per content, and return their path there."""
         digest = hashlib.sha256(data).hexdigest()
         name = digest[:32] + suffix
-        shelf = self._shelf()
+        shelf = self._local_store()
         if shelf is not None:
-            return str(shelved(shelf / name, data))
+            return str(put_local(shelf / name, data))
         path = str(self.store / name)
         self.retry_until_lease(lambda ssh: self._shelve(ssh, path, data))
         return path
@@ -240,7 +240,7 @@ class PodFiles:
 
         self._carry(counted(len(names), "file"), fetch)
 
-    def _shelf(self) -> Path | None:
+    def _local_store(self) -> Path | None:
         """Return the local folder of the pod's store. None: the pod does not share the store."""
         if self._folders and self._folders[0] in self.shared:
             return self._folders[0] / "store"
@@ -314,7 +314,7 @@ class PodFiles:
         raise NotImplementedError
 
 
-def shelved(path: Path, data: bytes) -> Path:
+def put_local(path: Path, data: bytes) -> Path:
     """Write a local file unless it already has the content. Thread-safe."""
     is_file = path.is_file() and not path.is_symlink()
     if not is_file or gate.digest(path) != hashlib.sha256(data).hexdigest():

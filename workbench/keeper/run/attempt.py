@@ -17,12 +17,13 @@ from workbench.base.files.disk import full_disk_named
 from workbench.base.json_values import whole
 from workbench.base.redact import Redactor
 from workbench.jobs.launcher import Launcher
-from workbench.keeper.awake import awake
-from workbench.keeper.decisions import What
+from workbench.keeper.awake import uptime_clock
+from workbench.keeper.decisions import DecisionKind
 from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
+from workbench.keeper.resource_limits import retry_on_exhaustion
 from workbench.keeper.run.packages import Packages, PackagesError
 from workbench.keeper.run.restart import inherited_ranks
 from workbench.keeper.run.stage import (
@@ -35,7 +36,6 @@ from workbench.keeper.run.stage import (
 )
 from workbench.keeper.run.stalls import StallGuard
 from workbench.keeper.run.verdict import fault_of, lost_pod, place_words, stopped_by_others
-from workbench.keeper.shortage import patiently
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler, why_agent_lost
 from workbench.rundir.journal import Journal
@@ -64,10 +64,10 @@ _LAST_PORT = 65535
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Surroundings:
+class AttemptDeps:
     """Clock, report queue, pod watch and launcher of an attempt. Tests pass their own."""
 
-    clock: Callable[[], float] = awake
+    clock: Callable[[], float] = uptime_clock
     """Clock in seconds. The time in which this machine slept does not count."""
     reports: Callable[[], queue.Queue[PodReport]] = queue.Queue
     """Factory of the queue for the reports of the pod watches."""
@@ -89,7 +89,7 @@ class Attempt:
         rejoin: bool = False,
         staged: Callable[[], None] = lambda: None,
         adopted: Callable[[RunContext], None] = lambda _: None,
-        around: Surroundings | None = None,
+        around: AttemptDeps | None = None,
     ):
         """Follow the ranks of a run.
 
@@ -103,7 +103,7 @@ class Attempt:
             adopted: Called with another context for ranks of an attempt that no log knows.
             around: Clock, watches and launcher.
         """
-        self._around = around or Surroundings()
+        self._around = around or AttemptDeps()
         self._staged = staged
         self._adopted = adopted
         self._clock = self._around.clock
@@ -153,7 +153,7 @@ class Attempt:
                 self.begun = True
                 self._watch(watches)
                 self._launch()
-                self._context.decide(What.STARTED)
+                self._context.decide(DecisionKind.STARTED)
             fault = self._follow()
         except PackagesError as error:
             logger.warning("run %s: %s", self._context.run_id, error)
@@ -194,10 +194,10 @@ class Attempt:
 
     def _send(self) -> None:
         c = self._context
-        patiently(partial(check_hostfile, c), self._journal.hint)
+        retry_on_exhaustion(partial(check_hostfile, c), self._journal.hint)
         if not self.install():
             return
-        resumed = patiently(partial(resumed_from, c.paths), self._journal.hint)
+        resumed = retry_on_exhaustion(partial(resumed_from, c.paths), self._journal.hint)
         notes: Sequence[str] = ()
         if resumed:
             what = f"inputs and the checkpoint of step {resumed.step}"
@@ -208,13 +208,13 @@ class Attempt:
         self._journal.state(RunState.STARTING, sending)
         with TransferProgress(c.links, self._journal.hint, ""), full_disk_named(c.paths.root):
             # No rank has started, so the whole preparation can be repeated.
-            patiently(self.prepare, self._journal.hint)
+            retry_on_exhaustion(self.prepare, self._journal.hint)
 
     def _rejoin(self) -> bool:
         self._journal.hint("a new keeper takes over from a dead keeper, and looks for the ranks")
         try:
             look = partial(inherited_ranks, self._context)
-            found = patiently(look, self._journal.hint)
+            found = retry_on_exhaustion(look, self._journal.hint)
         except PodGone as error:
             # Ranks on the other pods may be alive. Watch and end them as after any lost pod.
             self._gone = error
@@ -325,13 +325,13 @@ class Attempt:
         for link in c.links:
             # A watch opens the logs here, and needs a thread.
             make = partial(self._around.watch, link, c, self._reports)
-            watch = patiently(make, self._journal.hint)
+            watch = retry_on_exhaustion(make, self._journal.hint)
             watch.start()
             watches.append(watch)
 
     def _launch(self) -> None:
         c = self._context
-        patiently(partial(check_hostfile, c), self._journal.hint)
+        retry_on_exhaustion(partial(check_hostfile, c), self._journal.hint)
         self._journal.state(RunState.STARTING, "starting ranks")
         self._stalls.watch.begin()
         if c.spec.job.launcher == Launcher.SSH.value:
@@ -373,7 +373,7 @@ class Attempt:
             remark = self.ledger.remark(
                 self._stalls.remark,
                 stopping=self._stopping,
-                slept=awake.slept(),
+                slept=uptime_clock.slept(),
                 place=partial(place_words, self._context),
             )
             self._journal.hint(remark)

@@ -48,7 +48,7 @@ class OutputList:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Brought:
+class PulledOutputs:
     """Files copied back from the pods, and notes about files left there."""
 
     digests: Mapping[str, str] = field(default_factory=dict)
@@ -124,18 +124,20 @@ class FolderCollector:
         self._files_to_come = 0
         self._bytes_to_come = 0
 
-    def bring(self, first: OutputList, before: Mapping[str, str], lost: Collection[str]) -> Brought:
+    def bring(
+        self, first: OutputList, before: Mapping[str, str], lost: Collection[str]
+    ) -> PulledOutputs:
         """Copy files from all pods at once. `before`: SHA-256 of files copied by earlier calls."""
         links = self._context.links
         same = {file for file in first.script if file.digest}
         places = {f"outputs/{file.name}" for file in first.script}
         places -= {f"outputs/{link.pod.name}" for link in links}
 
-        def one(link: AgentLink) -> Brought:
+        def one(link: AgentLink) -> PulledOutputs:
             if link is links[0]:
                 return self._of_pod(link, first, first.script, before, frozenset())
             if link.pod.name in lost:
-                return Brought()
+                return PulledOutputs()
             try:
                 listed = list_outputs(self._context, link)
                 changed = [file for file in listed.script if file not in same]
@@ -144,7 +146,7 @@ class FolderCollector:
                 logger.warning("%s", error)
                 name = link.pod.name
                 why = f"the script's files on {name} were not copied back: {error}"
-                return Brought(notes=[f"{why}; run.fetch() tries again"], keeps=[name])
+                return PulledOutputs(notes=[f"{why}; run.fetch() tries again"], keeps=[name])
 
         digests: dict[str, str] = {}
         notes: list[str] = []
@@ -153,7 +155,7 @@ class FolderCollector:
             digests.update(part.digests)
             notes.extend(part.notes)
             keeps.extend(part.keeps)
-        return Brought(digests=digests, notes=notes, keeps=keeps)
+        return PulledOutputs(digests=digests, notes=notes, keeps=keeps)
 
     def _of_pod(
         self,
@@ -162,7 +164,7 @@ class FolderCollector:
         files: Sequence[OutputFile],
         before: Mapping[str, str],
         places: Set[str],
-    ) -> Brought:
+    ) -> PulledOutputs:
         pod = link.pod.name
         first = link is self._context.links[0]
         below = "outputs"
@@ -217,7 +219,7 @@ class FolderCollector:
         if listed.links:
             links = short_list(listed.links)
             notes.append(f"links on {pod} are not followed: {links}")
-        return Brought(digests=digests, notes=notes, keeps=keeps)
+        return PulledOutputs(digests=digests, notes=notes, keeps=keeps)
 
     def _carry(
         self,
@@ -328,7 +330,7 @@ def bring_back(
     report: Callable[[str], None] = lambda _: None,
     *,
     rest: bool = False,
-) -> Brought:
+) -> PulledOutputs:
     """Copy all outputs back. `rest` includes files beyond the script's output options. Blocks."""
     link = context.links[0]
     paths = context.paths
@@ -349,7 +351,7 @@ def bring_back(
         before[name] = digest
         if is_output(name):
             old[name] = digest
-    brought = Brought()
+    brought = PulledOutputs()
     wanted = context.spec.job.rules.outputs
     archive = context.spec.job.archive_in(paths.root)
     # Without the archive (a user may have deleted it), new files cannot be told from old ones.
@@ -364,7 +366,9 @@ def bring_back(
     # If nothing was copied, a failed write does not matter.
     with suppress(OSError) if not manifest else nullcontext():
         write_json(paths.manifest, manifest)
-    return Brought(digests=manifest, notes=brought.notes, keeps=brought.keeps, strange=strange)
+    return PulledOutputs(
+        digests=manifest, notes=brought.notes, keeps=brought.keeps, strange=strange
+    )
 
 
 def fetch(

@@ -18,7 +18,7 @@ from workbench.base.words import short_list, told
 from workbench.jobs.requirements.requirements import Requirements
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.shortage import in_threads
+from workbench.keeper.resource_limits import in_threads
 from workbench.rundir.journal import Journal
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.result import RunFault

@@ -15,12 +15,12 @@ from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchErro
 from workbench.base.files import read_json
 from workbench.base.json_values import Json, items, number, text, whole
 from workbench.jobs.launcher import Launcher
-from workbench.keeper.checkpoints import Returned
+from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
+from workbench.keeper.resource_limits import call_into, start_thread
 from workbench.keeper.run.stage import LOG_STREAMS, rank_request
-from workbench.keeper.shortage import call_into, start_thread
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
@@ -118,7 +118,7 @@ def restart_on(
     links: Sequence[AgentLink],
     totals: RunTotals,
     loss: Loss,
-    returned: Returned,
+    returned: PulledCheckpoints,
 ) -> tuple[RunContext, Event]:
     """Prepare another attempt on the given pods, from the newest good checkpoint.
 
@@ -158,7 +158,7 @@ def restart_on(
     return new, Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
 
 
-def _why_fresh(saved_step: int, step: int | None, returned: Returned) -> str:
+def _why_fresh(saved_step: int, step: int | None, returned: PulledCheckpoints) -> str:
     """Explain a restart from step 0 despite a saved checkpoint; "" for any other restart."""
     if step != 0 or not saved_step:
         return ""

@@ -15,14 +15,19 @@ from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError, RunError, WorkbenchError
 from workbench.base.files import gate
 from workbench.base.json_values import number, part
-from workbench.keeper.boundary import guarded
-from workbench.keeper.checkpoints import CheckpointCollector, Returned, bring_checkpoints_back
-from workbench.keeper.decisions import RunDecisions, What
+from workbench.keeper.boundary import isolate_run_errors
+from workbench.keeper.checkpoints import (
+    CheckpointCollector,
+    PulledCheckpoints,
+    bring_checkpoints_back,
+)
+from workbench.keeper.decisions import DecisionKind, RunDecisions
 from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
-from workbench.keeper.run.attempt import Attempt, Surroundings
-from workbench.keeper.run.outputs import Brought, bring_back, clear, output_facts
+from workbench.keeper.resource_limits import retry_on_exhaustion
+from workbench.keeper.run.attempt import Attempt, AttemptDeps
+from workbench.keeper.run.outputs import PulledOutputs, bring_back, clear, output_facts
 from workbench.keeper.run.restart import (
     Loss,
     describe_loss,
@@ -34,7 +39,6 @@ from workbench.keeper.run.restart import (
 from workbench.keeper.run.stage import check_hostfile, fetch_logs, resumed_from
 from workbench.keeper.run.uploads import CheckpointUploader
 from workbench.keeper.run.verdict import fault_of, in_users_files, verdict
-from workbench.keeper.shortage import patiently
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.paths import RunPaths
@@ -52,16 +56,16 @@ _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 class Runner:
     """Execute a run. `run` blocks until the result is on disk."""
 
-    def __init__(self, context: RunContext, around: Surroundings | None = None):
-        self._around = around or Surroundings()
+    def __init__(self, context: RunContext, around: AttemptDeps | None = None):
+        self._around = around or AttemptDeps()
         self.context = context
         """Context of the run. Replaced by `move` and after a restart."""
         self._journal = self._around.journal(context.paths, context.redact, context.spare)
         self._peaks = MemoryPeaks()
         self._requests = StopRequests()
         self._uploader = CheckpointUploader(context, self._journal.event)
-        self._returned = Returned()
-        self._brought = Brought()
+        self._returned = PulledCheckpoints()
+        self._brought = PulledOutputs()
         # Pods with nothing of the run left but checkpoints.
         self._emptied: set[str] = set()
         # Restart that a dead keeper had decided and not prepared.
@@ -146,7 +150,7 @@ class Runner:
 
     def run(self) -> RunState:
         """Execute the run. Any error, also of the keeper, becomes a result and is not raised."""
-        with guarded(self.context.run_id, "carrying out the run", end=self.fail):
+        with isolate_run_errors(self.context.run_id, "carrying out the run", end=self.fail):
             return self._run()
         return RunState.FAILED
 
@@ -187,14 +191,14 @@ class Runner:
             # Write the result first. Otherwise another keeper would find empty pods and train
             # again.
             self._write_result(state, message, fault)
-            self.context.decide(What.ENDED, state=state, message=message)
+            self.context.decide(DecisionKind.ENDED, state=state, message=message)
             self._ended = True
             is_whole = fault is None and self._attempt.ledger.all_done
             # The copies on the pods are the only ones while the disk does not have the files.
             if is_whole and not self._attempt.ledger.cut and self._journal.is_synced:
                 self._clear()
                 self._cleared = not (self._keeps_checkpoints or self._brought.keeps)
-                self.context.decide(What.CLEARED)
+                self.context.decide(DecisionKind.CLEARED)
         return state
 
     def _store_checkpoints(self) -> None:
@@ -216,7 +220,7 @@ class Runner:
             collector = self._new_collector()
         while loss is not None:
             try:
-                goes_on = self._go_on(loss, collector)
+                goes_on = self._prepare_restart(loss, collector)
             except (WorkbenchError, OSError) as error:
                 fault = fault or loss.fault
                 why = f"{fault.message}; the run could not continue: {error}"
@@ -274,7 +278,7 @@ class Runner:
             lost_s=now_s(),
         )
 
-    def _go_on(self, loss: Loss, collector: CheckpointCollector) -> bool:
+    def _prepare_restart(self, loss: Loss, collector: CheckpointCollector) -> bool:
         """Prepare a restart after a loss. Return False if the run is not wanted any more."""
         context = self.context
         totals = self._attempt.ledger.totals
@@ -291,14 +295,14 @@ class Runner:
             lost = {link.pod.name for link in context.links}
         else:
             replace(context, attempt=context.attempt + 1).decide(
-                What.RESTARTED, restart=restart, loss=loss.to_facts()
+                DecisionKind.RESTARTED, restart=restart, loss=loss.to_facts()
             )
         returned = collector.finish(loss.pods)
         links = replace_lost_pods(context, lost, self._requests)
         if links is None:
             return False
         prepare = partial(restart_on, context, links, totals, loss, returned)
-        self.context, self._restart_event = patiently(prepare, self._journal.hint)
+        self.context, self._restart_event = retry_on_exhaustion(prepare, self._journal.hint)
         self._attempt = self._new_attempt()
         self._attempt.ledger.totals = totals
         return True
@@ -313,7 +317,7 @@ class Runner:
         }
         if event is not None:
             facts["event"] = {"time_s": event.time_s, "data": dict(event.data)}
-        context.decide(What.STAGED, **facts)
+        context.decide(DecisionKind.STAGED, **facts)
         if event is not None:
             self._take_restart(event)
         self._restart_event = None
@@ -338,7 +342,7 @@ class Runner:
             event = Event(time_s=now_s(), rank=None, kind=EventKind.RESTARTED, data=data)
             self._take_restart(event)
         self._staged()
-        context.decide(What.STARTED)
+        context.decide(DecisionKind.STARTED)
 
     def _recover(self) -> None:
         """Continue the journal of a dead keeper, at the attempt that its log of decisions names."""
@@ -394,7 +398,7 @@ class Runner:
         state, _ = self._journal.current_state
         return state in (RunState.FAILED, RunState.STOPPED, RunState.CANCELLED)
 
-    def bring(self) -> Returned:
+    def bring(self) -> PulledCheckpoints:
         """Copy the last checkpoint from the pods and update the result. Blocks."""
         with _readable(self.context.paths):
             returned = bring_checkpoints_back(self.context, most=1)
@@ -431,7 +435,7 @@ class Runner:
                 fetch_logs(context, link)
             except (RemoteError, PodError) as error:
                 failed[link.pod.name] = error
-        brought = Brought()
+        brought = PulledOutputs()
         if rest:
             try:
                 brought = bring_back(context, failed.keys(), rest=True)
@@ -456,13 +460,17 @@ class Runner:
 
     def abandon(self, why: str) -> None:
         """End a run that never started as cancelled, with a result. Raises nothing."""
-        self._end(RunState.CANCELLED, why, None, What.WITHDRAWN)
+        self._end(RunState.CANCELLED, why, None, DecisionKind.WITHDRAWN)
 
     def _end(
-        self, state: RunState, message: str, fault: RunFault | None, what: What = What.ENDED
+        self,
+        state: RunState,
+        message: str,
+        fault: RunFault | None,
+        what: DecisionKind = DecisionKind.ENDED,
     ) -> None:
         # The run's folder may be stale or gone. The keeper and its log then have the result.
-        with guarded(
+        with isolate_run_errors(
             self.context.run_id,
             "writing the result",
             end=lambda _: self._journal.finish_in_memory(state, message),
@@ -505,7 +513,7 @@ class Runner:
                 if not ledger.all_done:
                     unreached.update(ledger.silent(_SILENT_S))
                 self._brought = bring_back(context, unreached, progress.say)
-            context.decide(What.BROUGHT)
+            context.decide(DecisionKind.BROUGHT)
         except Exception as error:  # The run's own outcome must be written in any case.
             logger.exception("bringing back %s", self.context.run_id)
             self._unbrought = fault is None and self._attempt.ledger.all_done
@@ -523,7 +531,7 @@ class Runner:
             name = link.pod.name
             if name in self._brought.keeps:
                 continue
-            with guarded(self.context.run_id, f"clearing {name}"):
+            with isolate_run_errors(self.context.run_id, f"clearing {name}"):
                 folders = self.context.on_pod(link)
                 clear(link, folders, all_but_checkpoints=self._keeps_checkpoints)
                 self._emptied.add(name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from workbench.base.errors import WorkbenchError
 from workbench.base.files import read_json, write_text
 from workbench.jobs.launcher import Launcher
-from workbench.keeper.awake import awake
+from workbench.keeper.awake import uptime_clock
 from workbench.keeper.launch import LauncherProcess
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
@@ -182,7 +182,7 @@ def innermost(stack: str) -> str:
 
 
 class StallGuard:
-    def __init__(self, context: RunContext, clock: Callable[[], float] = awake):
+    def __init__(self, context: RunContext, clock: Callable[[], float] = uptime_clock):
         self.watch = StallWatch(clock=clock)
         self.remark = ""
         """Message for the user. Empty while the run makes progress."""

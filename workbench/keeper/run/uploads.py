@@ -12,7 +12,7 @@ from workbench.base.errors import RunError, WorkbenchError
 from workbench.base.files import gate
 from workbench.base.words import short_list
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.shortage import start_thread
+from workbench.keeper.resource_limits import start_thread
 from workbench.rundir.checkpoints import number_in
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.stores.checkpoints import put_checkpoint, put_run, trim

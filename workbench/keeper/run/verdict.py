@@ -9,10 +9,10 @@ from dataclasses import replace
 from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.base.words import counted, short_list, size
 from workbench.jobs.job import Job
-from workbench.keeper.checkpoints import Returned
+from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.link.agent import PodGone
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.run.outputs import Brought, output_facts
+from workbench.keeper.run.outputs import PulledOutputs, output_facts
 from workbench.keeper.run.stage import resumed_from
 from workbench.keeper.watch.ledger import CUT_OFF, RunLedger
 from workbench.pods.backends import backend_class
@@ -29,8 +29,8 @@ def verdict(
     ledger: RunLedger,
     live_processes: int | None,
     fault: RunFault | None,
-    returned: Returned,
-    brought: Brought,
+    returned: PulledCheckpoints,
+    brought: PulledOutputs,
     *,
     asked_to_stop: bool = False,
 ) -> tuple[RunState, str]:
@@ -67,7 +67,7 @@ def verdict(
 
 
 def _notes_on_the_way(
-    context: RunContext, ledger: RunLedger, returned: Returned, brought: Brought
+    context: RunContext, ledger: RunLedger, returned: PulledCheckpoints, brought: PulledOutputs
 ) -> list[str]:
     """Return notes on the start, warnings, and files that were copied back or not."""
     notes = []
@@ -107,7 +107,7 @@ def _notes_on_packages(context: RunContext) -> list[str]:
 
 
 def _notes_on_the_rest(
-    context: RunContext, ledger: RunLedger, returned: Returned, *, succeeded: bool
+    context: RunContext, ledger: RunLedger, returned: PulledCheckpoints, *, succeeded: bool
 ) -> list[str]:
     """Return notes on what the user can still do: resume, or fetch the rest of the logs."""
     notes = []

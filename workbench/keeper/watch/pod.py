@@ -16,10 +16,10 @@ from workbench.base.clock import now_s
 from workbench.base.errors import PodError, RemoteError
 from workbench.base.json_values import numbers_of, parts, text, whole
 from workbench.base.words import told
-from workbench.keeper.awake import awake
+from workbench.keeper.awake import uptime_clock
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.shortage import start_thread
+from workbench.keeper.resource_limits import start_thread
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.figures.samples import Sample
@@ -75,7 +75,7 @@ class PodReport:
 def why_agent_lost(link: AgentLink, lease_s: float) -> str:
     """Describe the end of an agent, after another agent has answered the link."""
     # A shorter sleep has ended no lease.
-    slept = awake.slept(within_s=lease_s, at_least_s=_OF_LEASE * lease_s)
+    slept = uptime_clock.slept(within_s=lease_s, at_least_s=_OF_LEASE * lease_s)
     why = "the agent was killed"
     if slept:
         why = f"the agent ended: {slept}, or only its keeper was stopped, longer than the lease"
@@ -123,7 +123,7 @@ class PodWatch:
             self._reports.put(PodReport(pod=self._link.pod, answered=False, lost=lost))
 
     def _poll_until_closed(self) -> None:
-        heard = awake()
+        heard = uptime_clock()
         again_s = _AGAIN_S
         most_s = min(_AGAIN_AT_MOST_S, max(_AGAIN_S, self._context.spec.cluster.lease_s / 20))
         failures = 0
@@ -132,15 +132,15 @@ class PodWatch:
                 more = self._poll()
                 if failures:
                     logger.info(
-                        "%s answers again after %.0f s", self._link.pod.name, awake() - heard
+                        "%s answers again after %.0f s", self._link.pod.name, uptime_clock() - heard
                     )
-                heard = awake()
+                heard = uptime_clock()
                 again_s = _AGAIN_S
                 failures = 0
                 if not more:
                     self._end.wait(self._pause_s)
             except (RemoteError, PodError) as error:
-                silent_s = awake() - heard
+                silent_s = uptime_clock() - heard
                 lost = self._why_lost(silent_s)
                 # Log once when the pod falls silent, not for every retry.
                 notes = [] if failures else [str(error)]

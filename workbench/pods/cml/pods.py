@@ -26,11 +26,11 @@ from workbench.base.files import gate, write_text
 from workbench.base.process import POD_MARK, end_all, process_start_time
 from workbench.base.record import Count, Positive, Unit
 from workbench.base.words import counted
+from workbench.pods.bootstrap.guardian import WorkerConfig
+from workbench.pods.bootstrap.machine import check_gpus
+from workbench.pods.bootstrap.process import tail_of
 from workbench.pods.cml.api import WorkersApi, has_ended, own_process, words_of, worker_ids
 from workbench.pods.cml.worker import own_address
-from workbench.pods.guest.guardian import WorkerConfig
-from workbench.pods.guest.machine import check_gpus
-from workbench.pods.guest.process import tail_of
 from workbench.pods.notes import note_of, read_note, write_note
 from workbench.pods.place import Place, Port
 from workbench.pods.pod import LaunchContext, Phase, Pod

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from workbench.pods.guest import worker
+from workbench.pods.bootstrap import worker
 
 ADDRESS = "CDSW_IP_ADDRESS"
 

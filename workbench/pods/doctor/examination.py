@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from workbench.base import entries
-from workbench.base.shown import Shown
+from workbench.base.display_protocol import Displayable
 from workbench.base.versions import installed_versions
 from workbench.pods.doctor.exchange import Exchange
 from workbench.pods.doctor.verdicts import CHECKS, Finding, Verdict, find_facts, judge_facts
@@ -53,7 +53,7 @@ class HostReport:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnosis(Shown):
+class Diagnosis(Displayable):
     """Findings of the doctor on every host, and between the hosts."""
 
     hosts: tuple[HostReport, ...]

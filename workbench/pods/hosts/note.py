@@ -14,7 +14,7 @@ from workbench.base.errors import BackendError, ConfigError, WorkbenchError
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.base.files.sealed import read_sealed, write_sealed
 from workbench.base.json_values import items, text
-from workbench.pods.hosts.far_end import check_names
+from workbench.pods.hosts.remote_helper import check_names
 from workbench.pods.pod import Pod
 
 _PURPOSE = "hosts"

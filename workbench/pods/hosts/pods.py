@@ -24,7 +24,7 @@ from workbench.base.errors import BackendError, ConfigError, PodError, Workbench
 from workbench.base.files import gate, user_path, write_text
 from workbench.base.record import Allowed, PathText, Positive, Unit
 from workbench.pods.hostfile import check_address, check_user
-from workbench.pods.hosts import entry
+from workbench.pods.hosts import provision
 from workbench.pods.hosts.certificates import ending_soon
 from workbench.pods.hosts.login import Logins
 from workbench.pods.hosts.names import (
@@ -161,7 +161,7 @@ class SSHPods(Place):
     """Shell commands that run once on every host before the pod starts: `module load cuda` and
     others, in a login shell of bash. The ranks have the variables that the commands set, except
     `PYTHONPATH`."""
-    connect_timeout_s: Annotated[Positive, Unit("s")] = entry.CONNECT_S
+    connect_timeout_s: Annotated[Positive, Unit("s")] = provision.CONNECT_S
     """Time limit for the login to all hosts, in seconds. Failed hosts are then named and the start
     fails. Default 5; a line with a round trip of two seconds needs 30."""
 
@@ -234,7 +234,7 @@ class SSHPods(Place):
     def _log_in(self, hosts: Sequence[Host], spec: PodSpec, context: LaunchContext) -> list[Pod]:
         """Log in to all hosts and return the pods."""
         limit_s = self.connect_timeout_s
-        step_s = entry.STEP * limit_s
+        step_s = provision.STEP * limit_s
         if nameless("ssh"):
             return self._log_in_directly(hosts, spec, context)
         self._sockets = master.make_folder(system=self.ssh_config is True)
@@ -249,7 +249,7 @@ class SSHPods(Place):
         pods = []
         for number, host in enumerate(hosts):
             control = str(self._sockets / f"{secrets.token_hex(3)}.{number}")
-            pod = entry.pod_of(number, host, spec, control=control, connect_timeout_s=limit_s)
+            pod = provision.pod_of(number, host, spec, control=control, connect_timeout_s=limit_s)
             connection = Master(str(host), logins.words(host), Path(control))
             self._masters[pod.name] = Reopening(connection, limit_s)
             pods.append(pod)
@@ -257,7 +257,7 @@ class SSHPods(Place):
         def log_in(number: int, host: Host) -> None:
             logins.log_in(host, self._masters[f"pod-{number}"].master, context.report)
 
-        entry.connect_all(hosts, log_in, limit_s, context.report)
+        provision.connect_all(hosts, log_in, limit_s, context.report)
         return pods
 
     def _log_in_directly(
@@ -269,11 +269,11 @@ class SSHPods(Place):
         limit_s = self.connect_timeout_s
 
         def log_in(number: int, host: Host) -> Pod:
-            keys = try_login(host, self.trust, entry.STEP * limit_s)
-            pod = entry.pod_of(number, host, spec, control="", connect_timeout_s=limit_s)
-            return entry.direct(pod, host, *keys)
+            keys = try_login(host, self.trust, provision.STEP * limit_s)
+            pod = provision.pod_of(number, host, spec, control="", connect_timeout_s=limit_s)
+            return provision.direct(pod, host, *keys)
 
-        return entry.connect_all(hosts, log_in, limit_s, context.report)
+        return provision.connect_all(hosts, log_in, limit_s, context.report)
 
     def hosts_for(self, count: int) -> list[Host]:
         """Return the first hosts with complete login data; connects to none."""
@@ -371,7 +371,7 @@ class SSHPods(Place):
             for each in list(self._masters.values()):
                 each.master.close()
         with self._working:
-            entry.on_all_hosts(self._leave, self._pods, self._pods)
+            provision.on_all_hosts(self._leave, self._pods, self._pods)
             for connection in self._connections.values():
                 connection.close()
             for each in self._masters.values():
@@ -427,9 +427,9 @@ class SSHPods(Place):
         note = Note(folder=self._folder, pods=self._pods, ways=ways, trusted=trusted)
         write_note(context.directory, note)
 
-        def enter(number: int) -> entry.HostFacts:
+        def enter(number: int) -> provision.HostFacts:
             connection = self._connections[f"pod-{number}"]
-            host = entry.create_pod_folder(
+            host = provision.create_pod_folder(
                 connection,
                 root=self.root,
                 folder=self._folder,
@@ -439,14 +439,14 @@ class SSHPods(Place):
                 cluster=context.cluster_id,
                 report=context.report,
             )
-            pod = entry.with_facts(connection.pod, host)
+            pod = provision.with_facts(connection.pod, host)
             connection.pod = pod
             self._pods[number] = pod
             self._logs[pod.name] = [f"{pod.address}: {host}"]
             return host
 
-        facts = entry.on_all_hosts(enter, range(len(self._pods)), self._pods)
-        entry.check_hosts(self._pods, facts, spec)
+        facts = provision.on_all_hosts(enter, range(len(self._pods)), self._pods)
+        provision.check_hosts(self._pods, facts, spec)
         for pod, host in zip(self._pods, facts, strict=True):
             if few := spec.few_cores(host.cores):
                 context.report(f"{pod.address} has {few}")
@@ -475,7 +475,7 @@ class SSHPods(Place):
     @property
     def _more_s(self) -> float:
         """Seconds of a single attempt if `connect_timeout_s` is above the default, else 0."""
-        if self.connect_timeout_s <= entry.CONNECT_S:
+        if self.connect_timeout_s <= provision.CONNECT_S:
             return 0.0
         return self.connect_timeout_s
 
@@ -489,7 +489,7 @@ class SSHPods(Place):
         try:
             if pod.name in self._masters:
                 self._masters[pod.name].master.open(limit_s)
-            log += entry.remove_pod_folder(
+            log += provision.remove_pod_folder(
                 connection,
                 root=self.root,
                 folder=self._folder,

@@ -10,7 +10,7 @@ from typing import Any
 
 from workbench.base.errors import PodError
 from workbench.base.words import duration
-from workbench.pods.guest.pod_main import REPORT
+from workbench.pods.bootstrap.pod_main import REPORT
 from workbench.pods.kubernetes.api import ApiRefusal, KubeApi
 from workbench.pods.kubernetes.manifests.objects import CLUSTER_LABEL, POD_LABEL, TURN_LABEL
 from workbench.pods.pod import Phase

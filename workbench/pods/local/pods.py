@@ -28,10 +28,10 @@ from workbench.base.machine.nvml import VISIBLE
 from workbench.base.machine.seats import leave_seats
 from workbench.base.process import FORK_SERVER_NAME, FORK_SERVER_SOCKET, POD_MARK, end_all
 from workbench.base.versions import installed_versions
-from workbench.pods.guest import machine
-from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig, taken_over
-from workbench.pods.guest.pod_main import can_be_set
-from workbench.pods.guest.process import (
+from workbench.pods.bootstrap import machine
+from workbench.pods.bootstrap.guardian import PORT_IN_USE, WorkerConfig, taken_over
+from workbench.pods.bootstrap.pod_main import can_be_set
+from workbench.pods.bootstrap.process import (
     LocalWorker,
     left_out,
     session_environment,
@@ -39,7 +39,7 @@ from workbench.pods.guest.process import (
     tail_of,
     unsettled_guardians,
 )
-from workbench.pods.guest.sshd import find_sshd, login_user
+from workbench.pods.bootstrap.sshd import find_sshd, login_user
 from workbench.pods.local.forkserver import ForkServer
 from workbench.pods.local.seats import seat_pods
 from workbench.pods.place import CoreBinding, Place, Port

@@ -24,7 +24,7 @@ from workbench.base.machine.seats import (
     take_seats,
     taken_words,
 )
-from workbench.pods.guest.machine import check_gpus
+from workbench.pods.bootstrap.machine import check_gpus
 from workbench.pods.pod_spec import PodSpec
 
 _LIMIT_S = 60.0

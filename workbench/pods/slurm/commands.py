@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from workbench.base.errors import BackendError, ConfigError
-from workbench.pods.guest.process import is_session_variable
+from workbench.pods.bootstrap.process import is_session_variable
 from workbench.pods.slurm.gres import gpus_of
 
 _LIMIT_S = 60.0  # sbatch itself waits for a busy controller for some ten seconds

@@ -33,8 +33,8 @@ from workbench.base.package import package_zip
 from workbench.base.process import POD_MARK
 from workbench.base.record import Allowed, Positive, Text, Unit
 from workbench.base.words import counted
-from workbench.pods.guest.guardian import WorkerConfig
-from workbench.pods.guest.process import tail_of
+from workbench.pods.bootstrap.guardian import WorkerConfig
+from workbench.pods.bootstrap.process import tail_of
 from workbench.pods.notes import note_of, read_note, write_note
 from workbench.pods.place import Place, Port, SetupLines
 from workbench.pods.pod import LaunchContext, Phase, Pod

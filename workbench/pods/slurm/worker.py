@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from workbench.base.errors import PodError
-from workbench.pods.guest import worker
-from workbench.pods.guest.guardian import WorkerConfig
-from workbench.pods.guest.pod_main import can_be_set
-from workbench.pods.guest.process import is_session_variable
+from workbench.pods.bootstrap import worker
+from workbench.pods.bootstrap.guardian import WorkerConfig
+from workbench.pods.bootstrap.pod_main import can_be_set
+from workbench.pods.bootstrap.process import is_session_variable
 from workbench.pods.route import own_address_to
 from workbench.pods.slurm.notice import leaving_file, notice_in
 

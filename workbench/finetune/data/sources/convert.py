@@ -16,10 +16,10 @@ from random import Random
 
 from workbench.base.errors import ConfigError
 from workbench.base.words import counted
+from workbench.finetune.data.column_checks import RowTally, Written, written
 from workbench.finetune.data.forms.messages import chat_key, has_content, unpacked
 from workbench.finetune.data.forms.table import PROMPT_KEYS, question_form
 from workbench.finetune.data.lines import EmptyField, read_lines
-from workbench.finetune.data.meant import RowTally, Written, written
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import (
     Example,

@@ -17,7 +17,7 @@ from workbench.base.errors import ConfigError, one_of
 from workbench.base.files import gate, is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Positive, Record, Text, nested, read_kind
 from workbench.base.words import short_list
-from workbench.finetune.data.meant import Written
+from workbench.finetune.data.column_checks import Written
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal, any_row
 from workbench.finetune.data.sources.convert import join_files, mix_files

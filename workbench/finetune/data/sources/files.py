@@ -13,9 +13,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder, is_there, user_path
 from workbench.base.record import Allowed, Count, Record, Text
+from workbench.finetune.data.column_checks import Written
 from workbench.finetune.data.columns import possible_columns
-from workbench.finetune.data.meant import Written
-from workbench.finetune.data.opened import check_encoding
+from workbench.finetune.data.decompress import check_encoding
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal, check_columns
 from workbench.finetune.data.shares import is_share

@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_folder
 from workbench.base.record import Count, Record, Text
-from workbench.finetune.data.meant import RowTally, Written, written
+from workbench.finetune.data.column_checks import RowTally, Written, written
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Example, Refusal, any_row
 from workbench.finetune.data.shares import first_rows

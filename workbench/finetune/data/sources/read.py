@@ -16,10 +16,10 @@ from workbench.base.errors import ConfigError, require_package
 from workbench.base.files import is_folder
 from workbench.base.json_values import parse_json
 from workbench.finetune.data.columns import possible_columns
+from workbench.finetune.data.decompress import PACKED, open_rows
 from workbench.finetune.data.forms.messages import TOOL_KEYS, TURN_KEYS, without_nulls
 from workbench.finetune.data.forms.table import FIELDS
 from workbench.finetune.data.lines import MAX_LINE_BYTES, NOT_UTF8, no_constant, read_lines
-from workbench.finetune.data.opened import PACKED, open_rows
 
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 """Suffixes of files of rows. A file with another suffix is read as JSON Lines."""

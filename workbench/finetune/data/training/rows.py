@@ -19,7 +19,7 @@ from workbench.finetune.data.rows import Example, prepared_row
 from workbench.finetune.data.training.stream import open_hub
 
 if TYPE_CHECKING:
-    from workbench.finetune.data.meant import RowTally
+    from workbench.finetune.data.column_checks import RowTally
     from workbench.finetune.data.sources.hub import Hub
 
 Row = Mapping[str, Sequence[int]]
@@ -113,7 +113,7 @@ class _Lines(Sequence[Example]):
 
 def _from_hub(hub: Hub, reader: RowReader) -> Rows:
     """Load the rows of a hub dataset with `datasets`; version 4 and later run no dataset code."""
-    from workbench.finetune.data.meant import written
+    from workbench.finetune.data.column_checks import written
     from workbench.finetune.data.overlap import overlap_of_rows
 
     learned = hub.tally(reader)

@@ -12,7 +12,7 @@ from pydantic import model_validator
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, user_path
 from workbench.base.record import Count, Record, Size, Text
-from workbench.finetune.data.meant import Written
+from workbench.finetune.data.column_checks import Written
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal
 from workbench.finetune.data.sources.convert import write_files, write_lines

@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
-from transformers.integrations import deepspeed
+from transformers.distributed.utils import is_local_dist_rank_0
+from transformers.integrations import deepspeed, is_fsdp_enabled
 from transformers.modeling_utils import _get_resolved_checkpoint_files, load_state_dict
 from transformers.utils import logging as transformers_logging
 
@@ -185,6 +186,8 @@ def check_finite(model: Any, name: str) -> None:
 
     transformers reads such weights without a word.
     """
+    if is_fsdp_enabled() and not is_local_dist_rank_0():
+        return  # the first rank of the machine has read the weights, and sends them later
     for weight, parameter in model.named_parameters():
         # ZeRO-3 keeps the rank's part beside an empty tensor.
         held = getattr(parameter, "ds_tensor", parameter)

@@ -13,7 +13,6 @@ from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
 from workbench.finetune.options.choices import Optimizer, Precision
 from workbench.finetune.options.options import FineTuneOptions
-from workbench.finetune.techniques.points import TechniquePoints
 from workbench.finetune.techniques.sizes import (
     CONTEXT_BYTES,
     FP32,
@@ -28,6 +27,7 @@ from workbench.finetune.techniques.sizes import (
     turned_of,
     weights_of,
 )
+from workbench.finetune.techniques.step_hooks import TechniquePoints
 from workbench.finetune.techniques.technique import UPDATE, Technique
 from workbench.finetune.techniques.zero.numbers import number_of
 from workbench.finetune.techniques.zero.nvme.config import (

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from workbench.base.errors import ConfigError
 from workbench.base.process import POD_MARK
-from workbench.pods.guest import pod_main
+from workbench.pods.bootstrap import pod_main
 from workbench.pods.kubernetes.manifests import kueue, podspec, template
 from workbench.pods.kubernetes.manifests.volumes import Volume, made_claims
 from workbench.pods.kubernetes.options import KubernetesOptions

@@ -24,7 +24,7 @@ from workbench.base.json_values import whole
 from workbench.base.messages.lines import from_line, to_line
 from workbench.base.words import counted, told
 from workbench.pods.pod import Pod
-from workbench.pods.ssh.bulk import far_end
+from workbench.pods.ssh.bulk import remote_helper
 from workbench.pods.ssh.bulk.pipe import Broken, Pipe
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.login import marked
@@ -307,7 +307,7 @@ def _far_end(route: SshRoute, *words: str) -> Pipe:
 
 @cache
 def _far_end_script() -> str:
-    return Path(far_end.__file__).read_text(encoding="utf-8")
+    return Path(remote_helper.__file__).read_text(encoding="utf-8")
 
 
 def _read_message(pipe: Pipe, route: SshRoute) -> dict[str, Any]:

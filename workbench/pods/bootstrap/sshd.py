@@ -12,8 +12,8 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import write_text
-from workbench.pods.guest import pod_main
-from workbench.pods.guest.pod_main import SSHD_OPTIONS, can_be_set, user_pattern
+from workbench.pods.bootstrap import pod_main
+from workbench.pods.bootstrap.pod_main import SSHD_OPTIONS, can_be_set, user_pattern
 from workbench.pods.hostfile import check_address, check_port, check_user
 from workbench.pods.ssh.identity import APT_LINE, check_key_line, generate_key, nameless
 

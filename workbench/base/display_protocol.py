@@ -78,7 +78,7 @@ follow: _SingleDispatchCallable[AbstractContextManager[Callable[..., None]]] = v
 """Return a context; its value draws the progress of a record on every call."""
 
 
-class Shown:
+class Displayable:
     """A record for people: text in a terminal, text and HTML in a notebook."""
 
     __slots__ = ()
@@ -93,7 +93,7 @@ class Shown:
         return as_bundle(self)
 
 
-class ShownLive(Shown):
+class LiveDisplayable(Displayable):
     """A handle that a notebook shows live, with text and HTML as the fallback."""
 
     __slots__ = ()

@@ -25,7 +25,7 @@ from workbench.base.files import folders
 from workbench.base.json_values import items, parts
 from workbench.base.machine import nvml, seats
 from workbench.base.versions import VERSION
-from workbench.pods.hosts import far_end
+from workbench.pods.hosts import remote_helper
 from workbench.pods.hosts.names import Host
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.pod_spec import PodSpec
@@ -288,10 +288,10 @@ def _ask(
     start += 'case $p in "~/"*) p=$HOME/${p#"~/"};; esac; exec "$p" "$@"'
     # A start-up file may start another shell, which would run the lines of a program on stdin.
     argv = ["sh", "-c", start, "sh", python, "-c", far_end_script(), json.dumps(request)]
-    done = connection.run(argv, stdin=f"{far_end.LISTENS}\n".encode(), timeout_s=timeout_s)
+    done = connection.run(argv, stdin=f"{remote_helper.LISTENS}\n".encode(), timeout_s=timeout_s)
     for line in done.stdout.splitlines():
-        if line.startswith(far_end.ANSWER):
-            answer: dict[str, object] = json.loads(line.removeprefix(far_end.ANSWER))
+        if line.startswith(remote_helper.ANSWER):
+            answer: dict[str, object] = json.loads(line.removeprefix(remote_helper.ANSWER))
             return answer, done.login_s
     words = (done.stderr or done.stdout).strip()[-500:]
     raise _NoAnswer(
@@ -300,7 +300,7 @@ def _ask(
 
 
 def far_end_script() -> str:
-    """Return `far_end.py` and the modules of ours that it imports, as a single script."""
+    """Return `remote_helper.py` and the modules of ours that it imports, as a single script."""
     # Python 3.11 raises SystemError if two threads parse at the same time.
     with _PARSING:
         return _far_end_script()
@@ -308,8 +308,8 @@ def far_end_script() -> str:
 
 @cache
 def _far_end_script() -> str:
-    head = _HEAD.format(oldest=_OLDEST_PYTHON, answer=far_end.ANSWER)
-    modules = (folders, process, versions, nvml, seats, far_end)
+    head = _HEAD.format(oldest=_OLDEST_PYTHON, answer=remote_helper.ANSWER)
+    modules = (folders, process, versions, nvml, seats, remote_helper)
     return head + "".join(map(_without_own_imports, modules))
 
 

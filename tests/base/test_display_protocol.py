@@ -6,8 +6,15 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from workbench.base import shown
-from workbench.base.shown import Shown, as_html, as_page, as_text, follow, load_views
+from workbench.base import display_protocol
+from workbench.base.display_protocol import (
+    Displayable,
+    as_html,
+    as_page,
+    as_text,
+    follow,
+    load_views,
+)
 from workbench.base.table import facts
 
 ROOMS = (
@@ -44,14 +51,14 @@ def shown_classes() -> list[type]:
     # class of another test whose module is gone.
     return [
         cls
-        for cls in classes(Shown)
+        for cls in classes(Displayable)
         if getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
     ]
 
 
 def test_every_record_has_its_text_and_its_html() -> None:
     assert load_views()
-    records = [cls for cls in shown_classes() if cls is not shown.ShownLive]
+    records = [cls for cls in shown_classes() if cls is not display_protocol.LiveDisplayable]
     assert len(records) > 12
     lacking = [
         cls
@@ -67,11 +74,14 @@ def test_every_live_record_has_its_live_view() -> None:
     live = [
         cls
         for cls in shown_classes()
-        if issubclass(cls, shown.ShownLive) and cls is not shown.ShownLive
+        if issubclass(cls, display_protocol.LiveDisplayable)
+        and cls is not display_protocol.LiveDisplayable
     ]
     assert live
     assert [
-        cls for cls in live if shown.as_live.dispatch(cls) is shown.as_live.dispatch(object)
+        cls
+        for cls in live
+        if display_protocol.as_live.dispatch(cls) is display_protocol.as_live.dispatch(object)
     ] == []
 
 
@@ -88,7 +98,7 @@ def test_views_are_loaded_at_the_first_look_without_widgets_or_plots() -> None:
 def test_a_record_prints_plainly_where_display_cannot_be_imported() -> None:
     code = (
         "import sys; sys.modules['workbench.display'] = None\n"
-        "from workbench.base.shown import as_page, follow\n"
+        "from workbench.base.display_protocol import as_page, follow\n"
         "from workbench.base.table import facts\n"
         "grid = facts('<b>', [('a', 'b')])\n"
         "print(str(grid) == repr(grid), grid._repr_html_(), sorted(grid._repr_mimebundle_()))\n"
@@ -107,7 +117,7 @@ def test_what_has_no_view_of_a_kind_falls_back_on_its_other_views() -> None:
 
 def test_a_record_keeps_one_line_as_its_repr_and_its_slots() -> None:
     @dataclass(frozen=True, slots=True)
-    class Point(Shown):
+    class Point(Displayable):
         x: int
 
     assert repr(Point(1)).endswith("Point(x=1)")

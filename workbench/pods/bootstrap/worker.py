@@ -16,10 +16,10 @@ from pathlib import Path
 from workbench.base.errors import WorkbenchError
 from workbench.base.files.folders import remove_folder
 from workbench.base.process import live_descendants
-from workbench.pods.guest.guardian import PORT_IN_USE, WorkerConfig
-from workbench.pods.guest.machine import check_free, free_port
-from workbench.pods.guest.pod_main import Stop, stop
-from workbench.pods.guest.process import LocalWorker, left_out, session_environment
+from workbench.pods.bootstrap.guardian import PORT_IN_USE, WorkerConfig
+from workbench.pods.bootstrap.machine import check_free, free_port
+from workbench.pods.bootstrap.pod_main import Stop, stop
+from workbench.pods.bootstrap.process import LocalWorker, left_out, session_environment
 
 _LOOK_S = 1.0
 _END_S = 5.0  # beside the time for a checkpoint that the guardian leaves to ranks

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
-from workbench.finetune.data import opened
+from workbench.finetune.data import decompress
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.data.sources.read import read_rows
 
@@ -78,7 +78,7 @@ def test_broken_and_far_too_large_compressed_content_is_refused(
             + sentence("the dataset file {} cannot be read"),
         ):
             prepared(path)
-    monkeypatch.setattr(opened, "_FREE_BYTES", 1 << 20)
+    monkeypatch.setattr(decompress, "_FREE_BYTES", 1 << 20)
     for end, text in (
         (".jsonl", '{"text": "a"}\n' * 2_000_000),
         (".json", '{"a": "' + "b" * 30_000_000),

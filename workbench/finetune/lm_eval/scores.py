@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from workbench.base.display_protocol import Displayable
 from workbench.base.json_values import Json, number, part, parts, text, whole
-from workbench.base.shown import Shown
 from workbench.base.table import Grid, as_grid, data_frame
 from workbench.base.words import counted
 from workbench.rundir.catalog.benchmarks import evaluations_of
@@ -49,7 +49,7 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scores(Shown):
+class Scores(Displayable):
     """Figures of a run's model by lm-eval. Prints, and shows in a notebook, as a table."""
 
     scores: tuple[Score, ...]

@@ -11,12 +11,12 @@ from workbench.base.files import gate, is_there, read_json, read_text, write_jso
 from workbench.base.process import boot_id
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Job
-from workbench.keeper.boundary import guarded
-from workbench.keeper.decisions import DecisionLog, What
+from workbench.keeper.boundary import isolate_run_errors
+from workbench.keeper.decisions import DecisionKind, DecisionLog
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
-from workbench.keeper.run.attempt import Surroundings
+from workbench.keeper.run.attempt import AttemptDeps
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import ClusterPaths, RunPaths
@@ -67,7 +67,7 @@ def inherited_runs(
     redact: Redactor,
     before: ClusterStatus,
     log: DecisionLog,
-    around: Surroundings | None = None,
+    around: AttemptDeps | None = None,
 ) -> tuple[dict[str, Runner], dict[str, Mapping[str, object]]]:
     """Return the dead keeper's runs by id, in order, and the results of runs without a runner.
 
@@ -78,7 +78,7 @@ def inherited_runs(
     failed: dict[str, Mapping[str, object]] = {}
     restarted = fleet.spec.is_local and before.boot not in ("", boot_id())
     for run in _runs_of(fleet, log):
-        with guarded(run.id, "reading the record of the run"):
+        with isolate_run_errors(run.id, "reading the record of the run"):
             # A readable record naming another cluster belongs to a foreign run. Neither continue
             # nor end it.
             if read_json(RunPaths(run.path).info) and not is_run_of(run, fleet.paths.root):
@@ -87,12 +87,12 @@ def inherited_runs(
                 )
                 continue
         if log.of(run.id) is None:
-            log.add(run.id, What.SUBMITTED, path=run.path)
+            log.add(run.id, DecisionKind.SUBMITTED, path=run.path)
 
         def end(error: Exception, run: QueuedRun = run) -> None:
             failed[run.id] = _fail_inherited(fleet, run, log, error)
 
-        with guarded(run.id, "taking the run over", end=end):
+        with isolate_run_errors(run.id, "taking the run over", end=end):
             result = _outcome_without_file(run, log)
             if result:
                 failed[run.id] = _keep_result(fleet, run, result)
@@ -129,7 +129,7 @@ def _fail_inherited(
     """End a run that cannot be taken over, and return its result. Raises nothing."""
     fleet.stop_ranks(run.id)
     message = f"the keeper died, and a new keeper cannot continue the run: {error}"
-    log.add(run.id, What.ENDED, state=RunState.FAILED, message=message)
+    log.add(run.id, DecisionKind.ENDED, state=RunState.FAILED, message=message)
     outcome = {"state": RunState.FAILED, "message": message}
     return _keep_result(fleet, run, outcome)
 
@@ -171,7 +171,7 @@ def _inherited_run(
     redact: Redactor,
     log: DecisionLog,
     *,
-    around: Surroundings | None,
+    around: AttemptDeps | None,
     restarted: bool,
 ) -> Runner:
     paths = RunPaths(run.path)

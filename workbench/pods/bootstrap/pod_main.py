@@ -99,7 +99,7 @@ def main(argv: list[str] | None = None) -> int:
         return _supervise(daemon, options)
     except Stop:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        take_leave(options.root)
+        announce_shutdown(options.root)
         return _TERMINATED
     except (OSError, RuntimeError) as error:
         return _exit_message(str(error), 1)
@@ -335,7 +335,7 @@ def _supervise(daemon: subprocess.Popen[bytes], options: argparse.Namespace) -> 
         time.sleep(_LOOK_S)
 
 
-def take_leave(root: Path, leave_s: float = LEAVE_S) -> None:
+def announce_shutdown(root: Path, leave_s: float = LEAVE_S) -> None:
     """Announce the end of the pod to its agent, and wait until the agent removes the file.
 
     The agent removes the file at once if no rank would use the time.

@@ -44,7 +44,7 @@ def missing(error: BaseException) -> str:
     return ""
 
 
-def patiently(action: Callable[[], _T], say: Callable[[str], object] | None = None) -> _T:
+def retry_on_exhaustion(action: Callable[[], _T], say: Callable[[str], object] | None = None) -> _T:
     """Repeat an action that fails without a free thread or descriptor, for `PATIENCE_S` at most.
 
     `say` receives a hint for the user. Any other error is raised at once.
@@ -69,7 +69,7 @@ def patiently(action: Callable[[], _T], say: Callable[[str], object] | None = No
 
 def start_thread(thread: threading.Thread) -> None:
     """Start a thread, and wait for a free one for `PATIENCE_S` at most. Raise RuntimeError."""
-    patiently(thread.start)
+    retry_on_exhaustion(thread.start)
 
 
 def in_threads(action: Callable[[_Item], _T], items: Sequence[_Item]) -> list[_T]:

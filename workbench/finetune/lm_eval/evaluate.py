@@ -13,10 +13,10 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.base.files import load_json
 from workbench.client.cluster import Cluster
 from workbench.finetune.answers.server import check_model
-from workbench.finetune.benchmarks.job import REPORT, Evaluation, checked_folder, trained_job
-from workbench.finetune.benchmarks.names import refusal
-from workbench.finetune.benchmarks.scores import Scores, as_evaluation, scores_from
 from workbench.finetune.job.limits import check_trained
+from workbench.finetune.lm_eval.job import REPORT, Evaluation, checked_folder, trained_job
+from workbench.finetune.lm_eval.names import refusal
+from workbench.finetune.lm_eval.scores import Scores, as_evaluation, scores_from
 from workbench.finetune.methods.registry import method_of
 from workbench.rundir.catalog.benchmarks import add_evaluation
 from workbench.rundir.paths import RunPaths

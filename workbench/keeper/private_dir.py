@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _LARGEST_BYTES = 1 << 20
 
 
-class OwnFolder:
+class PrivateDir:
     """Folder of the cluster's keys, registration, notes on pods, lock and queue. Thread-safe."""
 
     def __init__(self, paths: ClusterPaths, restored: Callable[[int], None]) -> None:

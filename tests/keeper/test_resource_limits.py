@@ -14,15 +14,15 @@ from tests.fakes.runloop import Fate, Plan, SimLink, Simulation, SimWatch
 from workbench.base.errors import RemoteError
 from workbench.base.files import read_json
 from workbench.jobs.script import Script
-from workbench.keeper import shortage
+from workbench.keeper import resource_limits
 from workbench.keeper.link.agent import AgentLink
+from workbench.keeper.resource_limits import in_threads, retry_on_exhaustion
 from workbench.keeper.run import runner
-from workbench.keeper.shortage import in_threads, patiently
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(resource_limits, "_PAUSE_S", 0.01)
 
 
 def no_descriptor() -> OSError:
@@ -67,14 +67,14 @@ def no_line() -> RemoteError:
 )
 def test_an_action_is_repeated_and_the_hint_comes_once(error: Exception) -> None:
     hints: list[str] = []
-    assert patiently(failing(3, error), hints.append) == "done"
+    assert retry_on_exhaustion(failing(3, error), hints.append) == "done"
     (hint,) = hints
     assert "waiting until the keeper has a free" in hint
 
 
 def test_another_error_is_raised_at_once() -> None:
     with pytest.raises(OSError, match="No space"):
-        patiently(failing(1, OSError(errno.ENOSPC, "No space left on device")))
+        retry_on_exhaustion(failing(1, OSError(errno.ENOSPC, "No space left on device")))
 
 
 @pytest.mark.parametrize(
@@ -91,13 +91,13 @@ def test_another_error_is_raised_at_once() -> None:
     ],
 )
 def test_a_shortage_is_told_from_other_errors(error: Exception, what: str) -> None:
-    assert shortage.missing(error) == what
+    assert resource_limits.missing(error) == what
 
 
 def test_a_lasting_shortage_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(resource_limits, "PATIENCE_S", 0.05)
     with pytest.raises(OSError, match="Too many open files"):
-        patiently(failing(1000, no_descriptor()))
+        retry_on_exhaustion(failing(1000, no_descriptor()))
 
 
 def test_every_call_is_made_once_though_threads_are_refused(

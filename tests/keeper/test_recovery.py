@@ -16,10 +16,10 @@ from workbench.base.process import boot_id
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Rules
 from workbench.jobs.script import Script
-from workbench.keeper import succession as module
-from workbench.keeper.decisions import What
+from workbench.keeper import recovery as module
+from workbench.keeper.decisions import DecisionKind
+from workbench.keeper.recovery import inherited_runs, run_context, wanted_pods
 from workbench.keeper.run.runner import Runner
-from workbench.keeper.succession import inherited_runs, run_context, wanted_pods
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import ClusterStatus, QueuedRun, result_file, write_queue
@@ -53,7 +53,7 @@ class Kept:
         self.before = ClusterStatus()
 
     def submitted(self) -> None:
-        self.log.add(RUN, What.SUBMITTED, path=self.sim.paths.root, pods=["pod-0", "pod-1"])
+        self.log.add(RUN, DecisionKind.SUBMITTED, path=self.sim.paths.root, pods=["pod-0", "pod-1"])
 
     def found(self) -> tuple[dict[str, Runner], dict[str, Mapping[str, object]]]:
         return inherited_runs(self.fleet, self.redact, self.before, self.log, self.sim.around)
@@ -95,7 +95,7 @@ def test_a_run_of_the_log_is_taken_over_with_its_pods(kept: Kept) -> None:
 
 
 def test_pods_of_the_log_go_before_those_of_the_hostfile(kept: Kept) -> None:
-    kept.log.add(RUN, What.SUBMITTED, path=kept.sim.paths.root, pods=["pod-1"])
+    kept.log.add(RUN, DecisionKind.SUBMITTED, path=kept.sim.paths.root, pods=["pod-1"])
     kept.sim.context()
     assert [link.pod.name for link in kept.found()[0][RUN].context.links] == ["pod-1"]
 
@@ -104,7 +104,7 @@ def test_pods_that_the_log_does_not_name_are_those_of_the_hostfile(kept: Kept) -
     kept.sim.context()
     for pods in ([], ["pod-0", "pod-7"]):
         kept.log.clear()
-        kept.log.add(RUN, What.SUBMITTED, path=kept.sim.paths.root, pods=pods)
+        kept.log.add(RUN, DecisionKind.SUBMITTED, path=kept.sim.paths.root, pods=pods)
         links = kept.found()[0][RUN].context.links
         assert [link.pod.name for link in links] == ["pod-0", "pod-1"]
 
@@ -127,7 +127,7 @@ def test_a_run_of_another_cluster_is_left_alone(kept: Kept) -> None:
 
 def test_a_run_that_was_over_without_a_file_has_its_result_written(kept: Kept) -> None:
     kept.submitted()
-    kept.log.add(RUN, What.ENDED, 1, state="succeeded", message="all ranks finished")
+    kept.log.add(RUN, DecisionKind.ENDED, 1, state="succeeded", message="all ranks finished")
     runners, failed = kept.found()
     assert runners == {}
     assert (failed[RUN]["state"], failed[RUN]["of"]) == ("succeeded", str(kept.sim.paths.root))
@@ -136,7 +136,7 @@ def test_a_run_that_was_over_without_a_file_has_its_result_written(kept: Kept) -
 
 def test_a_run_that_was_over_with_a_file_has_a_runner(kept: Kept) -> None:
     kept.submitted()
-    kept.log.add(RUN, What.ENDED, 1, state="succeeded", message="all ranks finished")
+    kept.log.add(RUN, DecisionKind.ENDED, 1, state="succeeded", message="all ranks finished")
     write_json(kept.sim.paths.result, {"state": "succeeded", "message": "of the file"})
     runners, failed = kept.found()
     assert (list(runners), failed) == ([RUN], {})
@@ -180,7 +180,7 @@ def test_a_run_without_a_folder_has_its_result_nowhere(
     kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    kept.log.add(RUN, What.SUBMITTED, path=kept.sim.paths.root / "gone")
+    kept.log.add(RUN, DecisionKind.SUBMITTED, path=kept.sim.paths.root / "gone")
     assert kept.found()[1][RUN]["state"] == "failed"
     assert not (kept.fleet.paths.results / f"{RUN}.json").exists()
     assert "cannot write" not in caplog.text

@@ -37,18 +37,18 @@ from workbench.base.process import (
     process_start_time,
 )
 from workbench.base.versions import installed_versions
-from workbench.pods.guest.pod_main import (
+from workbench.pods.bootstrap.pod_main import (
     LATE_S,
     LEAVE_S,
     LEAVING,
     Stop,
+    announce_shutdown,
     has_sessions,
     reap,
     start_sshd,
     stop,
-    take_leave,
 )
-from workbench.pods.guest.sshd import Daemon, find_sshd, login_user
+from workbench.pods.bootstrap.sshd import Daemon, find_sshd, login_user
 from workbench.pods.pod import Phase, Pod
 from workbench.pods.rendezvous.report import register
 
@@ -126,7 +126,7 @@ def main() -> int:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.set_wakeup_fd(-1)
-        take_leave(Path(config.root), config.leave_s)
+        announce_shutdown(Path(config.root), config.leave_s)
         return 0
     except _PortInUse:
         return PORT_IN_USE

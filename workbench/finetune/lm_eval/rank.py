@@ -25,9 +25,9 @@ from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank import records, store
 from workbench.agent.rank.phases import phase
 from workbench.base.errors import ConfigError
-from workbench.finetune.benchmarks.job import REPORT, Evaluation
-from workbench.finetune.benchmarks.names import refusal, task_manager, unknown_tasks
 from workbench.finetune.job.finetune import FineTune
+from workbench.finetune.lm_eval.job import REPORT, Evaluation
+from workbench.finetune.lm_eval.names import refusal, task_manager, unknown_tasks
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
 from workbench.finetune.model.text.encode import Encoder

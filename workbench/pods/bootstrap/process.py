@@ -17,9 +17,9 @@ from workbench.base.child import HOME, start
 from workbench.base.files import gate, read_json
 from workbench.base.process import Process, end_all, of_pods, process_table
 from workbench.base.redact import is_secret_name
-from workbench.pods.guest.guardian import NOTE, WorkerConfig
-from workbench.pods.guest.machine import MemoryLimit
-from workbench.pods.guest.pod_main import can_be_set
+from workbench.pods.bootstrap.guardian import NOTE, WorkerConfig
+from workbench.pods.bootstrap.machine import MemoryLimit
+from workbench.pods.bootstrap.pod_main import can_be_set
 
 _LINES_SHOWN = 20
 _WORKER_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
