@@ -193,6 +193,24 @@ def test_a_list_of_marks_beside_turns_is_refused(tmp_path: Path, name: str) -> N
     assert prepared(path, ignore=[name]).not_read == [name]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("winner", "model_b"), ("preference", 1), ("betterResponse", "b")]
+)
+def test_a_column_with_the_better_of_two_answers_is_never_passed_over(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    row = {"question": "q", "response_a": "a", "response_b": "b", name: value}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    columns = {"question": "question", "answer": "response_a"}
+    for options in ({}, {"columns": columns}):
+        with pytest.raises(ConfigError, match=sentence("which of several answers is better", name)):
+            prepared(path, **options)
+    assert name in prepared(path, columns=columns, ignore=[name]).not_read
+    # One answer alone has nothing to choose.
+    path = write(tmp_path / "rows.jsonl", [{"question": "q", "answer": "a", name: value}] * 2)
+    assert prepared(path).not_read == [name]
+
+
 def test_rows_that_are_all_marked_as_not_learned_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [{"text": "a", "train": False}] * 3)
     with pytest.raises(ConfigError, match=sentence("has a mark not to learn the row", "rows")):

@@ -22,8 +22,9 @@ from workbench.finetune.data.forms.telling import (
     OTHERS,
     REJECTED,
     belongs_to_prompt,
+    verdict_columns,
 )
-from workbench.finetune.data.lines import is_filled
+from workbench.finetune.data.lines import is_filled, short
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Example, has_answer
 
@@ -105,9 +106,11 @@ class RowTally:
             self._prompting = {}
             self._marks = []
             options = {*option_columns(names).values()}
+            others = OTHERS - self.reader.reads
+            verdicts = verdict_columns(map(str, names))
             for name in names:
                 folded = str(name).strip().casefold()
-                if folded in OTHERS - self.reader.reads and name not in meant:
+                if (folded in others or name in verdicts) and name not in meant:
                     self._telling.append(name)
                 key = CONTEXT if name in options else belongs_to_prompt(name)
                 # The forms without columns of the user's own read a context by these names.
@@ -350,6 +353,12 @@ def _problem(name: str, value: object, fields: Iterable[str]) -> str:
         return (
             "holds answers to avoid, and method 'sft' does not read the column. Use method='dpo' "
             "to learn preferences"
+        )
+    if name not in OTHERS:
+        return (
+            f"is {short(value)}, which says which of several answers is better, and no form reads "
+            "the column. Write the better answer of each row as 'chosen' and the other as "
+            "'rejected', or the better one alone as the answer"
         )
     is_verdict = isinstance(value, bool)
     if isinstance(value, str):

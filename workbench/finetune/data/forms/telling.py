@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from workbench.finetune.data.forms.marks import is_row_mark
@@ -37,6 +38,7 @@ _CONTEXTS = {
 }
 _TURNS = {"message", "turn", "exchange", "utterance"}
 _EARLIER = {"past", "previous", "prior", "earlier", "history", "context"}
+_BETTER = {"winner", "preferred", "preference", "better", "best"}
 _SYSTEM_TEXTS = {"system", "sys", "prompt", "message", "instruction", "text"}
 
 
@@ -76,12 +78,28 @@ def belongs_to_prompt(name: object) -> str | None:
 def telling_columns(names: Iterable[str]) -> set[str]:
     """Return the columns whose values are looked at, even if no form reads them."""
     there = [*names]
-    found = {*option_columns(there).values()}
+    found = {*option_columns(there).values(), *verdict_columns(there)}
     for name in there:
         is_other = name.strip().casefold() in OTHERS
         if is_other or belongs_to_prompt(name) is not None or is_row_mark(name):
             found.add(name)
     return found
+
+
+def verdict_columns(names: Iterable[str]) -> list[str]:
+    """Return the columns that say which of several answers in alike columns is better.
+
+    Example:
+        >>> verdict_columns(["prompt", "response_a", "response_b", "winner"])
+        ['winner']
+        >>> verdict_columns(["prompt", "response", "preference"])
+        []
+    """
+    there = [*names]
+    alike = Counter(name[:-1].casefold() for name in there if len(name) > 1)
+    if all(count == 1 for count in alike.values()):
+        return []
+    return [name for name in there if _BETTER & {*_words(name)}]
 
 
 def _words(name: str) -> list[str]:
