@@ -170,6 +170,14 @@ def match_that_hangs(command: str) -> Use:
     return use
 
 
+def read_configuration(name: str) -> Use:
+    def use(folder: Path) -> None:
+        (folder / "config").write_text("Host lab\n  HostName 192.0.2.1\n  User ada\n")
+        SSHPods(["lab"], ssh_config=str(folder / name))._complete(names.Host(address="lab"))
+
+    return use
+
+
 def state_home(name: str) -> Use:
     def use(folder: Path) -> None:
         (folder / "file").touch()
@@ -233,6 +241,7 @@ CARRIED_OUT: Mapping[str, tuple[Use, Use]] = {
         lambda _folder: SSHPods(["a"], key="k").hosts_for(2),
         lambda _folder: SSHPods(["a", "b"], key="k").hosts_for(2),
     ),
+    "SSHPods ssh_config is the folder": (read_configuration("."), read_configuration("config")),
     # Kubernetes.
     "Kubernetes pods need an image with sshd and the pinned": (
         lambda _folder: objects(image=""),

@@ -406,6 +406,11 @@ class SSHPods(Place):
         )
         if self.ssh_config is False:
             return completed(asked, user=self.user, port=self.port, key=self.key)
+        # ssh reads nothing there, without a word.
+        if self.ssh_config is not True and Path(self.ssh_config).is_dir():
+            raise ConfigError(
+                f"SSHPods ssh_config is the folder {self.ssh_config!r}; give the file in it"
+            )
         return resolved(asked, given(asked, self.ssh_config))
 
     def _enter(self, spec: PodSpec, context: LaunchContext) -> None:
