@@ -156,7 +156,7 @@ def test_every_shown_class_has_an_example() -> None:
         above = {each.__name__ for each in kind.__mro__}
         if kind.__module__.startswith("workbench.") and not above & examples:
             missing.add(kind.__name__)
-    assert missing == {"Shown", "ShownLive"}
+    assert missing == {"Displayable", "LiveDisplayable"}
 
 
 class Seen(HTMLParser):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+_WHOLE_FROM = 10_000
+_LARGEST_WHOLE = 1e15
 UNKNOWN = "–"
 
 
@@ -100,13 +102,16 @@ def middle_cut(text: str, most: int = 24) -> str:
 
 
 def number(value: float | None) -> str:
-    """Write a number with four significant digits.
+    """Write a number with four significant digits, or as a whole number from 10,000 on.
 
     Example:
-        >>> number(2.31251), number(134.0), number(0.00012)
-        ('2.313', '134', '0.00012')
+        >>> number(2.31251), number(134.0), number(0.00012), number(10031.4)
+        ('2.313', '134', '0.00012', '10,031')
     """
-    return UNKNOWN if value is None else f"{value:.4g}"
+    if value is None:
+        return UNKNOWN
+    is_long = _WHOLE_FROM <= abs(value) < _LARGEST_WHOLE
+    return f"{value:,.0f}" if is_long else f"{value:.4g}"
 
 
 def percent(share: float | None) -> str:

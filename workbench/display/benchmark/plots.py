@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 
 from markupsafe import Markup
 
@@ -14,6 +15,7 @@ from workbench.display.benchmark.sheet import Line, Part, Sheet
 from workbench.display.kit.doc import Block, Figure, Note
 from workbench.display.kit.plots.figure import (
     COUNTS,
+    DASHES,
     FOREGROUND,
     Look,
     Plot,
@@ -109,15 +111,14 @@ def _scaling_plot(series: Sequence[Series], ideals: Sequence[Published]) -> Plot
         if row.efficiency is not None:
             name = f"{row.efficiency:.0%}, published: {row.pods} nodes"
             shares.append((name, row.efficiency))
-    guide = Look(colour=FOREGROUND, marker="", dash="--")
     guides = [
         Series(
             name=name,
             xs={_PODS: (1, most)},
             ys=(share, share * most),
-            look=guide,
+            look=Look(colour=FOREGROUND, marker="", dash=dash),
         )
-        for name, share in shares
+        for (name, share), dash in zip(shares, cycle(DASHES[1:]), strict=False)
     ]
     lines = []
     for one in series:
