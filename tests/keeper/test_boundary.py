@@ -58,7 +58,9 @@ def test_the_places_that_touch_a_run_s_folder_go_through_the_guard() -> None:
             if not isinstance(function, ast.FunctionDef):
                 continue
             calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
-            if any(isinstance(c.func, ast.Name) and c.func.id == "isolate_run_errors" for c in calls):
+            if any(
+                isinstance(c.func, ast.Name) and c.func.id == "isolate_run_errors" for c in calls
+            ):
                 found.add(f"{path.name}:{function.name}")
         by_hand = path.read_text().count("# Run boundary")
         assert by_hand == (2 if path.name == "boundary.py" else 0), path
