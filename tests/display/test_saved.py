@@ -143,5 +143,5 @@ def test_an_untrusted_notebook_shows_words_and_no_wall_of_figures(book: Any) -> 
 
 def test_a_page_of_it_shows_the_same(book: Any) -> None:
     page, _ = HTMLExporter(require_js_url="", mathjax_url="").from_notebook_node(book)
-    assert page.count('class="wb-picture"') == 2 * RUNS + 1
+    assert page.count('class="wb-picture"') == 2 * RUNS
     assert "widget-view" not in page
