@@ -96,6 +96,8 @@ def make(folder: Path, log: Path, request: Mapping[str, object]) -> Answer:
                 raise
             raise _no_room(folder) from error
         finally:
+            # A further signal must not interrupt the removal of the half environment.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if not is_made(folder):
                 remove_folder(str(folder))
     return {"state": "made", "line": "installed"}
@@ -197,6 +199,8 @@ def _run(
     try:
         code = process.wait()
     except BaseException:
+        # A further signal must not leave the installer's processes.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
@@ -271,6 +275,6 @@ def _wait_for(lock: BinaryIO, out: BinaryIO) -> None:
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    # A second signal must not interrupt the removal of the half environment.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # Python drops an exception that a signal raises in a callback. The agent asks again until the
+    # fork has ended, so the next signal raises again.
     raise SystemExit(1)
