@@ -18,6 +18,7 @@ from workbench.base.display_protocol import as_error
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _SHOWN = 200  # letters of a value in a message
+_WORD = re.compile(r"\w+")
 _NEAR = 0.7  # least similarity of a suggestion, for difflib
 
 
@@ -128,8 +129,12 @@ def option_named(options: Mapping[str, object], *, secret: Iterable[str] = ()) -
 
 
 def _place_in(text: str, name: str) -> int:
-    found = re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text)
-    return found.start() if found else -1
+    """Return where a text has the name as a word of its own, or -1."""
+    for word in _WORD.finditer(text):
+        is_part = text[: word.start()].endswith(".")
+        if word[0] == name and not is_part:
+            return word.start()
+    return -1
 
 
 def one_of(what: str, got: object, allowed: Iterable[str], *, listed: bool = True) -> ConfigError:
