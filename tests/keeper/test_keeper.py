@@ -194,7 +194,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "own"))
     monkeypatch.setattr(module, "Fleet", StubFleet)
     monkeypatch.setattr(module, "_MEND_S", 0.02)
-    monkeypatch.setattr(module, "awake", SimpleNamespace(keep=lambda _over: None))
+    monkeypatch.setattr(module, "uptime_clock", SimpleNamespace(keep=lambda _over: None))
     monkeypatch.setattr("workbench.keeper.run_queue._TICK_S", 0.02)
     made: list[Served] = []
 

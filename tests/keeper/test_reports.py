@@ -124,7 +124,7 @@ class Watched:
 @pytest.fixture
 def hand(monkeypatch: pytest.MonkeyPatch) -> Hand:
     hand = Hand()
-    monkeypatch.setattr(module, "awake", hand)
+    monkeypatch.setattr(module, "uptime_clock", hand)
     return hand
 
 
