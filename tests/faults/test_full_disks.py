@@ -84,9 +84,10 @@ def test_the_command_line_on_a_disk_that_is_full_before(
         printed, _ = command.communicate(timeout=300)
         assert command.returncode == code, printed
         assert "Traceback" not in printed
-        (found,) = re.finditer(FULL, printed)
-        assert re.fullmatch(whose, found[1]), printed
-        assert Path(found[2]).is_relative_to(disk)
+        # Two pods may both find no room.
+        found = list(re.finditer(FULL, printed))
+        assert found and all(re.fullmatch(whose, each[1]) for each in found), printed
+        assert all(Path(each[2]).is_relative_to(disk) for each in found)
         nothing_runs(disk)
         if code == 2:
             assert [path.name for path in disk.iterdir()] == ["ballast"], (

@@ -222,7 +222,7 @@ def test_a_benchmark_runs_jobs_of_another_package_and_finds_them_again(
 ) -> None:
     grid = Benchmark([counting(upto=2)], ["single", "ddp"], pods=[1, 2], path=tmp_path / "b")
     table = grid.run(cluster)
-    assert [(row.outcome, row.technique, row.pods, row.slots) for row in table.rows] == [
+    assert [(row.outcome, row.technique, row.pods, row.world_size) for row in table.rows] == [
         (Outcome.SUCCEEDED, "count", 1, 1),
         (Outcome.SUCCEEDED, "count", 2, 2),
     ]
