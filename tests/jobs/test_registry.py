@@ -231,7 +231,7 @@ def test_a_benchmark_runs_jobs_of_another_package_and_finds_them_again(
     assert "count" in table.report(tmp_path / "report").read_text()
     refused = counting(upto=2, env={"SOME": "${NOT_SET_ANYWHERE}"})
     table = Benchmark([refused], path=tmp_path / "b").run(cluster)
-    assert (table.rows[0].outcome, table.rows[0].slots) == (Outcome.FAILED, 1)
+    assert (table.rows[0].outcome, table.rows[0].world_size) == (Outcome.FAILED, 1)
     assert "NOT_SET_ANYWHERE" in table.rows[0].reason
 
 
