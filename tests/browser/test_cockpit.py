@@ -156,10 +156,14 @@ def test_the_form_explains_starts_stops_and_is_saved(
     book.see(0, "The pods are gone", 60)
     form.get_by_role("button", name="Show the form").click()
     form.get_by_label("Technique").wait_for()
-    outputs = book.saved()["cells"][0]["outputs"]
-    saved = "".join(str(output.get("data", {}).get("text/html", "")) for output in outputs)
-    assert "with Cluster(" in saved
-    assert "cancelled" in saved
+
+    def saved() -> str:
+        outputs = book.saved()["cells"][0]["outputs"]
+        return "".join(str(output.get("data", {}).get("text/html", "")) for output in outputs)
+
+    assert "with Cluster(" in saved()
+    # The panel draws the end of the run at its next look.
+    until(lambda: "cancelled" in saved(), 60)
 
 
 @pytest.mark.long
