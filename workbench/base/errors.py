@@ -131,7 +131,7 @@ def option_named(options: Mapping[str, object], *, secret: Iterable[str] = ()) -
 def _place_in(text: str, name: str) -> int:
     """Return where a text has the name as a word of its own, or -1."""
     for word in _WORD.finditer(text):
-        is_part = text[: word.start()].endswith(".")
+        is_part = text[word.start() - 1 : word.start()] == "."
         if word[0] == name and not is_part:
             return word.start()
     return -1

@@ -103,16 +103,12 @@ def verdict_columns(names: Iterable[str]) -> list[str]:
 
 
 def _words(name: str) -> list[str]:
-    """Return the lower-case words of a name, as of `chat_history`, `chatHistory`, `Chat history`.
-
-    Example:
-        >>> _words("chatHistory 2")
-        ['chat', 'history', '2']
-    """
+    """Return the lower-case words of a name such as `chat_history` or `chatHistory`."""
     apart = ""
     before = ""
     for letter in name:
-        begins = letter.isupper() and before.islower()
-        apart += f" {letter}" if begins else letter if letter.isalnum() else " "
+        if letter.isupper() and before.islower():
+            apart += " "
+        apart += letter if letter.isalnum() else " "
         before = letter
     return apart.casefold().split()
