@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import tinyfolders as folders
@@ -18,6 +19,7 @@ from tests.support.sentences import sentence
 from workbench.base.errors import ConfigError
 from workbench.finetune.model import load as model
 from workbench.finetune.model.files.opened import check_finite, is_finite, named_errors
+from workbench.finetune.train import main
 
 HOW = {"max_steps": 2, "learning_rate": 5e-3, "profile_step": 0, "eval_steps": None, **LENGTH}
 TECHNIQUES = ("single", "ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp")
@@ -257,3 +259,17 @@ class TestOnRanks:
         assert not run.data("step") and not run.data("eval")
         error = json.dumps(run.record(0, "error.json"), ensure_ascii=False)
         assert "model.layers.1.mlp.up_proj.weight holds numbers that are not finite" in error
+
+
+def test_a_rank_names_the_model_as_the_user_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy, given = "/scratch/pods/store/model-1f.pod-0", "~/models/llama"
+    work = Mock(job=Mock(model=copy), base=given)
+    written: list[str] = []
+    monkeypatch.setattr(main.Assignment, "read", lambda: work)
+    monkeypatch.setattr(main.report, "write_error", lambda *args: written.append(str(args[-1])))
+    monkeypatch.setattr(
+        main, "_run", Mock(side_effect=ConfigError(f"{copy}/config.json has no layers"))
+    )
+    with pytest.raises(ConfigError):
+        main.main()
+    assert written == [f"{given}/config.json has no layers"]

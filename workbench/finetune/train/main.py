@@ -80,11 +80,18 @@ def main() -> None:
     try:
         _run(work)
     except Exception as error:
+        if isinstance(error, ConfigError):
+            error.args = (_as_named(work, str(error)),)
         report.write_error(work.rank_folder, work.rank, error)
         raise
     finally:
         work.technique.clean_pod(work.deepspeed)
     report.write_done(work.rank_folder, work.rank)
+
+
+def _as_named(work: Assignment, words: str) -> str:
+    """Name the model as the user did; a folder's copy on the pod has another path."""
+    return words.replace(work.job.model, work.base)
 
 
 def _run(work: Assignment) -> None:
@@ -113,7 +120,7 @@ def _run(work: Assignment) -> None:
     loaded = adapters.attached(loaded, work.job)
     check_finite(loaded.model, work.job.model)
     for remark in loaded.remarks:
-        note(remark)
+        note(_as_named(work, remark))
     if tensor is not None:
         tensor.complete(loaded.model)
     if work.job.device_map:
@@ -132,8 +139,9 @@ def _run(work: Assignment) -> None:
     trainer.write_model = lambda: _save(work, loaded, caches)
     if not work.method.uses_trl and not trainer.lean.fits:
         note(
-            f"the loss needs the scores of all tokens at once, because a {work.base} changes the "
-            "scores of its output layer, or this could not be found out; `plan` counts the scores"
+            f"the loss needs the scores of all tokens at once, because model {work.base!r} changes "
+            "the scores of its output layer, or this could not be found out; `plan` counts the "
+            "scores"
         )
     used = {
         "pod": pod_name(),
