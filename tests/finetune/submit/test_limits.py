@@ -207,6 +207,7 @@ def adapters_without_weights(folder: Path) -> None:
     write(folder, adapter_config__json={"base_model_name_or_path": "tiny-llama", "r": 8})
 
 
+FOR_TOOLS = {"name": "tool_use", "template": "{{ tools }}{{ messages[0].content }}"}
 T5 = {"model_type": "t5", "is_encoder_decoder": True}
 BART = {
     "model_type": "bart",
@@ -279,6 +280,19 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
     ),
     "no end, no padding": (
         changed("tokenizer_config.json", eos_token=None, pad_token=None),
+        {},
+        ["tokenizer_config.json", "'eos_token'"],
+    ),
+    **{
+        f"longest text {longest!r}": (
+            changed("tokenizer_config.json", model_max_length=longest),
+            {},
+            ["tokenizer_config.json", f"model_max_length {longest!r}", "without quotes"],
+        )
+        for longest in ("512", [512])
+    },
+    "no end, and no template for all rows": (
+        changed("tokenizer_config.json", eos_token=..., pad_token=None, chat_template=[FOR_TOOLS]),
         {},
         ["tokenizer_config.json", "'eos_token'"],
     ),
@@ -594,6 +608,11 @@ def chat_alone(folder: Path) -> None:
     changed("tokenizer_config.json", eos_token=..., chat_template=template)(folder)
 
 
+def several_templates(folder: Path) -> None:
+    named = {"name": "default", "template": "{{ messages[0].content }}"}
+    changed("tokenizer_config.json", eos_token=..., chat_template=[FOR_TOOLS, named])(folder)
+
+
 def start_in_generation(folder: Path) -> None:
     positions(**T5)(folder)
     change(folder / "generation_config.json", decoder_start_token_id=0)
@@ -601,6 +620,8 @@ def start_in_generation(folder: Path) -> None:
 
 ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "llama": (positions(), {}),
+    "several templates": (several_templates, {}),
+    "no longest text": (changed("tokenizer_config.json", model_max_length=None), {}),
     "gpt2 with open lengths": (causal("gpt2", n_positions=64), {}),
     "gpt2 within 64": (causal("gpt2", n_positions=64), SHORT),
     "gpt2 packed within 64": (causal("gpt2", n_positions=64), {**SHORT, "packing": True}),

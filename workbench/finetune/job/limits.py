@@ -27,7 +27,12 @@ from workbench.finetune.job.tokenizer_files import (
 from workbench.finetune.job.weights import check_adapters, check_weights, elements_of
 from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.model.limits import too_many_parts
-from workbench.finetune.options.model.models import ModelKind, cached_folder, model_kind
+from workbench.finetune.options.model.models import (
+    ModelKind,
+    cached_folder,
+    default_template,
+    model_kind,
+)
 from workbench.finetune.techniques.registry import technique_of
 
 if TYPE_CHECKING:
@@ -196,12 +201,18 @@ def template_of(job: FineTuneOptions, folder: Path) -> str:
             return read_given(file)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}. Copy the file again") from error
-    return text(read_object(folder / "tokenizer_config.json").get("chat_template"))
+    return default_template(read_object(folder / "tokenizer_config.json"))
 
 
 def _check_special_tokens(job: FineTuneOptions, config: Json, folder: Path, tokens: Tokens) -> None:
     """Raise ConfigError if a token that every row needs is missing."""
     where = folder / "tokenizer_config.json"
+    longest = read_object(where).get("model_max_length")
+    if longest is not None and not isinstance(longest, int | float):
+        raise ConfigError(
+            f"{where} has model_max_length {longest!r}, which is no number. Write the number of "
+            "tokens without quotes"
+        )
     lacks = [role for role, token in tokens.roles.items() if token is None]
     if config.get("is_encoder_decoder"):
         if "pad" in lacks and "eos" in lacks:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_folder, is_there, read_given, user_path
-from workbench.base.json_values import Json, parse_json, part
+from workbench.base.json_values import Json, parse_json, part, parts, text
 from workbench.finetune.options.model.folders import ADAPTERS, way_out
 
 TINY_T5 = "tiny-t5"
@@ -144,8 +144,22 @@ def has_chat_template(model: str) -> bool | None:
     if not is_there(folder / "config.json"):
         return None
     return is_there(folder / "chat_template.jinja") or bool(
-        config_of(model, "tokenizer_config").get("chat_template")
+        default_template(config_of(model, "tokenizer_config"))
     )
+
+
+def default_template(tokenizer: Json) -> str:
+    """Return the chat template in a tokenizer's configuration; of several, the one for all rows.
+
+    Example:
+        >>> default_template({"chat_template": [{"name": "default", "template": "{{ messages }}"}]})
+        '{{ messages }}'
+        >>> default_template({"chat_template": [{"name": "rag", "template": "{{ messages }}"}]})
+        ''
+    """
+    given = tokenizer.get("chat_template")
+    named = {text(each.get("name")): text(each.get("template")) for each in parts(given)}
+    return text(given) or named.get("default", "")
 
 
 def config_of(model: str, name: str = "config") -> Json:

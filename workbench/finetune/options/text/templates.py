@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from workbench.base.files import read_given, user_path
-from workbench.base.json_values import text
-from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5, config_of
+from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5, config_of, default_template
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
@@ -50,4 +49,4 @@ def template_of(job: FineTuneOptions) -> str:
     try:
         return read_given(user_path(job.model) / "chat_template.jinja")
     except (OSError, RuntimeError, ValueError):
-        return text(config_of(job.model, "tokenizer_config").get("chat_template"))
+        return default_template(config_of(job.model, "tokenizer_config"))
