@@ -210,8 +210,7 @@ def _check_special_tokens(job: FineTuneOptions, config: Json, folder: Path, toke
     longest = read_object(where).get("model_max_length")
     if longest is not None and not isinstance(longest, int | float):
         raise ConfigError(
-            f"{where} has model_max_length {longest!r}, which is no number. Write the number of "
-            "tokens without quotes"
+            f"{where} has model_max_length {longest!r}. Write the number of tokens, without quotes"
         )
     lacks = [role for role, token in tokens.roles.items() if token is None]
     if config.get("is_encoder_decoder"):
