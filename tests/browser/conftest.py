@@ -202,28 +202,26 @@ class Book:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A JupyterLab with a token, a free port, and a home of its own."""
     home = tmp_path_factory.mktemp("lab")
-    for plugin, settings in SETTINGS.items():
-        file = (
-            home
-            / "jupyter_config_dir/lab/user-settings/@jupyterlab"
-            / f"{plugin}.jupyterlab-settings"
-        )
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(settings))
     with start_server(home, "jupyterlab", "--LabApp.expose_app_in_browser=True") as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def lab(server: Server) -> Iterator[Lab]:
-    """The JupyterLab with an empty folder."""
+    """The JupyterLab with an empty folder and settings that no other file has changed."""
     lab = Lab(server)
+    folder = server.homes["JUPYTER_CONFIG_DIR"] / "lab" / "user-settings"
+    shutil.rmtree(folder, ignore_errors=True)
+    for plugin, settings in SETTINGS.items():
+        file = folder / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings))
     yield lab
     for state in lab.home.rglob("keeper.sock"):  # of a test that failed half way
         with contextlib.suppress(RunError):
             ask(state, {"op": "close"})
     for left in lab.folder.iterdir():
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
 
 
 @pytest.fixture(scope="package")
