@@ -151,7 +151,9 @@ def test_without_widgets_there_is_text_and_html() -> None:
         "from workbench.display.compose.form import compose; form = compose(); print(form); "
         "form._ipython_display_()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
     assert done.stdout.count("3 ranks = 24 rows") == 3
     assert done.stdout.count("run = cluster.submit(job)") == 3
     assert "'text/html'" in done.stdout
