@@ -1,8 +1,8 @@
 """A real JupyterLab with nothing of the user's, and a real Chromium to look at it.
 
 All files of the folder share both. A file begins with an empty folder and no kernel, and a test
-opens its notebook in the page of the test before. A test that changes the page itself (its theme,
-its style sheets) takes a page of its own.
+opens its notebook in the page of the test before. A test takes a page of its own if the test loads
+the page anew, or changes its theme or style sheets.
 """
 
 from __future__ import annotations
