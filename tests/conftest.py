@@ -23,6 +23,7 @@ from workbench import Cluster, LocalPods, PodSpec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_AFTER_S = 60.0
+BROWSER = "tests/browser/"
 pytest.register_assert_rewrite("forkedruns")  # its assertions tell values, as a test's do
 # `make test` runs the others, and the quickstart in a browser; `make test-all` these too.
 LONG_NOTEBOOKS = tuple(f"{number:02d}_" for number in range(12) if number != 1)
@@ -188,6 +189,21 @@ def order_files(items: list[pytest.Item]) -> None:
         order += [path, *light[round(number * share) : round((number + 1) * share)]]
     places = {path: place for place, path in enumerate(order or light)}
     items.sort(key=lambda item: places[item.path])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object | None:
+    """Keep the files of tests/browser in one process: one JupyterLab serves all of them."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return BROWSER if file.startswith(BROWSER) else file
+
+    return Scheduling(config, log)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

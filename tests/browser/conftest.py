@@ -1,4 +1,9 @@
-"""A real JupyterLab with nothing of the user's, and a real Chromium to look at it."""
+"""A real JupyterLab with nothing of the user's, and a real Chromium to look at it.
+
+All files of the folder share both. A file begins with an empty folder and no kernel, and a test
+opens its notebook in the page of the test before. A test takes a page of its own if the test loads
+the page anew, or changes its theme or style sheets.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +35,7 @@ FLAGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
+VIEWPORT = sync_api.ViewportSize(width=1280, height=800)
 SETTINGS = {
     "apputils-extension/notification": {
         "fetchNews": "false",
@@ -66,8 +72,15 @@ class Book:
 
     def __init__(self, page: Any, lab: Lab, name: str) -> None:
         self.page, self.lab, self.name = page, lab, name
-        # A workspace of its own: JupyterLab would open again what an earlier test had open.
-        page.goto(f"{lab.url}lab/workspaces/{secrets.token_hex(4)}/tree/{name}?token={lab.token}")
+        if page.url.startswith(lab.url):
+            page.set_viewport_size(VIEWPORT)
+            page.evaluate(
+                "path => { window.jupyterapp.commands.execute('docmanager:open', {path}); }", name
+            )
+        else:
+            # A workspace of its own: JupyterLab would open again what an earlier test had open.
+            place = f"lab/workspaces/{secrets.token_hex(4)}/tree/{name}"
+            page.goto(f"{lab.url}{place}?token={lab.token}")
         page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=180_000)
         try:
             self.wait_idle(30)
@@ -78,6 +91,20 @@ class Book:
             page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=180_000)
             self.wait_idle(60)
         page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+
+    def close(self) -> None:
+        """Close every document without a question, and end the kernels of the server."""
+        self.page.evaluate(
+            """async () => {
+                const {shell, serviceManager} = window.jupyterapp;
+                for (const tab of [...shell.widgets("main")]) {
+                    if (tab.context) tab.context.model.dirty = false;
+                    tab.close();
+                }
+                await serviceManager.sessions.shutdownAll();
+            }"""
+        )
+        self.page.wait_for_selector(".jp-Notebook", state="detached")
 
     def _command(self, name: str, **args: object) -> None:
         self.page.evaluate(
@@ -171,26 +198,33 @@ class Book:
         return bool(self.output(index).evaluate("e => e.scrollWidth > e.clientWidth + 2"))
 
 
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+@pytest.fixture(scope="package")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A JupyterLab with a token, a free port, and a home of its own."""
     home = tmp_path_factory.mktemp("lab")
-    for plugin, settings in SETTINGS.items():
-        file = (
-            home
-            / "jupyter_config_dir/lab/user-settings/@jupyterlab"
-            / f"{plugin}.jupyterlab-settings"
-        )
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(settings))
     with start_server(home, "jupyterlab", "--LabApp.expose_app_in_browser=True") as server:
-        yield Lab(server)
-        for state in home.rglob("keeper.sock"):  # of a test that failed half way
-            with contextlib.suppress(RunError):
-                ask(state, {"op": "close"})
+        yield server
 
 
 @pytest.fixture(scope="module")
+def lab(server: Server) -> Iterator[Lab]:
+    """The JupyterLab with an empty folder and settings that no other file has changed."""
+    lab = Lab(server)
+    folder = server.homes["JUPYTER_CONFIG_DIR"] / "lab" / "user-settings"
+    shutil.rmtree(folder, ignore_errors=True)
+    for plugin, settings in SETTINGS.items():
+        file = folder / "@jupyterlab" / f"{plugin}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings))
+    yield lab
+    for state in lab.home.rglob("keeper.sock"):  # of a test that failed half way
+        with contextlib.suppress(RunError):
+            ask(state, {"op": "close"})
+    for left in lab.folder.iterdir():
+        shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink()
+
+
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     """A window of Debian's Chromium, headless, that all pages share."""
     program = shutil.which("chromium")
@@ -200,27 +234,37 @@ def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=list(FLAGS))
         # One for all pages: what JupyterLab consists of is read and compiled once.
-        context = browser.new_context(
-            viewport={"width": 1280, "height": 800}, reduced_motion="reduce"
-        )
+        context = browser.new_context(viewport=VIEWPORT, reduced_motion="reduce")
         context.set_default_timeout(180_000)  # ms; a busy machine took 30 s to load a report
         yield context
         browser.close()
 
 
+@pytest.fixture(scope="package")
+def spare_pages() -> list[Any]:
+    """The page that shows JupyterLab without a document, once a test has ended."""
+    return []
+
+
 @pytest.fixture
 def open_book(
-    browser: Any, lab: Lab, request: pytest.FixtureRequest
-) -> Iterator[Callable[[str], Book]]:
+    browser: Any, lab: Lab, spare_pages: list[Any], request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Book]]:
     """Opens a notebook that is in the lab; a picture of the page at the end is kept."""
-    pages = []
+    books: list[tuple[Book, bool]] = []
 
-    def opened(name: str) -> Book:
-        page = browser.new_page()
-        pages.append(page)
-        return Book(page, lab, name)
+    def opened(name: str, *, own_page: bool = False) -> Book:
+        page = browser.new_page() if own_page or not spare_pages else spare_pages.pop()
+        book = Book(page, lab, name)
+        books.append((book, own_page))
+        return book
 
     yield opened
-    for number, page in enumerate(page for page in pages if not page.is_closed()):
-        page.screenshot(path=str(ARTIFACTS / f"last-{request.node.name}-{number}.png"))
-        page.close()
+    open_books = [each for each in books if not each[0].page.is_closed()]
+    for number, (book, own_page) in enumerate(open_books):
+        book.page.screenshot(path=str(ARTIFACTS / f"last-{request.node.name}-{number}.png"))
+        if own_page:
+            book.page.close()
+        else:
+            book.close()
+            spare_pages.append(book.page)

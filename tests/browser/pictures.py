@@ -12,6 +12,6 @@ from tests.browser.readings import PICTURES, write_records
 from tests.browser.shots import LONG, take_pictures
 
 
-def test_take_the_pictures(lab: Any, open_book: Callable[[str], Any]) -> None:
+def test_take_the_pictures(lab: Any, open_book: Callable[..., Any]) -> None:
     texts = take_pictures(lab, open_book, PICTURES, LONG, None)
     write_records(texts)

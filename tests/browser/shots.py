@@ -361,12 +361,12 @@ def _on_paper(shot: Any) -> Any:
 
 
 def take_pictures(
-    lab: Any, open_book: Callable[[str], Any], folder: Path, scale: Scale, recorded: Records | None
+    lab: Any, open_book: Callable[..., Any], folder: Path, scale: Scale, recorded: Records | None
 ) -> Texts:
     """Take all pictures into a folder and return the texts that were read in them."""
     folder.mkdir(parents=True, exist_ok=True)
     (lab.folder / "train.py").write_text(FAILING)
-    book = open_book(lab.add(notebook(*cells(scale).values()), "demo.ipynb"))
+    book = open_book(lab.add(notebook(*cells(scale).values()), "demo.ipynb"), own_page=True)
     shots = Shots(book=book, folder=folder, scale=scale, recorded=recorded)
     shots.take_all()
     return shots.texts

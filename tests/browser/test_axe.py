@@ -108,10 +108,11 @@ def audit(page: Any) -> list[str]:
     return violations
 
 
-def test_no_view_in_a_notebook_violates_a_rule(lab: Any, open_book: Callable[[str], Any]) -> None:
+def test_no_view_in_a_notebook_violates_a_rule(lab: Any, open_book: Callable[..., Any]) -> None:
     from tests.browser.test_picture import EXAMINED, ILL
 
-    book = open_book(lab.add(notebook(WRITE, *SHOWN.values(), EXAMINED, ILL), "axe.ipynb"))
+    cells = (WRITE, *SHOWN.values(), EXAMINED, ILL)
+    book = open_book(lab.add(notebook(*cells), "axe.ipynb"), own_page=True)
     book.run_all()
     book.wait_idle(120)
     for place, name in enumerate(SHOWN, 1):

@@ -88,7 +88,7 @@ def pods(lab: Any) -> Iterator[None]:
 @pytest.mark.long
 @pytest.mark.usefixtures("pods")
 def test_the_pictures_of_readme_and_docs_are_current(
-    lab: Any, open_book: Callable[[str], Any]
+    lab: Any, open_book: Callable[..., Any]
 ) -> None:
     recorded = load_records()
     texts = take_pictures(lab, open_book, ARTIFACTS / "pictures", SHORT, recorded)

@@ -51,12 +51,12 @@ UNDER_THE_POINTER = """plot => [...plot.querySelectorAll(".wb-at span:hover")].m
 
 
 @pytest.fixture
-def shown(lab: Any, open_book: Callable[[str], Any], request: pytest.FixtureRequest) -> Any:
+def shown(lab: Any, open_book: Callable[..., Any], request: pytest.FixtureRequest) -> Any:
     """A notebook with a cluster and a run that goes on, shown."""
     name = lab.add(
         notebook(WRITE, CLUSTER, RUN, STEP, END, LEFT, RUN), f"{request.node.name}.ipynb"
     )
-    book = open_book(name)
+    book = open_book(name, own_page=True)
     for cell in (0, 1, 2):
         book.run(cell)
     book.see(1, "pod-2", 60)
@@ -120,17 +120,17 @@ def card_and_model_are_downloaded_by_links(book: Any) -> None:
         assert Path(download.value.path()).read_text().startswith(begins)
 
 
-def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[[str], Any]) -> None:
+def test_a_page_that_is_loaded_anew_goes_on(shown: Any, open_book: Callable[..., Any]) -> None:
     shown.save()
     shown.page.close()
-    book = open_book(shown.name)
+    book = open_book(shown.name, own_page=True)
     book.run(3)
     book.see(2, "40 of 100 steps", 60)
     book.output(2).get_by_role("button", name="Stacks").wait_for()
 
 
 def test_reopened_without_a_kernel_the_picture_stands(
-    shown: Any, open_book: Callable[[str], Any]
+    shown: Any, open_book: Callable[..., Any]
 ) -> None:
     shown.save()
     shown.restart()
@@ -138,7 +138,7 @@ def test_reopened_without_a_kernel_the_picture_stands(
     shown.see(2, "Run the cell again", 30)
     assert "20 of 100 steps" in shown.said(2)
     shown.page.close()
-    book = open_book(shown.name)
+    book = open_book(shown.name, own_page=True)
     assert "pod-2" in book.see(1, "Cluster ready", 60)
     said = book.see(2, "20 of 100 steps", 60)
     assert "as of" in said
@@ -185,7 +185,7 @@ Diagnosis(hosts=tuple(hosts[:1] + hosts[4:6]), hosts_s=0.9,
 """
 
 
-def test_the_doctors_findings(lab: Any, open_book: Callable[[str], Any]) -> None:
+def test_the_doctors_findings(lab: Any, open_book: Callable[..., Any]) -> None:
     book = open_book(lab.add(notebook(EXAMINED, ILL, WELL), "doctor.ipynb"))
     book.run(0)
     book.run(1)

@@ -120,9 +120,9 @@ def page(browser: Any) -> Iterator[Any]:
 
 
 def test_jupyterlabs_own_sanitizer_leaves_every_view_readable(
-    lab: Any, open_book: Callable[[str], Any], book: Any, saved: dict[str, list[dict[str, Any]]]
+    lab: Any, open_book: Callable[..., Any], book: Any, saved: dict[str, list[dict[str, Any]]]
 ) -> None:
-    opened = open_book(lab.add(book, "untrusted.ipynb"))
+    opened = open_book(lab.add(book, "untrusted.ipynb"), own_page=True)
     widget = "window.jupyterapp.shell.currentWidget.content"
     assert not opened.page.evaluate(f"() => {widget}.model.cells.get(1).trusted"), "no one ran it"
     sanitize = f"html => {widget}.rendermime.sanitizer.sanitize(html)"

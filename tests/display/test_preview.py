@@ -40,6 +40,16 @@ from workbench.pods.hostfile import Hostfile
             dataset="wikisql",
             gradient_accumulation_steps=3,
         ),
+        Composition(
+            count=1,
+            technique="single",
+            memory_gib=2,
+            warm=False,
+            model="tiny-llama",
+            peft="lora",
+            lora={"r": 4, "alpha": 8},
+            save_steps=2,
+        ),
     ],
 )
 def test_the_cell_makes_what_the_form_would_start(composition: Composition) -> None:

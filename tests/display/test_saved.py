@@ -56,13 +56,13 @@ with closing(BenchmarkLive()) as live:
     for ended in range(3):
         live.update([make_row("zero1", pods, float(pods)) for pods in range(1, ended + 2)])
 """
-RUNS = 20
+RUNS = 6
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A notebook with twenty runs, each of which ended in a later cell than its own view."""
+    """A notebook with several runs, each of which ended in a later cell than its own view."""
     cells = [new_code_cell(SETUP)]
     for number in range(RUNS):
         parts = (SHOWN, GOES_ON, ENDED, CLOSED) if number % 2 else (SHOWN, GOES_ON + ENDED + CLOSED)

@@ -85,7 +85,7 @@ def start_server(home: Path, module: str, *options: str) -> Iterator[Server]:
             process.wait(120)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            process.wait(60)
 
 
 def _url(info: Path, process: subprocess.Popen[bytes], log: Path) -> str:

@@ -2,6 +2,7 @@
 const SURE_MS = 6000;
 const PATIENCE_MS = 5000;
 const GREET_MS = 1000;
+const ARRIVES_MS = 2000; // a picture comes after its number
 const MOST_GREETINGS = 20;
 const NO_ANSWER = "The kernel does not answer. Is it another one by now? Run the cell again.";
 
@@ -78,8 +79,12 @@ function render({ model, el }) {
 
   // A page that was loaded anew has the picture as it was saved: the kernel's updates go to the page before.
   const pictures = () => document.querySelectorAll(`[data-wb="${model.get("picture")}"]`);
+  const lacks = (beats) => [...pictures()].some((each) => model.get("beat") > Number(each.dataset.beat) + beats);
+  let later;
   function compare() {
-    if ([...pictures()].some((each) => model.get("beat") > Number(each.dataset.beat) + 2)) model.send({ redraw: true });
+    clearTimeout(later);
+    if (lacks(2)) model.send({ redraw: true });
+    else if (lacks(0)) later = setTimeout(() => lacks(0) && model.send({ redraw: true }), ARRIVES_MS);
   }
 
   // A table beside it gets a box a row, which is not saved with it.
@@ -133,6 +138,7 @@ function render({ model, el }) {
   const first = setTimeout(compare, 1000);
   return () => {
     clearTimeout(first);
+    clearTimeout(later);
     clearInterval(adding);
     clearInterval(greeting);
     extra.remove();

@@ -1,0 +1,1 @@
+"""The product in a real browser. A package, so that its files share a JupyterLab."""
