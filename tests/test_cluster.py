@@ -270,7 +270,7 @@ def test_a_directory_that_holds_another_run_is_refused(
 NOTEBOOK = """
 import sys, time
 from workbench import Cluster, LocalPods, PodSpec, Script
-cluster = Cluster(LocalPods(), PodSpec(), count=2, path=sys.argv[1], idle_timeout_s=10, warm=False)
+cluster = Cluster(LocalPods(), PodSpec(), count=2, path=sys.argv[1], idle_timeout_s=4, warm=False)
 cluster.start()
 run = cluster.submit(Script(path=sys.argv[2], args=["--steps", "40", "--pause-s", "0.1"]))
 print("run", run.path, flush=True)
@@ -279,6 +279,7 @@ time.sleep(600)
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("in_time")
 def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "cluster"
     kernel = subprocess.Popen(
@@ -292,15 +293,15 @@ def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> 
     run = Run.load(next(line.split()[1] for line in kernel.stdout if line.startswith("run ")))
     until(lambda: "step 3" in _log(run), 120)
     os.killpg(kernel.pid, signal.SIGKILL)
-    kernel.wait()
+    kernel.wait(60)
     result = run.wait(120, progress=False)
     result.raise_for_status()
     assert "step 39 sum 2" in run.logs(1, "stdout")
     state = root / "state.json"
     until(lambda: json.loads(state.read_text())["phase"] == "closed", 60)
     # Both files are the keeper's.
-    assert state.stat().st_mtime - run.paths.result.stat().st_mtime > 9
-    assert "10 s without a run" in json.loads(state.read_text())["message"]
+    assert state.stat().st_mtime - run.paths.result.stat().st_mtime > 3
+    assert "4 s without a run" in json.loads(state.read_text())["message"]
     until(lambda: _processes_below(root) == [], 30)
     assert not (root / "identity").exists()
 

@@ -46,7 +46,7 @@ def put_rows(server: S3Server) -> None:
 def job(**options: object) -> FineTune:
     given: dict[str, object] = {
         "dataset": "s3://bucket/rows",
-        "technique": "zero1",
+        "technique": "ddp",
         "lr_scheduler_type": "constant",
         "max_steps": STEPS,
         "per_device_train_batch_size": 2,
@@ -75,7 +75,7 @@ def test_a_run_continues_from_the_store_after_cluster_and_directory_are_gone(
     whole: Run, cluster: Cluster, server: S3Server, tmp_path: Path
 ) -> None:
     path = tmp_path / "cluster"
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path) as first:
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path, warm=False) as first:
         run = first.submit(job(save_steps=1, checkpoints="s3://bucket/runs/", max_steps=4))
         result = run.wait(180, progress=False)
         result.raise_for_status()
@@ -88,8 +88,8 @@ def test_a_run_continues_from_the_store_after_cluster_and_directory_are_gone(
     assert not any(SECRET.encode() in body for body in objects.values())
     assert {key.split("/")[2] for key in objects} == {"run.json", "job.json", "step-3", "step-4"}
     assert not any("probe" in key for key in server.objects("bucket"))
-    with pytest.raises(ConfigError, match=f"job of s3://bucket/runs/{name}: technique is 'ddp'"):
-        cluster.submit(job(resume=f"s3://bucket/runs/{name}", technique="ddp"))
+    with pytest.raises(ConfigError, match=f"job of s3://bucket/runs/{name}: technique is 'zero1'"):
+        cluster.submit(job(resume=f"s3://bucket/runs/{name}", technique="zero1"))
     with pytest.raises(ConfigError, match=f"name one of its runs: s3://bucket/runs/{name}"):
         cluster.submit(job(resume="s3://bucket/runs"))
     again = cluster.submit(job(resume=f"s3://bucket/runs/{name}"))
@@ -114,15 +114,14 @@ def test_a_job_without_rights_is_refused_before_it_starts(
     assert set(cluster.path.glob("runs/*")) == before
 
 
-def test_a_store_that_fails_does_not_fail_the_run(
-    cluster: Cluster, server: S3Server, whole: Run
-) -> None:
-    run = cluster.submit(job(save_steps=1, checkpoints="s3://bucket/lost"))
+def test_a_store_that_fails_does_not_fail_the_run(cluster: Cluster, server: S3Server) -> None:
+    alone = job(technique="single", save_steps=1, checkpoints="s3://bucket/lost")
+    run = cluster.submit(alone, pods=1)
     until(lambda: "uploaded" in kinds(run), why=lambda: run.message)
     server.stop()
     result = run.wait(180, progress=False)
     assert result.state is RunState.SUCCEEDED
-    assert losses(run) == losses(whole)
+    assert sorted(losses(run)) == list(range(1, STEPS + 1))  # type: ignore[type-var]
     assert "upload_failed" in kinds(run)
     assert f"the checkpoint of step {STEPS} is not in the object store" in result.message
     assert "run.fetch() uploads the copy" in result.message

@@ -99,7 +99,9 @@ def test_no_other_process_has_the_hook(tmp_path: Path) -> None:
     hook = HookFolder(tmp_path / "hook")
     env = {**os.environ, "PYTHONPATH": str(HOOK), "WORKBENCH_CHAOS": str(hook.root)}
     code = "import sys; print(any('_Finder' in repr(finder) for finder in sys.meta_path))"
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.split() == ["False"]
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.sentences import says
-from workbench import Cluster, FineTune, Run, Script
+from workbench import FineTune, Script
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 # What torch says when a GPU is full, raised in the second step of a training that has none.
 OUT_OF_MEMORY = """
 import os
-if os.environ.get("RANK") == "1":
+if os.environ.get("RANK") == "0":
     import torch
     backward, calls = torch.Tensor.backward, []
     def full(self, *args, **options):
@@ -37,11 +37,10 @@ if os.environ.get("RANK") == "1":
         return backward(self, *args, **options)
     torch.Tensor.backward = full
 """
-# In the fifth step the loss of some ranks is no number,
-# as with a row that the arithmetic cannot bear.
+# In the fifth step the loss is no number, as with a row that the arithmetic cannot bear.
 NOT_A_NUMBER = """
 import os
-if os.environ.get("RANK") in os.environ.get("POISONED", "").split(","):
+if os.environ.get("RANK") == "0":
     import torch
     log_softmax, calls = torch.nn.functional.log_softmax, []
     def poisoned(*args, **options):
@@ -81,17 +80,17 @@ with Cluster(LocalPods(), count=1, path=sys.argv[1], warm=False) as cluster:
 def test_a_full_gpu_is_told_with_figures_and_fixes(world: World, tmp_path: Path) -> None:
     """Row 8. The words are torch's; everything after them is real."""
     (tmp_path / "sitecustomize.py").write_text(OUT_OF_MEMORY)
-    run = world.cluster.submit(training(env={"PYTHONPATH": str(tmp_path)}), pods=2)
+    run = world.cluster.submit(training(env={"PYTHONPATH": str(tmp_path)}), pods=1)
     result = world.ended(run, 180)
     assert result.state is RunState.FAILED
     assert result.error is not None
     assert (result.error.kind, result.error.rank, result.error.pod) == (
         "OutOfMemoryError",
-        1,
-        "pod-1",
+        0,
+        "pod-0",
     )
     shown = str(run)
-    assert "Out of GPU memory: rank 1 on pod-1 (127.0.0.3) failed first" in shown
+    assert "Out of GPU memory: rank 0 on pod-0 (127.0.0.2)" in shown
     assert "memory: 2.50 GiB asked for, 1.23 GiB free, 79.19 GiB in all" in shown
     assert (
         "per_device_train_batch_size=2, gradient_accumulation_steps=2: the same global batch"
@@ -102,35 +101,19 @@ def test_a_full_gpu_is_told_with_figures_and_fixes(world: World, tmp_path: Path)
 
 @pytest.mark.long
 def test_a_loss_that_is_no_number_names_rank_and_step_and_spoils_no_checkpoint(
-    world: World, cluster: Cluster, tmp_path: Path
-) -> None:
-    """Row 10. The run after it goes on from the checkpoint before, without the poison."""
-    run = poisoned_run(world, cluster, tmp_path, "1")
-    resumed = world.ended(cluster.submit(training(save_steps=2, resume=str(run.path))), 180)
-    assert (resumed.raise_for_status().resumed_step, resumed.steps) == (4, 6)
-
-
-@pytest.mark.long
-def test_a_loss_that_is_no_number_on_all_ranks_names_one_of_them(
-    world: World, cluster: Cluster, tmp_path: Path
+    world: World, tmp_path: Path
 ) -> None:
     """Row 10."""
-    poisoned_run(world, cluster, tmp_path, "0,1")
-
-
-def poisoned_run(world: World, cluster: Cluster, tmp_path: Path, ranks: str) -> Run:
-    """Hold what is said of a run in which the loss of these ranks is no number."""
     (tmp_path / "sitecustomize.py").write_text(NOT_A_NUMBER)
-    env = {"PYTHONPATH": str(tmp_path), "POISONED": ranks}
-    run = cluster.submit(training(env=env, save_steps=2))
+    env = {"PYTHONPATH": str(tmp_path)}
+    run = world.cluster.submit(training(env=env, save_steps=2), pods=1)
     result = world.ended(run, 180)
     assert result.state is RunState.FAILED
     assert result.error is not None
-    assert f"{result.error.rank}" in ranks
-    assert f"loss is nan on rank {result.error.rank} at step 5" in result.error.message
+    assert result.error.rank == 0
+    assert "loss is nan on rank 0 at step 5" in result.error.message
     assert says(result.message, "resume=run.path continues from the checkpoint of step", 4)
     assert says(run, "The loss is no longer a number")
-    return run
 
 
 def training(**options: object) -> FineTune:
@@ -141,7 +124,7 @@ def training(**options: object) -> FineTune:
         "predict_rows": 0,
         "profile_step": 0,
     }
-    return FineTune(**{"dataset": small, "technique": "ddp", **short, **options})  # type: ignore[arg-type]
+    return FineTune(**{"dataset": small, "technique": "single", **short, **options})  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(

@@ -62,7 +62,8 @@ def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(
         world.until(lambda: cluster.phase == "closing", 120)
         with pytest.raises(RunError, match="closing"):
             world.submit("beat.py", cluster=cluster)
-        closer.join()
+        closer.join(180)
+        assert not closer.is_alive()
         world.measured("-", "close while deaf ranks run", time.monotonic() - asked, 8)
         assert cluster.phase == "closed"
         assert world.ended(running).state is RunState.CANCELLED
@@ -72,9 +73,7 @@ def test_closing_ends_the_run_and_those_that_wait_and_takes_no_more(
     nothing_below(world, cluster.path)
 
 
-@pytest.mark.parametrize(
-    "after_s", [pytest.param(0.0, marks=long), 0.3, pytest.param(0.9, marks=long)]
-)
+@pytest.mark.parametrize("after_s", [0.0, pytest.param(0.9, marks=long)])
 def test_closing_during_a_start_leaves_nothing(
     world: World, tmp_path: Path, after_s: float
 ) -> None:
@@ -108,8 +107,7 @@ Cluster(LocalPods(), count=2, path=sys.argv[1], warm=False).start()
 """
 
 
-@pytest.mark.parametrize("after_s", [0.1, pytest.param(0.8, marks=long)])
-def test_an_interrupted_start_leaves_nothing(world: World, tmp_path: Path, after_s: float) -> None:
+def test_an_interrupted_start_leaves_nothing(world: World, tmp_path: Path) -> None:
     """Ctrl-C goes to the whole process group of the notebook's kernel."""
     root = tmp_path / "c"
     kernel = subprocess.Popen(
@@ -120,25 +118,21 @@ def test_an_interrupted_start_leaves_nothing(world: World, tmp_path: Path, after
         start_new_session=True,
     )
     world.until(lambda: (root / "keeper.log").exists(), 120)
-    time.sleep(after_s)
+    world.until(lambda: list((root / "pods").glob("pod-*/guardian.json")), 120, every_s=0.002)
     asked = time.monotonic()
     os.killpg(kernel.pid, signal.SIGINT)
     _, said = kernel.communicate(timeout=60)
-    world.measured("-", f"Ctrl-C {after_s} s into a start -> ended", time.monotonic() - asked, 5)
+    world.measured("-", "Ctrl-C in a start -> ended", time.monotonic() - asked, 5)
     assert kernel.returncode != 0, "it was ready before the interrupt: wait less"
     assert "KeyboardInterrupt" in said
     nothing_below(world, root)
 
 
 MOMENTS = [
-    pytest.param(file, later_s, apart_s, marks=() if apart_s == 0.05 else long)
-    for file, later_s in (
-        (".lock", 0.0),
-        ("state.json", 0.03),
-        ("keeper.sock", 0.0),
-        ("identity/id_ed25519", 0.2),
-    )
-    for apart_s in (0.05, 0.2, 0.5)
+    pytest.param(".lock", 0.0, 0.5, marks=long),
+    ("state.json", 0.03, 0.05),
+    pytest.param("keeper.sock", 0.0, 0.2, marks=long),
+    ("identity/id_ed25519", 0.2, 0.05),
 ]
 
 
@@ -176,7 +170,7 @@ def test_a_kernel_that_dies_while_its_cluster_starts_leaves_nothing(
     kernel = subprocess.Popen([sys.executable, "-c", START, str(root)])
     world.until((cluster_folder(root) / "keeper.sock").exists, 120, every_s=0.002)
     kernel.kill()
-    kernel.wait()
+    kernel.wait(60)
     nothing_below(world, root)
     status = cluster_status(root)
     assert (status.phase, status.message) == ("closed", "closed: its start was broken off")

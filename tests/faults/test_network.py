@@ -7,7 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,29 +58,30 @@ def apart(networks: list[Namespace], tmp_path: Path) -> Iterator[SSHPods]:
         )
 
 
-@contextmanager
-def beating_until(end: Path, world: World, apart: SSHPods) -> Iterator[Run]:
-    with Cluster(apart, PodSpec(), count=2, path=end.parent / "c", warm=False) as cluster:
-        yield world.beating("--until", str(end), "--pause-s", "0.1", pods=2, cluster=cluster)
-
-
 @pytest.mark.long
 def test_a_silent_network_is_shown_and_outlived(
     world: World, networks: list[Namespace], apart: SSHPods, tmp_path: Path
 ) -> None:
-    """Row 24."""
-    with beating_until(tmp_path / "end", world, apart) as run:
+    """Row 24: one pod is silent, and then all are."""
+    end = tmp_path / "end"
+    with Cluster(apart, PodSpec(), count=2, path=tmp_path / "c", warm=False) as cluster:
+        run = world.beating("--until", str(end), "--pause-s", "0.1", pods=2, cluster=cluster)
         with networks[1].silent():
             shown_s = until(lambda: "no sign from pod-1 for 15 s" in run.message, 120)
             world.measured("24", "network silent -> shown", shown_s, 15)
-            assert not run.state.is_terminal
+            with networks[0].silent():
+                until(lambda: "no sign from any pod: this machine was cut off" in run.message, 120)
+                assert not run.state.is_terminal
+                before = [len(world.log(run, rank)) for rank in range(2)]
         heard_s = until(lambda: "no sign" not in run.message, 120)
         world.measured("24", "network back -> heard", heard_s, 15)
-        (tmp_path / "end").touch()
+        until(lambda: _all_grew(world, run, before), 120)
+        end.touch()
         run.wait(60, progress=False).raise_for_status()
-        lines = world.log(run, 1).splitlines()
-        assert len(lines) > 100
-        assert lines == [f"rank 1 line {n}" for n in range(len(lines))]
+        for rank in range(2):
+            lines = world.log(run, rank).splitlines()
+            assert len(lines) > 300, "those printed meanwhile are there"
+            assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]
 
 
 @pytest.mark.long
@@ -88,14 +89,14 @@ def test_a_network_that_stays_silent_ends_the_ranks_on_both_sides(
     world: World, networks: list[Namespace], apart: SSHPods, tmp_path: Path
 ) -> None:
     """Row 24, the other end of it: the cut-off agent ends its ranks by itself."""
-    with Cluster(apart, PodSpec(), count=2, path=tmp_path / "c", warm=False, lease_s=20) as cluster:
+    with Cluster(apart, PodSpec(), count=2, path=tmp_path / "c", warm=False, lease_s=10) as cluster:
         run = world.beating(pods=2, cluster=cluster)
         assert len(with_mark("WORKBENCH_RUN", [run.id])) >= 2
         with networks[1].silent():
             silent = time.monotonic()
             result = run.wait(120, progress=False)
             world.measured(
-                "24", "network silent for good -> result, lease 20 s", time.monotonic() - silent, 30
+                "24", "network silent for good -> result, lease 10 s", time.monotonic() - silent, 20
             )
             assert result.state is RunState.FAILED
             assert result.error is not None
@@ -107,10 +108,9 @@ def test_a_network_that_stays_silent_ends_the_ranks_on_both_sides(
 def test_all_pods_silent_at_once_is_said_so_and_blamed_on_none(
     world: World, networks: list[Namespace], apart: SSHPods, tmp_path: Path
 ) -> None:
-    with Cluster(apart, PodSpec(), count=2, path=tmp_path / "c", warm=False, lease_s=24) as cluster:
+    with Cluster(apart, PodSpec(), count=2, path=tmp_path / "c", warm=False, lease_s=10) as cluster:
         run = world.beating(pods=2, cluster=cluster)
         with networks[0].silent(), networks[1].silent():
-            until(lambda: "no sign from any pod: this machine was cut off" in run.message, 60)
             result = run.wait(120, progress=False)
         assert result.state is RunState.FAILED
         assert result.error is not None
@@ -119,32 +119,10 @@ def test_all_pods_silent_at_once_is_said_so_and_blamed_on_none(
 
 
 @pytest.mark.long
-def test_two_minutes_without_a_network_are_outlived_with_the_default_lease(
-    world: World, networks: list[Namespace], apart: SSHPods, tmp_path: Path
-) -> None:
-    with beating_until(tmp_path / "end", world, apart) as run:
-        with networks[0].silent(), networks[1].silent():
-            silent = time.monotonic()
-            until(lambda: time.monotonic() - silent > 125, 140)
-            assert not run.state.is_terminal
-            before = [len(world.log(run, rank)) for rank in range(2)]
-        heard_s = until(
-            lambda: all(len(world.log(run, rank)) > before[rank] for rank in range(2)), 120
-        )
-        world.measured("24", "network back after two minutes -> lines", heard_s, 15)
-        (tmp_path / "end").touch()
-        run.wait(60, progress=False).raise_for_status()
-        for rank in range(2):
-            lines = world.log(run, rank).splitlines()
-            assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]
-            assert len(lines) > 1000, "those printed meanwhile are there"
-
-
-@pytest.mark.long
 def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(
     world: World, tmp_path: Path
 ) -> None:
-    """Row 25: 100 ms each way, and all connections cut every three seconds."""
+    """Row 25: 100 ms each way, and all connections cut every other second."""
     with HostsPlace(tmp_path / "hosts") as place, ExitStack() as undo:
         port = free_port(["127.0.0.7", "127.0.0.8"])
         proxies = [
@@ -168,9 +146,9 @@ def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(
         with Cluster(backend, PodSpec(), count=2, path=tmp_path / "c", warm=False) as cluster:
             end = tmp_path / "end"
             run = world.beating("--until", str(end), pods=2, cluster=cluster)
-            for _ in range(4):
+            for _ in range(3):
                 with suppress(TimeoutError):
-                    run.wait(3, progress=False)
+                    run.wait(1.5, progress=False)
                 assert min([proxy.cut() for proxy in proxies]) > 0, "the keeper has lines to both"
                 seen = [len(world.log(run, rank)) for rank in range(2)]
                 again_s = until(lambda seen=seen: _all_grew(world, run, seen), 60)
@@ -181,7 +159,7 @@ def test_a_slow_line_that_keeps_breaking_loses_and_doubles_nothing(
             world.ended(run).raise_for_status()
             for rank in range(2):
                 lines = world.log(run, rank).splitlines()
-                assert len(lines) > 500
+                assert len(lines) > 200
                 assert lines == [f"rank {rank} line {n}" for n in range(len(lines))]
 
 
@@ -196,7 +174,7 @@ def test_junk_on_the_training_port_disturbs_nobody(world: World, tmp_path: Path)
     until(lambda: "step 4 " in world.log(run, 0) or run.state.is_terminal, 120)
     port = int(run.paths.command.read_text().partition("--master-port ")[2].split()[0].strip("'\""))
     left_open = [socket.create_connection(("127.0.0.2", port), timeout=10) for _ in range(50)]
-    for number in range(200):
+    for number in range(40):
         with suppress(OSError), socket.create_connection(("127.0.0.2", port), timeout=10) as junk:
             junk.settimeout(1)
             junk.sendall(
@@ -205,7 +183,7 @@ def test_junk_on_the_training_port_disturbs_nobody(world: World, tmp_path: Path)
                 ]
             )
     before = world.log(run, 1).count("\n")
-    until(lambda: world.log(run, 1).count("\n") > before + 20 or run.state.is_terminal, 120)
+    until(lambda: world.log(run, 1).count("\n") > before + 5 or run.state.is_terminal, 120)
     end.touch()
     world.ended(run, 120).raise_for_status()
     for connection in left_open:

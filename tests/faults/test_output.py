@@ -14,7 +14,7 @@ import pytest
 
 from tests.fakes.smalldisk import small_disk
 from tests.support.sentences import says, sentence
-from workbench import Cluster, LocalPods, PodSpec
+from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import RunError
 from workbench.base.files import read_json
 from workbench.rundir.state import RunState
@@ -132,13 +132,19 @@ def test_a_full_disk_of_a_pod_costs_no_line_and_no_run(world: World, tmp_path: P
         world.ended(world.submit("beat.py", "--lines", "3", cluster=cluster)).raise_for_status()
 
 
-@pytest.mark.parametrize("shared", [None, True], ids=["apart", "shared"])
-def test_what_a_pod_leaves_cannot_take_the_place_of_the_keepers_own_records(
-    tmp_path: Path, world: World, shared: bool | None
+def test_what_a_pod_leaves_cannot_take_the_place_of_the_keepers_own_records(world: World) -> None:
+    keepers_records_are_its_own(world.submit("overwrite.py", pods=2))
+
+
+def test_what_a_pod_of_a_shared_folder_leaves_cannot_take_their_place_either(
+    world: World, tmp_path: Path
 ) -> None:
-    with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False, shared=shared) as cluster:
-        run = world.submit("overwrite.py", cluster=cluster)
-        result = run.wait(60, progress=False).raise_for_status()
+    with Cluster(LocalPods(), count=2, path=tmp_path / "c", warm=False, shared=True) as cluster:
+        keepers_records_are_its_own(world.submit("overwrite.py", cluster=cluster))
+
+
+def keepers_records_are_its_own(run: Run) -> None:
+    result = run.wait(60, progress=False).raise_for_status()
     mine = b"written by the pod: "
     taken = sorted(path.relative_to(run.path).as_posix() for path in files_with(run.path, mine))
     assert taken == ["files/mine.txt", "predictions.jsonl"]
@@ -156,10 +162,8 @@ def files_with(folder: Path, text: bytes) -> list[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
-@pytest.mark.parametrize("size", [3_000_000, 12_000_000])
-def test_what_found_no_room_here_at_the_end_is_fetched_later(
-    world: World, tmp_path: Path, size: int
-) -> None:
+def test_what_found_no_room_here_at_the_end_is_fetched_later(world: World, tmp_path: Path) -> None:
+    size = 12_000_000
     disk, end = tmp_path / "disk", tmp_path / "end"
     with small_disk(disk, "24m"):
         run = world.submit("leave.py", "--bytes", str(size), "--until", str(end), into=disk / "run")

@@ -31,10 +31,7 @@ pytestmark = pytest.mark.slow
 long = pytest.mark.long
 
 
-@pytest.mark.parametrize(
-    ("script", "launcher"),
-    [("beat.py", "ssh"), ("mesh.py", "ssh"), pytest.param("mesh.py", "pdsh", marks=long)],
-)
+@pytest.mark.parametrize(("script", "launcher"), [("beat.py", "ssh"), ("mesh.py", "pdsh")])
 def test_a_killed_agent_is_named(world: World, script: str, launcher: str) -> None:
     """Row 12. In a mesh the other ranks fail at once, for they lost a peer; that is an echo."""
     run = world.submit(script, launcher=launcher)
@@ -176,7 +173,8 @@ def test_a_master_port_that_was_snatched_is_replaced(world: World) -> None:
     run = world.submit("ring.py", launcher="ssh", pods=2)
     snatch.start()
     result = world.ended(run, 120)
-    snatch.join()
+    snatch.join(180)
+    assert taken
     with taken[0] as holder:
         port = holder.getsockname()[1]
         result.raise_for_status()
@@ -245,8 +243,6 @@ def test_a_silent_pod_costs_the_others_no_agent(world: World, tmp_path: Path) ->
 
 WHERE = """
 import os, tempfile, time, neighbour
-import torch.distributed as dist
-dist.init_process_group("gloo")
 print(tempfile.gettempdir(), os.environ["TORCHINDUCTOR_CACHE_DIR"], neighbour.NAME)
 open(os.environ["HERE"] + os.environ["RANK"], "w").close()
 while not os.path.exists(os.environ["HERE"] + "end"):

@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.mark.parametrize(
     ("kind", "moment"),
-    [("ext4", "ended"), ("xfs", "ended"), ("ext4", "printing"), ("ext4", "training")],
+    [("ext4", "ended"), ("xfs", "ended"), ("ext4", "training")],
 )
 def test_a_power_cut_loses_nothing_that_was_said_to_be_finished(
     kind: str, moment: str, tmp_path: Path
@@ -44,8 +44,7 @@ def test_a_power_cut_loses_nothing_that_was_said_to_be_finished(
     else:
         assert told["state"] == "failed"
         assert "rebooted" in str(told["message"])
-    if moment == "training":
         checkpoint = told["checkpoint"]
         assert isinstance(checkpoint, int)
-        assert checkpoint >= 2
+        assert checkpoint >= 10
         assert told["resumed"] == checkpoint + 3

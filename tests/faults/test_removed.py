@@ -120,7 +120,7 @@ def test_a_cluster_whose_folders_are_all_removed_says_so_and_carries_on(
     path = tmp_path / "c"
     gate = tmp_path / "gate"
     gate.write_text("1")
-    with Cluster(LocalPods(), PodSpec(), count=2, path=path) as cluster:
+    with Cluster(LocalPods(), PodSpec(), count=2, path=path, warm=False) as cluster:
         run = counting(cluster, "--lines", "100", "--gate", str(gate))
         world.until(lambda: all(" line 49" in printed(run, rank) for rank in range(2)), 60)
         remove(cluster_folder(path))

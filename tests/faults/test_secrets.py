@@ -154,7 +154,7 @@ def test_nothing_is_left_of_secrets_and_ps_shows_none(
             assert held == [], "while the pods live, but for what the ranks have printed there"
     finally:
         done.set()
-        watcher.join()
+        watcher.join(60)
     rows, problems = rows_below([tmp_path / "c"])
     write_report(rows, tmp_path, problems=problems)
     assert (len(rows), problems) == (len(LAUNCHERS), [])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,10 +26,13 @@ def test_a_deleted_state_of_a_live_cluster_never_reads_as_lost(
     run = world.beating("--until", str(tmp_path / "end"))
     state = ClusterPaths(world.cluster.path).state
     state.unlink()
-    seen = set()
-    while not state.exists():
-        seen |= {str(run.state), world.cluster.phase}
-        time.sleep(0.01)
+    seen: set[str] = set()
+
+    def exists_again() -> bool:
+        seen.update({str(run.state), world.cluster.phase})
+        return state.exists()
+
+    world.until(exists_again, every_s=0.01)
     assert seen <= {"running", "unknown", "ready"}, seen
     assert (run.state, world.cluster.phase) == (RunState.RUNNING, "ready")
     (tmp_path / "end").touch()

@@ -86,7 +86,7 @@ def test_the_store_of_a_script_listens_on_one_address(world: World, tmp_path: Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("technique", ["zero1", "ddp", "fsdp"])
+@pytest.mark.parametrize("technique", ["zero1", "ddp"])
 def test_the_store_of_a_fine_tuning_listens_on_one_address(
     world: World, cluster: Cluster, technique: str
 ) -> None:

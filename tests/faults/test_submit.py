@@ -187,7 +187,7 @@ def test_a_run_is_cancelled_while_another_keeper_still_looks_for_its_pods(
             waker = threading.Timer(3.0, wake)
             waker.start()
             again.cancel()
-            waker.join()
+            waker.join(60)
         finally:
             wake()
         assert world.ended(run).state is RunState.CANCELLED

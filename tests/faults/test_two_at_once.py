@@ -83,7 +83,7 @@ def test_of_several_runs_on_one_path_one_is_prepared_and_the_others_leave_it_alo
     tmp_path: Path,
 ) -> None:
     spec = RunSpec(cluster=ClusterSpec(), job=Script(path=BEAT))
-    barrier = threading.Barrier(4)
+    barrier = threading.Barrier(4, timeout=60)
 
     def prepare(root: Path) -> str:
         barrier.wait()

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,11 @@ pytestmark = pytest.mark.slow
 SOON_S = 5.0
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=tmp_path / "c", warm=False) as cluster:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two pods that one test after another uses; the last one closes them."""
+    path = tmp_path_factory.mktemp("unwritable") / "c"
+    with Cluster(LocalPods(), PodSpec(cpus=1), count=2, path=path, warm=False) as cluster:
         yield cluster
 
 
@@ -41,36 +44,20 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder.rename(folder.with_name("removed")))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
-@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_result_that_cannot_be_written_is_told_all_the_same(
-    world: World, cluster: Cluster, tmp_path: Path, both: bool
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a file system")
+
+
+@pytest.mark.long
+@as_root
+def test_a_result_that_no_folder_takes_is_told_all_the_same(
+    world: World, cluster: Cluster, tmp_path: Path
 ) -> None:
-    """Row 39: the run's file system is read-only at its end; so is the cluster's results folder."""
-    disk, end = tmp_path / "disk", tmp_path / "end"
-    disk.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "faults", str(disk)], check=True
-    )
-    try:
-        run = beating(world, cluster, end, disk / "run")
-        if both:
-            ClusterPaths(cluster.path).results.write_text("no folder can be here")
-        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        end.touch()
-        result = run.wait(30, progress=False)
-        assert result.state is RunState.SUCCEEDED
-        assert "could not take the result (Read-only file system)" in result.message
-        assert not run.paths.result.exists()
-        again = world.submit("beat.py", "--lines", "3", cluster=cluster)
-        again.wait(30, progress=False).raise_for_status()
-        if not both:
-            cluster.close()
-            assert run.state is RunState.SUCCEEDED, "it is known when the keeper has gone"
-            assert Run.load(run.path).result.message == result.message
-            assert [record.state for record in history(disk)] == [RunState.SUCCEEDED]
-    finally:
-        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    """The run's file system is read-only at its end, and the cluster has no folder for results."""
+    results = ClusterPaths(cluster.path).results
+    results.write_text("no folder can be here")
+    with read_only_at_its_end(world, cluster, tmp_path):
+        pass
+    results.unlink()
 
 
 @pytest.mark.long
@@ -120,6 +107,41 @@ def test_a_state_or_socket_that_is_removed_or_damaged_comes_back(
     (tmp_path / "end").touch()
     for each in (run, waiting):
         world.ended(each).raise_for_status()
+
+
+@as_root
+def test_a_result_that_cannot_be_written_is_told_all_the_same(
+    world: World, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Row 39: the run's file system is read-only at its end."""
+    with read_only_at_its_end(world, cluster, tmp_path) as (run, message):
+        cluster.close()
+        assert run.state is RunState.SUCCEEDED, "it is known when the keeper has gone"
+        assert Run.load(run.path).result.message == message
+        assert [record.state for record in history(tmp_path / "disk")] == [RunState.SUCCEEDED]
+
+
+@contextmanager
+def read_only_at_its_end(world: World, cluster: Cluster, folder: Path) -> Iterator[tuple[Run, str]]:
+    """Have a run end on a file system that takes nothing; see its result, and that of another."""
+    disk, end = folder / "disk", folder / "end"
+    disk.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m,mode=700", "faults", str(disk)], check=True
+    )
+    try:
+        run = beating(world, cluster, end, disk / "run")
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        end.touch()
+        result = run.wait(30, progress=False)
+        assert result.state is RunState.SUCCEEDED
+        assert "could not take the result (Read-only file system)" in result.message
+        assert not run.paths.result.exists()
+        again = world.submit("beat.py", "--lines", "3", cluster=cluster)
+        again.wait(30, progress=False).raise_for_status()
+        yield run, result.message
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_a_cluster_whose_directory_is_deleted_is_said_and_can_be_closed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -232,6 +233,23 @@ def test_a_run_that_never_started_has_no_command(tmp_path: Path) -> None:
     assert (result["state"], result["command"]) == ("cancelled", "")
     assert result["message"] == "the cluster was closed"
     assert runner.over
+
+
+def test_a_run_that_no_keeper_continues_has_its_start_and_all_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper died between a line of the log and its event, and the cluster is closed."""
+    clock = [1000.0]
+    monkeypatch.setattr(module, "now_s", lambda: clock[0])
+    sim = Simulation(tmp_path, script())
+    runner = dies(sim, "after line started")
+    event = {"time_s": 1100.0, "rank": 0, "kind": "step", "step": 7, "loss": 0.5}
+    sim.paths.rank_log(0, "stdout").write_text(f"@workbench {json.dumps(event)}\n")
+    clock[0] = 2000.0
+    runner.abandon("the cluster was closed")
+    result = read_json(sim.paths.result)
+    assert (result["state"], result["started_s"], result["steps"]) == ("cancelled", 1000.0, 7)
+    assert [event.whole("step") for event in read_events(sim.paths.events)] == [7]
 
 
 # Errors of the keeper.

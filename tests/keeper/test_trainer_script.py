@@ -23,49 +23,42 @@ ZERO = {
 }
 
 
-def test_its_model_and_its_figures_are_there_through_ssh_and_through_deepspeed_and_pdsh(
+def test_its_model_and_its_figures_are_there_through_deepspeed_and_pdsh(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
     shutil.copy(SCRIPTS / "trainer.py", folder)
     (folder / "zero.json").write_text(json.dumps(ZERO))
-    plain = Script(folder / "trainer.py")
-    losses: list[list[float]] = []
-    for job in (plain, plain.replace(args=["zero.json"], launcher="pdsh")):
-        run = cluster.submit(job)
-        result = run.wait(600, progress=False).raise_for_status()
-        out = run.paths.outputs
-        assert (out / "final" / "model.safetensors").stat().st_size > 10_000
-        assert (out / "out" / "checkpoint-4" / "trainer_state.json").exists()
-        state = json.loads((out / "out" / "checkpoint-4" / "trainer_state.json").read_text())
-        logged = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
-        steps = [event for event in run.events() if event.kind == "step" and "loss" in event.data]
-        assert [(event.rank, event.data["step"], event.data["max_steps"]) for event in steps] == [
-            (0, 2, 4),
-            (0, 4, 4),
-        ]
-        assert [event.data["loss"] for event in steps] == logged
-        assert all(float(str(event.data["samples_per_s"])) > 0 for event in steps)
-        assert (result.steps, result.eval_loss, result.first_eval_loss) == (
-            4,
-            run.progress.eval_loss,
-            None,
-        )
-        assert None not in (
-            result.train_loss,
-            result.train_samples_per_s,
-            result.train_runtime_s,
-            result.eval_loss,
-        )
-        assert history(run.path).records[0].eval_loss == result.eval_loss
-        assert "notebook is not told" not in run.logs(0, "stderr")
-        assert "built successfully" not in run.logs(0), (
-            "a minute of compiling that training does not use"
-        )
-        assert board_folder(run.paths) == run.path, "its own event files are shown beside ours"
-        losses.append(logged)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+    run = cluster.submit(Script(folder / "trainer.py", args=["zero.json"], launcher="pdsh"))
+    result = run.wait(600, progress=False).raise_for_status()
+    out = run.paths.outputs
+    assert (out / "final" / "model.safetensors").stat().st_size > 10_000
+    assert (out / "out" / "checkpoint-4" / "trainer_state.json").exists()
+    state = json.loads((out / "out" / "checkpoint-4" / "trainer_state.json").read_text())
+    logged = [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+    steps = [event for event in run.events() if event.kind == "step" and "loss" in event.data]
+    assert [(event.rank, event.data["step"], event.data["max_steps"]) for event in steps] == [
+        (0, 2, 4),
+        (0, 4, 4),
+    ]
+    assert [event.data["loss"] for event in steps] == logged
+    assert all(float(str(event.data["samples_per_s"])) > 0 for event in steps)
+    assert (result.steps, result.eval_loss, result.first_eval_loss) == (
+        4,
+        run.progress.eval_loss,
+        None,
+    )
+    assert None not in (
+        result.train_loss,
+        result.train_samples_per_s,
+        result.train_runtime_s,
+        result.eval_loss,
+    )
+    assert history(run.path).records[0].eval_loss == result.eval_loss
+    assert "notebook is not told" not in run.logs(0, "stderr")
+    assert "built successfully" not in run.logs(0), "a minute of compiling for nothing"
+    assert board_folder(run.paths) == run.path, "its own event files are shown beside ours"
 
 
 STAGE_3 = """
@@ -95,13 +88,8 @@ def test_a_trainer_script_with_zero_3_runs_on_cpus_once_deepspeed_knows_the_rank
     LlamaForCausalLM(LlamaConfig(vocab_size=64, **sizes)).save_pretrained(folder / "tiny")
     own = {**ZERO, "zero_optimization": {"stage": 3}, "train_batch_size": "auto"}
     (folder / "zero.json").write_text(json.dumps(own))
-    (folder / "plain.py").write_text(STAGE_3)
     (folder / "opened.py").write_text(
         f"import deepspeed\ndeepspeed.init_distributed('gloo')\n{STAGE_3}"
-    )
-    plain = cluster.submit(Script(folder / "plain.py")).wait(400, progress=False)
-    assert plain.error is not None and "16 != 8 * 1 * 1" in plain.error.message, (
-        "docs/scripts.md says how it fails"
     )
     cluster.submit(Script(folder / "opened.py")).wait(400, progress=False).raise_for_status()
 

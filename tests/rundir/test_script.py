@@ -374,7 +374,9 @@ def test_references_in_arguments_are_filled_in_within_the_rank(tmp_path: Path) -
         assert job.replace(args=["--x=${%s}" % name]).command({})[0] == "-c"  # noqa: UP031
     assert job.replace(args=["${HOME}", "$RANK", "RANK"]).command({})[0] == "train.py"
     argv = [sys.executable, "-u", *job.command({"TOKEN": ""})]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=120
+    )
     expected = (
         ["train.py", "--token=a $b\n", "not given"],
         "__main__",

@@ -160,7 +160,8 @@ def test_wait_retries_until_it_knows(run: WrittenRun) -> None:
         early = list(results)
     assert not early
     run.end("succeeded")
-    waiter.join()
+    waiter.join(60)
+    assert not waiter.is_alive()
     assert [result.state for result in results] == [RunState.SUCCEEDED]
 
 
@@ -172,7 +173,7 @@ def test_a_look_at_the_lock_keeps_no_keeper_from_taking_it(tmp_path: Path) -> No
         timer = threading.Timer(0.1, fcntl.flock, (looker, fcntl.LOCK_UN))
         timer.start()
         assert take_lock(path) == path.stat().st_ino
-        timer.join()
+        timer.join(60)
     assert is_locked(path), "this process holds it from now on"
 
 

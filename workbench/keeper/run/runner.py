@@ -459,7 +459,7 @@ class Runner:
         return notes
 
     def abandon(self, why: str) -> None:
-        """End a run that never started as cancelled, with a result. Raises nothing."""
+        """End a run that this keeper never started as cancelled. Raises nothing."""
         self._end(RunState.CANCELLED, why, None, DecisionKind.WITHDRAWN)
 
     def _end(
@@ -475,6 +475,10 @@ class Runner:
             "writing the result",
             end=lambda _: self._journal.finish_in_memory(state, message),
         ):
+            if what is DecisionKind.WITHDRAWN and self.context.inherited:
+                # Ranks may have printed events that the dead keeper has not written.
+                recovered, _ = self._journal.recover(self.context.spec.job.traits.events)
+                self._started_s = recovered.started_s or self._started_s
             self._write_result(state, message, fault)
         self.context.decide(what, state=state, message=message)
         self._ended = True
