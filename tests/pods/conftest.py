@@ -124,6 +124,7 @@ class Launched:
     backend: Place
     identity: Identity
     pods: Sequence[Pod]
+    context: LaunchContext
 
     def connect(self, index: int = 0) -> SSHConnection:
         return SSHConnection(self.pods[index], self.identity)
@@ -134,7 +135,7 @@ def launched(backend: Place, identity: Identity, context: LaunchContext) -> Laun
     """Two pods that run, their host keys pinned."""
     pods = backend.launch(PodSpec(), 2, context)
     identity.pin(pods)
-    return Launched(backend, identity, pods)
+    return Launched(backend, identity, pods, context)
 
 
 def note_others() -> None:
