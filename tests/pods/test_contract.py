@@ -11,14 +11,21 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
 
 from tests.fakes.sshhosts import NOISE, READS, StrangersPlace
-from tests.pods.conftest import PLACES, Launched, Platform, children, note_others, on_pods
+from tests.pods.conftest import (
+    PLACES,
+    Launched,
+    Platform,
+    children,
+    launching,
+    note_others,
+    on_pods,
+)
 from tests.support.sentences import sentence
 from workbench import Cluster, Function
 from workbench.base.errors import PodError, WorkbenchError
@@ -125,33 +132,13 @@ def stranger_of(name: str, folder: Path) -> StrangersPlace:
 def launched(place: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
     """Two pods that run, for all tests of a kind; one of the last tests stops them."""
     note_others()
-    with launch(place, 2, tmp_path_factory.mktemp("launched")) as made:
+    with launching(place, 2, tmp_path_factory.mktemp("launched")) as made:
         yield made
 
 
 @pytest.fixture(autouse=True)
 def others() -> None:
     """Note nothing: pods that an earlier test has launched are this file's own."""
-
-
-@contextmanager
-def launch(place: Platform, count: int, folder: Path) -> Iterator[Launched]:
-    """Launch pods that no keeper logs in to, and trust them."""
-    identity = Identity.create(folder / "identity")
-    context = LaunchContext(
-        cluster_id="test",
-        directory=folder,
-        public_key=identity.public_key,
-        lease_s=600.0,
-        timeout_s=300.0,
-    )
-    backend = place.backend()
-    try:
-        pods = backend.launch(PodSpec(), count, context)
-        identity.pin(pods)
-        yield Launched(backend, identity, pods, context)
-    finally:
-        backend.stop()
 
 
 def trusting(launched: Launched, pods: Sequence[Pod], folder: Path) -> Launched:
@@ -233,7 +220,7 @@ def test_the_printed_command_works_when_pasted(launched: Launched, place: Platfo
 def test_a_pod_on_a_host_of_any_login_shell_and_output(
     stranger: StrangersPlace, tmp_path: Path
 ) -> None:
-    with launch(stranger, 1, tmp_path) as launched:
+    with launching(stranger, 1, tmp_path) as launched:
         reached_by_keeper(launched)
         reached_by_client(launched, stranger)
         reached_by_pasting(launched, stranger)
