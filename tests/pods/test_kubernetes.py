@@ -315,7 +315,10 @@ def test_what_could_not_be_deleted_is_told_and_deleted_later(
 
 @pytest.mark.long
 def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
-    place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+    place: KubernetesPlace,
+    context: LaunchContext,
+    clock: HurriedClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
     place.kubelet.behave["pod-1"] = "pending"
@@ -323,6 +326,8 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
     def report(line: str) -> None:
         if "pod-1 (Unschedulable" in line:
             place.server.go_away()
+            # The time-out ends 3 s later.
+            clock.ahead_s = context.timeout_s - 3 - (time.monotonic() - began_s)
 
     backend = place.backend(volumes=[Volume(mount="/data", claim="new", size_gib=1)])
     words = (
@@ -330,8 +335,9 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
         + sentence("of {} pods came up in {} s; missing")
         + sentence("the Kubernetes API server {} does not answer")
     )
+    began_s = time.monotonic()
     with pytest.raises(PodTimeout, match=words):
-        backend.launch(PodSpec(), 2, replace(context, timeout_s=15.0, report=report))
+        backend.launch(PodSpec(), 2, replace(context, report=report))
     record = note_of(context.directory, RECORD)
     for _ in range(2):
         with pytest.raises(
@@ -519,7 +525,8 @@ def test_the_time_out_runs_from_the_end_of_the_pull(
     clock: HurriedClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(status, "LOOK_S", 1.0)
+    monkeypatch.setattr(status, "LOOK_S", 0.2)
+    monkeypatch.setattr(session, "_REPORT_S", 0.2)
     place.kubelet.behave["pod-1"] = "pull"
     lines: list[str] = []
     arrived: list[Pod] = []
