@@ -119,7 +119,3 @@ def test_a_path_that_sshd_cannot_have_is_refused_before_pods_start(
     with pytest.raises(ConfigError, match=sentence("backslashes or letters that do not print")):
         LocalPods().launch(PodSpec(), 1, replace(context, directory=folder))
     assert not folder.exists()
-    # The advice.
-    pods = LocalPods()
-    pods.launch(PodSpec(), 1, context)
-    pods.stop()
