@@ -567,7 +567,7 @@ def kill(pod: Running) -> None:
             os.killpg(
                 pod.process.pid, signal.SIGKILL
             )  # sshd among them, which overwrites its variables
-        pod.process.wait()
+        pod.process.wait(120)
     if pod.root:
         end_all(lambda: with_mark("WORKBENCH_POD", [pod.root]), grace_s=0.0)
 
