@@ -17,6 +17,7 @@ from tests.support.wheels import wheel
 from workbench import Cluster, LocalPods, PodSpec, Run, Script
 from workbench.errors import ConfigError
 from workbench.results import RunResult
+from workbench.rundir.paths import ClusterPaths
 
 pytestmark = pytest.mark.slow
 LOOK = """\
@@ -43,8 +44,12 @@ SLOW_SETUP = """\
 import pathlib, time
 from setuptools import setup
 
-pathlib.Path({started!r}).touch()
-time.sleep({seconds})
+folder = pathlib.Path({folder!r})
+(folder / "started").touch()
+for _ in range(1200):
+    if (folder / "go").exists():
+        break
+    time.sleep(0.1)
 setup(name="wb_slow", version="1.0", py_modules=["wb_slow"])
 """
 
@@ -103,8 +108,9 @@ def environments(cluster: Cluster) -> dict[str, int]:
 def test_two_versions_on_the_same_pods_and_each_is_installed_once(
     pods: Cluster, script: Path
 ) -> None:
-    for number in ("1.0", "2.0"):
-        asked = Script(script, requirements=[f"wb_thing=={number}"], outputs=["seen-*"])
+    for number, launcher in (("1.0", "ssh"), ("2.0", "pdsh")):
+        needs = [f"wb_thing=={number}"]
+        asked = Script(script, requirements=needs, outputs=["seen-*"], launcher=launcher)
         run = pods.submit(asked)
         first = seen(run)
         other = json.loads((run.paths.outputs / "pod-1" / "seen-1.json").read_text())
@@ -121,8 +127,10 @@ def test_two_versions_on_the_same_pods_and_each_is_installed_once(
         assert any("Successfully installed" in log.read_text() for log in logs)
     before = environments(pods)
     assert len(before) >= 2
-    again = pods.submit(Script(script, requirements=["wb_thing==1.0"]))
-    assert seen(again)["number"] == "1.0"
+    asked = Script(script, requirements=["wb_thing==1.0"], launcher="openmpi")
+    again = pods.submit(asked)
+    answer = seen(again)
+    assert (answer["number"], answer["python"]) == ("1.0", f"{answer['venv']}/bin/python")
     assert environments(pods) == before
     assert not list(again.paths.logs.glob("packages.*"))
 
@@ -141,17 +149,6 @@ def test_a_header_is_used_and_an_isolated_script_sees_nothing_of_the_pod(
     plain = seen(pods.submit(Script(script, requirements=[])))
     assert plain["number"] is None
     assert "store/environment-" not in str(plain["python"])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("launcher", ["pdsh", "openmpi"])
-def test_other_launchers_start_the_python_of_the_environment(
-    pods: Cluster, script: Path, launcher: str
-) -> None:
-    asked = Script(script, requirements=["wb_thing==1.0"], launcher=launcher)
-    answer = seen(pods.submit(asked))
-    assert answer["number"] == "1.0"
-    assert answer["python"] == f"{answer['venv']}/bin/python"
 
 
 def test_packages_that_do_not_go_together_fail_the_run_in_words(
@@ -204,17 +201,12 @@ def test_uv_installs_where_the_pod_has_uv(pods: Cluster, script: Path, wheels: P
 
 @pytest.fixture
 def slow(tmp_path: Path) -> Path:
-    """A package whose build takes a minute."""
+    """A package whose build waits for the file `go`."""
     folder = tmp_path / "slow" / "wb_slow-1.0"
     folder.mkdir(parents=True)
     (folder / "wb_slow.py").write_text("")
-    write_setup(folder, 60)
+    (folder / "setup.py").write_text(SLOW_SETUP.format(folder=str(folder.parent)))
     return folder
-
-
-def write_setup(folder: Path, seconds: float) -> None:
-    started = str(folder.parent / "started")
-    (folder / "setup.py").write_text(SLOW_SETUP.format(seconds=seconds, started=started))
 
 
 def processes_in(folder: Path) -> list[str]:
@@ -256,11 +248,14 @@ def test_another_keeper_finishes_an_installation(
     # A keeper that takes over finds the variables of the pods here.
     for name, value in pods.spec.pods.env.items():
         monkeypatch.setenv(name, value)
-    write_setup(slow, 6)
     run = pods.submit(Script(script, requirements=[f"wb_slow @ {slow.as_uri()}"]))
     until(lambda: building(run, slow), 60)
     kill_keeper(pods)
-    assert seen(run)["venv"] is not None
+    adopted = Run.load(run.path)
+    log = ClusterPaths(pods.path).keeper_log
+    until(lambda: "taking over from a keeper that died" in log.read_text())
+    (slow.parent / "go").touch()
+    assert seen(adopted)["venv"] is not None
     logs = [log.read_text() for log in run.paths.logs.glob("packages.*.log")]
     assert sum(log.count("Successfully installed") for log in logs) == 1, logs
 

@@ -46,29 +46,11 @@ def look() -> dict[str, object]:
     return {"numbers": numbers, "from": wb_above.__file__, "last": sys.path[-1]}
 
 
-def test_what_a_pod_lacks_lies_once_behind_its_own(wheels: Path, tmp_path: Path) -> None:
+def test_what_a_pod_lacks_lies_once_behind_its_own_for_functions_and_the_trainer(
+    wheels: Path, tmp_path: Path
+) -> None:
     direct = wheel(tmp_path, "wb_direct", "3.0")
-    spec = offline(wheels, "wb_above", str(direct))
-    with Cluster(LocalPods(), spec, count=2, path=tmp_path / "cluster", warm=False) as cluster:
-        (folder,) = (cluster.path / "pods" / "store").glob("packages-*[!k]")
-        seen = cluster.run(look, progress=False)
-        assert sorted(path.name for path in folder.glob("*.py")) == [
-            "wb_above.py",
-            "wb_below.py",
-            "wb_direct.py",
-        ]
-        assert not (folder / "numpy").exists()
-        assert not list(folder.parent.glob(".packages-*"))
-    for each in seen:
-        assert isinstance(each, dict)
-        assert each["numbers"] == ("1.5", "2.0", version("numpy"))
-        assert each["last"] == str(folder)
-        assert each["from"] == str(folder / "wb_above.py")
-
-
-@pytest.mark.long
-def test_the_trainer_has_them_too(tmp_path: Path) -> None:
-    wheel(tmp_path, "mlflow", "3.18.0", text=TRACKER.read_text())
+    tracker = wheel(tmp_path, "mlflow", "3.18.0", text=TRACKER.read_text())
     data = {"kind": "wikisql-mini", "train_rows": 20, "eval_rows": 4}
     job = FineTune(
         technique="single",
@@ -78,8 +60,24 @@ def test_the_trainer_has_them_too(tmp_path: Path) -> None:
         predict_rows=0,
         report_to=["mlflow"],
     )
-    with Cluster(LocalPods(), offline(tmp_path, "mlflow"), path=tmp_path / "cluster") as cluster:
+    spec = offline(wheels, "wb_above", str(direct), str(tracker))
+    with Cluster(LocalPods(), spec, count=2, path=tmp_path / "cluster") as cluster:
+        (folder,) = (cluster.path / "pods" / "store").glob("packages-*[!k]")
+        seen = cluster.run(look, progress=False)
+        assert sorted(path.name for path in folder.glob("*.py")) == [
+            "mlflow.py",
+            "wb_above.py",
+            "wb_below.py",
+            "wb_direct.py",
+        ]
+        assert not (folder / "numpy").exists()
+        assert not list(folder.parent.glob(".packages-*"))
         cluster.submit(job).wait(300, progress=False).raise_for_status()
+    for each in seen:
+        assert isinstance(each, dict)
+        assert each["numbers"] == ("1.5", "2.0", version("numpy"))
+        assert each["last"] == str(folder)
+        assert each["from"] == str(folder / "wb_above.py")
 
 
 def test_what_cannot_be_installed_is_told_before_any_rank_starts(
@@ -112,13 +110,13 @@ def test_a_pip_that_takes_too_long_is_told_with_what_to_raise(tmp_path: Path) ->
             PodSpec(cpus=1, pip=["wb-above"], env=env),
             path=tmp_path / "c",
             warm=False,
-            start_timeout_s=25,
+            start_timeout_s=10,
         )
         with pytest.raises(
             PodTimeout,
             match=sentence(
                 "pip did not finish in {} s on {} ({}); raise start_timeout_s",
-                25,
+                10,
                 "pod-0",
                 "wb-above",
             ),

@@ -218,5 +218,5 @@ def hub() -> Iterator[Hub]:
             yield held
         finally:
             server.shutdown()
-            thread.join()
+            thread.join(120)
     assert not errors, errors

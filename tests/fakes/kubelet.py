@@ -272,6 +272,8 @@ class Kubelet:
             await self._pull(pod)
         elif behaviour == "registry-away":
             await self._pull_in_vain(pod)
+        if pod.deleting.is_set():
+            return
         missing = [await self._secret_key(pod, env) for env in pod.container["env"]]
         if words := next((words for words, _ in missing if words), ""):
             await self._wait_for_ever(pod, "CreateContainerConfigError", words)
@@ -359,7 +361,10 @@ class Kubelet:
         image = pod.container["image"]
         await self._event(pod, "Pulling", f'Pulling image "{image}"', "Normal")
         await self._wait_for_ever(pod, "ContainerCreating", "")
-        await self.pulled.wait()
+        waits = [asyncio.create_task(each.wait()) for each in (self.pulled, pod.deleting)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
         await self._event(pod, "Pulled", f'Successfully pulled image "{image}" in 1m2s', "Normal")
 
     async def _pull_in_vain(self, pod: Running) -> None:
@@ -562,7 +567,7 @@ def kill(pod: Running) -> None:
             os.killpg(
                 pod.process.pid, signal.SIGKILL
             )  # sshd among them, which overwrites its variables
-        pod.process.wait()
+        pod.process.wait(120)
     if pod.root:
         end_all(lambda: with_mark("WORKBENCH_POD", [pod.root]), grace_s=0.0)
 

@@ -68,7 +68,7 @@ class S3Server:
     def stop(self) -> None:
         if self.process is not None:
             self.process.kill()
-            self.process.wait()
+            self.process.wait(120)
         self.process = None
 
     def reader(self) -> tuple[str, str]:

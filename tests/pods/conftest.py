@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, Self
@@ -124,6 +125,7 @@ class Launched:
     backend: Place
     identity: Identity
     pods: Sequence[Pod]
+    context: LaunchContext
 
     def connect(self, index: int = 0) -> SSHConnection:
         return SSHConnection(self.pods[index], self.identity)
@@ -134,7 +136,27 @@ def launched(backend: Place, identity: Identity, context: LaunchContext) -> Laun
     """Two pods that run, their host keys pinned."""
     pods = backend.launch(PodSpec(), 2, context)
     identity.pin(pods)
-    return Launched(backend, identity, pods)
+    return Launched(backend, identity, pods, context)
+
+
+@contextmanager
+def launching(place: Platform, count: int, folder: Path) -> Iterator[Launched]:
+    """Launch pods that no keeper logs in to, and trust them."""
+    identity = Identity.create(folder / "identity")
+    context = LaunchContext(
+        cluster_id="test",
+        directory=folder,
+        public_key=identity.public_key,
+        lease_s=600.0,
+        timeout_s=300.0,
+    )
+    backend = place.backend()
+    try:
+        pods = backend.launch(PodSpec(), count, context)
+        identity.pin(pods)
+        yield Launched(backend, identity, pods, context)
+    finally:
+        backend.stop()
 
 
 def note_others() -> None:

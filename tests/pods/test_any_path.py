@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,6 +40,11 @@ NAMES = {
 }
 REFUSED = ("blanks", "quotes", "line break", "right to left")
 """The daemon of a local pod has the path in its configuration."""
+PATHS = {
+    "marks of a shell": "".join(NAMES[kind] for kind in ("dash", "dollar", "marks", "unicode")),
+    "long": NAMES["long"],
+}
+REFUSED_PATHS = {"blanks, quotes and lines": "".join(NAMES[kind] for kind in REFUSED)}
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +53,26 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostsPlace]:
         yield made
 
 
-def record(place: Place, folder: Path, name: str) -> dict[str, object]:
-    """Run a script of this name in a folder of this name, and return what a person finds."""
-    code = folder / name[:100] / "code"
+def records(place: Place, folder: Path, names: Sequence[str]) -> list[dict[str, object]]:
+    """Run a script of each name on a cluster in this folder; return what a person finds of each."""
+    with Cluster(place, PodSpec(cpus=1), count=2, path=folder / "cluster", warm=False) as cluster:
+        return [record(cluster, folder / "code", name) for name in names]
+
+
+def record(cluster: Cluster, folder: Path, name: str) -> dict[str, object]:
+    code = folder / name[:100]
     code.mkdir(parents=True)
     script = code / f"{name}.py"
     script.write_text(PROGRAM)
-    job = Script(script, args=[name], outputs=["made.txt"])
-    path = code.parent / "cluster"
-    with Cluster(place, PodSpec(cpus=1), count=2, path=path, warm=False) as cluster:
-        run = cluster.submit(job)
-        run.name = name[:80]  # the longest
-        result = run.wait(900, progress=False)
-        logs = [run.logs(rank) for rank in (0, 1)]
+    run = cluster.submit(Script(script, args=[name], outputs=["made.txt"]))
+    run.name = name[:80]  # the longest
+    result = run.wait(300, progress=False)
     assert Run.load(run.paths.root).name == name[:80].strip()
     shown = ascii([name])
     return {
         "state": result.state,
         "message": result.message,
-        "logs": [log.replace(shown, "[…]") for log in logs],
+        "logs": [run.logs(rank).replace(shown, "[…]") for rank in (0, 1)],
         "events": [(event.kind, event.number("loss")) for event in run.events()],
         "files": {file.name: file.read_text() for file in run.paths.outputs.rglob("*.txt")},
     }
@@ -81,18 +87,28 @@ EXPECTED = {
 }
 
 
+def names_for(path: str) -> list[str]:
+    """All names for one of the paths, and one for the others."""
+    return list(NAMES.values()) if path == "marks of a shell" else [NAMES["quotes"]]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.parametrize("path", [*PATHS, *REFUSED_PATHS])
 def test_a_run_over_a_real_sshd_has_the_same_record(
-    hosts: HostsPlace, tmp_path: Path, kind: str
+    hosts: HostsPlace, tmp_path: Path, path: str
 ) -> None:
-    assert record(hosts.backend(), tmp_path, NAMES[kind]) == EXPECTED
+    names = names_for(path)
+    folder = tmp_path / {**PATHS, **REFUSED_PATHS}[path]
+    for name, found in zip(names, records(hosts.backend(), folder, names), strict=True):
+        assert found == EXPECTED, name
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", [kind for kind in NAMES if kind not in REFUSED])
-def test_a_run_on_local_pods_has_the_same_record(tmp_path: Path, kind: str) -> None:
-    assert record(LocalPods(), tmp_path, NAMES[kind]) == EXPECTED
+@pytest.mark.parametrize("path", PATHS)
+def test_a_run_on_local_pods_has_the_same_record(tmp_path: Path, path: str) -> None:
+    names = names_for(path)
+    for name, found in zip(names, records(LocalPods(), tmp_path / PATHS[path], names), strict=True):
+        assert found == EXPECTED, name
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -103,7 +119,3 @@ def test_a_path_that_sshd_cannot_have_is_refused_before_pods_start(
     with pytest.raises(ConfigError, match=sentence("backslashes or letters that do not print")):
         LocalPods().launch(PodSpec(), 1, replace(context, directory=folder))
     assert not folder.exists()
-    # The advice.
-    pods = LocalPods()
-    pods.launch(PodSpec(), 1, context)
-    pods.stop()

@@ -10,23 +10,29 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
-from measured import MEASURED
 
 from tests.fakes.sshhosts import NOISE, READS, StrangersPlace
-from tests.pods.conftest import PLACES, Launched, Platform, children, note_others, on_pods
+from tests.pods.conftest import (
+    PLACES,
+    Launched,
+    Platform,
+    children,
+    launching,
+    note_others,
+    on_pods,
+)
 from tests.support.sentences import sentence
-from workbench import Cluster, FineTune
+from workbench import Cluster, Function
 from workbench.base.errors import PodError, WorkbenchError
 from workbench.pods.backends import backend_from_dict
 from workbench.pods.hostfile import Hostfile
 from workbench.pods.place import Place
-from workbench.pods.pod import LaunchContext, Phase
+from workbench.pods.pod import LaunchContext, Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
@@ -77,62 +83,69 @@ STRANGERS = {f"ssh-{shell}-{noise}": (shell, noise) for shell in READS for noise
 """Hosts whose account has this shell, and a login that prints this."""
 WHOLE = "ssh-tcsh-200 lines"
 """The strangers that every test is tried on."""
+EACH_ONCE = [
+    f"ssh-{shell}-{list(NOISE)[turn % len(NOISE)]}" for turn, shell in enumerate(READS, start=1)
+]
+"""Strangers with every shell once, and with every output."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Try each test on every place, and on the strangers of its turn or on all of them."""
-    if "place" not in metafunc.fixturenames or metafunc.definition.get_closest_marker(
+    """Try each test on every place; start and stop a pod on strangers with every shell."""
+    if "stranger" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--every-login")
+        chosen = [name for name in (STRANGERS if every else EACH_ONCE) if name != WHOLE]
+        metafunc.parametrize("stranger", places(chosen), indirect=True)
+    elif "place" in metafunc.fixturenames and not metafunc.definition.get_closest_marker(
         "parametrize"
     ):
-        return
-    if metafunc.config.getoption("--every-login"):
-        chosen = set(STRANGERS)
-    else:
-        # Nine shells and five outputs have no common divisor: each pair has its turn.
-        tests = [
-            name
-            for name, test in vars(metafunc.module).items()
-            if name.startswith("test_") and not hasattr(test, "pytestmark")
-        ]
-        turn = tests.index(metafunc.function.__name__)
-        chosen = {WHOLE, f"ssh-{list(READS)[turn % len(READS)]}-{list(NOISE)[turn % len(NOISE)]}"}
-    metafunc.parametrize("place", places([*PLACES, *chosen]), indirect=True)
+        metafunc.parametrize("place", places([*PLACES, WHOLE]), indirect=True)
 
 
 @pytest.fixture(scope="module")
-def strangers(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[str], StrangersPlace]]:
-    """Give the strangers of a name, which the tests of this file share."""
-    made: dict[str, StrangersPlace] = {}
-    with ExitStack() as stack:
-
-        def give(name: str) -> StrangersPlace:
-            if name not in made:
-                folder = tmp_path_factory.mktemp("strangers") / "place"
-                made[name] = stack.enter_context(StrangersPlace(folder, *STRANGERS[name]))
-            return made[name]
-
-        yield give
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Platform]:
+    """One platform for all tests of its kind, beside the folders of the tests."""
+    folder = tmp_path_factory.getbasetemp() / f"contract-{request.param.replace(' ', '-')}"
+    with (
+        PLACES[request.param](folder)
+        if request.param in PLACES
+        else stranger_of(request.param, folder) as made
+    ):
+        yield made
 
 
 @pytest.fixture
-def place(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    strangers: Callable[[str], StrangersPlace],
-) -> Iterator[Platform]:
-    if request.param in PLACES:
-        with PLACES[request.param](tmp_path / "place") as made:
-            note_others()
-            yield made
-        return
-    shell, _ = STRANGERS[request.param]
+def stranger(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StrangersPlace]:
+    with stranger_of(request.param, tmp_path / "place") as made:
+        yield made
+
+
+def stranger_of(name: str, folder: Path) -> StrangersPlace:
+    shell, noise = STRANGERS[name]
     if os.geteuid() != 0 or not shutil.which(shell):
         pytest.skip(f"needs {shell}, and root to make an account")
-    given = strangers(request.param)
+    return StrangersPlace(folder, shell, noise)
+
+
+@pytest.fixture(scope="module")
+def launched(place: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
+    """Two pods that run, for all tests of a kind; one of the last tests stops them."""
     note_others()
-    yield given
+    with launching(place, 2, tmp_path_factory.mktemp("launched")) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def others() -> None:
+    """Note nothing: pods that an earlier test has launched are this file's own."""
+
+
+def trusting(launched: Launched, pods: Sequence[Pod], folder: Path) -> Launched:
+    """The same pods for a person who trusts the host keys of these alone."""
+    identity = Identity(shutil.copytree(launched.identity.folder, folder))
+    identity.pin(pods)
+    return replace(launched, identity=identity)
 
 
 def ssh(
@@ -174,6 +187,10 @@ def test_a_hostfile_can_be_made(launched: Launched) -> None:
 
 
 def test_each_is_reached_by_the_keeper(launched: Launched) -> None:
+    reached_by_keeper(launched)
+
+
+def reached_by_keeper(launched: Launched) -> None:
     for index, pod in enumerate(launched.pods):
         with launched.connect(index) as connection:
             done = connection.run([pod.python, "-c", ECHO, *NASTY])
@@ -182,6 +199,10 @@ def test_each_is_reached_by_the_keeper(launched: Launched) -> None:
 
 
 def test_each_is_reached_by_the_ssh_client(launched: Launched, place: Platform) -> None:
+    reached_by_client(launched, place)
+
+
+def reached_by_client(launched: Launched, place: Platform) -> None:
     # No quotes of csh hold a line break, and fish reads a backslash inside quotes.
     shell = place.shell if isinstance(place, StrangersPlace) else ""
     unfit = "\n" if "csh" in shell else "\\" if shell == "fish" else "\0"
@@ -193,6 +214,21 @@ def test_each_is_reached_by_the_ssh_client(launched: Launched, place: Platform) 
 
 
 def test_the_printed_command_works_when_pasted(launched: Launched, place: Platform) -> None:
+    reached_by_pasting(launched, place)
+
+
+def test_a_pod_on_a_host_of_any_login_shell_and_output(
+    stranger: StrangersPlace, tmp_path: Path
+) -> None:
+    with launching(stranger, 1, tmp_path) as launched:
+        reached_by_keeper(launched)
+        reached_by_client(launched, stranger)
+        reached_by_pasting(launched, stranger)
+    assert on_pods(launched.pods) == []
+    assert stranger.left(launched.context) == []
+
+
+def reached_by_pasting(launched: Launched, place: Platform) -> None:
     line = shlex.join(ssh_argv(launched.pods[0], launched.identity, ["echo", "a  b"]))
     done = without_greeting(place, ["sh", "-c", line])
     assert done.stdout == "a  b\n", done
@@ -228,7 +264,8 @@ def test_a_wrong_host_key_is_a_hard_stop(
     launched: Launched, place: Platform, tmp_path: Path
 ) -> None:
     first, second = launched.pods
-    launched.identity.pin([replace(first, host_key=second.host_key), second])
+    wrong = replace(first, host_key=second.host_key)
+    launched = trusting(launched, [wrong, second], tmp_path / "identity")
     pinned = launched.identity.known_hosts.read_text()
     canary = tmp_path / "canary"
     with pytest.raises(
@@ -244,8 +281,10 @@ def test_a_wrong_host_key_is_a_hard_stop(
 
 
 @logging_in
-def test_a_host_that_is_not_pinned_is_not_greeted(launched: Launched, place: Platform) -> None:
-    launched.identity.pin(launched.pods[1:])
+def test_a_host_that_is_not_pinned_is_not_greeted(
+    launched: Launched, place: Platform, tmp_path: Path
+) -> None:
+    launched = trusting(launched, launched.pods[1:], tmp_path / "identity")
     with pytest.raises(
         PodError,
         match=sentence("no host key is pinned for {} at {}; {} is no pod of the cluster", "pod-0"),
@@ -302,6 +341,22 @@ def test_no_forwarding_and_no_password(launched: Launched) -> None:
     assert "Permission denied (publickey)" in done.stderr
 
 
+@owning_only
+def test_logs_are_the_pods_own(launched: Launched) -> None:
+    with launched.connect(1):
+        pass
+    assert "Accepted publickey" in launched.backend.logs("pod-1")
+
+
+def test_logs_are_as_long_as_asked_and_of_pods_that_exist(launched: Launched) -> None:
+    assert len(launched.backend.logs("pod-1", tail=1).splitlines()) == 1
+    with pytest.raises(WorkbenchError, match="pod-7"):
+        launched.backend.logs("pod-7")
+
+
+# These tests come last: the first of them stops the pods that the others share.
+
+
 def start_daemons(launched: Launched, place: Platform) -> None:
     """Leave on each pod a process that was daemonised and ignores TERM.
 
@@ -316,22 +371,18 @@ def start_daemons(launched: Launched, place: Platform) -> None:
     assert len(on_pods(launched.pods)) >= 2
 
 
-def test_stop_ends_all_and_may_be_repeated(
-    launched: Launched, place: Platform, context: LaunchContext
+def test_stop_ends_all_and_may_be_repeated_and_a_launch_after_it_works(
+    launched: Launched, place: Platform
 ) -> None:
     start_daemons(launched, place)
     open_session = launched.connect().open()
     left_before = [*children(), *on_pods(launched.pods)]
-    began_s = time.monotonic()
     launched.backend.stop()
-    MEASURED.append(
-        f"stop of two pods ({launched.backend.kind}): {time.monotonic() - began_s:.2f} s (aim 5 s)"
-    )
     launched.backend.stop()
     assert [process for process in left_before if process.is_alive()] == []
     assert on_pods(launched.pods) == []
     assert not any(Path(pod.root).exists() for pod in launched.pods)
-    assert place.left(context) == []
+    assert place.left(launched.context) == []
     assert list(launched.backend.refresh()) == []
     assert launched.backend.logs("pod-0")
     if place.owns_daemons:
@@ -343,14 +394,8 @@ def test_stop_ends_all_and_may_be_repeated(
     elif not launched.pods[0].control:  # else the connection was the place's
         assert open_session.run(["echo", "still here"]).stdout == "still here\n"
     open_session.close()
-
-
-def test_a_launch_after_stop_works(
-    backend: Place, context: LaunchContext, identity: Identity
-) -> None:
-    for _ in range(2):
-        assert len(backend.launch(PodSpec(), 1, context)) == 1
-        backend.stop()
+    assert len(launched.backend.launch(PodSpec(), 1, launched.context)) == 1
+    launched.backend.stop()
 
 
 def test_stop_during_launch_leaves_nothing(
@@ -363,45 +408,42 @@ def test_stop_during_launch_leaves_nothing(
 
     before = children()
     with pytest.raises(PodError):
-        backend.launch(PodSpec(), 3, replace(context, report=stop_at_the_first))
+        backend.launch(PodSpec(), 2, replace(context, report=stop_at_the_first))
     assert [process for process in children() if process not in before] == []
     assert place.left(context) == []
 
 
-@owning_only
-def test_logs_are_the_pods_own(launched: Launched) -> None:
-    with launched.connect(1):
-        pass
-    assert "Accepted publickey" in launched.backend.logs("pod-1")
-
-
-def test_logs_are_as_long_as_asked_and_of_pods_that_exist(launched: Launched) -> None:
-    assert len(launched.backend.logs("pod-1", tail=1).splitlines()) == 1
-    with pytest.raises(WorkbenchError, match="pod-7"):
-        launched.backend.logs("pod-7")
+def meet() -> str:
+    """Have rank 0 send the other rank a word, where the launcher has told both to meet."""
+    there = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if os.environ["RANK"] == "0":
+        with socket.create_server(there) as server:
+            server.settimeout(120)
+            with server.accept()[0] as other:
+                other.sendall(b"met")
+        return "met"
+    for _ in range(1000):
+        try:
+            with socket.create_connection(there, timeout=120) as first:
+                return first.recv(3).decode()
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    return "nobody listens"
 
 
 @elsewhere
 @pytest.mark.slow
-def test_a_run_over_two_pods_goes_as_it_does_on_local_ones(place: Platform, tmp_path: Path) -> None:
-    job = FineTune(
-        dataset={"kind": "wikisql-mini", "train_rows": 100, "eval_rows": 10},
-        technique="zero1",
-        max_steps=2,
-        predict_rows=2,
-        per_device_train_batch_size=2,
-    )
-    with Cluster(place.backend(), PodSpec(), count=2, path=tmp_path / "cluster") as cluster:
+def test_the_ranks_of_a_run_meet_and_nothing_is_left(place: Platform, tmp_path: Path) -> None:
+    with Cluster(
+        place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False
+    ) as cluster:
         assert cluster.hostfile.world_size == 2
         pods = cluster.pods
-        runs = [cluster.submit(job.replace(launcher=launcher)) for launcher in place.launchers]
-        results = [run.wait(300, progress=False).raise_for_status() for run in runs]
+        run = cluster.submit(Function(meet))
+        run.wait(300, progress=False).raise_for_status()
         context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")
-    for run, result in zip(runs, results, strict=True):
-        assert (result.world_size, result.steps) == (2, 2)
-        told = json.loads(run.paths.result.read_text())["hosts"]
-        assert [host["address"] for host in told] == [pod.address for pod in pods]
-        assert (run.path / "model" / "model.safetensors").stat().st_size > 1000
-    assert len({result.train_loss for result in results}) == 1
+    assert run.returned == ["met", "met"]
+    told = json.loads(run.paths.result.read_text())["hosts"]
+    assert [host["address"] for host in told] == [pod.address for pod in pods]
     assert on_pods(pods) == []
     assert place.left(context) == []

@@ -269,6 +269,7 @@ def test_something_else_on_the_port(launch: Launch) -> None:
         port = web.getsockname()[1]
         pid = os.fork()
         if pid == 0:
+            web.settimeout(120)
             connection, _ = web.accept()
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             connection.close()
@@ -570,7 +571,7 @@ def test_a_strangers_process_lives_on_and_ours_does_not(
     assert ours.wait(120) == -signal.SIGTERM
     assert stranger.poll() is None
     stranger.kill()
-    stranger.wait()
+    stranger.wait(120)
     assert "not be tidied" not in made[-1].logs("pod-0")
 
 

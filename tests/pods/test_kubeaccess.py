@@ -70,7 +70,7 @@ def server() -> Iterator[Server]:
     yield made
     made.http.shutdown()
     made.http.server_close()
-    thread.join()
+    thread.join(120)
 
 
 def kubeconfig(path: Path, server: str, user: dict[str, Any]) -> KubernetesPods:
@@ -597,5 +597,5 @@ def test_the_server_answers_after_the_advice_of_a_refusal(tmp_path: Path, server
     assert says(refused(new, url=page.url), "does not answer as a Kubernetes API server")
     page.http.shutdown()
     page.http.server_close()
-    thread.join()
+    thread.join(120)
     works(new)

@@ -5,10 +5,8 @@ The contract is in test_contract.py.
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
 import socket
 import sys
 import time
@@ -19,13 +17,13 @@ from typing import Any
 
 import pytest
 from poll import until
+from takeover import kill_keeper
 
 from tests.fakes.kubeplace import KubernetesPlace, role
-from tests.pods.conftest import Launched, on_pods
+from tests.pods.conftest import Launched, launching, on_pods
 from tests.support.hurried import HurriedClock
 from tests.support.sentences import says, sentence
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout, WorkbenchError
-from workbench.base.process import find
 from workbench.client.cluster import Cluster
 from workbench.jobs.script import Script
 from workbench.pods.backends import remove_left
@@ -48,6 +46,16 @@ def place(tmp_path: Path) -> Iterator[KubernetesPlace]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def standing(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[KubernetesPlace, Launched]]:
+    """Two pods that run, for tests that leave them as they were."""
+    folder = tmp_path_factory.mktemp("standing")
+    with KubernetesPlace(folder / "place") as made, launching(made, 2, folder) as launched:
+        yield made, launched
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> HurriedClock:
     """The clock of starts, and of the words about pods that wait."""
@@ -68,12 +76,13 @@ def refused(
     context: LaunchContext,
     kind: type[Exception],
     words: str,
+    count: int = 2,
     **options: Any,
 ) -> str:
     """A launch that fails with these words and leaves nothing."""
     backend = place.backend(**options)
     with pytest.raises(kind, match=words) as error:
-        backend.launch(PodSpec(), 3, context)
+        backend.launch(PodSpec(), count, context)
     assert place.left(context) == []
     until(lambda: place.kubelet.pods == {})
     assert list(backend.refresh()) == []
@@ -110,25 +119,17 @@ def test_the_shipped_role_allows_what_is_called_and_no_more(
 ) -> None:
     fault(place, "create", "pods", 500, after=True)  # then it is read, to see whether it was made
     volume = Volume(mount="/data", claim="new", size_gib=1)
-    backend = place.backend(volumes=[volume], queue="lab")
+    backend = place.backend(volumes=[volume], queue="lab", connect_timeout_s=9)
     pods = backend.launch(PodSpec(), 1, context)
+    assert pods[0].connect_timeout_s == 9
+    found = {item["kind"]: item for item in place.server.live()}
+    policy, labels = found["NetworkPolicy"], found["Pod"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
     identity = Identity(context.directory / "identity")
     identity.pin(pods)
     SSHConnection(pods[0], identity).open().close()
     backend.stop()
     assert set(place.server.calls) == role()
-
-
-def test_pods_of_a_cluster_have_a_network_policy_of_their_own(
-    place: KubernetesPlace, context: LaunchContext
-) -> None:
-    backend = place.backend()
-    backend.launch(PodSpec(), 1, context)
-    found = {item["kind"]: item for item in place.server.live()}
-    policy, labels = found["NetworkPolicy"], found["Pod"]["metadata"]["labels"]
-    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
-    backend.stop()
-    assert place.left(context) == []
 
 
 def test_an_account_without_the_right_to_policies_starts_and_is_warned(
@@ -153,7 +154,7 @@ def test_quota_is_told_in_the_servers_words(place: KubernetesPlace, context: Lau
         'pods "wb-test" is forbidden: exceeded quota: gpus, '
         "requested: requests.nvidia.com/gpu=8, used: 8, limited: 8"
     )
-    fault(place, "create", "pods", 403, message=words, skip=2)
+    fault(place, "create", "pods", 403, message=words, skip=1)
     refused(
         place,
         context,
@@ -288,15 +289,6 @@ def test_a_server_that_accepts_and_never_answers_names_the_option(
     assert "connect_timeout_s=0.4) waits longer" in str(caught.value)
 
 
-def test_the_option_of_a_slow_line_reaches_the_pods(
-    place: KubernetesPlace, context: LaunchContext
-) -> None:
-    backend = place.backend(connect_timeout_s=9)
-    (pod,) = backend.launch(PodSpec(), 1, context)
-    backend.stop()
-    assert pod.connect_timeout_s == 9
-
-
 def test_what_could_not_be_deleted_is_told_and_deleted_later(
     place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +315,10 @@ def test_what_could_not_be_deleted_is_told_and_deleted_later(
 
 @pytest.mark.long
 def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
-    place: KubernetesPlace, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
+    place: KubernetesPlace,
+    context: LaunchContext,
+    clock: HurriedClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
     place.kubelet.behave["pod-1"] = "pending"
@@ -331,6 +326,8 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
     def report(line: str) -> None:
         if "pod-1 (Unschedulable" in line:
             place.server.go_away()
+            # The time-out ends 3 s later.
+            clock.ahead_s = context.timeout_s - 3 - (time.monotonic() - began_s)
 
     backend = place.backend(volumes=[Volume(mount="/data", claim="new", size_gib=1)])
     words = (
@@ -338,8 +335,9 @@ def test_a_start_that_fails_while_the_server_is_away_forgets_nothing(
         + sentence("of {} pods came up in {} s; missing")
         + sentence("the Kubernetes API server {} does not answer")
     )
+    began_s = time.monotonic()
     with pytest.raises(PodTimeout, match=words):
-        backend.launch(PodSpec(), 2, replace(context, timeout_s=15.0, report=report))
+        backend.launch(PodSpec(), 2, replace(context, report=report))
     record = note_of(context.directory, RECORD)
     for _ in range(2):
         with pytest.raises(
@@ -464,7 +462,7 @@ def test_a_pending_pod_is_given_up_at_the_deadline_with_its_words(
     words = re.escape(
         f"1 of 3 pods came up in 300 s; missing: {pending} no new claims to deallocate"
     )
-    error = refused(place, short, PodTimeout, words)
+    error = refused(place, short, PodTimeout, words, count=3)
     assert error.count("3 Insufficient nvidia.com/gpu") == 1, "the scheduler's words come twice"
     assert "pod-2" in error
     assert "Startup probe" not in f"{error}{said}"
@@ -527,7 +525,8 @@ def test_the_time_out_runs_from_the_end_of_the_pull(
     clock: HurriedClock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(status, "LOOK_S", 1.0)
+    monkeypatch.setattr(status, "LOOK_S", 0.2)
+    monkeypatch.setattr(session, "_REPORT_S", 0.2)
     place.kubelet.behave["pod-1"] = "pull"
     lines: list[str] = []
     arrived: list[Pod] = []
@@ -628,7 +627,10 @@ def running(launched: Launched, place: KubernetesPlace) -> Callable[[str], Pod]:
     return look
 
 
-def test_a_lost_node_is_named_and_found_again(launched: Launched, place: KubernetesPlace) -> None:
+def test_a_lost_node_is_named_and_found_again(
+    standing: tuple[KubernetesPlace, Launched],
+) -> None:
+    place, launched = standing
     place.lose_node()
     until(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.UNKNOWN] * 2)
     assert all(
@@ -639,11 +641,14 @@ def test_a_lost_node_is_named_and_found_again(launched: Launched, place: Kuberne
     until(
         lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.RUNNING, Phase.UNKNOWN]
     )
+    place.find_node()
+    until(lambda: [pod.phase for pod in launched.backend.refresh()] == [Phase.RUNNING] * 2)
 
 
 def test_a_server_that_does_not_answer_is_named_and_the_pods_keep_their_phase(
-    launched: Launched, place: KubernetesPlace, monkeypatch: pytest.MonkeyPatch
+    standing: tuple[KubernetesPlace, Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    place, launched = standing
     monkeypatch.setattr(kubeapi, "_PATIENCE_S", 0.5)
     monkeypatch.setattr(session, "_AWAY_S", 1.0)
     place.server.go_away()
@@ -653,12 +658,12 @@ def test_a_server_that_does_not_answer_is_named_and_the_pods_keep_their_phase(
     until(lambda: [pod.message for pod in launched.backend.refresh()] == ["", ""], 60)
 
 
-@pytest.mark.parametrize("may_see", [True, False])
 @pytest.mark.parametrize(
-    ("status", "message"),
+    ("may_see", "status", "message"),
     [
-        (404, 'namespaces "lab" not found'),
+        (True, 404, 'namespaces "lab" not found'),
         (
+            False,
             403,
             'pods "wb-test" is forbidden: unable to create new content in namespace lab '
             "because it is being terminated",
@@ -687,7 +692,7 @@ def test_pods_that_go_with_their_namespace_during_the_start_name_the_cause(
     place.kubelet.behave["pod-1"] = "silent"
 
     def report(line: str) -> None:
-        if line.startswith("2 of 3 pods are up") and not place.server.deleted_namespace:
+        if line.startswith("1 of 2 pods are up") and not place.server.deleted_namespace:
             place.server.deleted_namespace = True
             place.do(place.kubelet.delete("pod-1"))
 
@@ -789,7 +794,8 @@ def test_a_launch_clears_away_what_ended_long_ago(
     assert place.left(context) == []
 
 
-def test_a_broken_forward_is_opened_again(launched: Launched, place: KubernetesPlace) -> None:
+def test_a_broken_forward_is_opened_again(standing: tuple[KubernetesPlace, Launched]) -> None:
+    place, launched = standing
     assert launched.pods[0].ssh_address == "127.0.0.1"
     connection = launched.connect().open()
     place.server.cut(place.server.forwards)
@@ -801,11 +807,15 @@ def test_a_broken_forward_is_opened_again(launched: Launched, place: KubernetesP
 
 
 def test_a_forward_that_is_forbidden_does_not_hang(
-    launched: Launched, place: KubernetesPlace
+    standing: tuple[KubernetesPlace, Launched],
 ) -> None:
+    place, launched = standing
     place.server.allowed = role() - {("create", "pods/portforward")}
-    with pytest.raises(PodError, match="pod-0"):
-        launched.connect().open()
+    try:
+        with pytest.raises(PodError, match="pod-0"):
+            launched.connect().open()
+    finally:
+        place.server.allowed = role()
 
 
 def test_inside_a_cluster_pods_are_reached_directly(
@@ -820,7 +830,10 @@ def test_inside_a_cluster_pods_are_reached_directly(
     backend.stop()
 
 
-def test_a_pods_root_file_system_cannot_be_written(launched: Launched) -> None:
+def test_a_pods_root_file_system_cannot_be_written(
+    standing: tuple[KubernetesPlace, Launched],
+) -> None:
+    _, launched = standing
     with launched.connect() as connection:
         # Without root the kubelet of the tests mounts nothing, and a user may write at home.
         home = [f"{Path.home()}/x"] if os.geteuid() == 0 else []
@@ -863,106 +876,6 @@ def test_the_notebooks_own_pod_owns_the_first(
     assert api.read_pod(owner.name), "deleted though it is another of that name"
 
 
-@pytest.mark.long
-def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
-    place: KubernetesPlace, tmp_path: Path
-) -> None:
-    end = tmp_path / "end"
-    script = tmp_path / "wait.py"
-    script.write_text(
-        "import pathlib, sys, time\n"
-        "print('up', flush=True)\n"
-        "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)\n"
-    )
-    with Cluster(
-        place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False
-    ) as cluster:
-        run = cluster.submit(Script(path=str(script), args=[str(end)]))
-        logs = [run.paths.rank_log(rank, "stdout") for rank in range(2)]
-        until(lambda: all(each.exists() and "up" in each.read_text() for each in logs), 60)
-        log = cluster.path / "keeper.log"
-        before = len(log.read_text().splitlines())
-        place.server.go_away()
-        time.sleep(12)  # old: two tries a second and pod, each with a traceback of some 15 lines
-        place.server.away = False
-        end.touch()
-        run.wait(120, progress=False).raise_for_status()
-        lines = log.read_text().splitlines()[before:]
-    assert not [line for line in lines if "Traceback" in line]
-    assert len(lines) < 40, "\n".join(lines)
-    assert any("port-forward to port 2222: " in line for line in lines)
-    assert any(says(line, "answers again after {} s") for line in lines)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")
-def test_pods_share_neither_folders_nor_python_with_the_notebook(
-    place: KubernetesPlace, tmp_path: Path
-) -> None:
-    script = tmp_path / "who.py"
-    script.write_text("import os, sys; print(sys.executable, os.path.exists(sys.argv[1]))")
-    with Cluster(
-        place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False
-    ) as cluster:
-        there = cluster.pods[0].python
-        assert there != sys.executable
-        for launcher in ("ssh", "pdsh"):
-            run = cluster.submit(
-                Script(path=str(script), args=[str(cluster.path / "identity")], launcher=launcher)
-            )
-            run.wait(120, progress=False).raise_for_status()
-            assert [run.logs(rank) for rank in range(2)] == [f"{there} False"] * 2
-        with pytest.raises(
-            WorkbenchError,
-            match=sentence("launcher 'openmpi' needs pods with a connection to this machine"),
-        ):
-            cluster.submit(Script(path=str(script), launcher="openmpi"))
-
-
-@pytest.mark.long
-def test_a_lost_node_is_named_by_the_run_and_outlived(
-    place: KubernetesPlace, tmp_path: Path
-) -> None:
-    end = tmp_path / "end"
-    script = tmp_path / "wait.py"
-    script.write_text(
-        "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)\n"
-    )
-    with Cluster(
-        place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False
-    ) as cluster:
-        run = cluster.submit(Script(path=str(script), args=[str(end)]))
-        until(lambda: run.message == "running", 60, why=lambda: run.message)
-        place.lose_node()
-        try:
-            words = "no sign from any pod: its node node-1 is not ready since "
-            until(lambda: words in run.message, 60, why=lambda: run.message)
-            until(lambda: {pod.phase for pod in cluster.pods} == {Phase.UNKNOWN})
-        finally:
-            place.find_node()
-        end.touch()
-        run.wait(120, progress=False).raise_for_status()
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_what_a_killed_keeper_left_is_removed(
-    place: KubernetesPlace, tmp_path: Path, context: LaunchContext
-) -> None:
-    cluster = Cluster(
-        place.backend(), PodSpec(), count=2, path=tmp_path / "cluster", warm=False
-    ).start()
-    pods = cluster.pods
-    keeper = find(json.loads((cluster.path / "state.json").read_text())["pid"])
-    assert keeper is not None
-    assert on_pods(pods)
-    os.kill(keeper.pid, signal.SIGKILL)
-    until(lambda: not keeper.is_alive())
-    assert len(place.left(context)) == 5
-    cluster.close()
-    cluster.close()
-    until(lambda: place.left(context) == [] and on_pods(pods) == [])
-
-
 @pytest.mark.parametrize("text", [None, "{", "{}"])
 def test_a_kubeconfig_that_cannot_be_used_is_named(
     tmp_path: Path, context: LaunchContext, text: str | None
@@ -973,3 +886,92 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(
     with pytest.raises(ConfigError) as caught:
         KubernetesPods(image="x", kubeconfig=str(path)).launch(PodSpec(), 1, context)
     assert str(caught.value).startswith(f"the kubeconfig {path} cannot be used: ")
+
+
+@pytest.fixture(scope="module")
+def with_cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[KubernetesPlace, Cluster]]:
+    """Two pods with a keeper for the tests below; the last of them kills the keeper."""
+    folder = tmp_path_factory.mktemp("with_cluster")
+    with KubernetesPlace(folder / "place") as made:
+        path = folder / "cluster"
+        cluster = Cluster(made.backend(), PodSpec(), count=2, path=path, warm=False)
+        with cluster:
+            yield made, cluster
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts take root")
+def test_pods_share_neither_folders_nor_python_with_the_notebook(
+    with_cluster: tuple[KubernetesPlace, Cluster], tmp_path: Path
+) -> None:
+    _, cluster = with_cluster
+    script = tmp_path / "who.py"
+    script.write_text("import os, sys; print(sys.executable, os.path.exists(sys.argv[1]))")
+    there = cluster.pods[0].python
+    assert there != sys.executable
+    for launcher in ("ssh", "pdsh"):
+        run = cluster.submit(
+            Script(path=str(script), args=[str(cluster.path / "identity")], launcher=launcher)
+        )
+        run.wait(120, progress=False).raise_for_status()
+        assert [run.logs(rank) for rank in range(2)] == [f"{there} False"] * 2
+    with pytest.raises(
+        WorkbenchError,
+        match=sentence("launcher 'openmpi' needs pods with a connection to this machine"),
+    ):
+        cluster.submit(Script(path=str(script), launcher="openmpi"))
+
+
+@pytest.mark.long
+def test_an_outage_of_the_server_costs_no_run_and_few_lines_in_the_log(
+    with_cluster: tuple[KubernetesPlace, Cluster], tmp_path: Path
+) -> None:
+    place, cluster = with_cluster
+    end = tmp_path / "end"
+    script = tmp_path / "wait.py"
+    script.write_text(
+        "import pathlib, sys, time\n"
+        "print('up', flush=True)\n"
+        "while not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.1)\n"
+    )
+    log = cluster.path / "keeper.log"
+    before = len(log.read_text().splitlines())
+
+    def lines() -> list[str]:
+        return log.read_text().splitlines()[before:]
+
+    run = cluster.submit(Script(path=str(script), args=[str(end)]))
+    logs = [run.paths.rank_log(rank, "stdout") for rank in range(2)]
+    until(lambda: all(each.exists() and "up" in each.read_text() for each in logs))
+    # The node is lost, while the server answers; then the server is away too.
+    place.lose_node()
+    try:
+        until(lambda: {pod.phase for pod in cluster.pods} == {Phase.UNKNOWN})
+        place.server.go_away()
+        until(lambda: any("the watch of pods broke" in line for line in lines()))
+        until(lambda: any("port-forward to port 2222: " in line for line in lines()))
+    finally:
+        place.server.away = False
+        place.find_node()
+    until(lambda: any(says(line, "answers again after {} s") for line in lines()))
+    end.touch()
+    run.wait(120, progress=False).raise_for_status()
+    # Each of many tries had a traceback of some 15 lines.
+    assert not [line for line in lines() if "Traceback" in line]
+    assert len(lines()) < 40, "\n".join(lines())
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_what_a_killed_keeper_left_is_removed(
+    with_cluster: tuple[KubernetesPlace, Cluster], context: LaunchContext
+) -> None:
+    place, cluster = with_cluster
+    pods = cluster.pods
+    assert on_pods(pods)
+    kill_keeper(cluster)
+    assert len(place.left(context)) == 5
+    cluster.close()
+    cluster.close()
+    until(lambda: place.left(context) == [] and on_pods(pods) == [])

@@ -384,7 +384,7 @@ def test_pods_outlive_a_killed_keeper_by_their_lease(tmp_path: Path) -> None:
         leave_something_running(pod, identity)
     until(lambda: fork_servers(tmp_path), 60.0)
     keeper.kill()
-    keeper.wait()
+    keeper.wait(120)
     with SSHConnection(pods[0], identity) as connection:
         time.sleep(4.0)  # twice the lease
         assert connection.run(["echo", "here"]).stdout == "here\n", (
@@ -562,7 +562,7 @@ def test_a_process_that_only_looks_like_ours_lives_on(
         assert find(decoy.pid) is not None
     finally:
         decoy.kill()
-        decoy.wait()
+        decoy.wait(120)
 
 
 def test_nothing_is_leaked_by_launching_and_stopping(context: LaunchContext) -> None:

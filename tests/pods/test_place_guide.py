@@ -20,15 +20,13 @@ from tests.pods.conftest import Platform, children, note_others, on_pods
 from tests.pods.test_contract import (  # noqa: F401 (the core of the contract, collected here too)
     start_daemons,
     test_a_hostfile_can_be_made,
-    test_a_launch_after_stop_works,
-    test_another_key_is_refused,
     test_each_is_reached_by_the_keeper,
     test_each_is_reached_by_the_ssh_client,
     test_it_describes_itself,
     test_logs_are_as_long_as_asked_and_of_pods_that_exist,
     test_pods_come_in_rank_order_and_know_themselves,
     test_stop_during_launch_leaves_nothing,
-    test_stop_ends_all_and_may_be_repeated,
+    test_stop_ends_all_and_may_be_repeated_and_a_launch_after_it_works,
 )
 from tests.support.sentences import sentence
 from workbench import Cluster, PodSpec, Run

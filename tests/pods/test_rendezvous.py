@@ -116,7 +116,7 @@ def fail(
     thread.start()
     with pytest.raises(PodError) as caught:
         place.wait(120)
-    thread.join()
+    thread.join(120)
     assert not isinstance(caught.value, PodTimeout)
     return str(caught.value), sent
 
@@ -306,6 +306,7 @@ def test_a_false_rendezvous_is_recognised(pods: list[Pod], pool: ThreadPoolExecu
     """It takes the report without a word against it, but cannot prove the token."""
     seen = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(120)
 
         def impostor() -> None:
             connection, _ = listener.accept()

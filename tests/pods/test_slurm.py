@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 from poll import until
-from smalljobs import small_job
 from takeover import counting, printed
 
 import workbench
 import workbench.places
 from tests.fakes.slurmplace import SlurmPlace
+from tests.pods.test_contract import meet
 from tests.support.sentences import says, sentence
-from workbench import Cluster, Script
+from workbench import Cluster, Function, Run, Script
 from workbench.base.display_protocol import as_text
 from workbench.base.errors import BackendError, ConfigError, PodError, PodTimeout
 from workbench.client.checkup import more_pods
@@ -39,6 +39,7 @@ from workbench.pods.slurm.nodes import node_of
 from workbench.pods.slurm.pods import JOBS, SlurmPods, _StartWatch
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
+from workbench.results import RunResult
 from workbench.rundir.spec import ClusterSpec
 
 REBOOT = "it will reboot when it is idle"
@@ -197,9 +198,31 @@ def test_the_jobs_of_a_dead_keeper_are_cancelled(place: SlurmPlace, context: Lau
     assert place.left(context) == [other]
 
 
-SOON = ("--lines", "30", "--pause-s", "0.2")
-LONG = ("--lines", "1000", "--pause-s", "0.2")
+LINES = 5
 SLEEP = "#!/bin/sh\n#SBATCH --output=/dev/null\nsleep 600\n"
+
+
+def at_work(cluster: Cluster, end: Path, **more: Any) -> Run:
+    """Start a run whose ranks print lines and then wait for a file; return after the lines."""
+    run = counting(cluster, "--lines", f"{LINES}", "--until", str(end), **more)
+    last = f" line {LINES - 1}"
+    until(
+        lambda: all(last in printed(run, rank) for rank in (0, 1)),
+        every_s=0.2,
+        why=lambda: run.message,
+    )
+    return run
+
+
+def continued(run: Run, end: Path) -> RunResult:
+    """Have the ranks end once the run has restarted."""
+    until(
+        lambda: any(event.kind == "restarted" for event in run.events()),
+        every_s=0.2,
+        why=lambda: run.message,
+    )
+    end.touch()
+    return run.wait(180, progress=False).raise_for_status()
 
 
 @pytest.mark.slow
@@ -209,16 +232,15 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
 ) -> None:
     backend = place.backend(partition="main", time="30")
     with Cluster(backend, PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
-        # A fine-tuning runs as on other places.
-        tiny = small_job(40, 4, technique="ddp", max_steps=2, per_device_train_batch_size=2)
-        result = cluster.submit(tiny).wait(300, progress=False).raise_for_status()
-        assert (result.world_size, result.steps) == (2, 2)
+        # The ranks of a training meet as on other places.
+        met = cluster.submit(Function(meet))
+        met.wait(120, progress=False).raise_for_status()
+        assert met.returned == ["met", "met"]
         # A job of a higher partition takes the nodes; Slurm cancels ours.
-        run = counting(cluster, *SOON, restarts=1)
-        until(lambda: " line 2" in printed(run, 0), 120, every_s=0.2, why=lambda: run.message)
+        run = at_work(cluster, tmp_path / "preempted", restarts=1)
         urgent = ["--partition=urgent", "--exclusive", "--nodes=3", "--output=/dev/null"]
         place.slurm.do("sbatch", *urgent, text="#!/bin/sh\nsleep 2\n")
-        result = run.wait(180, progress=False).raise_for_status()
+        result = continued(run, tmp_path / "preempted")
         (restart,) = result.restarts
         assert restart.what == "pod-0 and pod-1 were lost"
         assert "DUE TO PREEMPTION" in restart.why
@@ -232,18 +254,16 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
         assert says(restart.why, "Slurm will end this job soon")
         assert printed(run, 1).count("told") == 1
         # An administrator has Slurm queue the job again.
-        run = counting(cluster, *SOON, restarts=1)
-        until(lambda: " line 2" in printed(run, 0), 120, every_s=0.2, why=lambda: run.message)
+        run = at_work(cluster, tmp_path / "requeued", restarts=1)
         (job,) = place.slurm.jobs()
         place.slurm.do("scontrol", "update", f"JobId={job}", "Requeue=1")
         place.slurm.do("scontrol", "requeue", job)
-        result = run.wait(180, progress=False).raise_for_status()
+        result = continued(run, tmp_path / "requeued")
         (restart,) = result.restarts
         assert restart.what == "pod-0 and pod-1 were lost"
         assert place.slurm.jobs() != [job]
         # Another person cancels the job, of a run without restarts.
-        run = counting(cluster, *LONG)
-        until(lambda: " line 2" in printed(run, 0), 120, every_s=0.2, why=lambda: run.message)
+        run = at_work(cluster, tmp_path / "cancelled")
         place.slurm.do("scancel", *place.slurm.jobs())
         message = run.wait(120, progress=False).message
         assert "CANCELLED AT" in message
@@ -256,15 +276,14 @@ def test_a_run_survives_preemption_and_the_time_limit_and_names_a_foreign_scance
 def test_a_run_waits_for_its_requeued_job(place: SlurmPlace, tmp_path: Path) -> None:
     backend = place.backend(partition="main", time="30", requeue=True)
     with Cluster(backend, PodSpec(), count=2, path=tmp_path / "cluster", warm=False) as cluster:
-        run = counting(cluster, *SOON, restarts=1)
-        until(lambda: " line 2" in printed(run, 0), 120, every_s=0.2, why=lambda: run.message)
+        run = at_work(cluster, tmp_path / "end", restarts=1)
         (job,) = place.slurm.jobs()
         urgent = ["--partition=urgent", "--exclusive", "--nodes=3", "--output=/dev/null"]
         place.slurm.do("sbatch", *urgent, text="#!/bin/sh\nsleep 2\n")
-        result = run.wait(240, progress=False).raise_for_status()
+        result = continued(run, tmp_path / "end")
         (restart,) = result.restarts
         assert restart.what == "pod-0 and pod-1 were lost"
-        assert all(" line 29" in printed(run, rank) for rank in (0, 1))
+        assert all(f" line {LINES - 1}" in printed(run, rank) for rank in (0, 1))
         assert place.slurm.jobs() == [job], "no other job was submitted"
         # The requeued job ends like any other.
         context = LaunchContext(cluster_id="", directory=cluster.path, public_key="")

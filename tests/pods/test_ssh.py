@@ -26,6 +26,7 @@ from workbench.pods.ssh.transport import Destination
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as made:
+        made.settimeout(120)
         yield made
 
 

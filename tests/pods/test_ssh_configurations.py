@@ -261,7 +261,7 @@ def test_an_agent_of_the_notebooks_environment_logs_in(
             site.backend("lab", config).launch(PodSpec(), 1, context)
     finally:
         agent.kill()
-        agent.wait()
+        agent.wait(120)
 
 
 @pytest.fixture
@@ -456,7 +456,7 @@ def agent(tmp_path: Path) -> Iterator[Path]:
     until(socket.exists)
     yield socket
     process.kill()
-    process.wait()
+    process.wait(120)
 
 
 def hand_over(agent: Path, key: Path) -> None:

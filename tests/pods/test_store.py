@@ -173,7 +173,7 @@ def test_64_writers_of_one_file_into_a_store_that_they_share(tmp_path: Path) -> 
     together = Barrier(writers)
 
     def write(pod: PodHere) -> str:
-        together.wait()
+        together.wait(120)
         return pod.put(data, ".jsonl")
 
     with ThreadPoolExecutor(max_workers=writers) as pool:
@@ -230,7 +230,7 @@ def test_writers_of_one_large_file_do_not_meet_in_one_part(tmp_path: Path) -> No
     together = Barrier(8)
 
     def write(_: int) -> str:
-        together.wait()
+        together.wait(120)
         return send_file(route_here(), source, str(target), f"{target}.pod-0.part")
 
     with ThreadPoolExecutor(max_workers=8) as pool:

@@ -9,7 +9,6 @@ from tests.pods.conftest import Launched
 from tests.pods.test_contract import (  # noqa: F401 (collected here too)
     test_a_host_that_is_not_pinned_is_not_greeted,
     test_a_hostfile_can_be_made,
-    test_a_launch_after_stop_works,
     test_a_wrong_host_key_is_a_hard_stop,
     test_another_key_is_refused,
     test_each_is_reached_by_the_keeper,
@@ -19,7 +18,7 @@ from tests.pods.test_contract import (  # noqa: F401 (collected here too)
     test_logs_are_as_long_as_asked_and_of_pods_that_exist,
     test_pods_come_in_rank_order_and_know_themselves,
     test_stop_during_launch_leaves_nothing,
-    test_stop_ends_all_and_may_be_repeated,
+    test_stop_ends_all_and_may_be_repeated_and_a_launch_after_it_works,
     test_the_printed_command_works_when_pasted,
 )
 
