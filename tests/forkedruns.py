@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.rundir.events import Event, parse_event
 
+END_S = 60
 STEPS = 6
 GLOBAL_BATCH = 12
 # Rows for two epochs of these steps. Neither two nor three ranks share the evaluation evenly, and
@@ -140,15 +142,21 @@ def run_all(*plans: Plan, timeout_s: float = 1600) -> list[dict[str, Ran]]:
 def _parent() -> subprocess.Popen[str]:
     """What every run of this session is forked from: to import takes it 5 s of CPU."""
     forkrun = Path(__file__).parent / "finetune" / "train" / "forkrun.py"
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, str(forkrun)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(forkrun)], stdin=pipe, stdout=pipe, text=True, start_new_session=True
     )
 
 
 def end_parent() -> None:
-    """End it, if there is one."""
+    """End it, if there is one, and its forks if a run hangs."""
     if _parent.cache_info().currsize:
-        _parent().communicate()
+        parent = _parent()
+        try:
+            parent.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(parent.pid, signal.SIGKILL)
+            parent.communicate(timeout=END_S)
 
 
 def follows(run: Ran, reference: Ran, what: str = "") -> None:
