@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,9 +23,15 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.rundir.events import Event, parse_event
 
-STEPS = 10
+END_S = 60
+STEPS = 6
 GLOBAL_BATCH = 12
+# Rows for two epochs of these steps. Neither two nor three ranks share the evaluation evenly, and
+# one rank needs two batches for it.
+TRAIN_ROWS, EVALUATION_ROWS = 144, 19
 TECHNIQUES = ("ddp", "zero1", "zero2", "zero3", "zero3-offload", "fsdp")
+SHORTEST = 4
+"""Fewest steps of a curve that is compared."""
 # A wrong scale of the gradients hides in AdamW, which
 # divides it out, and shows in SGD without momentum.
 OPTIMIZERS = ("adamw", "sgd")
@@ -66,7 +73,8 @@ class Plan:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.runs: list[dict[str, object]] = []
-        for seed, (name, count) in enumerate({"train": 240, "eval": 31}.items()):
+        counts = {"train": TRAIN_ROWS, "eval": EVALUATION_ROWS}
+        for seed, (name, count) in enumerate(counts.items()):
             lines = [row.to_json() + "\n" for row in mini_rows(seed, count)]
             (root / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
 
@@ -134,15 +142,21 @@ def run_all(*plans: Plan, timeout_s: float = 1600) -> list[dict[str, Ran]]:
 def _parent() -> subprocess.Popen[str]:
     """What every run of this session is forked from: to import takes it 5 s of CPU."""
     forkrun = Path(__file__).parent / "finetune" / "train" / "forkrun.py"
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, str(forkrun)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(forkrun)], stdin=pipe, stdout=pipe, text=True, start_new_session=True
     )
 
 
 def end_parent() -> None:
-    """End it, if there is one."""
+    """End it, if there is one, and its forks if a run hangs."""
     if _parent.cache_info().currsize:
-        _parent().communicate()
+        parent = _parent()
+        try:
+            parent.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(parent.pid, signal.SIGKILL)
+            parent.communicate(timeout=END_S)
 
 
 def follows(run: Ran, reference: Ran, what: str = "") -> None:
@@ -151,7 +165,7 @@ def follows(run: Ran, reference: Ran, what: str = "") -> None:
     off: dict[str, float] = {}
     for metric in ("loss", "grad_norm", "learning_rate"):
         expected, got = reference.curve(metric), run.curve(metric)
-        assert len(got) == len(expected) >= 10
+        assert len(got) == len(expected) >= SHORTEST
         assert got == pytest.approx(expected, rel=0.01), metric
         off[metric] = max(abs(g - e) / abs(e) for g, e in zip(got, expected, strict=True) if e)
     (end,), (reference_end,) = run.data("end"), reference.data("end")

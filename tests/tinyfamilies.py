@@ -90,10 +90,7 @@ FAMILIES: Mapping[str, TinyFamily] = {
     "gemma3_text": TinyFamily(sizes={**_SIZES, "sliding_window": 8}),
     "phi": TinyFamily(),
     "phi3": TinyFamily(),
-    "olmo2": TinyFamily(),
     "cohere": TinyFamily(),
-    "granite": TinyFamily(),
-    "smollm3": TinyFamily(),
     "gpt_neox": TinyFamily(),
     # Decoders with learned positions or biases in the attention.
     "gpt2": TinyFamily(sizes={**_OLD, "n_positions": 128}),

@@ -154,7 +154,7 @@ def test_a_kernel_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> 
         until(lambda: beats() or killed.poll() is not None)
         assert killed.poll() is None, "the first kernel ended by itself"
         os.kill(killed.pid, signal.SIGKILL)
-        killed.communicate()
+        killed.communicate(timeout=180)
         second = kernel(2)
         try:
             until(

@@ -103,6 +103,8 @@ def test_who_replicates_and_who_is_bound_to_its_ranks() -> None:
 
 def test_a_notebook_reads_techniques_without_a_framework() -> None:
     code = "import sys, workbench.finetune.techniques.registry; print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
     loaded = set(run.stdout.split())
     assert not loaded & {"torch", "transformers", "deepspeed", "accelerate", "numpy"}

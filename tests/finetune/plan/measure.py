@@ -1,11 +1,12 @@
 """Run trainer jobs in forked ranks and write down the most that their tensors held.
 
-`python measure.py PLAN.json`: the plan's `runs` are a list of {"folder", "world_size"}; each folder
-holds a job.json. Leaves peak.json ({"codes", "peaks": {rank: {"loading": bytes, "training":
-bytes}}}) in each folder. Every real storage of the rank is counted from its making to its release,
-those of the engine's own buffers among them, and nothing of the planner is used; pages of a model's
-files are not, until something is made of them. The `requests` of the plan are traced as the planner
-has it done, in a process beside, and their answers written to `traces`.
+`python measure.py PLAN.json`: the plan's `models` are folders with a configuration, which get
+weights and a tokenizer of the plan's `rows`. Its `runs` are a list of {"folder", "world_size"};
+each folder holds a job.json. Leaves peak.json ({"codes", "peaks": {rank: {"loading": bytes,
+"training": bytes}}}) in each folder. Every real storage of the rank is counted from its making to
+its release, those of the engine's own buffers among them, and nothing of the planner is used; pages
+of a model's files are not, until something is made of them. The `requests` of the plan are traced
+as the planner has it done, in a process beside, and their answers written to `traces`.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ def main() -> None:
 
     real = train.main
     train.main = lambda: measured(real)
+    for folder in plan["models"]:
+        make_model(Path(folder), Path(plan["rows"]))
     trace_beside(plan["requests"], Path(plan["traces"]))
     for run in plan["runs"]:
         folder = Path(run["folder"])
@@ -92,6 +95,31 @@ def main() -> None:
             if (p := folder / f"rank-{rank}/peak.json").exists()
         }
         (folder / "peak.json").write_text(json.dumps({"codes": codes, "peaks": peaks}))
+
+
+def make_model(folder: Path, rows: Path) -> None:
+    from tokenizers import Tokenizer
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForSeq2SeqLM,
+        PreTrainedTokenizerFast,
+    )
+
+    from workbench.finetune.model.text.tokenizer import train_tokenizer
+
+    place = folder / "config.json"
+    config = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    written = place.read_text()
+    auto.from_config(config, dtype=config.dtype).save_pretrained(folder)
+    place.write_text(written)  # the requests hold it
+    source = json.loads(rows.read_text().splitlines()[0])["source"]
+    PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(train_tokenizer([source], vocabulary=500)),
+        pad_token="<pad>",
+        eos_token="</s>",
+    ).save_pretrained(folder)
 
 
 def trace_beside(requests: Sequence[Mapping[str, Any]], answers: Path) -> None:

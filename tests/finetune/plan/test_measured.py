@@ -23,6 +23,7 @@ from workbench.finetune.plan.tracing import remember
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LENGTHS = (32, 32)
+ROWS, EVALUATED = 48, 16
 OFF = 0.10
 TO_CPU = {"stage": 2, "offload_optimizer": {"device": "cpu"}}
 # name: model, technique, ranks, rows of a micro-batch, more options
@@ -30,7 +31,7 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
     "single-checkpointing": ("llama", "single", 1, 24, {"gradient_checkpointing": True}),
     "single-lora-half": ("llama-half", "single", 1, 4, {"peft": "lora", "precision": "bf16"}),
     "local-sgd": ("t5", "local-sgd", 2, 2, {}),
-    "zero1-24": ("t5", "zero1", 2, 24, {}),
+    "zero1-12": ("t5", "zero1", 2, 12, {}),
     "zero2": ("llama", "zero2", 2, 8, {}),
     "zero2-offload": ("t5", "zero2", 2, 8, {"deepspeed": {"zero_optimization": TO_CPU}}),
     # An evaluation makes DeepSpeed forget the order of the weights, for two steps.
@@ -56,38 +57,31 @@ RUNS: dict[str, tuple[str, str, int, int, dict[str, object]]] = {
 }
 
 
-def make_models(root: Path) -> None:
-    """Folders of a T5 and a Llama, from another process: the tests fork while free of torch."""
-    code = (
-        "import sys, json\n"
-        "from pathlib import Path\n"
-        "from transformers import T5Config, "
-        "T5ForConditionalGeneration, LlamaConfig, LlamaForCausalLM\n"
-        "from transformers import PreTrainedTokenizerFast\n"
-        "from tokenizers import Tokenizer\n"
-        "from workbench.finetune.model.text.tokenizer import train_tokenizer\n"
-        "root = Path(sys.argv[1])\n"
-        "rows = [json.loads(line) for line in (root / 'train.jsonl').open()]\n"
-        "ids = dict(pad_token_id=0, eos_token_id=1)\n"
-        "t5 = T5Config(vocab_size=4000, d_model=192, "
-        "d_kv=32, d_ff=768, num_layers=5, num_heads=6,\n"
-        "              decoder_start_token_id=0, **ids)\n"
-        "llama = LlamaConfig(vocab_size=4000, hidden_size=192, "
-        "intermediate_size=512, num_hidden_layers=6,\n"
-        "                    num_attention_heads=6, bos_token_id=1, **ids)\n"
-        "text = train_tokenizer([rows[0]['source']], vocabulary=500)\n"
-        "half = LlamaForCausalLM(llama).bfloat16()\n"
-        "models = {'t5': T5ForConditionalGeneration(t5), "
-        "'llama': LlamaForCausalLM(llama), 'llama-half': half}\n"
-        "for name, model in models.items():\n"
-        "    model.save_pretrained(root / name)\n"
-        "    PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), "
-        "pad_token='<pad>',\n"
-        "                            eos_token='</s>').save_pretrained(root / name)\n"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code, str(root)], check=True, timeout=300, capture_output=True
-    )
+IDS = {"vocab_size": 4000, "pad_token_id": 0, "eos_token_id": 1, "dtype": "float32"}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "bos_token_id": 1,
+    **IDS,
+}
+MODELS = {
+    "t5": {
+        "model_type": "t5",
+        "d_model": 192,
+        "d_kv": 32,
+        "d_ff": 768,
+        "num_layers": 4,
+        "num_heads": 6,
+        "decoder_start_token_id": 0,
+        **IDS,
+    },
+    "llama": LLAMA,
+    "llama-half": {**LLAMA, "dtype": "bfloat16"},
+}
+"""Configurations; measure.py adds weights and tokenizers, as the tests fork while free of torch."""
 
 
 def job_of(root: Path, name: str) -> FineTune:
@@ -130,20 +124,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         row.source for row in mini_rows(0, 20)
     )  # every row is cut at the longest length
     (root / "train.jsonl").write_text(
-        (json.dumps({"source": long, "target": long}) + "\n") * 96, encoding="utf-8"
+        (json.dumps({"source": long, "target": long}) + "\n") * ROWS, encoding="utf-8"
     )
-    make_models(root)
+    (root / "eval.jsonl").write_text(
+        (json.dumps({"source": long, "target": long}) + "\n") * EVALUATED, encoding="utf-8"
+    )
+    for name, config in MODELS.items():
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for method in {str(more["method"]) for *_, more in RUNS.values() if "method" in more}:
         row = {"prompt": long, "chosen": long, "rejected": long[::-1]}
         if method == "kto":
             row = {"prompt": long, "completion": long, "label": True}
         line = method_of(method).rows.read(row, "row").to_json() + "\n"
-        (root / f"{method}.jsonl").write_text(line * 96, encoding="utf-8")
+        (root / f"{method}.jsonl").write_text(line * ROWS, encoding="utf-8")
     plan = []
     for name, (_, _, ranks, _, _) in RUNS.items():
         job = job_of(root, name)
         rows = str(root / f"{'train' if job.method == 'sft' else job.method}.jsonl")
-        evaluated = rows if job.eval_strategy is None else None
+        evaluated = str(root / "eval.jsonl") if job.eval_strategy is None else None
         raw = {"job": job.to_dict(), "train": rows, "eval": evaluated, "hub": None, "gpus": 0}
         (root / name).mkdir()
         config = resolve(job, gpus=0, world_size=ranks)
@@ -153,11 +152,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         plan.append({"folder": str(root / name), "world_size": ranks})
     asked = {json.dumps(request(job_of(root, name)), sort_keys=True) for name in RUNS}
     requests = [json.loads(each) for each in sorted(asked)]
-    written = {"runs": plan, "requests": requests, "traces": str(root / "traces.json")}
+    models = [str(root / name) for name in MODELS]
+    written = {
+        "models": models,
+        "rows": str(root / "eval.jsonl"),
+        "runs": plan,
+        "requests": requests,
+        "traces": str(root / "traces.json"),
+    }
     (root / "plan.json").write_text(json.dumps(written), encoding="utf-8")
     measure = Path(__file__).with_name("measure.py")
     subprocess.run(
-        [sys.executable, str(measure), str(root / "plan.json")], check=True, timeout=1500
+        [sys.executable, str(measure), str(root / "plan.json")], check=True, timeout=1200
     )
     with (
         pytest.MonkeyPatch.context() as patch

@@ -22,6 +22,7 @@ def write(path: Path, *rows: object) -> str:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("forked")
 def test_rows_as_a_causal_model_reads_them(tmp_path: Path) -> None:
     short = [{"source": f"two words {n}", "target": f"answer {n}"} for n in range(6)]
     long = {"source": "word " * 300, "target": "end " * 60}
@@ -68,6 +69,7 @@ def test_rows_as_a_causal_model_reads_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_rows_as_an_encoder_decoder_model_reads_them(tmp_path: Path) -> None:
     rows = [{"document": f"Some text {n}.", "summary": f"Short {n}."} for n in range(30)]
     seen = preview(FineTune(dataset=write(tmp_path / "rows.jsonl", *rows)), rows=2)
@@ -80,6 +82,7 @@ def test_rows_as_an_encoder_decoder_model_reads_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("forked")
 def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twice(
     tmp_path: Path,
 ) -> None:
@@ -137,6 +140,7 @@ def test_chats_with_the_learned_tokens_marked_what_is_cut_and_what_is_there_twic
     assert "[red<|end|>]" in str(seen) and says(seen, "cuts {} of them ({}).", 1)
 
 
+@pytest.mark.usefixtures("forked")
 def test_the_shown_rows_are_spread_over_a_sorted_file(tmp_path: Path) -> None:
     rows = [{"question": f"number {n:02}", "answer": "yes"} for n in range(30)]
     job = FineTune(dataset={"kind": "files", "train": write(tmp_path / "train.jsonl", *rows)})
@@ -163,6 +167,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 def test_columns_that_are_not_read_and_empty_answers_are_named(tmp_path: Path) -> None:
     rows = [
         {"source": f"a {n}", "target": "" if n < 3 else "b", "label": n, "url": "…"}

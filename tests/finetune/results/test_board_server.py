@@ -73,7 +73,7 @@ def test_it_ends_with_its_owner_however_that_ends(tmp_path: Path) -> None:
         "print(s.pid, s.start_time, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=300
     )
     pid, start_time = (int(word) for word in done.stdout.split())
     until(lambda: not is_alive(pid, start_time))
@@ -205,7 +205,7 @@ def test_a_stranger_on_the_port_is_not_taken_for_ours(tmp_path: Path) -> None:
         assert server.is_alive
         assert not server.answers
         stranger.shutdown()
-        thread.join()
+        thread.join(60)
     assert not server.answers
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from workbench.base.files import write_json
 from workbench.errors import ConfigError, RunError
 from workbench.finetune.answers.server import _servers, close_all
 from workbench.finetune.export import gguf as exports
+from workbench.finetune.export.folder import Export
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 QUESTIONS = ("How many rows 3?", "Which name won in 2019?", "What is the capital of Japan?")
@@ -134,16 +135,38 @@ def in_llama_cpp(file: Path, *, chats: bool) -> list[list[str]]:
     return answers
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [("whole", "f32"), ("whole", "q8_0"), ("adapters", "f16"), ("chat", "f32")]
-)
+MADE = (("whole", "f16"), ("whole", "q8_0"), ("adapters", "f32"), ("chat", "bf16"))
+
+
+@pytest.fixture
+def forked(forked_replies: Callable[..., Iterator[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork for checks and conversions."""
+    monkeypatch.setattr(exports, "replies", forked_replies)
+
+
+@pytest.fixture(scope="module")
+def exported(
+    runs: Mapping[str, Run],
+    tmp_path_factory: pytest.TempPathFactory,
+    forked_replies: Callable[..., Iterator[Any]],
+) -> Mapping[tuple[str, str], Export]:
+    """A folder of each, which its own folder holds alone. The first has processes of its own."""
+    made = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, kind in MADE:
+            folder = tmp_path_factory.mktemp(f"{name}-{kind}") / "My model"
+            made[name, kind] = runs[name].export(folder, gguf=kind)
+            patch.setattr(exports, "replies", forked_replies)
+    return made
+
+
+@pytest.mark.parametrize(("name", "kind"), MADE)
 def test_llama_cpp_answers_as_predict_does(
-    runs: Mapping[str, Run], tmp_path: Path, name: str, kind: str
+    runs: Mapping[str, Run], exported: Mapping[tuple[str, str], Export], name: str, kind: str
 ) -> None:
-    run = runs[name]
-    made = run.export(tmp_path / "My model", gguf=kind)
+    run, made = runs[name], exported[name, kind]
     assert set(made.files) == {"Modelfile", f"model-{kind}.gguf"}
-    assert [path.name for path in tmp_path.iterdir()] == ["My model"]
+    assert [path.name for path in made.folder.parent.iterdir()] == ["My model"]
     told = in_llama_cpp(made.folder / made.gguf, chats=name == "chat")
     assert [text for text, _ in told] == run.predict().texts()
     # The model has learned, and ends its answers itself.
@@ -156,15 +179,15 @@ def test_llama_cpp_answers_as_predict_does(
 
 
 def test_the_modelfile_writes_the_prompt_of_the_run(
-    runs: Mapping[str, Run], tmp_path: Path
+    exported: Mapping[tuple[str, str], Export],
 ) -> None:
-    whole = runs["whole"].export(tmp_path / "a", gguf="f16").folder / "Modelfile"
+    whole = exported["whole", "f16"].folder / "Modelfile"
     assert whole.read_text().splitlines()[:3] == [
         "FROM ./model-f16.gguf",
         'TEMPLATE """{{ .Prompt }}',
         '"""',
     ]
-    chat = runs["chat"].export(tmp_path / "b", gguf="bf16")
+    chat = exported["chat", "bf16"]
     words = (chat.folder / "Modelfile").read_text()
     assert '{{ if eq .Role "user" }}<|user|>{{ .Content }}<|over|>{{ end }}' in words
     assert '{{ end }}<|assistant|>"""' in words
@@ -176,7 +199,7 @@ def test_the_modelfile_writes_the_prompt_of_the_run(
     assert fields["tokenizer.ggml.eot_token_id"].contents() != 1
     plain = GGUFReader(whole.parent / "model-f16.gguf").fields
     assert plain["tokenizer.ggml.add_bos_token"].contents() is True
-    assert chat.start_lines["Ollama"].startswith("ollama create b -f ")
+    assert chat.start_lines["Ollama"].startswith("ollama create my-model -f ")
 
 
 @pytest.mark.parametrize(
@@ -226,6 +249,7 @@ def changed(run: Run, folder: Path, file: str, **facts: object) -> Run:
         ),
     ],
 )
+@pytest.mark.usefixtures("forked")
 def test_a_model_that_gguf_does_not_know_is_refused_before_it_is_loaded(
     runs: Mapping[str, Run], tmp_path: Path, file: str, facts: dict[str, object], words: str
 ) -> None:

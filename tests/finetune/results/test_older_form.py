@@ -229,17 +229,32 @@ def read_with_older(older: Mapping[str, str], arguments: list[str]) -> Mapping[s
     return dict(json.loads(read.stdout.splitlines()[-1]))
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_models_have_equal_frequencies_and_logits(older: Mapping[str, str], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of models and of tokenizers, each as published and as saved here."""
+    root = tmp_path_factory.mktemp("folders")
+    save_models(root / "models")
+    save_tokenizers(root / "tokenizers")
+    return root
+
+
+@pytest.fixture(scope="module")
+def got(older: Mapping[str, str], root: Path) -> Mapping[str, Any]:
+    """What one process of transformers 4 reads of all saved folders."""
+    models = [f"models:{root / 'models' / name}" for name in FAMILIES]
+    return read_with_older(
+        older, models + [f"tokens:{root / 'tokenizers' / name}" for name in TOKENIZERS]
+    )
+
+
+def save_models(root: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from tests.finetune.results.folder_reader import read
     from workbench.finetune.model.files.saving import save_model
 
     for name, shape in FAMILIES.items():
-        published = tmp_path / "published" / name
+        published = root / "published" / name
         published.mkdir(parents=True)
         (published / "config.json").write_text(json.dumps(shape))
         config = AutoConfig.from_pretrained(published)
@@ -254,12 +269,18 @@ def test_models_have_equal_frequencies_and_logits(older: Mapping[str, str], tmp_
         model.save_pretrained(published)
         whole = {**shape, "architectures": [type(model).__name__]}
         (published / "config.json").write_text(json.dumps(whole))
-        save_model(kind.from_pretrained(published), tmp_path / name, read=True)
-    folders = [str(tmp_path / name) for name in FAMILIES]
-    got = read_with_older(older, [f"models:{folder}" for folder in folders])
-    for name, folder in zip(FAMILIES, folders, strict=True):
+        save_model(kind.from_pretrained(published), root / name, read=True)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_models_have_equal_frequencies_and_logits(got: Mapping[str, Any], root: Path) -> None:
+    from tests.finetune.results.folder_reader import read
+
+    for name in FAMILIES:
+        folder = str(root / "models" / name)
         wanted = read(folder)
-        published = read(str(tmp_path / "published" / name))
+        published = read(str(root / "models" / "published" / name))
         assert wanted["logits"] == pytest.approx(published["logits"], abs=1e-4), name
         assert got[folder]["logits"] == pytest.approx(wanted["logits"], abs=1e-4), name
         assert json.loads(json.dumps(wanted["frequencies"])) == got[folder]["frequencies"], name
@@ -391,28 +412,30 @@ TOKENIZERS: Mapping[str, tuple[str, Callable[[], Any], Mapping[str, object]]] = 
 }
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_tokenizers_make_equal_tokens_and_turns(older: Mapping[str, str], tmp_path: Path) -> None:
+def save_tokenizers(root: Path) -> None:
     from transformers import AutoTokenizer
 
-    from tests.finetune.results.folder_reader import read_tokens
     from workbench.finetune.model.files.older_form import save_tokenizer
 
-    folders = []
     for name, (kind, make, config) in TOKENIZERS.items():
-        published = tmp_path / "published" / name
-        for folder in (published, tmp_path / name):
+        published = root / "published" / name
+        for folder in (published, root / name):
             folder.mkdir(parents=True)
             (folder / "config.json").write_text(json.dumps({"model_type": kind}))
         make().save(str(published / "tokenizer.json"))
         (published / "tokenizer_config.json").write_text(json.dumps(config))
-        save_tokenizer(AutoTokenizer.from_pretrained(published), tmp_path / name)
-        folders.append(str(tmp_path / name))
-    got = read_with_older(older, [f"tokens:{folder}" for folder in folders])
-    for name, folder in zip(TOKENIZERS, folders, strict=True):
-        wanted = read_tokens(folder)
-        assert wanted == read_tokens(str(tmp_path / "published" / name)), name
-        assert got[folder] == wanted, name
-    template = json.loads((tmp_path / "qwen2" / "tokenizer_config.json").read_text())
+        save_tokenizer(AutoTokenizer.from_pretrained(published), root / name)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_tokenizers_make_equal_tokens_and_turns(got: Mapping[str, Any], root: Path) -> None:
+    from tests.finetune.results.folder_reader import read_tokens
+
+    for name in TOKENIZERS:
+        folder = root / "tokenizers" / name
+        wanted = read_tokens(str(folder))
+        assert wanted == read_tokens(str(root / "tokenizers" / "published" / name)), name
+        assert got[str(folder)] == wanted, name
+    template = json.loads((root / "tokenizers" / "qwen2" / "tokenizer_config.json").read_text())
     assert template["chat_template"] == TEMPLATE

@@ -463,24 +463,49 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, RunResult]:
     return results
 
 
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("name", RUNS)
-def test_the_recipe_repeats_the_run_to_the_last_digit(
-    ran: Mapping[str, RunResult], tmp_path: Path, name: str
-) -> None:
-    result = ran[name]
-    folder = tmp_path / "repeated"
+def unpacked(result: RunResult, folder: Path) -> Path:
     with zipfile.ZipFile(io.BytesIO(recipe_of(result).archive)) as archive:
         archive.extractall(folder)
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(result.world_size)]
-    argv = [sys.executable, *([] if result.world_size == 1 else torchrun), "train.py"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
-    run = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
-    assert run.returncode == 0, run.stderr
+    return folder
+
+
+def repeats(result: RunResult, folder: Path, printed: str) -> None:
+    """Hold the losses and weights of a recipe in its folder to those of the run."""
     losses = [result.first_eval_loss, result.eval_loss]
-    assert f"{{'eval_loss here': {losses}, 'in the run': {losses}}}" in run.stdout
+    assert f"{{'eval_loss here': {losses}, 'in the run': {losses}}}" in printed
     weights = "model.safetensors"
     assert (folder / "model" / weights).read_bytes() == (
         RunPaths(result.path).model / weights
     ).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_recipe_repeats_the_run_under_torchrun_to_the_last_digit(
+    ran: Mapping[str, RunResult], tmp_path: Path
+) -> None:
+    result = ran["zero1"]
+    folder = unpacked(result, tmp_path / "repeated")
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""}
+    run = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
+    assert run.returncode == 0, run.stderr
+    repeats(result, folder, run.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_recipe_repeats_the_runs_of_other_techniques_to_the_last_digit(
+    ran: Mapping[str, RunResult], tmp_path: Path
+) -> None:
+    plan = Plan(tmp_path)
+    folders = {}
+    for name in ("ddp", "single"):
+        folders[name] = unpacked(ran[name], tmp_path / f"recipe-{name}")
+        (tmp_path / name).mkdir()
+        script = str(folders[name] / "train.py")
+        run = {"folder": str(tmp_path / name), "world_size": RUNS[name][1], "script": script}
+        plan.runs.append(run)
+    for name, run in plan.run().items():
+        assert set(run.exit_codes.values()) == {0}, run.stderr()
+        repeats(ran[name], folders[name], (run.folder / "rank-0" / "stdout.log").read_text())

@@ -115,7 +115,8 @@ def test_another_process_takes_them_too(job: FineTune, tmp_path: Path, checks: l
         "print(earlier_rows.checked(job, Path(sys.argv[2])).train_rows)\n"
     )
     words = [sys.executable, "-c", code, json.dumps(job.to_dict()), str(tmp_path / "b" / "inputs")]
-    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "30\n"
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout == "30\n"
 
 
 def test_the_oldest_notes_are_removed(

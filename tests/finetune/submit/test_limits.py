@@ -759,7 +759,7 @@ class Store:
         return str(place)
 
     def run(self, argv: list[str]) -> None:
-        subprocess.run(argv, check=True)
+        subprocess.run(argv, check=True, timeout=300)
 
 
 def test_a_sent_folder_is_a_whole_model(tmp_path: Path) -> None:

@@ -5,25 +5,29 @@ fork that did it. A plan is a list of {"folder", "world_size"} and perhaps "on_p
 share a pod (1), "path", a folder that the ranks import from first, "watched", the options of
 watchedcalls.py, "compiles", where DeepSpeed's ops for a disk are used, and "shallow", a model's
 folder and the folder for a copy of it with one layer, and "imports", modules that the ranks need
-and the fork imports once, and "rehearsed", a model's folder that torch's fake tensors see once, so
-that no rank pays for the first look; each run's folder holds a job.json. Leaves exit.json
+and the fork imports once, and "rehearsed", a model's folder that is looked at once,
+so that no rank pays for the look, and "script", a file that the ranks run in its folder instead of
+the trainer; each run's folder holds a job.json. Leaves exit.json
 ({rank: code}) in each folder, and beside a plan failed.txt, why it could not be done.
 Not a test, and not the warm server: only what a test of the trainer needs.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
 import os
 import resource
+import runpy
 import shutil
 import socket
 import sys
 import time
 import traceback
 from pathlib import Path
+from typing import Any
 
 from oneunit import compile_as_one_unit
 from safetensors.numpy import load_file, save_file
@@ -32,8 +36,10 @@ from watchedcalls import watch
 from workbench.agent.imports import LATE_MODULES, MODULES, import_for_forks
 
 GRACE_S = 10
-LIMIT_S = 1500
-WORDS = 1424  # of the vocabulary that a built-in model learns from the rows of a plan
+LIMIT_S = 300
+WORDS = 1224  # of the vocabulary that a built-in model learns from the rows of a plan
+# Of a configuration, what `returns_scores` takes no notice of.
+UNSEEN = ("_name_or_path", "dtype", "use_cache")
 # What the profiler, the shards and the other model
 # import when they are made: seconds in every rank.
 LATE = (
@@ -82,8 +88,9 @@ def run_plans(plans: list[list[dict]]) -> None:
             copy_one_layer(*map(Path, run["shallow"]))
         if "path" in run:
             sys.path.insert(0, run["path"])
+        script = Path(run["script"]) if "script" in run else None
         codes = run_one(
-            Path(run["folder"]), run["world_size"], run.get("on_pod", 1), run.get("watched")
+            Path(run["folder"]), run["world_size"], run.get("on_pod", 1), run.get("watched"), script
         )
         if "path" in run:
             sys.path.remove(run["path"])
@@ -100,11 +107,9 @@ def run_plans(plans: list[list[dict]]) -> None:
 
 
 def rehearse(folder: str) -> None:
-    """Fill the caches of torch's fake tensors, which each rank would fill: 0.3 s of CPU."""
+    """Keep the answer of `returns_scores` for the model of a folder."""
     import torch
     import transformers
-
-    from workbench.finetune.recipe.lean_loss import returns_scores
 
     config = transformers.AutoConfig.from_pretrained(folder)
     auto = transformers.AutoModelForCausalLM
@@ -112,21 +117,38 @@ def rehearse(folder: str) -> None:
         auto = transformers.AutoModelForSeq2SeqLM
     with torch.device("meta"):
         model = auto.from_config(config)
-    returns_scores(model)
+    lean_loss().returns_scores(model)
 
 
 def rehearse_built_in() -> None:
-    """Fill the same caches for the built-in models, which most runs train."""
+    """Keep the answers for the built-in models, which most runs train."""
     import torch
 
     from workbench.finetune.model import tiny
     from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5
-    from workbench.finetune.recipe.lean_loss import returns_scores
 
     for name in (TINY_LLAMA, TINY_T5):
         with torch.device("meta"):
             model = tiny.make(name, range(WORDS), 0)
-        returns_scores(model)
+        lean_loss().returns_scores(model)
+
+
+@functools.cache
+def lean_loss() -> Any:
+    """Return the module, whose look at a model is kept: it takes a rank a fifth of its CPU time."""
+    from workbench.finetune.recipe import lean_loss as module
+
+    look, kept = module.returns_scores, {}
+
+    def returns_scores(model: Any) -> bool:
+        config = {**model.config.to_dict(), **dict.fromkeys(UNSEEN)}
+        key = (type(model), json.dumps(config, sort_keys=True, default=str))
+        if key not in kept:
+            kept[key] = look(model)
+        return kept[key]
+
+    module.returns_scores = returns_scores
+    return module
 
 
 def said_by(checkpoint: Path) -> str:
@@ -165,10 +187,12 @@ def copy_one_layer(source: Path, target: Path) -> None:
     )
 
 
-def run_one(folder: Path, world_size: int, on_pod: int, watched: dict | None) -> dict[int, int]:
+def run_one(
+    folder: Path, world_size: int, on_pod: int, watched: dict | None, script: Path | None = None
+) -> dict[int, int]:
     port = free_port()
     pids = {
-        fork_rank(folder, rank, world_size, on_pod, port, watched): rank
+        fork_rank(folder, rank, world_size, on_pod, port, watched, script): rank
         for rank in range(world_size)
     }
     codes: dict[int, int] = {}
@@ -188,7 +212,13 @@ def run_one(folder: Path, world_size: int, on_pod: int, watched: dict | None) ->
 
 
 def fork_rank(
-    folder: Path, rank: int, world_size: int, on_pod: int, port: int, watched: dict | None
+    folder: Path,
+    rank: int,
+    world_size: int,
+    on_pod: int,
+    port: int,
+    watched: dict | None,
+    script: Path | None,
 ) -> int:
     pid = os.fork()
     if pid:
@@ -215,7 +245,12 @@ def fork_rank(
 
         if watched is not None:
             watch(own, watched)
-        train()
+        if script is None:
+            train()
+        else:
+            os.chdir(script.parent)
+            sys.path.insert(0, str(script.parent))
+            runpy.run_path(str(script), run_name="__main__")
         code = 0
     except BaseException:
         traceback.print_exc()

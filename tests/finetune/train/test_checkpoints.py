@@ -23,7 +23,7 @@ from workbench.rundir.checkpoints import problem_of, write_manifest
 pytestmark = pytest.mark.slow
 # An epoch of these 20 rows has three steps, the last filled
 # up: step 3 ends the first, step 4 is amid the second.
-STEPS, ROWS, BOUNDARY, AMID = 6, 20, 3, 4
+STEPS, ROWS, BOUNDARY, AMID = 5, 20, 3, 4
 COMMON = {
     "max_steps": STEPS,
     "per_device_train_batch_size": 2,

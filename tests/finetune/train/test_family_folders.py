@@ -78,7 +78,6 @@ VISION = {
 # Options beside the common sizes, by the name of the family's classes.
 CAUSAL: dict[str, dict[str, object]] = {
     "Llama": {},
-    "Mistral": {"sliding_window": 8},
     "Qwen2": {"tie_word_embeddings": True},
     "Qwen3": HEADS,
     "Gemma": HEADS,
@@ -91,11 +90,8 @@ CAUSAL: dict[str, dict[str, object]] = {
     "OPT": {"ffn_dim": 32, "word_embed_proj_dim": 32},
     "Bloom": {"n_layer": 2, "n_head": 4},
     "Falcon": {},
-    "StableLm": {},
-    "Olmo": {},
     "Olmo2": {},
     "Cohere": {},
-    "Starcoder2": {},
     "Granite": {},
     "SmolLM3": {},
     "Mamba": {"state_size": 8},
@@ -137,10 +133,8 @@ CAUSAL: dict[str, dict[str, object]] = {
 }
 TRANSLATORS: dict[str, dict[str, object]] = {
     "T5": T5,
-    "MT5": T5,
     "SwitchTransformers": {**T5, "num_experts": 2, "num_sparse_encoder_layers": 1},
     "Bart": BOTH,
-    "MBart": BOTH,
     "Pegasus": BOTH,
     "Marian": BOTH,
     "M2M100": BOTH,

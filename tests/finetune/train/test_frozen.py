@@ -19,7 +19,7 @@ from workbench.finetune.options.model.models import Family
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 BF16, FP32 = "bfloat16", "float32"
-STEPS = 6
+STEPS = 3
 # name: technique, ranks, rows of a micro-batch, more options of the job
 RUNS: dict[str, tuple[str, int, int, dict[str, object]]] = {
     "single": ("single", 1, 12, {}),
@@ -135,7 +135,7 @@ def test_every_technique_follows_one_process(ran: dict[str, Ran], name: str) -> 
         got, expected = run.curve(metric), reference.curve(metric)
         assert len(got) == STEPS
         assert got == pytest.approx(expected, rel=0.01), metric
-    assert run.curve("loss")[-1] < 0.97 * run.curve("loss")[0]
+    assert run.curve("loss")[-1] < 0.99 * run.curve("loss")[0]
     assert run.data("end")[0]["eval_loss"] == pytest.approx(
         reference.data("end")[0]["eval_loss"], rel=0.01
     )

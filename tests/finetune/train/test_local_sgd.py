@@ -18,7 +18,7 @@ from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 
 PATIENCE_S = 1500
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(PATIENCE_S + 60)]
-STEPS, SYNC = 40, 10
+STEPS, SYNC = 16, 4
 # Targets cut to one length give every rank as many tokens,
 # so that the mean of the ranks' gradients is that of all.
 EVEN = {
@@ -26,7 +26,7 @@ EVEN = {
     "optimizer": "sgd",
     "learning_rate": 0.1,
     "max_grad_norm": 0.0,
-    "max_steps": 6,
+    "max_steps": 4,
     "per_device_train_batch_size": 2,
     "gradient_accumulation_steps": 2,
     "profile_step": 0,
@@ -54,7 +54,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         metric_rows=2,
         metric_for_best_model="score",
         load_best_model_at_end=True,
-        **{**EVEN, "max_steps": 4},
+        **EVEN,
     )
     train = {
         "max_steps": STEPS,

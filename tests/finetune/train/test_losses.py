@@ -18,7 +18,7 @@ from workbench.base.errors import RunError
 from workbench.finetune.train.losses import EndedStep, HostCopy, StepLosses
 
 PATIENCE_S = 1500
-SYNC, STEPS, POISONED = 100, 24, 3
+SYNC, STEPS, POISONED = 100, 8, 3
 
 
 def real_ranks(test: Any) -> Any:
@@ -40,7 +40,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     apart = {"technique": "local-sgd", "local_sgd": {"sync_steps": SYNC}}
     plan.add("local-sgd", 2, more={"watched": {}}, **apart, **small)  # type: ignore[arg-type]
     plan.add("ddp", 2, more={"watched": {}}, technique="ddp", **small)  # type: ignore[arg-type]
-    short = {**small, "max_steps": 8, "gradient_accumulation_steps": 1}
+    short = {**small, "max_steps": 5, "gradient_accumulation_steps": 1}
     stopped = {
         "ddp-stopped": {"technique": "ddp"},
         "local-sgd-stopped": {**apart, "local_sgd": {"sync_steps": 3}},

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from forkedruns import GLOBAL_BATCH, STEPS, Plan, Ran
+from forkedruns import GLOBAL_BATCH, STEPS, TRAIN_ROWS, Plan, Ran
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -30,8 +30,7 @@ from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler
 from workbench.finetune.recipe.standalone import row_lengths
 
 real_ranks = pytest.mark.slow
-ROWS = 240
-WARMUP, CLIP, DECAY, RESUMED = 2, 0.5, 0.1, 6
+WARMUP, CLIP, DECAY, RESUMED = 2, 0.5, 0.1, 4
 RATES = {"lion": 4e-4, "muon": 1e-3}
 COMMON = {
     "warmup_steps": WARMUP,
@@ -85,7 +84,7 @@ def small_llama(folder: Path, examples: Sequence[Any]) -> None:
 @pytest.fixture(scope="module")
 def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     plan = Plan(tmp_path_factory.mktemp("optimizers"))
-    small_llama(plan.root / "llama", list(mini_rows(0, ROWS)))
+    small_llama(plan.root / "llama", list(mini_rows(0, TRAIN_ROWS)))
     return plan
 
 
@@ -144,7 +143,7 @@ def by_hand(
 
 
 def batches(root: Path) -> Iterator[dict[str, torch.Tensor]]:
-    examples = list(mini_rows(0, ROWS))
+    examples = list(mini_rows(0, TRAIN_ROWS))
     job = FineTune(model=str(root / "llama"), max_target_length=40)
     loaded = load.load(job.model, examples, seed=0)
     encoder = Encoder(loaded, job)

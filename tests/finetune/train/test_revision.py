@@ -93,7 +93,11 @@ def test_what_is_loaded_and_saved_is_of_the_revision(home: Path, tmp_path: Path)
     env = {**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     env.pop("HF_HUB_CACHE", None)
     done = subprocess.run(
-        [sys.executable, "-c", LOADS, str(tmp_path)], env=env, capture_output=True, text=True
+        [sys.executable, "-c", LOADS, str(tmp_path)],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout.splitlines()[-1])

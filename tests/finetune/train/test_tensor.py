@@ -27,10 +27,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("one_t
 
 STEPS = 4
 SAVED = 2
+# Two ranks share the weights, so four ranks are two groups.
 SHARED = {
-    f"{technique}-{ranks}": (technique, ranks)
-    for technique in ("ddp", "zero1", "zero2")
-    for ranks in (2, 4)
+    "ddp-2": ("ddp", 2),
+    "ddp-4": ("ddp", 4),
+    "zero1-4": ("zero1", 4),
+    "zero2-2": ("zero2", 2),
 }
 # Clipped gradients: SGD shows a wrong norm, AdamW would divide its effect out.
 SGD = {"optimizer": "sgd", "learning_rate": 0.05, "max_grad_norm": 0.5, "metrics": ["accuracy"]}

@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 from forkedruns import (
+    EVALUATION_ROWS,
     GLOBAL_BATCH,
     LENGTH,
     OPTIMIZERS,
     STEPS,
     TECHNIQUES,
+    TRAIN_ROWS,
     Plan,
     Ran,
     follows,
@@ -32,19 +34,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S + 60)]
 SENT = {"ddp": 4 / 3, "zero1": 2.0, "zero2": 2.0, "zero3": 2.0}
 SENT_IN_BF16 = {"ddp": 2 / 3, "zero1": 4 / 3}
 TOLD = {"predict_rows": 3}  # a row for each rank
-SGD_STEPS = 12  # a wrong scale shows in the first of them
+SGD_STEPS = 4  # a wrong scale shows in the first of them
+MICRO_BATCHES = 3
 
 # Technique, optimizer and number of micro-batches a step, pairwise: every technique meets both
 # optimizers and both numbers, and every optimizer meets both numbers. AdamW divides a wrong scale
 # of the gradients out of the losses; the compared gradient norm shows it for one micro-batch, and
-# SGD for four. Four cost ZeRO-3 four times its hooks: these train models of few modules. AdamW
-# sees four where its states are shards, and where they are on the host.
+# SGD for three. Three cost ZeRO-3 three times its hooks: these train models of few modules. AdamW
+# sees three where its states are shards, and where they are on the host.
 SHORT_CASES = [(technique, "adamw", 1) for technique in TECHNIQUES]
 LONG_CASES = [
-    *((technique, "sgd", 4) for technique in TECHNIQUES),
+    *((technique, "sgd", MICRO_BATCHES) for technique in TECHNIQUES),
     ("zero1", "sgd", 1),
-    ("zero1", "adamw", 4),
-    ("zero3-offload", "adamw", 4),
+    ("zero1", "adamw", MICRO_BATCHES),
+    ("zero3-offload", "adamw", MICRO_BATCHES),
 ]
 CASES = [*SHORT_CASES, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG_CASES)]
 
@@ -97,7 +100,7 @@ def plan_adamw(plan: Plan, cases: Sequence[tuple[str, str, int]]) -> None:
 
 
 def plan_long(plan: Plan) -> None:
-    """Gradients sent in bf16, SGD on a T5 of one layer, and four micro-batches a step."""
+    """Gradients sent in bf16, SGD on a T5 of one layer, and several micro-batches a step."""
     for technique in (*SENT_IN_BF16, "fsdp"):
         options = {
             "communication": "bf16",
@@ -125,21 +128,21 @@ def plan_long(plan: Plan) -> None:
         **options_of["sgd"],
     )
     plan.add(
-        "single-adamw-4",
+        f"single-adamw-{MICRO_BATCHES}",
         1,
         technique="single",
         optimizer="adamw",
-        per_device_train_batch_size=GLOBAL_BATCH // 4,
-        gradient_accumulation_steps=4,
+        per_device_train_batch_size=GLOBAL_BATCH // MICRO_BATCHES,
+        gradient_accumulation_steps=MICRO_BATCHES,
         **options_of["adamw"],
     )
     for technique, optimizer, micro_batches in LONG_CASES:
         plan.add(
             name_of(technique, optimizer, micro_batches),
-            3,
+            2,
             technique=technique,
             optimizer=optimizer,
-            per_device_train_batch_size=4 // micro_batches,
+            per_device_train_batch_size=GLOBAL_BATCH // 2 // micro_batches,
             gradient_accumulation_steps=micro_batches,
             **options_of[optimizer],
         )
@@ -166,7 +169,7 @@ def plan_short(plan: Plan) -> None:
         technique="zero1",
         max_steps=None,
         epochs=0.5,
-        per_device_train_batch_size=16,
+        per_device_train_batch_size=9,
         logging_steps=2,
     )
 
@@ -185,8 +188,8 @@ def test_every_technique_meets_every_optimizer_and_both_numbers_of_micro_batches
     cases = {*SHORT_CASES, *LONG_CASES}
     for chosen, wanted in {
         (0, 1): itertools.product(TECHNIQUES, OPTIMIZERS),
-        (0, 2): itertools.product(TECHNIQUES, (1, 4)),
-        (1, 2): itertools.product(OPTIMIZERS, (1, 4)),
+        (0, 2): itertools.product(TECHNIQUES, (1, MICRO_BATCHES)),
+        (1, 2): itertools.product(OPTIMIZERS, (1, MICRO_BATCHES)),
     }.items():
         assert {tuple(case[place] for place in chosen) for case in cases} == set(wanted)
 
@@ -252,7 +255,8 @@ def test_the_first_rank_tells_what_runs(ran: dict[str, Ran]) -> None:
     (start,) = ran["zero3-adamw"].data("start")
     assert start["world_size"] == 3
     assert start["global_batch_size"] == GLOBAL_BATCH
-    assert (start["train_rows"], start["eval_rows"], start["max_steps"]) == (240, 31, STEPS)
+    assert (start["train_rows"], start["eval_rows"]) == (TRAIN_ROWS, EVALUATION_ROWS)
+    assert start["max_steps"] == STEPS
     assert (start["technique"], start["precision"], start["device"]) == ("zero3", "fp32", "cpu")
     assert start["parameters"] == ran["single-adamw"].data("start")[0]["parameters"]
     assert {"python", "torch", "deepspeed", "transformers", "accelerate", "workbench"} <= set(
@@ -425,7 +429,7 @@ def test_bf16_trains_under_zero3_and_alone_with_recomputed_activations(
 
 def test_epochs_make_the_steps(short: dict[str, Ran]) -> None:
     (end,) = short["epochs"].data("end")
-    assert end["steps"] == 4  # half of ceil(240 / 32)
+    assert end["steps"] == TRAIN_ROWS / 18 / 2
     assert short["epochs"].data("start")[0]["max_steps"] == 4
     assert [s["step"] for s in short["epochs"].data("step")] == [2, 4]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -230,7 +230,9 @@ def make_model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
         text = text_config_of(config)
         # The rest of a composite model, such as its images' encoder, keeps all layers.
         inner = [name for name in config.sub_configs if getattr(config, name, None) is text]
-        _cut(raw[inner[0]] if inner else raw, whole=_depth(config), depth=depth)
+        # Some families have a key of their own, such as `n_layer`.
+        keys = {text.attribute_map.get(key, key) for key in _DEPTH_KEYS}
+        _cut(raw[inner[0]] if inner else raw, keys, whole=_depth(config), depth=depth)
     shallow = config_of(raw)
     family = AutoModelForSeq2SeqLM if shallow.is_encoder_decoder else AutoModelForCausalLM
     if request.get("scores"):
@@ -256,9 +258,9 @@ def make_model(config: Any, request: Mapping[str, Any], depth: int) -> Any:
     return model
 
 
-def _cut(raw: dict[str, Any], *, whole: int, depth: int) -> None:
+def _cut(raw: dict[str, Any], keys: Iterable[str], *, whole: int, depth: int) -> None:
     """Change the number of layers of a configuration in place."""
-    for key in _DEPTH_KEYS:
+    for key in keys:
         if raw.get(key):
             raw[key] = depth
     # Lists with an entry for every layer
