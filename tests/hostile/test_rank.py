@@ -149,6 +149,12 @@ TRIALS = [
 ]
 
 
+def test_a_rank_that_forges_the_end_of_another_has_the_true_cause(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_trial(world, Trial("forged_done", FAILED, [CAUSE], pods=2), capsys)
+
+
 @pytest.fixture(scope="module")
 def neighbour(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Neighbour]:
     """An honest run on the other pod, which outlives all tricks."""
@@ -170,13 +176,10 @@ def test_a_hostile_rank_harms_its_own_run_alone(
     assert neighbour.run.state is RunState.RUNNING
 
 
-def test_pods_serve_honest_runs_after_all_tricks(
-    world: World, neighbour: Neighbour, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pods_serve_honest_runs_after_all_tricks(world: World, neighbour: Neighbour) -> None:
     neighbour.end.touch()
     honest = neighbour.run.wait(END_S, progress=False)
     assert honest.state is SUCCEEDED, honest.message
-    check_trial(world, Trial("forged_done", FAILED, [CAUSE], pods=2), capsys)
     after = world.submit(HONEST, "--lines", 3, pods=2)
     assert after.wait(END_S, progress=False).state is SUCCEEDED, after.message
 
