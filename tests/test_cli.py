@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from tinyfolders import change_weights, llama
 from writtenrun import write_run
 
 from tests.support.sentences import says
@@ -226,6 +225,7 @@ def test_a_shell_completes_commands_options_and_files(
         cwd=tmp_path,
         capture_output=True,
         text=True,
+        timeout=60,
         check=True,
     )
     assert done.stdout.split() == offered.split()
@@ -351,9 +351,15 @@ def test_a_run_that_fails_exits_with_1_and_says_where(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    job = {"model": str(_broken_model(tmp_path)), "technique": "single", "max_steps": 2}
-    asked = spec(tmp_path, job, {**LOCAL, "count": 1})
-    assert main(["run", asked, "--out", str(out), "--json", str(tmp_path / "a.json")]) == 1
+    script = tmp_path / "script" / "fails.py"
+    script.parent.mkdir()
+    script.write_text("raise ValueError('of the script')\n")
+    asked = tmp_path / "asked.json"
+    cluster = {**LOCAL, "count": 1, "warm": False}
+    asked.write_text(
+        json.dumps({"cluster": cluster, "job": {"kind": "script", "path": str(script)}})
+    )
+    assert main(["run", str(asked), "--out", str(out), "--json", str(tmp_path / "a.json")]) == 1
     result = Run.load(out).result
     facts = json.loads((tmp_path / "a.json").read_text())
     assert (facts["state"], facts["path"]) == ("failed", str(out))
@@ -361,10 +367,3 @@ def test_a_run_that_fails_exits_with_1_and_says_where(
     assert result.error.host.startswith("127.0.0.")
     assert "Traceback" in result.error.traceback
     assert "Run failed" in capsys.readouterr().out
-
-
-def _broken_model(folder: Path) -> Path:
-    def without_last(weights: dict[str, object]) -> dict[str, object]:
-        return dict(list(weights.items())[:-1])
-
-    return change_weights(llama(folder / "model"), without_last)

@@ -82,7 +82,7 @@ def test_a_run_tells_where_it_is_and_stops_after_a_checkpoint(cluster: Cluster) 
 
 
 def test_a_run_that_was_asked_to_stop_can_still_be_cancelled(cluster: Cluster) -> None:
-    run = cluster.submit(ENDLESS)
+    run = cluster.submit(ENDLESS.replace(technique="single"), pods=1)
     until(lambda: run.state is not RunState.QUEUED)
     run.stop()  # its ranks are not there yet: it is kept for them
     until(lambda: "stopping after a checkpoint" in run.message)
@@ -191,6 +191,7 @@ def test_what_fails_after_the_training_does_not_cost_the_model(
         "    return os._exit(3) if len(calls) > 1 else {}\n"
     )
     short = {
+        "technique": "single",
         "max_steps": 2,
         "predict_rows": 0,
         "metric_rows": 2,
@@ -198,7 +199,7 @@ def test_what_fails_after_the_training_does_not_cost_the_model(
         "logging_steps": 1,
     }
     own: list[list[object]] = [[answered, over_the_lengths], [f"{metrics}:ends"]]
-    runs = [cluster.submit(ENDLESS.replace(**short, metrics=each)) for each in own]
+    runs = [cluster.submit(ENDLESS.replace(**short, metrics=each), pods=1) for each in own]
     raised, ended = (run.wait(240, progress=False) for run in runs)
     assert (raised.state, raised.eval_step, raised.metrics) == (
         RunState.SUCCEEDED,

@@ -18,7 +18,12 @@ def imported(folder: Path, code: str = IMPORT) -> str:
     """Return the last line of an import in a folder."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=env, capture_output=True, text=True
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     return done.stderr.strip().rpartition("\n")[2]
 

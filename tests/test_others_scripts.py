@@ -1,4 +1,4 @@
-"""Scripts and tests of other packages run unchanged on two pods: TRL, accelerate, torch."""
+"""Scripts and tests of other packages run unchanged on pods: TRL, DeepSpeed, accelerate, torch."""
 
 from __future__ import annotations
 
@@ -7,47 +7,23 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import accelerate
 import pytest
 from poll import until
 
 from workbench import Cluster, Run, Script
-from workbench.rundir.state import RunState
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 SCRIPTS = Path(__file__).parent / "scripts"
-TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-PROMPTS = [f"Name the capital of country {n}." for n in range(12)]
-TEXTS = [f"{prompt} City {n} is it." for n, prompt in enumerate(PROMPTS)]
-ROWS: dict[str, Sequence[dict[str, Any]]] = {
-    "sft": [{"text": text} for text in TEXTS],
-    "grpo": [{"prompt": [{"role": "user", "content": prompt}]} for prompt in PROMPTS],
-}
-MORE = {
-    "grpo": [
-        "--num_generations=2",
-        "--max_completion_length=8",
-        "--reward_funcs=think_format_reward",
-    ],
-}
+TEXTS = [f"Name the capital of country {n}. City {n} is it." for n in range(12)]
 REPOSITORY = """
 import os
 from .sizes import SIZE
 
 print("rank", os.environ["RANK"], "of size", SIZE)
 """
-FIGURES = {
-    "sft": "entropy",
-    "grpo": "reward",
-}
-"""Figure of a step that a method is about."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +39,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "learned.json"), pad_token=PAD, eos_token=END, bos_token=START
     )
-    tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -87,18 +62,15 @@ def trained(cluster: Cluster, script: Path, *args: str, pods: int = 2) -> Run:
     return run
 
 
-@pytest.mark.parametrize("method", ROWS)
-def test_trl_s_own_script_trains(
-    cluster: Cluster, model: Path, tmp_path: Path, method: str
-) -> None:
+def test_trl_s_own_script_trains(cluster: Cluster, model: Path, tmp_path: Path) -> None:
     import trl
 
     rows = tmp_path / "rows"
     rows.mkdir()
-    (rows / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[method]))
+    (rows / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
     run = trained(
         cluster,
-        Path(trl.__file__).parent / "scripts" / f"{method}.py",
+        Path(trl.__file__).parent / "scripts" / "sft.py",
         f"--dataset_name={rows}",
         f"--model_name_or_path={model}",
         "--output_dir=trained",
@@ -109,27 +81,18 @@ def test_trl_s_own_script_trains(
         "--use_cpu",
         "--bf16=False",
         "--report_to=none",
-        *MORE.get(method, ()),
-        # A rank imports for ten seconds of CPU, so only the generation runs on both pods.
-        pods=1 if method == "sft" else 2,
+        # A rank imports for ten seconds of CPU; the scripts below train on both pods.
+        pods=1,
     )
     steps = [event for event in run.events() if event.kind == "step"]
     assert [event.whole("step") for event in steps] == [1, 2]
-    assert all(event.number(FIGURES[method]) is not None for event in steps)
+    assert all(event.number("entropy") is not None for event in steps)
     assert (run.paths.outputs / "trained" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize(
-    ("script", "prints"),
-    [
-        ("accelerate_loop", r"epoch 2: \d+ of 64"),
-        ("pipeline", r"stage 0 of 2 losses"),
-        ("tensor_parallel", r"\d+ of \d+ weights, losses"),
-    ],
-)
-def test_a_script_of_another_library_trains(cluster: Cluster, script: str, prints: str) -> None:
-    run = trained(cluster, SCRIPTS / f"{script}.py")
-    assert re.search(prints, run.logs(rank=0, stream="stdout"))
+def test_deepspeed_s_pipeline_trains(cluster: Cluster) -> None:
+    run = trained(cluster, SCRIPTS / "pipeline.py")
+    assert "stage 0 of 2 losses" in run.logs(rank=0, stream="stdout")
 
 
 def test_accelerate_s_own_collectives_agree(cluster: Cluster) -> None:
@@ -194,19 +157,11 @@ def test_a_repository_with_a_src_folder_runs(
 def test_the_lock_of_an_aborted_build_is_named(cluster: Cluster, tmp_path: Path) -> None:
     lock = tmp_path / "fused_adam" / "lock"
     lock.parent.mkdir()
-    taking = f"""
-from torch.utils.file_baton import FileBaton
-
-baton = FileBaton({str(lock)!r})
-if baton.try_acquire():
-    raise SystemExit("the build of the test is aborted here")
-baton.wait()
-"""
-    script = tmp_path / "taking.py"
-    script.write_text(taking)
-    aborted = cluster.submit(Script(script), pods=1).wait(300, progress=False)
-    assert aborted.state is RunState.FAILED
-    assert lock.exists()
+    lock.touch()
+    script = tmp_path / "waiting.py"
+    script.write_text(
+        f"from torch.utils.file_baton import FileBaton\n\nFileBaton({str(lock)!r}).wait()\n"
+    )
     run = cluster.submit(Script(script), pods=1)
     named = f"waiting for the build of an op that holds {lock}. If no process builds the op"
     until(lambda: named in run.logs(rank=0, stream="stderr"), 180)

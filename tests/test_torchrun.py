@@ -81,11 +81,16 @@ def torchrun() -> list[Mapping[str, str]]:
         for node in (0, 1)
     ]
     told = []
-    for node in nodes:
-        said, _ = node.communicate(timeout=300)
-        assert node.returncode == 0
-        variables = json.loads(said.partition("variables ")[2])
-        told.append({name: value for name, value in variables.items() if name not in before})
+    try:
+        for node in nodes:
+            said, _ = node.communicate(timeout=300)
+            assert node.returncode == 0
+            variables = json.loads(said.partition("variables ")[2])
+            told.append({name: value for name, value in variables.items() if name not in before})
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait(60)
     return told
 
 

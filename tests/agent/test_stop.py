@@ -16,6 +16,7 @@ from tests.support.hanging import hanging
 from tests.support.sentences import sentence
 from workbench.agent.clients.client import Client
 from workbench.agent.main import end_leftovers
+from workbench.agent.supervisor import Agent
 from workbench.base.messages.rpc import Refused
 from workbench.base.process import Process, look_up, process_table
 
@@ -285,27 +286,32 @@ def test_ranks_can_be_ended_a_hundred_times_without_a_trace(agent):
     until(lambda: len(list(Path(f"/proc/{me}/fd").iterdir())) <= open_before)
 
 
-@pytest.mark.long
-def test_an_agent_that_slept_for_longer_than_its_lease_gives_the_keeper_time(make_agent):
-    agent = make_agent()
-    agent.serve("--lease-s", "12")
-    agent.start("r", "import time; print('up', flush=True); time.sleep(600)")
-    agent.until_printed("r", "up")
-    process = look_up(agent.pid)
-    process.send(signal.SIGSTOP)
-    time.sleep(14)
-    process.send(signal.SIGCONT)
-    time.sleep(1)
-    assert agent.poll("r")["ranks"][0]["phase"] == "running"
-    time.sleep(5)  # more than the time that it gave; the keeper has spoken since
-    assert agent.poll("r")["ranks"][0]["phase"] == "running"
-    assert "this machine slept for 1" in (agent.root / "agent.log").read_text()
+def test_an_agent_that_slept_for_longer_than_its_lease_gives_the_keeper_time(tmp_path, monkeypatch):
+    now_s = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    agent = Agent(tmp_path, 12.0)
+    monkeypatch.setattr(agent, "_reap", lambda: None)  # children here are pytest's
+    agent.tick()
+    now_s += 14.0  # the machine sleeps
+    agent.tick()
+    assert not agent.finished
+    now_s += 3.0
+    agent.renew()
+    now_s += 5.0  # more than the time that it gave; the keeper has spoken since
+    agent.tick()
+    assert not agent.finished
+    now_s += 14.0
+    agent.tick()
+    now_s += 4.5  # a third of the lease is over
+    agent.tick()
+    assert agent.finished
 
 
 GUARDED = """
 import os, subprocess, sys
 from pathlib import Path
 from workbench.agent.main import end_leftovers
+from workbench.agent.supervisor import Agent
 from workbench.base.process import become_subreaper, look_up
 become_subreaper()
 start = (

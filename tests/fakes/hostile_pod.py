@@ -149,8 +149,10 @@ HARMLESS = {
 class PlayedLink(AgentLink):
     """A link to an agent that a test plays, over a pair of sockets in place of SSH."""
 
-    def __init__(self, pod: Pod, folder: Path, trick: Trick, *, hello: object = None) -> None:
-        super().__init__(pod, Identity(folder), lease_s=4.0, package=("w.zip", b""))
+    def __init__(
+        self, pod: Pod, folder: Path, trick: Trick, *, hello: object = None, lease_s: float = 4.0
+    ) -> None:
+        super().__init__(pod, Identity(folder), lease_s=lease_s, package=("w.zip", b""))
         self.trick = trick
         self.hello = {"pid": 7, "time_s": time.time()} if hello is None else hello
         self._sockets: list[socket.socket] = []

@@ -28,7 +28,7 @@ from workbench.base.table import as_grid
 from workbench.benchmark.benchmark import Benchmark
 from workbench.benchmark.cluster import Cluster
 from workbench.benchmark.finished_rows import FinishedRows
-from workbench.benchmark.result import BenchmarkResult, Report, rows_below, write_report
+from workbench.benchmark.result import BenchmarkResult, rows_below
 from workbench.client.kinds import recipe_for
 from workbench.client.result import card_of
 from workbench.client.run import Run
@@ -41,7 +41,7 @@ from workbench.rundir.status import cluster_status
 from workbench.rundir.view import RunView
 
 Look = tuple[str, Callable[[], object]]
-VIEWS = (
+DRAWN_BY = (
     display_protocol.as_text,
     display_protocol.as_html,
     display_protocol.as_page,
@@ -265,10 +265,6 @@ def records(reader: Reader, run: Run) -> Iterator[Look]:
         rows, _ = rows_below([root])
         return BenchmarkResult(name="given", folder=root, rows=tuple(rows))
 
-    def report() -> Report:
-        rows, problems = rows_below([root])
-        return Report(rows, problems=problems, with_cards=True)
-
     def recipe() -> object:
         made = recipe_for(run.path) or recipe_of
         return made(run.result)
@@ -278,8 +274,6 @@ def records(reader: Reader, run: Run) -> Iterator[Look]:
     yield "card", lambda: card_of(run.result)
     yield "benchmark", benchmark
     yield "benchmark plots", lambda: benchmark().plots
-    yield "benchmark report", lambda: write_report(rows_below([root])[0], reader.out / "report")
-    yield "report", report
     yield "finished rows", lambda: FinishedRows(root).rows()
     yield "recipe", recipe
     yield "view", lambda: [RunView(run.path).log(rank) for rank in range(3)]
@@ -301,22 +295,29 @@ def looks(reader: Reader) -> Iterator[Look]:
     yield from records(reader, run)
 
 
-def texts(value: object, drawn: set[tuple[type, str]], deep: bool = True) -> Iterator[str]:
+def texts(value: object, drawn: set[tuple[object, ...]], deep: bool = True) -> Iterator[str]:
     """Yield a value in every form that a person or another program gets.
 
-    A record of a type and `repr` in `drawn` is not drawn again.
+    A bundle has the text and the HTML of a record. A record whose drawing and `repr`, but for the
+    name of its class, are in `drawn` is not drawn again.
     """
     if isinstance(value, str):
         yield value
         return
+    kind = type(value)
     plain = repr(value)
     yield plain
-    if (type(value), plain) in drawn:
+    drawings = [view.dispatch(kind) for view in DRAWN_BY]
+    drawing = (*drawings, plain.removeprefix(kind.__name__))
+    if drawing in drawn:
         return
-    drawn.add((type(value), plain))
-    yield str(value)
-    for view in VIEWS:
-        if any(kind in view.registry for kind in type(value).__mro__ if kind is not object):
+    drawn.add(drawing)
+    if not isinstance(value, display_protocol.Displayable):
+        yield str(value)
+    if any(view.dispatch(kind) is not view.dispatch(object) for view in DRAWN_BY):
+        yield str(display_protocol.as_bundle(value))
+    for view in (display_protocol.as_page, as_grid):
+        if view.dispatch(kind) is not view.dispatch(object):
             yield str(view(value))
     yield from _contents(value)
     if isinstance(value, (list, tuple)) and deep:

@@ -43,7 +43,7 @@ from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.status import result_file
 
 FINAL = ("succeeded", "failed", "cancelled", "stopped")
-CANCELLED_AT_S = 200.0
+CANCELLED_AT_S = 100.0
 """When the user gives up a run that the hostile pod keeps open."""
 BOUNDARIES = ("workbench.keeper.boundary", "workbench.keeper.run.attempt")
 """Loggers with a traceback for an error that no one has named."""

@@ -43,7 +43,7 @@ class Watch:
     look: str = ""
     on: bool = False
     seen: list[str] = field(default_factory=list)
-    drawn: set[tuple[type, str]] = field(default_factory=set)
+    drawn: set[tuple[object, ...]] = field(default_factory=set)
     begun_gib: float = 0.0
     """Memory of the process before the first look."""
 

@@ -95,9 +95,9 @@ def forged_events() -> None:
 
 
 def endless_line() -> None:
-    """Print 10 MiB without a line end, as an event and as text: more than any poll takes."""
+    """Print 5 MiB without a line end, as an event and as text: more than any poll takes."""
     for begin, stream in ((MARK.encode(), 1), (b"token=", 2)):
-        rest = memoryview(begin + b"x" * (10 << 20))
+        rest = memoryview(begin + b"x" * (5 << 20))
         while rest:
             rest = rest[os.write(stream, rest) :]
 
