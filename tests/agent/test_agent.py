@@ -411,7 +411,6 @@ def test_ranks_keep_the_number_of_their_attempt_also_for_the_next_agent(agent):
     assert found("r") == (["exited"], 0, 0), "the file was removed"
 
 
-@pytest.mark.usefixtures("in_time")
 def test_a_rank_with_pipes_in_place_of_its_files_does_not_hold_the_agent(agent):
     code = (
         "import os, time\n"
@@ -434,7 +433,6 @@ def test_a_rank_with_pipes_in_place_of_its_files_does_not_hold_the_agent(agent):
     assert agent.ask("ping")["pid"] == agent.pid
 
 
-@pytest.mark.usefixtures("in_time")
 def test_an_agent_starts_where_a_rank_left_pipes_and_folders_in_place_of_its_files(
     make_agent, tmp_path
 ):

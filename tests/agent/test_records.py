@@ -226,7 +226,6 @@ def test_a_dying_rank_seen_in_the_root_group_was_killed_in_its_own(tmp_path: Pat
     assert machine.OomWatch({}).hint(None) == ""
 
 
-@pytest.mark.usefixtures("in_time")
 def test_a_pipe_in_place_of_a_file_of_the_rank_is_no_file(tmp_path: Path) -> None:
     for name in ("error.json", "order.log", "stdout.log"):
         os.mkfifo(tmp_path / name)

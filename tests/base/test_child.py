@@ -83,7 +83,7 @@ def test_a_block_of_a_child_ends_at_its_limit(block: str, printed: str) -> None:
 
 def test_a_call_of_c_code_is_ended_by_the_system() -> None:
     code = (
-        "from workbench.base.child import limited_time\nwith limited_time(1.0): sum(range(10**12))"
+        "from workbench.base.child import limited_time\nwith limited_time(0.1): sum(range(10**12))"
     )
     with start("-c", code, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
         assert child.wait(120.0) == -signal.SIGXCPU

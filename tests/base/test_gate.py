@@ -16,7 +16,6 @@ from tests.support.deep import deep_tree
 from workbench.base.errors import RunError
 from workbench.base.files import gate
 
-pytestmark = pytest.mark.usefixtures("in_time")
 SPARSE = 2 << 30
 
 

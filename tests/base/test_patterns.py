@@ -13,7 +13,7 @@ from workbench.base.redact import mask_secrets
 
 pytestmark = pytest.mark.slow
 PROGRAM = Path(__file__).with_name("slowpatterns.py")
-GUARD_S = 900.0  # of a loaded machine; the limits are of processor time, in the child
+GUARD_S = 500.0  # of a loaded machine; the limits are of processor time, in the child
 
 
 @pytest.mark.long

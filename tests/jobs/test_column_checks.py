@@ -57,14 +57,15 @@ def prepared(path: Path, **options: object) -> Prepared:
 FORMATS = ["jsonl", "json", "csv", pytest.param("parquet", marks=pytest.mark.slow)]
 
 
-@pytest.mark.parametrize("end", FORMATS)
+ASKS_FOR_IMAGES = (
+    {"messages": CHAT, "images": ["a.png"]},
+    "the column 'images' holds images, sound or video",
+)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (
-            {"messages": CHAT, "images": ["a.png"]},
-            "the column 'images' holds images, sound or video",
-        ),
         (
             {"prompt": "<image>What?", "completion": "A cat.", "image": "a.png"},
             "the column 'image' holds images",
@@ -97,8 +98,18 @@ FORMATS = ["jsonl", "json", "csv", pytest.param("parquet", marks=pytest.mark.slo
     ],
 )
 def test_a_column_that_asks_for_another_training_is_refused(
-    tmp_path: Path, end: str, row: Mapping[str, Any], message: str
+    tmp_path: Path, row: Mapping[str, Any], message: str
 ) -> None:
+    refuse(tmp_path, "jsonl", row, message)
+
+
+@pytest.mark.parametrize("end", FORMATS)
+def test_a_column_is_refused_in_files_of_every_format(tmp_path: Path, end: str) -> None:
+    refuse(tmp_path, end, *ASKS_FOR_IMAGES)
+    refuse(tmp_path, end, {"messages": CHAT, "label": False}, "the column 'label' is true or false")
+
+
+def refuse(tmp_path: Path, end: str, row: Mapping[str, Any], message: str) -> None:
     path = write(tmp_path / f"rows.{end}", [row] * 20)
     name = next(key for key in row if f"'{key}'" in message)
     place = {"jsonl": "line 1", "json": "line 1", "csv": "line 2", "parquet": "row 1"}[end]
@@ -140,7 +151,7 @@ def test_a_column_to_ignore_is_left_out_knowingly_and_named(tmp_path: Path, end:
         prepared(path, columns=columns, ignore=["messages"])
 
 
-@pytest.mark.parametrize("end", FORMATS)
+@pytest.mark.parametrize("end", ["jsonl", "csv"])
 @pytest.mark.parametrize(
     ("row", "not_read"),
     [

@@ -171,7 +171,6 @@ def test_a_model_may_write_a_blank_too_many() -> None:
         'SELECT "' + '""' * 9000,
     ],
 )
-@pytest.mark.usefixtures("in_time")
 def test_a_strange_answer_is_read_in_time(text: str) -> None:
     parse(text)
 

@@ -16,7 +16,6 @@ from workbench.rundir.journal import Journal
 from workbench.rundir.output.collect import Collector, mask_file
 from workbench.rundir.paths import RunPaths
 
-pytestmark = pytest.mark.usefixtures("in_time")
 EVENT = Event(time_s=1.0, rank=0, kind="note", data={"message": "$(id > PWNED)"})
 
 

@@ -28,7 +28,11 @@ from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
 from workbench.rundir.paths import RunPaths
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.timeout(1200),  # the first test runs every technique
+]
 
 # name: technique, ranks, rows of a micro-batch, accumulation;
 # before the dash what is trained, as one process does

@@ -17,7 +17,12 @@ from workbench.base.errors import ConfigError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.submit.prepare import check_early
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.usefixtures("one_thread")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.timeout(1200),  # the first test runs every family
+    pytest.mark.usefixtures("one_thread"),
+]
 
 # Technique: its ranks.
 TECHNIQUES = {"single": 1, "zero3": 2, "fsdp": 2}
