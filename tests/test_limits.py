@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from threading import Event
 from tests.support import limits
 
-limits.TEARDOWN_S = 0.5
+limits.TEARDOWN_S = limits.AGAIN_S = 0.5
 
 @pytest.fixture(scope="session")
 def never_closed():
@@ -32,10 +33,20 @@ def test_that_fails(never_stopped):
 def test_teardowns_that_hang_after_a_failure_end_and_are_named(tmp_path: Path) -> None:
     file = tmp_path / "test_hanging.py"
     file.write_text(HANGING)
-    options = ["-p", "tests.support.limits", "-p", "no:cacheprovider", "-c", "/dev/null"]
+    options = ["-p", "pytest_timeout", "-p", "tests.support.limits", "-c", "/dev/null"]
     ended = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(file)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            *options,
+            "-p",
+            "no:cacheprovider",
+            f"--rootdir={tmp_path}",
+            str(file),
+        ],
         cwd=REPOSITORY,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=300,

@@ -13,7 +13,7 @@ import pytest
 from pytest_timeout import Settings
 
 TEARDOWN_S = 240.0
-AGAIN_S = 120.0
+AGAIN_S = 60.0
 """Time between two interruptions of a test that does not end."""
 
 
