@@ -24,9 +24,10 @@ from workbench.finetune.methods.registry import METHODS, method_of
 from workbench.finetune.model import tiny
 from workbench.finetune.recipe.order import GlobalBatchSampler
 
-STEPS, BATCH, ROWS, RATE = 10, 8, 48, 2e-3
+STEPS, BATCH, ROWS, RATE = 5, 8, 24, 2e-3
 OTHERS = ("ddp", "zero1", "zero2", "zero3", "fsdp")
-TWO = ("ddp", "zero3")
+# The technique of two ranks; dpo meets all techniques.
+TWO = {"kto": "ddp", "orpo": "zero3", "reward": "ddp", "grpo": "zero3"}
 TRL = {
     "dpo": (trl.DPOConfig, trl.DPOTrainer),
     "kto": (trl.KTOConfig, trl.KTOTrainer),
@@ -149,19 +150,20 @@ def on_two(
     plans = []
     for method in BESIDE_DPO:
         plan = Plan(tmp_path_factory.mktemp(f"{method}-two"))
-        write_prepared(plan, method, train=ROWS)
+        how = {**options(models, method), "per_device_train_batch_size": BATCH // 2}
+        longer = 1 + (method == "kto")  # until its divergence is more than nought
+        how["max_steps"] *= longer
+        write_prepared(plan, method, train=longer * ROWS)
         if method == "kto":
             answer_alike(plan.root / "train.jsonl")
-        how = {**options(models, method), "per_device_train_batch_size": BATCH // 2}
         whole = {"technique": "single", "per_device_train_batch_size": BATCH}
         # TRL averages over the tokens of a micro-batch, so one rank needs the same micro-batches.
         if method == "orpo":
             whole = {"technique": "single", "gradient_accumulation_steps": 2}
         add(plan, "alone", 1, REWARD + CHOSEN, **{**how, **whole})
-        for technique in TWO:
-            # The ranks share the rows of their pod; those of dpo are on pods of their own.
-            pod = {"more": {"on_pod": 2}}
-            add(plan, technique, 2, REWARD + CHOSEN, **how, **pod, technique=technique)
+        # The ranks share the rows of their pod; those of dpo are on pods of their own.
+        pod = {"more": {"on_pod": 2}}
+        add(plan, "two", 2, REWARD + CHOSEN, **how, **pod, technique=TWO[method])
         plans.append(plan)
     return dict(zip(BESIDE_DPO, run_all(*plans, timeout_s=PATIENCE_S), strict=True))
 
@@ -242,14 +244,14 @@ def held(run: Ran, logged: Sequence[Mapping[str, float]], metrics: Sequence[str]
     assert set(run.exit_codes.values()) == {0}, run.stderr()
     steps = run.data("step")
     assert [step["step"] for step in steps] == [entry["step"] for entry in logged]
-    assert len(steps) == STEPS
+    assert len(steps) >= STEPS
     for name in ("loss", "grad_norm", *metrics):
         got = [step.get(name) for step in steps]
         assert got == pytest.approx([entry[name] for entry in logged], rel=1e-4, abs=1e-4), name
 
 
 @pytest.mark.parametrize("method", NAMES)
-def test_losses_gradients_and_figures_of_ten_steps_equal_those_of_trl_alone(
+def test_losses_gradients_and_figures_equal_those_of_trl_alone(
     ran: Mapping[str, Ran], expected: Mapping[str, Any], method: str
 ) -> None:
     own = [name for name in method_of(method).metrics if name in expected[method][0]]
@@ -277,12 +279,11 @@ def test_adapters_have_the_base_as_reference_on_one_rank_and_under_zero3(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("technique", TWO)
 @pytest.mark.parametrize("method", BESIDE_DPO)
 def test_losses_and_figures_on_two_ranks_equal_those_of_one_rank(
-    on_two: Mapping[str, Mapping[str, Ran]], method: str, technique: str
+    on_two: Mapping[str, Mapping[str, Ran]], method: str
 ) -> None:
     alone = on_two[method]["alone"].data("step")
-    held(on_two[method][technique], alone, method_of(method).metrics)
+    held(on_two[method]["two"], alone, method_of(method).metrics)
     assert len({round(float(str(step["loss"])), 3) for step in alone}) > 3
     assert method not in ("kto", "grpo") or any(step["kl"] for step in alone)

@@ -174,18 +174,17 @@ def test_adapters_are_evaluated_on_their_base(
     job = FineTune(
         model=str(run.paths.model),
         dataset=run.spec.job.dataset,  # type: ignore[attr-defined]
-        technique="ddp",
+        technique="single",
         peft="lora",
         lora={"target_modules": "all-linear"},
         max_steps=20,
         learning_rate=2e-2,
         eval_steps=None,
     )
-    tuned = cluster.submit(job)
+    tuned = cluster.submit(job, pods=1)
     tuned.wait(300, progress=False).raise_for_status()
     assert isinstance(tuned, FineTuneRun)
-    # Two rows for the first rank, and one for the second.
-    scores = tuned.evaluate(["mine_write"], include_path=include, limit=3, progress=False)
+    scores = tuned.evaluate(["mine_write"], include_path=include, limit=3, pods=1, progress=False)
     [match] = [score for score in scores if score.metric == "exact_match"]
     assert (match.name, match.rows) == ("mine_write exact_match, limit=3", 3)
     assert match.base == pytest.approx(2 / 3)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.long
 MEMORY = Path(
     "/dev/shm"
 )  # files there can be read to any address, which not every disk of a test machine allows
-STEPS, SAVED = 6, 3
+STEPS, SAVED = 4, 2
 HELD = f"held-{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
