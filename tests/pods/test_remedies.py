@@ -422,7 +422,7 @@ ELSEWHERE: Mapping[str, str] = {
     ),
     "does not answer as a Kubernetes API server": SERVER_ANSWERS,
     "; KubernetesPods(…, connect_timeout_s={}) waits longer": (
-        "test_kubernetes.py::test_the_option_of_a_slow_line_reaches_the_pods"
+        "test_kubernetes.py::test_the_shipped_role_allows_what_is_called_and_no_more"
     ),
     "the credentials are not valid (any more": SERVER_ANSWERS,
     "the credentials were valid before": SERVER_ANSWERS,
