@@ -1,4 +1,7 @@
-"""A notebook moves to another place by its first cell alone: 03 as it stands, on Kubernetes."""
+"""Trainings at other places: notebook 03 as it stands on Kubernetes, and a job on SSH hosts.
+
+A notebook moves to another place by its first cell alone.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.pods.conftest import PLACES
+from workbench import Cluster, FineTune, PodSpec
 from workbench.base.process import with_mark
 from workbench.client.run import Run
 from workbench.pods.pod import LaunchContext
@@ -59,3 +63,27 @@ def test_notebook_three_goes_elsewhere_by_its_first_cell_alone(tmp_path: Path) -
         )
         assert (run.path / "model" / "model.safetensors").stat().st_size > 1000
         assert with_mark("WORKBENCH_POD", [pod["root"] for pod in pods]) == []
+
+
+def test_a_training_on_two_hosts_starts_from_the_hostfile_and_leaves_its_model(
+    tmp_path: Path,
+) -> None:
+    job = FineTune(
+        dataset={"kind": "wikisql-mini", "train_rows": 40, "eval_rows": 4},
+        technique="zero1",
+        launcher="pdsh",
+        max_steps=2,
+        per_device_train_batch_size=2,
+        predict_rows=0,
+        profile_step=0,
+    )
+    with (
+        PLACES["ssh"](tmp_path / "place") as place,
+        Cluster(
+            place.backend(), PodSpec(), count=PODS, path=tmp_path / "cluster", warm=False
+        ) as cluster,
+    ):
+        run = cluster.submit(job)
+        result = run.wait(300, progress=False).raise_for_status()
+    assert (result.world_size, result.steps, result.launcher) == (PODS, 2, "pdsh")
+    assert (run.path / "model" / "model.safetensors").stat().st_size > 1000
