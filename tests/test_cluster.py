@@ -279,7 +279,6 @@ time.sleep(600)
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("in_time")
 def test_a_kernel_that_dies_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     root = tmp_path / "cluster"
     kernel = subprocess.Popen(

@@ -226,7 +226,6 @@ def test_the_child_ends_when_idle(runs: tuple[RunPaths, RunPaths]) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_time")
 def test_the_child_dies_with_a_killed_kernel(runs: tuple[RunPaths, RunPaths]) -> None:
     kernel = """
         import sys, time
