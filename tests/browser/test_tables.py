@@ -96,8 +96,9 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
+    """A page of each test's own: what sorts tables is once in a page, also after new content."""
     page = browser.new_page()
     yield page
     page.close()
