@@ -31,15 +31,18 @@ LONG_NOTEBOOKS = tuple(f"{number:02d}_" for number in range(12) if number != 1)
 
 # A shell that starts this in the background has it ignore interrupts, and
 # every child with it: tests that interrupt a program would find it deaf.
-signal.signal(signal.SIGINT, signal.default_int_handler)
+HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+for number, handler in HANDLERS.items():
+    signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
-def interrupts_are_heard() -> Iterator[None]:
-    """Fail the test that leaves another handler, and not the next one that interrupts."""
+def signals_are_heard() -> Iterator[None]:
+    """Fail the test that leaves a signal ignored, and not the next one that sends the signal."""
     yield
-    left = signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert left is signal.default_int_handler, f"the test leaves SIGINT to {left!r}"
+    left = {number.name: signal.signal(number, handler) for number, handler in HANDLERS.items()}
+    assert signal.SIG_IGN not in left.values(), left
+    assert left["SIGINT"] is signal.default_int_handler, left
 
 
 # Tests are never timed: hypothesis would fail a test for slow examples on a machine under load.

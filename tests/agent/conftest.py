@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -144,6 +145,14 @@ def make_agent(tmp_path: Path) -> Iterator[Callable[..., PodAgent]]:
     yield make
     for agent in made:
         agent.close()
+
+
+@pytest.fixture
+def in_fork() -> Iterator[None]:
+    """Take away the handler that a fork of the agent, which makes an environment, would keep."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -152,6 +152,7 @@ def test_ranks_find_the_commands_of_their_environment() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_fork")
 @pytest.mark.parametrize("how", ["file", "variables"])
 def test_places_in_a_hosts_settings_of_pip_do_no_harm(tmp_path: Path, how: str) -> None:
     elsewhere = tmp_path / "elsewhere"

@@ -11,7 +11,7 @@ import site
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from workbench.agent.packages.installs import Installs, is_made, mark_made
 from workbench.agent.packages.target import PackageError, install
 from workbench.base.errors import DiskFull
 
+pytestmark = pytest.mark.usefixtures("in_fork")
 Program = Callable[[list[str], Any], int]
 
 
@@ -57,14 +58,6 @@ class Programs:
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> Programs:
     return Programs(monkeypatch)
-
-
-@pytest.fixture(autouse=True)
-def handler() -> Iterator[None]:
-    """Take away the handler that a fork of the agent would keep."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -184,6 +184,24 @@ def test_a_forked_rank_is_the_agent_s_own_and_has_its_own_place(warm):
         assert facts["fds"] == [".stderr.pipe", ".stdout.pipe", "null", "stacks.txt"]
 
 
+def test_a_kernel_that_ignores_sigterm_ends_its_fork_server_and_ranks_hear_the_signal(
+    make_agent, tmp_path
+):
+    (tmp_path / "toy_job.py").write_text(TOY)
+    agent = make_agent()
+    env = paths(tmp_path, WORKBENCH_WARM_MODULES="toy_job", WORKBENCH_TOY="1")
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with fork_server(tmp_path, env) as socket:
+            agent.serve("--warm", env={**env, FORK_SERVER_SOCKET: socket})
+            start(agent, "facts")
+            agent.until_exited("r")
+            agent.close()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert record(agent)["term"] == "0"
+
+
 def test_a_rank_that_is_asked_for_during_the_imports_waits_for_them(make_agent, tmp_path):
     (tmp_path / "toy_job.py").write_text("import time; time.sleep(1)\n" + TOY)
     agent = make_agent()

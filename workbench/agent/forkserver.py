@@ -62,6 +62,8 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[1]))
     listener.set_inheritable(False)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks
+    # A notebook's kernel may have SIGTERM ignored, and every rank would inherit that.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(QUIET)
     keep_from_children()
     born = dict(os.environ)  # before the imports add to it
