@@ -115,9 +115,9 @@ def test_a_job_without_rights_is_refused_before_it_starts(
 
 
 def test_a_store_that_fails_does_not_fail_the_run(cluster: Cluster, server: S3Server) -> None:
-    steps = 30  # so many that the store is gone before the end
-    alone = job(technique="single", max_steps=steps, save_steps=1, checkpoints="s3://bucket/lost")
-    run = cluster.submit(alone, pods=1)
+    steps = 16  # slow ones, so that the store is gone before the last
+    slow = job(technique="zero3", max_steps=steps, save_steps=1, checkpoints="s3://bucket/lost")
+    run = cluster.submit(slow)
     until(lambda: "uploaded" in kinds(run), why=lambda: run.message)
     server.stop()
     result = run.wait(180, progress=False)
