@@ -84,6 +84,7 @@ def check_configuration(job: FineTuneOptions) -> None:
     check_not_quantized(job, config, source)
     read_object(place / "generation_config.json")
     check_positions(job, config, source)
+    _check_longest_text(place)
     tokens = tokens_of(place)
     _check_special_tokens(job, config, place, tokens)
     rows = embeddings_of(config)
@@ -204,14 +205,19 @@ def template_of(job: FineTuneOptions, folder: Path) -> str:
     return default_template(read_object(folder / "tokenizer_config.json"))
 
 
-def _check_special_tokens(job: FineTuneOptions, config: Json, folder: Path, tokens: Tokens) -> None:
-    """Raise ConfigError if a token that every row needs is missing."""
+def _check_longest_text(folder: Path) -> None:
+    """Raise ConfigError if the length that warns of long texts is no number."""
     where = folder / "tokenizer_config.json"
     longest = read_object(where).get("model_max_length")
     if longest is not None and not isinstance(longest, int | float):
         raise ConfigError(
             f"{where} has model_max_length {longest!r}. Write the number of tokens, without quotes"
         )
+
+
+def _check_special_tokens(job: FineTuneOptions, config: Json, folder: Path, tokens: Tokens) -> None:
+    """Raise ConfigError if a token that every row needs is missing."""
+    where = folder / "tokenizer_config.json"
     lacks = [role for role, token in tokens.roles.items() if token is None]
     if config.get("is_encoder_decoder"):
         if "pad" in lacks and "eos" in lacks:

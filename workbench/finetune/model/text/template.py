@@ -17,11 +17,12 @@ from transformers.utils.hub import cached_file
 
 from workbench.base.child import limited_time
 from workbench.base.errors import ConfigError
-from workbench.base.json_values import Json, part, parts, text
+from workbench.base.json_values import Json, part, text
 from workbench.base.messages.lines import Pipes
 from workbench.base.messages.server import incoming
 from workbench.finetune.data.forms.messages import Message, Shape, shape_of
 from workbench.finetune.options.model.limits import TEMPLATE_S, TEMPLATE_TOO_SLOW
+from workbench.finetune.options.model.models import templates_of
 from workbench.finetune.options.text.templates import reads_key
 
 Tools = Sequence[Json]
@@ -215,18 +216,11 @@ def _known(model: str, revision: str | None, given: str | None) -> Template | No
     config = json.loads(file.read_text(encoding="utf-8")) if file else {}
     own = _file(model, revision, "chat_template.jinja")
     if given:
-        text_of_all = given
+        named = {"default": given}
     elif own:
-        text_of_all = own.read_text(encoding="utf-8")
+        named = {"default": own.read_text(encoding="utf-8")}
     else:
-        text_of_all = text(config.get("chat_template"))
-    # The configuration may list several templates by name.
-    named = {}
-    if text_of_all:
-        named["default"] = text_of_all
-    else:
-        for template in parts(config.get("chat_template")):
-            named[text(template.get("name"))] = text(template.get("template"))
+        named = templates_of(config)
     source = named.get("default")
     if not source:
         return None

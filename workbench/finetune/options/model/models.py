@@ -157,9 +157,15 @@ def default_template(tokenizer: Json) -> str:
         >>> default_template({"chat_template": [{"name": "rag", "template": "{{ messages }}"}]})
         ''
     """
+    return templates_of(tokenizer).get("default", "")
+
+
+def templates_of(tokenizer: Json) -> dict[str, str]:
+    """Return the chat templates of a tokenizer's configuration by name; one alone is `default`."""
     given = tokenizer.get("chat_template")
-    named = {text(each.get("name")): text(each.get("template")) for each in parts(given)}
-    return text(given) or named.get("default", "")
+    if isinstance(given, str):
+        return {"default": given}
+    return {text(each.get("name")): text(each.get("template")) for each in parts(given)}
 
 
 def config_of(model: str, name: str = "config") -> Json:
