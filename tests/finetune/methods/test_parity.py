@@ -49,7 +49,7 @@ def chosen(probabilities, num_samples):
     return (probabilities.log() + own).argmax(1, keepdim=True)
 torch.multinomial = chosen
 """
-PATIENCE_S = 1500
+PATIENCE_S = 840
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(PATIENCE_S + 60),

@@ -16,7 +16,7 @@ from workbench.finetune.checkpoint.tensor_tree import read_tree
 from workbench.finetune.options.adapters import LocalSgd
 from workbench.finetune.techniques.on_pods.averaging import ParameterAveraging
 
-PATIENCE_S = 1500
+PATIENCE_S = 840
 pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(PATIENCE_S + 60)]
 STEPS, SYNC = 16, 4
 # Targets cut to one length give every rank as many tokens,

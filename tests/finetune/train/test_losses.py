@@ -17,7 +17,7 @@ from workbench.agent.rank.records import EndedWithAnother, write_error
 from workbench.base.errors import RunError
 from workbench.finetune.train.losses import EndedStep, HostCopy, StepLosses
 
-PATIENCE_S = 1500
+PATIENCE_S = 840
 SYNC, STEPS, POISONED = 100, 8, 3
 
 

@@ -26,7 +26,7 @@ from forkedruns import (
 from safetensors.numpy import load_file
 
 # Both plans take a minute on two free cores, and ten on a machine where much else runs.
-PATIENCE_S = 1800
+PATIENCE_S = 840
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S + 60)]
 
 # Bytes that a rank of three sends per step, in models of FP32:
