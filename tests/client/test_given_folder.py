@@ -18,32 +18,24 @@ import pytest
 from poll import until
 
 from tests.support.kubeconfig import write_kubeconfig
+from tests.support.runstores import list_runs
 from tests.support.sentences import says, sentence
 from workbench import Cluster, Run
 from workbench.base import entries
 from workbench.base.errors import BackendError, ConfigError, PodError, RunError
 from workbench.base.files import read_json, write_json
-from workbench.base.files.sealed import write_sealed
 from workbench.base.process import process_start_time
 from workbench.base.redact import Redactor
 from workbench.client.lifecycle import close_cluster
 from workbench.client.takeover import end_broken_off, obstacle
 from workbench.keeper.checkpoints import held_checkpoint
 from workbench.keeper.requests import OfRun, Request, RequestServer
-from workbench.pods.cml.pods import IDS, CMLPods
 from workbench.pods.hosts import remote_helper
 from workbench.pods.hosts.note import make_folder, note_of
 from workbench.pods.hosts.pods import SSHPods
-from workbench.pods.kubernetes.pods import RECORD, KubernetesPods
-from workbench.pods.notes import note_of as note_of_pods
-from workbench.pods.notes import write_note
-from workbench.pods.place import Place
-from workbench.pods.pod import LaunchContext, Pod
-from workbench.pods.pod_spec import PodSpec
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.registered import (
-    SPEC,
     NotRegistered,
     register,
     registered,
@@ -52,12 +44,11 @@ from workbench.rundir.registered import (
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
-    QueuedRun,
     cluster_status,
     is_keeper,
     own_runs,
-    write_queue,
 )
+from workbench.rundir.store import KnownRun
 
 LOCAL = {"kind": "local"}
 WAYS: dict[str, Callable[[ClusterPaths], object]] = {
@@ -81,7 +72,7 @@ def given(root: Path, backend: dict[str, object] = LOCAL, **state: object) -> Cl
     ended.wait(60)
     facts = {"phase": "closing", "pid": ended.pid, "start_time": 1, "host": socket.gethostname()}
     write_json(paths.state, {**facts, **state})
-    write_queue(paths.root / "queue.json", [QueuedRun(id="r1", path=paths.runs / "r1")])
+    list_runs(paths.root / "store.db", KnownRun(id="r1", path=paths.runs / "r1"))
     return paths
 
 
@@ -107,7 +98,7 @@ def own(paths: ClusterPaths) -> ClusterPaths:
     paths.keeper_lock.touch(0o600)
     lock = paths.keeper_lock.stat().st_ino
     write_json(paths.own_state, {**read_json(paths.state), "lock": lock})
-    write_queue(paths.queue, [QueuedRun(id="r1", path=paths.runs / "r1")])
+    list_runs(paths.store, KnownRun(id="r1", path=paths.runs / "r1"))
     return paths
 
 
@@ -166,47 +157,6 @@ def refused(paths: ClusterPaths, reason: str) -> None:
     assert not RunPaths(paths.runs / "r1").result.exists()
 
 
-def under_another_key(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, act: Callable[[], object]
-) -> None:
-    """Act as another user would, who has a key of his own."""
-    with monkeypatch.context() as other:
-        other.setenv("XDG_STATE_HOME", str(folder))
-        act()
-
-
-@pytest.mark.parametrize("key", ["no key", "another key"])
-def test_a_forged_specification_is_refused(
-    tmp_path: Path,
-    key: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    paths = own(given(tmp_path / "c"))
-    forged = ClusterSpec(backend={"kind": "kubernetes", "kubeconfig": "/tmp/x"}).to_dict()
-    if key == "no key":
-        write_json(paths.config, forged)
-        reason = sentence("carries no seal of yours: another person wrote the file")
-    else:
-        under_another_key(
-            monkeypatch,
-            tmp_path / "another",
-            lambda: write_sealed(paths.config, forged, purpose=SPEC, root=paths.root),
-        )
-        reason = sentence("the seal of {} is not yours, or the file was changed afterwards")
-    refused(paths, reason)
-
-
-def test_a_file_of_an_earlier_cluster_in_the_folder_is_refused(tmp_path: Path) -> None:
-    """Its seal is right: the same user once started another cluster there."""
-    paths = given(tmp_path / "c")
-    register(paths, ClusterSpec(backend=LOCAL, count=7).to_dict())
-    earlier = paths.config.read_bytes()
-    write_json(paths.config, ClusterSpec(backend=LOCAL).to_dict())
-    own(paths)
-    paths.config.write_bytes(earlier)
-    refused(paths, sentence("is the file of an earlier cluster in the folder."))
-
-
 @pytest.mark.parametrize("how", ["copied", "moved"])
 def test_a_copied_or_moved_cluster_is_data(tmp_path: Path, how: str) -> None:
     paths = own(given(tmp_path / "c"))
@@ -218,7 +168,7 @@ def test_a_copied_or_moved_cluster_is_data(tmp_path: Path, how: str) -> None:
         paths.root.rename(there)
     run = RunPaths(there / "runs" / "r1")
     write_json(run.info, {"id": "r1", "cluster": str(there)})
-    refused(ClusterPaths(there), sentence("was copied or moved: {} was written for"))
+    refused(ClusterPaths(there), sentence("or the folder was copied or moved"))
     # The cluster itself is still this user's.
     if how == "copied":
         assert registered(paths.root).inode == paths.root.stat().st_ino
@@ -231,7 +181,7 @@ def test_a_folder_in_the_place_of_a_cluster_is_data(tmp_path: Path) -> None:
     refused(paths, sentence("is not the folder that its cluster started in"))
     shutil.rmtree(paths.root)
     (tmp_path / "before").rename(paths.root)
-    assert registered(paths.root).backend == "local"
+    assert registered(paths.root).spec["backend"] == LOCAL
 
 
 def test_a_folder_in_the_place_of_a_live_cluster_is_data(tmp_path: Path) -> None:
@@ -289,7 +239,6 @@ def test_a_tidied_cluster_is_no_longer_registered(tmp_path: Path) -> None:
     paths = own(given(tmp_path / "c"))
     assert registered(paths.root).path == str(paths.root)
     assert end_broken_off(paths.root)
-    assert not paths.own_registration.exists()
     with pytest.raises(NotRegistered, match=sentence("the cluster in {} was closed and tidied up")):
         registered(paths.root)
     close_cluster(paths, ClusterSpec(backend=LOCAL))  # nothing more to do, and no error
@@ -323,9 +272,10 @@ def test_a_queue_ends_no_run_of_another_cluster(
     link.symlink_to(run_at(tmp_path / "o6", "x", str(paths.root)).root)
     named = [run.root for run in others.values()] + [Path("o5"), link]
     monkeypatch.chdir(tmp_path)
-    write_queue(
-        paths.queue,
-        [*own_runs(paths.root), *(QueuedRun(id="x", path=path) for path in named)],
+    list_runs(
+        paths.store,
+        *own_runs(paths.root),
+        *(KnownRun(id=f"x{number}", path=path) for number, path in enumerate(named)),
     )
     assert end_broken_off(paths.root)
     for run in (*others.values(), guess, RunPaths(tmp_path / "o6")):
@@ -336,38 +286,11 @@ def test_a_queue_ends_no_run_of_another_cluster(
     assert not ours.reserve.exists()
 
 
-@pytest.mark.parametrize("key", ["no key", "another key", "another cluster"])
-def test_a_forged_queue_lists_no_run(
-    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paths = own(given(tmp_path / "c"))
-    assert [run.id for run in own_runs(paths.root)] == ["r1"]
-    queue = paths.queue
-    runs = [{"id": "r1", "path": str(paths.runs / "r1")}]
-    if key == "no key":
-        write_json(queue, {"runs": runs})
-    elif key == "another key":
-        under_another_key(
-            monkeypatch,
-            tmp_path / "another",
-            lambda: write_queue(queue, [QueuedRun(id="r1", path=paths.runs / "r1")]),
-        )
-    else:
-        other = tmp_path / "queue.json"
-        write_queue(other, [QueuedRun(id="r1", path=paths.runs / "r1")])
-        other.rename(queue)
-    assert own_runs(paths.root) == []
-    assert end_broken_off(paths.root)
-    run = RunPaths(paths.runs / "r1")
-    assert not run.result.exists()
-    assert run.reserve.exists()
-
-
 def test_a_queue_in_the_clusters_directory_is_not_read(tmp_path: Path) -> None:
-    """Not even while the private one is missing: a pod may have put the file there."""
+    """A pod may have put the file there."""
     paths = own(given(tmp_path / "c"))
-    paths.queue.unlink()
-    write_queue(paths.root / "queue.json", [QueuedRun(id="r1", path=paths.runs / "r1")])
+    list_runs(paths.store)
+    list_runs(paths.root / "store.db", KnownRun(id="r1", path=paths.runs / "r1"))
     assert own_runs(paths.root) == []
     for name in ("keeper.sock", "keeper.lock"):
         (paths.root / name).touch()
@@ -391,7 +314,7 @@ def test_a_run_without_a_cluster_takes_none_over(tmp_path: Path) -> None:
     }
     paths = locked(given(root, backend))
     write_json(RunPaths(root).info, {"id": "r1", "cluster": ""})
-    write_queue(paths.root / "queue.json", [QueuedRun(id="r1", path=root)])
+    list_runs(paths.root / "store.db", KnownRun(id="r1", path=root))
     Run.load(root)
     assert not canary.exists()
 
@@ -418,10 +341,10 @@ def test_a_host_removes_no_folder_that_enter_cannot_have_made(
     for verb in ("leave", "enter"):
         answer = remote_helper.main({verb: {"root": str(home), "folder": folder, "pod": pod}})
         assert "is not the name of" in str(answer["error"])
-    # Not even a note with this user's seal may name them.
+    # Not even a note in the user's own folder may name them.
     root = tmp_path / "c"
     make_folder(root)
-    write_sealed(note_of(root), hosts_note(folder, pod), purpose="hosts", root=root)
+    write_json(note_of(root), hosts_note(folder, pod))
     with pytest.raises(BackendError, match=sentence("nothing is done on the named hosts")):
         SSHPods(["127.0.0.1"]).remove_left(root)
     assert (home / "letters").is_dir()
@@ -448,56 +371,12 @@ def logins(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tried
 
 
-@pytest.mark.parametrize("key", ["no key", "another key", "another cluster"])
-def test_a_forged_note_on_hosts_leads_to_no_login(
-    tmp_path: Path, key: str, monkeypatch: pytest.MonkeyPatch, logins: list[str]
-) -> None:
-    root = tmp_path / "c"
-    note = make_folder(root) / "left.json"
-    if key == "no key":
-        write_json(note, hosts_note())
-    elif key == "another key":
-        under_another_key(
-            monkeypatch,
-            tmp_path / "another",
-            lambda: write_sealed(note, hosts_note(), purpose="hosts", root=root),
-        )
-    else:
-        write_sealed(note, hosts_note(), purpose="hosts", root=tmp_path)
-    backend = SSHPods(["127.0.0.1"])
-    context = LaunchContext(cluster_id="c", directory=root, public_key="")
-    pods = [Pod.from_dict(each) for each in hosts_note()["pods"]]  # type: ignore[attr-defined]
-    for act in (
-        lambda: backend.remove_left(root),
-        lambda: backend.adopt(pods, PodSpec(), context),
-    ):
-        with pytest.raises(BackendError, match=sentence("nothing is done on the named hosts")):
-            act()
-    assert logins == []
-
-
-@pytest.mark.parametrize("name", [RECORD, IDS])
-def test_a_forged_note_on_pods_leads_to_no_call(tmp_path: Path, name: str) -> None:
-    root = tmp_path / "c"
-    write_note(root, name, {"base": "wb-c", "pod-0": {"pid": os.getpid(), "start_time": 1}})
-    note = note_of_pods(root, name)
-    write_json(note, {**read_json(note), "base": "wb-another", "pod-1": 7})
-    backend: Place = CMLPods()
-    if name == RECORD:
-        config = write_kubeconfig(tmp_path / "config", tmp_path / "canary")
-        backend = KubernetesPods(kubeconfig=config)
-    with pytest.raises(BackendError, match=sentence("nothing is done for the named pods")):
-        backend.remove_left(root)
-    assert not (tmp_path / "canary").exists()
-    assert note.exists()
-
-
 def test_a_note_in_the_clusters_directory_is_not_read(tmp_path: Path, logins: list[str]) -> None:
     """A pod may share the directory, and have written the note and the host keys."""
     root = tmp_path / "c"
     earlier = root / "hosts" / "left.json"
     earlier.parent.mkdir(parents=True)
-    write_sealed(earlier, hosts_note(), purpose="hosts", root=root)
+    write_json(earlier, hosts_note())
     SSHPods(["127.0.0.1"]).remove_left(root)
     assert logins == []
 
@@ -559,19 +438,17 @@ def test_a_directory_that_names_a_live_run_of_the_reader_reaches_no_run(
         keeper.wait(60)
 
 
-@pytest.mark.parametrize("whose", ["own", "own, without a seal", "another's id", "not listed"])
+@pytest.mark.parametrize("whose", ["own", "another's id", "not listed"])
 def test_checkpoints_are_asked_of_a_registered_cluster_that_lists_the_run(
     tmp_path: Path, whose: str
 ) -> None:
     paths = own(given(tmp_path / "c"))
     run = RunPaths(paths.runs / "r1")
-    if whose == "own, without a seal":
-        write_json(paths.config, ClusterSpec(backend=LOCAL).to_dict())
-    elif whose == "another's id":
+    if whose == "another's id":
         run = run_at(tmp_path / "given", "r1", str(paths.root))
         write_json(run.state, {"state": RunState.QUEUED})
     elif whose == "not listed":
-        write_queue(paths.queue, [])
+        list_runs(paths.store)
     write_json(run.held, {"parts": {"3": {"0": "pod-0"}}})
     # The other cluster has no keeper, so only the request to the named cluster matters.
     with answering(paths) as asked, suppress(ConfigError):

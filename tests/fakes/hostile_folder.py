@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.rundir.test_damaged import whole_run
+from tests.support.runstores import list_runs
 from workbench.base.files import read_json, write_json
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import QueuedRun, write_queue
+from workbench.rundir.store import KnownRun
 
 CANARY = "canary-of-the-reader-7c1e"
 _MIB = 1 << 20
@@ -93,7 +94,7 @@ def write_whole(root: Path) -> Path:
     write_json(cluster.holder, {"pid": 1, "user": "mallory", "host": "elsewhere"})
     state = {**read_json(cluster.state), "host": socket.gethostname(), "lock": 1, "start_time": 1}
     write_json(cluster.state, state)
-    write_queue(cluster.root / "queue.json", [QueuedRun(id=run.root.name, path=run.root)])
+    list_runs(cluster.root / "store.db", KnownRun(id=run.root.name, path=run.root))
     cluster.hostfile.write_text("127.0.0.2 slots=1\n")
     cluster.keeper_log.write_text("the keeper started\n")
     (cluster.root / "identity").mkdir()
@@ -128,7 +129,7 @@ def given_to(root: Path, whole: Path, attacks: Mapping[str, str], state: str) ->
     shutil.copytree(whole, reader.given.root)
     run = reader.run
     write_json(run.info, {**read_json(run.info), "cluster": str(reader.given.root)})
-    write_queue(reader.given.root / "queue.json", [QueuedRun(id=run.root.name, path=run.root)])
+    list_runs(reader.given.root / "store.db", KnownRun(id=run.root.name, path=run.root))
     if state != "ended":
         run.result.unlink()
         write_json(run.state, {"state": "running", "message": "training", "hint": ""})

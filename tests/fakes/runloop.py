@@ -18,12 +18,13 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from tests.support.runstores import empty
 from workbench.base.clock import now_s
 from workbench.base.errors import RemoteError
 from workbench.base.files import read_json, write_json
 from workbench.base.redact import Redactor
 from workbench.finetune.job.finetune import Job
-from workbench.keeper.decisions import DecisionKind, DecisionLog
+from workbench.keeper.decisions import DecisionLog
 from workbench.keeper.launch import LaunchCommand
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext
@@ -39,6 +40,7 @@ from workbench.rundir.outcome import RankError, RankStatus
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.status import ClusterStatus, result_file
+from workbench.rundir.store import DecisionKind
 
 LEASE_S = 30.0
 BEGIN_S = 1000.0
@@ -315,12 +317,12 @@ class Simulation:
 
     @property
     def log_path(self) -> Path:
-        return self.paths.root.parent / "decisions.jsonl"
+        return self.paths.root.parent / "store.db"
 
     def submitted(self) -> Runner:
         """Return the runner of a keeper that writes a log of decisions."""
         log = SimLog(self)
-        log.clear()
+        empty(log, self.log_path)
         context = replace(self.context(), log=log, restore=self.restoring())
         runner = Runner(context, self.around)
         runner.enqueue()

@@ -18,6 +18,7 @@ import pytest
 from takeover import counting, exact, kill_keeper, printed
 
 from tests.fakes.smalldisk import small_disk
+from tests.support.runstores import decisions_in
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import RunError
 from workbench.base.files import load_json
@@ -26,11 +27,11 @@ from workbench.base.messages.lines import to_line
 from workbench.base.messages.wire import ask
 from workbench.base.process import find
 from workbench.client.takeover import take_over
-from workbench.keeper.decisions import DecisionKind, read_decisions
 from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
+from workbench.rundir.store import DecisionKind
 
 if TYPE_CHECKING:
     from .conftest import World
@@ -420,7 +421,7 @@ def test_a_restart_whose_keeper_dies_is_done_by_another_keeper_and_counts_once(
     assert all(f"rank {rank} line 299\n" in printed(run, rank) for rank in range(2))
     made = [
         (each.what, each.attempt)
-        for each in read_decisions(ClusterPaths(cluster.path).own_decisions)
+        for each in decisions_in(ClusterPaths(cluster.path).store)
         if each.run == run.id
         and each.what in (DecisionKind.STAGED, DecisionKind.RESTARTED, DecisionKind.ENDED)
     ]

@@ -275,13 +275,13 @@ def test_nothing_is_started_for_what_is_not_ones_own_or_not_in_need(
     os.chown(going.paths.info, 12345, -1)
     assert Run.load(going.path).state is RunState.LOST
     os.chown(going.paths.info, os.getuid(), -1)
-    os.chown(ClusterPaths(cluster.path).queue, 12345, -1)
+    os.chown(ClusterPaths(cluster.path).store, 12345, -1)
     assert Run.load(going.path).state is RunState.LOST
     with pytest.raises(
-        RunError, match=sentence("belongs to another user, or others may write to it", "queue.json")
+        RunError, match=sentence("belongs to another user, or others may write to it", "store.db")
     ):
         Cluster.attach(cluster.path)
-    os.chown(ClusterPaths(cluster.path).queue, os.getuid(), -1)
+    os.chown(ClusterPaths(cluster.path).store, os.getuid(), -1)
     assert keepers_of(world, cluster) == []
     with pytest.raises(ConfigError, match=sentence("holds a cluster that was asked to be another")):
         described(cluster.path, count=3).start()

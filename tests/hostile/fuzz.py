@@ -51,7 +51,7 @@ from workbench.rundir.outcome import first_cause, fold_failures, rank_statuses
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import RunSpec
 from workbench.rundir.state import RunState
-from workbench.rundir.status import cluster_status, read_queue
+from workbench.rundir.status import cluster_status
 from workbench.rundir.totals import RunTotals, TotalsTail
 from workbench.rundir.view import RunView
 
@@ -205,7 +205,6 @@ class Files:
             self.run.flight(0): {"entries": [{"collective_seq_id": 7, "process_group": ["0"]}]},
             self.run.manifest: {"files": {"config.json": {"bytes": 2, "sha256": "0"}}},
             self.cluster.config: {"backend": {"kind": "local"}, "pods": {}, "count": 3},
-            self.cluster.root / "queue.json": [{"id": "x", "path": "/x"}],
         }.items():
             path.write_text(json.dumps(content))
 
@@ -278,11 +277,6 @@ class Files:
             "returned": self.target(run.result, lambda: returned(run, 3)),
             "cluster.json": self.target(self.cluster.config, status),
             "cluster state.json": self.target(self.cluster.state, status, shown),
-            "queue.json": self.target(
-                self.cluster.root / "queue.json",
-                lambda: read_queue(self.cluster.root / "queue.json"),
-                record,
-            ),
             "lab": Target((b"cluster/runs/x", b".."), self._ask_lab, (WorkbenchError, OSError)),
         }
 

@@ -35,12 +35,13 @@ from workbench.base.files import read_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.job import Job
 from workbench.jobs.script import Script
-from workbench.keeper.decisions import DecisionKind, read_decisions, replay
+from workbench.keeper.decisions import replay
 from workbench.keeper.run.runner import Runner
 from workbench.rundir.checkpoints import newest_good
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.status import result_file
+from workbench.rundir.store import DecisionKind, journal_of, read_store
 
 FINAL = ("succeeded", "failed", "cancelled", "stopped")
 CANCELLED_AT_S = 100.0
@@ -167,17 +168,17 @@ def check(ended: Ended, before: Mapping[str, bytes], folder: Path) -> None:
         assert honest.cleared or all(done)
     # No rank on the honest pod outlives the run.
     assert honest.running == []
-    decisions = read_decisions(sim.log_path)
-    assert [each.n for each in decisions] == list(range(1, len(decisions) + 1))
-    assert len([each for each in decisions if each.what is DecisionKind.ENDED]) == 1
-    assert replay(decisions)[RUN].outcome["state"] == ended.state
+    contents = read_store(sim.log_path)
+    assert contents.is_whole
+    assert len([each for each in contents.decisions if each.what is DecisionKind.ENDED]) == 1
+    assert replay(contents)[RUN].outcome["state"] == ended.state
     check_outside(ended, before, folder)
 
 
 def check_outside(ended: Ended, before: Mapping[str, bytes], folder: Path) -> None:
     """Check that nothing but the run's folder and the keeper's own files was written."""
     root = ended.sim.paths.root
-    own = {str(ended.sim.log_path), str(ended.sim.log_path.with_name(".decisions.jsonl.reserve"))}
+    own = {str(ended.sim.log_path), str(journal_of(ended.sim.log_path))}
     after = {path: data for path, data in below(folder).items() if path not in own}
     outside = {path: data for path, data in after.items() if not Path(path).is_relative_to(root)}
     assert outside == {p: d for p, d in before.items() if not Path(p).is_relative_to(root)}

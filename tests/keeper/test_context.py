@@ -12,12 +12,14 @@ import pytest
 
 from tests.fakes.runloop import RUN, SimLink, Simulation
 from tests.keeper.acts import script
+from tests.support.runstores import decisions_in, empty
 from workbench.base.errors import RemoteError, RunError
 from workbench.jobs.job import Rules
 from workbench.jobs.script import Script
-from workbench.keeper.decisions import DecisionKind, DecisionLog, RunDecisions, read_decisions
+from workbench.keeper.decisions import DecisionLog, RunDecisions
 from workbench.keeper.link import context as module
 from workbench.keeper.link.context import RunContext
+from workbench.rundir.store import DecisionKind
 
 
 class Single(Script):
@@ -84,9 +86,9 @@ def test_a_decision_names_the_attempt_and_a_dry_run_decides_nothing(
     context = replace(sim.context(), attempt=3)
     context.decide(DecisionKind.STARTED)
     log = DecisionLog(tmp_path / "log")
-    log.clear()
+    empty(log, tmp_path / "log")
     replace(context, log=log).decide(DecisionKind.STAGED, pods=["pod-0"])
-    (line,) = read_decisions(tmp_path / "log")
+    (line,) = decisions_in(tmp_path / "log")
     assert (line.run, line.what, line.attempt, line.facts) == (
         RUN,
         DecisionKind.STAGED,

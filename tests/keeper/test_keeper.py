@@ -21,7 +21,6 @@ from workbench.base.redact import Redactor
 from workbench.jobs.script import Script
 from workbench.keeper import keeper as module
 from workbench.keeper.checkpoints import PulledCheckpoints
-from workbench.keeper.decisions import DecisionKind
 from workbench.keeper.keeper import Keeper
 from workbench.keeper.requests import Close, NewestCheckpoint, OfRun, Status, Submit
 from workbench.pods.pod import Phase, Pod
@@ -29,7 +28,8 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import ClusterStatus, read_queue, write_queue
+from workbench.rundir.status import ClusterStatus
+from workbench.rundir.store import DecisionKind, runs_in
 
 PODS = [Pod(name=f"pod-{n}", address=f"10.0.0.{n}", phase=Phase.RUNNING) for n in (0, 1)]
 
@@ -228,7 +228,6 @@ def test_a_cluster_is_ready_once_its_pods_are_and_closes_when_asked(
     assert "2 pods are " in state["message"] and "all share /nfs" in state["message"]
     assert not says(state["message"], "taken over from a keeper that died")
     assert isinstance(state["ready_s"], float)
-    assert served.paths.reserve.exists()
     assert served.keeper._do(Close(op="close")) == {}
     last = served.ended()
     assert (last["phase"], says(last["message"], "closed by the notebook")) == (
@@ -238,7 +237,6 @@ def test_a_cluster_is_ready_once_its_pods_are_and_closes_when_asked(
     assert served.answers == [True]
     assert served.fleet.asked[-2:] == ["remove_environments", "take_down"]
     assert "give_up" not in served.fleet.asked, "the launch was over"
-    assert not served.paths.reserve.exists()
     assert not served.paths.socket.exists()
 
 
@@ -377,7 +375,6 @@ def test_an_internal_error_leaves_the_pods_to_the_next_keeper(
     assert says(last["message"], "the keeper ended because of an internal error", "an odd state")
     assert served.answers == [False]
     assert "take_down" not in served.fleet.asked
-    assert served.paths.reserve.exists(), "the next keeper needs the room"
 
 
 def test_a_report_of_the_fleet_is_shown_until_the_end(make: Callable[..., Served]) -> None:
@@ -418,12 +415,10 @@ def test_a_file_that_cannot_be_mended_is_logged_once_and_hinders_no_other(
     assert caplog.text.count("a stale file handle") == 1
 
 
-def test_a_restored_lock_is_named_with_the_queue(make: Callable[..., Served]) -> None:
+def test_a_restored_lock_is_named_in_the_state(make: Callable[..., Served]) -> None:
     served = make().start()
-    served.add()
     served.keeper._name_lock(9)
     assert served.state["lock"] == 9
-    assert [run.id for run in read_queue(served.paths.queue)] == ["r1"]
 
 
 # A take-over.
@@ -642,7 +637,7 @@ def test_a_submitted_run_is_known_to_the_next_keeper(
     contexts = runner_made(served, monkeypatch)
     assert served.keeper._do(submit(served, pods=1)) == {}
     assert [link.pod.name for link in contexts[0].links] == ["pod-0"]
-    assert [run.id for run in read_queue(served.paths.queue)] == ["r1"]
+    assert [run.id for run in runs_in(served.paths.store)] == ["r1"]
     decided = served.keeper._log.of("r1")
     assert decided is not None
     assert (decided.last, list(decided.pods)) == (DecisionKind.SUBMITTED, ["pod-0"])
@@ -673,31 +668,6 @@ def test_a_dry_run_is_not_queued(
     runner_made(served, monkeypatch)
     assert served.keeper._do(submit(served, "dry")) == {"argv": ["ssh"]}
     assert served.keeper._runners == {}
-
-
-def test_a_queue_that_the_disk_does_not_take_gets_the_reserve(
-    make: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    served = make().start()
-    served.add()
-    whole = write_queue
-
-    def full(path: Path, runs: Any) -> None:
-        if served.paths.reserve.exists():
-            raise OSError("No space left on device")
-        whole(path, runs)
-
-    monkeypatch.setattr(module, "write_queue", full)
-    served.keeper._write_queue()
-    assert not served.paths.reserve.exists()
-    assert [run.id for run in read_queue(served.paths.queue)] == ["r1"]
-
-
-def test_runs_that_could_not_be_taken_over_stay_in_the_queue(make: Callable[..., Served]) -> None:
-    served = make().start()
-    served.keeper._failed_runs["r9"] = {"state": "failed", "of": "/gone"}
-    served.keeper._write_queue()
-    assert [(run.id, run.path) for run in read_queue(served.paths.queue)] == [("r9", Path("/gone"))]
 
 
 def test_secrets_of_the_pods_are_masked_in_the_state(make: Callable[..., Served]) -> None:

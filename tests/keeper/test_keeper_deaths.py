@@ -13,13 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan, SimLog, Simulation
+from tests.support.runstores import decisions_in
 from workbench.base.files import read_json
 from workbench.jobs.script import Script
-from workbench.keeper.decisions import DecisionKind, read_decisions
 from workbench.keeper.run.runner import Runner
 from workbench.rundir.events import read_events
 from workbench.rundir.outcome import RankError
 from workbench.rundir.status import result_file
+from workbench.rundir.store import DecisionKind, Registration, create_store, read_store, write_store
 
 RUNS_ON = Plan(others=Fate())
 KILLED = Fate(3.0, RankError(kind="signal", message="killed by SIGKILL"), -9)
@@ -73,8 +74,7 @@ def checked(sim: Simulation, state: str) -> Mapping[str, Any]:
     result: Any = read_json(result_file(sim.paths))
     assert result["state"] == state
     assert sim.wrong == [], result["message"]
-    decisions = read_decisions(sim.log_path)
-    assert [each.n for each in decisions] == list(range(1, len(decisions) + 1))
+    decisions = decisions_in(sim.log_path)
     over = [each.what for each in decisions if each.what is DecisionKind.ENDED]
     assert len(over) <= 1, "a run ends once"
     restarts = [event for event in read_events(sim.paths.events) if event.kind == "restarted"]
@@ -225,10 +225,11 @@ def test_a_run_of_a_full_disk_s_keeper_is_continued_at_the_attempt_that_its_pods
     with pytest.raises(KeeperDied):
         runner.run()
     # The lines of the restart never reached the disk.
-    lines = sim.log_path.read_bytes().splitlines(keepends=True)
-    kept = [line for line in lines if b'"attempt": 2' not in line]
-    assert len(kept) < len(lines)
-    sim.log_path.write_bytes(b"".join(kept))
+    contents = read_store(sim.log_path)
+    kept = [each for each in contents.decisions if each.attempt != 2]
+    assert len(kept) < len(contents.decisions)
+    create_store(sim.log_path, Registration())
+    write_store(sim.log_path, runs=contents.runs, decisions=kept, first=1)
     if not has_event:
         sim.paths.events.write_text("")
     runners, _ = sim.taken_over()

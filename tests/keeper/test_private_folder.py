@@ -14,6 +14,7 @@ from workbench.keeper import private_dir as module
 from workbench.keeper.private_dir import PrivateDir
 from workbench.keeper.spawn import take_lock
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.store import journal_of
 
 
 class Kept:
@@ -102,7 +103,7 @@ def test_a_file_of_the_very_beginning_of_time_is_kept(kept: Kept) -> None:
 
 def test_files_that_the_keeper_writes_itself_are_not_restored(kept: Kept) -> None:
     paths = kept.paths
-    written = (paths.own_state, paths.queue, paths.own_decisions)
+    written = (paths.own_state, paths.store, journal_of(paths.store))
     for path in written:
         path.write_text("{}")
     kept.own.mend()

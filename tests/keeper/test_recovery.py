@@ -11,18 +11,19 @@ import pytest
 
 from tests.fakes.runloop import RUN, Fate, KeeperDied, Plan, SimFleet, SimLog, Simulation
 from tests.keeper.acts import script
+from tests.support.runstores import empty
 from workbench.base.files import read_json, write_json
 from workbench.base.process import boot_id
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Rules
 from workbench.jobs.script import Script
 from workbench.keeper import recovery as module
-from workbench.keeper.decisions import DecisionKind
 from workbench.keeper.recovery import inherited_runs, run_context, wanted_pods
 from workbench.keeper.run.runner import Runner
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.status import ClusterStatus, QueuedRun, result_file, write_queue
+from workbench.rundir.status import ClusterStatus, result_file
+from workbench.rundir.store import DecisionKind, KnownRun, Registration
 
 
 class Single(Script):
@@ -48,7 +49,7 @@ class Kept:
         self.sim = Simulation(folder, script(env={"A": "a secret word"}), [Plan(others=Fate())])
         self.fleet: Any = SimFleet(self.sim)
         self.log = SimLog(self.sim)
-        self.log.clear()
+        empty(self.log, self.sim.log_path)
         self.redact = Redactor()
         self.before = ClusterStatus()
 
@@ -58,11 +59,6 @@ class Kept:
     def found(self) -> tuple[dict[str, Runner], dict[str, Mapping[str, object]]]:
         return inherited_runs(self.fleet, self.redact, self.before, self.log, self.sim.around)
 
-    def queued(self) -> None:
-        """Write the queue of a keeper that wrote no log."""
-        self.fleet.paths.queue.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_queue(self.fleet.paths.queue, [QueuedRun(id=RUN, path=self.sim.paths.root)])
-
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
@@ -70,7 +66,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
 
 
 def test_a_context_has_the_variables_of_the_store_and_masks_secrets(kept: Kept) -> None:
-    run = QueuedRun(id=RUN, path=kept.sim.paths.root)
+    run = KnownRun(id=RUN, path=kept.sim.paths.root)
     links = kept.fleet.named(["pod-0", "pod-1"])
     store = {"AWS_SECRET_ACCESS_KEY": "another secret word"}
     context = run_context(
@@ -103,19 +99,10 @@ def test_pods_of_the_log_go_before_those_of_the_hostfile(kept: Kept) -> None:
 def test_pods_that_the_log_does_not_name_are_those_of_the_hostfile(kept: Kept) -> None:
     kept.sim.context()
     for pods in ([], ["pod-0", "pod-7"]):
-        kept.log.clear()
+        empty(kept.log, kept.sim.log_path)
         kept.log.add(RUN, DecisionKind.SUBMITTED, path=kept.sim.paths.root, pods=pods)
         links = kept.found()[0][RUN].context.links
         assert [link.pod.name for link in links] == ["pod-0", "pod-1"]
-
-
-def test_a_run_of_the_queue_alone_is_taken_over_and_enters_the_log(kept: Kept) -> None:
-    kept.sim.context()
-    kept.queued()
-    assert list(kept.found()[0]) == [RUN]
-    decided = kept.log.of(RUN)
-    assert decided is not None and decided.path == kept.sim.paths.root
-    assert list(kept.found()[0]) == [RUN], "once, though the queue names the run too"
 
 
 def test_a_run_of_another_cluster_is_left_alone(kept: Kept) -> None:
@@ -207,7 +194,7 @@ def test_a_machine_that_was_rebooted_has_no_ranks_left(
 def test_pods_whose_variables_are_missing_here_start_no_ranks(kept: Kept) -> None:
     kept.submitted()
     assert kept.found()[0][RUN].context.unstartable == ""
-    write_json(kept.fleet.paths.config, {"pods": {"env": {"B": "", "A": "", "C": ""}}})
+    kept.log.registration = Registration(spec={"pods": {"env": {"B": "", "A": "", "C": ""}}})
     kept.fleet.spec = ClusterSpec(count=2, lease_s=30.0, pods=PodSpec(env={"A": "here"}))
     why = kept.found()[0][RUN].context.unstartable
     assert why.startswith("B, C: ")

@@ -32,11 +32,11 @@ from tests.keeper.acts import (
     trainer,
     vanish,
 )
+from tests.support.runstores import decisions_in
 from tests.support.sentences import says, sentence
 from workbench.base.errors import PodError, RemoteError, RunError
 from workbench.base.files import read_json, write_json
 from workbench.keeper.checkpoints import PulledCheckpoints
-from workbench.keeper.decisions import DecisionKind, read_decisions
 from workbench.keeper.run import runner as module
 from workbench.keeper.run.outputs import PulledOutputs
 from workbench.keeper.run.runner import Runner
@@ -44,6 +44,7 @@ from workbench.rundir.events import read_events
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import RankError
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.store import DecisionKind
 
 
 def port_taken(number: int) -> Plan:
@@ -311,7 +312,7 @@ def test_a_restart_is_counted_and_shown(tmp_path: Path) -> None:
     sim.at(5.0, sim.pods[1].vanish)
     assert runner.run() == "succeeded"
     assert "1 of 2" in seen[0]
-    decisions = read_decisions(sim.log_path)
+    decisions = decisions_in(sim.log_path)
     (decided,) = (each for each in decisions if each.what is DecisionKind.RESTARTED)
     assert (decided.attempt, decided.facts["restart"]) == (2, 1)
     staged = [each for each in decisions if each.what is DecisionKind.STAGED]
@@ -440,7 +441,7 @@ def test_a_restart_of_a_dead_keeper_counts_once(
     result: Any = read_json(sim.paths.result)
     assert [each["what"] in result["message"] for each in result["restarts"]] == [True]
     assert sim.wrong == []
-    staged = [each for each in read_decisions(sim.log_path) if each.what is DecisionKind.STAGED]
+    staged = [each for each in decisions_in(sim.log_path) if each.what is DecisionKind.STAGED]
     assert {(each.attempt, each.facts["restart"]) for each in staged} == {(1, 0), (2, 1)}
 
 

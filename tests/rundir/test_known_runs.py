@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from writtenrun import WrittenRun, write_run
 
+from tests.support.runstores import list_runs
 from tests.support.sentences import says, sentence
 from workbench.base import entries
 from workbench.base.errors import RunError, Unreadable
@@ -22,7 +23,6 @@ from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     ClusterStatus,
-    QueuedRun,
     cluster_of,
     cluster_status,
     id_of,
@@ -34,7 +34,6 @@ from workbench.rundir.status import (
     keeper_process,
     message_of,
     own_runs,
-    read_queue,
     refuse_another,
     result_file,
     run_at,
@@ -45,8 +44,8 @@ from workbench.rundir.status import (
     unknown_words,
     was_taken,
     write_cluster_state,
-    write_queue,
 )
+from workbench.rundir.store import KnownRun, runs_in
 
 
 @pytest.fixture(autouse=True)
@@ -295,25 +294,16 @@ def test_the_message_of_a_lost_run_says_who_ended(run: WrittenRun) -> None:
     assert message_of(run.paths, RunState.RUNNING) == "at work"
 
 
-def test_a_queue_lists_runs_with_a_seal_alone(
-    run: WrittenRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = run.cluster.queue
-    mine = QueuedRun(id=run.paths.root.name, path=run.paths.root)
-    assert read_queue(path) == []
-    write_queue(path, [mine])
-    assert read_queue(path) == [mine]
-    path.write_text(path.read_text().replace(mine.id, "another"))
-    assert read_queue(path) == [], "the seal is of another list"
-    path.write_text(f'[{{"id": "{mine.id}", "path": "{mine.path}"}}]')
-    assert read_queue(path) == [], "there is no seal"
-
-    def fail(*_: object) -> bytes:
-        raise OSError(5, "the disk is gone")
-
-    monkeypatch.setattr("workbench.base.files.read_bytes", fail)
-    assert read_queue(path) == []
-    with pytest.raises(Unreadable, match="the disk is gone"):
+def test_a_store_that_cannot_be_read_at_the_moment_proves_nothing(run: WrittenRun) -> None:
+    mine = KnownRun(id=run.paths.root.name, path=run.paths.root)
+    assert list(runs_in(run.cluster.store)) == []
+    list_runs(run.cluster.store, mine)
+    assert list(runs_in(run.cluster.store)) == [mine]
+    run.cluster.store.unlink()
+    run.cluster.store.mkdir()
+    (run.cluster.store / "file").touch()
+    assert list(runs_in(run.cluster.store)) == []
+    with pytest.raises(Unreadable):
         refuse_another(run.paths.root, mine.id, run.cluster.root)
 
 
@@ -321,7 +311,7 @@ def test_an_id_that_the_cluster_has_in_another_directory_is_refused(
     run: WrittenRun, tmp_path: Path
 ) -> None:
     root = run.cluster.root
-    write_queue(run.cluster.queue, [QueuedRun(id="r1", path=run.paths.root)])
+    list_runs(run.cluster.store, KnownRun(id="r1", path=run.paths.root))
     refuse_another(run.paths.root, "r1", root)
     refuse_another(tmp_path / "given", "r2", root)
     with pytest.raises(RunError, match=sentence("and the cluster has that run in", "r1")):
@@ -342,7 +332,7 @@ def test_a_cluster_is_a_runs_if_it_lies_beside_it_or_knows_it(
     write_json(apart.state, {"state": "running"})
     assert cluster_of(apart) == apart.root
     assert not is_listed(apart, root)
-    write_queue(run.cluster.queue, [QueuedRun(id="r1", path=apart.root)])
+    list_runs(run.cluster.store, KnownRun(id="r1", path=apart.root))
     assert cluster_of(apart) == root
     assert is_listed(apart, root)
     monkeypatch.setattr(os, "getuid", lambda: 54_321)
@@ -361,11 +351,11 @@ def test_a_cluster_is_a_runs_if_it_lies_beside_it_or_knows_it(
 
 def test_runs_are_a_clusters_own_if_their_records_name_it(run: WrittenRun, tmp_path: Path) -> None:
     root = run.cluster.root
-    own = QueuedRun(id=run.paths.root.name, path=run.paths.root)
-    theirs = QueuedRun(id="r2", path=tmp_path)
-    write_queue(run.cluster.queue, [theirs, own])
+    own = KnownRun(id=run.paths.root.name, path=run.paths.root)
+    theirs = KnownRun(id="r2", path=tmp_path)
+    list_runs(run.cluster.store, theirs, own)
     assert own_runs(root) == [own]
-    assert not is_run_of(QueuedRun(id="other", path=own.path), root)
+    assert not is_run_of(KnownRun(id="other", path=own.path), root)
     assert not is_run_of(own, tmp_path)
     write_json(run.paths.info, {"id": own.id, "cluster": os.path.relpath(root)})
     assert not is_run_of(own, root), "a relative path is a guess"

@@ -6,14 +6,16 @@ import fcntl
 import os
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.sentences import says, sentence
+from tests.support.sentences import says
 from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
-from workbench.base.files.private import cluster_folder, state_folder
+from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.registered import (
     NotRegistered,
@@ -24,6 +26,7 @@ from workbench.rundir.registered import (
     unregister,
     why_not_registered,
 )
+from workbench.rundir.store import create_store
 
 STORED = {"backend": {"kind": "local"}, "count": 2, "pods": {"env": {"TOKEN": "…"}}}
 
@@ -45,8 +48,10 @@ def started(root: Path, *, age_s: float = 7200.0) -> ClusterPaths:
     return paths
 
 
-def changed(paths: ClusterPaths, **facts: object) -> None:
-    write_json(paths.own_registration, {**read_json(paths.own_registration), **facts})
+def changed(paths: ClusterPaths, **facts: Any) -> None:
+    entry = registration(paths.root)
+    assert entry is not None
+    create_store(paths.store, replace(entry, **facts))
 
 
 def test_an_entry_has_the_place_and_the_specification(tmp_path: Path) -> None:
@@ -58,8 +63,7 @@ def test_an_entry_has_the_place_and_the_specification(tmp_path: Path) -> None:
         facts.st_ino,
         facts.st_dev,
     )
-    assert entry.backend == "local"
-    assert len(entry.digest) == 64
+    assert entry.spec == STORED == read_json(paths.config)
     (tmp_path / "link").symlink_to(paths.root)
     assert registered(tmp_path / "link") == entry
     unregister(paths.root)
@@ -84,14 +88,24 @@ def test_the_device_counts_within_one_start_of_the_machine_on_a_disk(tmp_path: P
     assert why_not_registered(paths.root)
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b'{"inode": "1", "device": 1}', b"\xff"])
-def test_a_damaged_entry_registers_nothing(tmp_path: Path, raw: bytes) -> None:
+@pytest.mark.parametrize("raw", [b"", b"no store" * 1000, b"\xff"])
+def test_a_damaged_store_registers_nothing(tmp_path: Path, raw: bytes) -> None:
     paths = started(tmp_path / "c")
-    paths.own_registration.write_bytes(raw)
+    paths.store.write_bytes(raw)
     assert registration(paths.root) is None
-    assert why_not_registered(paths.root)
+    assert says(
+        why_not_registered(paths.root), "is damaged, and does not tell whose the cluster in"
+    )
     prune()
-    assert paths.own_registration.exists()
+    assert paths.store.exists()
+
+
+def test_the_directory_s_own_specification_is_only_for_readers(tmp_path: Path) -> None:
+    """A pod or another person may have written the file."""
+    paths = started(tmp_path / "c")
+    for forged in ({"backend": {"kind": "kubernetes"}}, {}):
+        write_json(paths.config, forged)
+        assert registered(paths.root).spec == STORED
 
 
 def test_a_start_removes_the_private_folders_of_directories_that_are_gone(tmp_path: Path) -> None:
@@ -104,18 +118,21 @@ def test_a_start_removes_the_private_folders_of_directories_that_are_gone(tmp_pa
     held = started(tmp_path / "held")
     closed = started(tmp_path / "closed")
     unregister(closed.root)
+    then = time.time() - 7200.0
+    for file in cluster_folder(closed.root).iterdir():
+        os.utime(file, (then, then))
     for paths in (gone, young, other_disk, held, closed):
         shutil.rmtree(paths.root)
     shutil.rmtree(tmp_path / "disk")
     then = time.time() - 7200.0
-    os.utime(other_disk.own_registration, (then, then))
+    os.utime(other_disk.store, (then, then))
     with held.keeper_lock.open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         prune()
     assert not cluster_folder(gone.root).exists()
     assert not cluster_folder(closed.root).exists()
     for paths in (there, young, unmounted, other_disk, held):
-        assert paths.own_registration.exists(), paths.root
+        assert paths.store.exists(), paths.root
     prune()
     assert not cluster_folder(held.root).exists()
 
@@ -124,22 +141,15 @@ def test_an_entry_that_names_another_place_removes_nothing(tmp_path: Path) -> No
     paths = started(tmp_path / "c")
     changed(paths, path=str(tmp_path / "never"))
     then = time.time() - 7200.0
-    os.utime(paths.own_registration, (then, then))
+    os.utime(paths.store, (then, then))
     prune()
-    assert paths.own_registration.exists()
+    assert paths.store.exists()
 
 
-def test_a_key_that_cannot_be_made_is_said(tmp_path: Path) -> None:
-    (tmp_path / "state" / "deepspeed-workbench" / "key").mkdir(parents=True)
+def test_a_folder_that_takes_no_store_is_said(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
-    with pytest.raises(ConfigError, match=sentence("no key for the seals of your clusters in")):
-        register(ClusterPaths(tmp_path / "c"), STORED)
-
-
-def test_a_key_that_others_may_know_stops_the_start(tmp_path: Path) -> None:
-    paths = started(tmp_path / "c")
-    (state_folder() / "key").chmod(0o644)
-    assert says(why_not_registered(paths.root), "the next start makes another key")
-    (tmp_path / "d").mkdir()
-    with pytest.raises(ConfigError, match=sentence("the next start makes another key")):
-        register(ClusterPaths(tmp_path / "d"), STORED)
+    paths = ClusterPaths(tmp_path / "c")
+    make_cluster_folder(paths.root)
+    (paths.store / "file").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="XDG_STATE_HOME"):
+        register(paths, STORED)

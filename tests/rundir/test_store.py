@@ -1,196 +1,299 @@
+"""The store of a cluster: what is read back after damage, a full disk or a dead writer."""
+
 from __future__ import annotations
 
-import html
-import json
+import logging
 import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.support.counted import calls_of
-from tests.support.sentences import says, sentence
-from workbench.base.errors import RunError
-from workbench.base.process import process_start_time
-from workbench.client.tables.history import history
-from workbench.rundir.catalog.store import find_runs
-from workbench.rundir.paths import RunPaths
-from workbench.rundir.state import RunState
-
-RESULT = {
-    "state": "succeeded",
-    "model": "tiny-t5",
-    "technique": "zero1",
-    "steps": 1200,
-    "eval_loss": 0.25,
-    "exact_match": 0.5,
-    "train_samples_per_s": 123.4,
-    "hosts": [{"address": "a", "slots": 1}] * 3,
-}
-
-
-def make_run(
-    root: Path, *, submitted: float = 0.0, result: object = None, cluster: Path | None = None
-) -> RunPaths:
-    paths = RunPaths(root)
-    root.mkdir(parents=True)
-    info = {"id": root.name, "cluster": str(cluster or root.parent), "submitted_s": submitted}
-    paths.info.write_text(json.dumps(info))
-    if result is not None:
-        paths.result.write_text(json.dumps(result))
-    return paths
-
-
-def make_cluster(root: Path, pid: int) -> Path:
-    root.mkdir(parents=True)
-    (root / "cluster.json").write_text("{}")
-    (root / "state.json").write_text(
-        json.dumps({"pid": pid, "start_time": process_start_time(pid)})
-    )
-    return root
-
-
-def test_runs_are_listed_newest_first_with_their_figures(tmp_path: Path) -> None:
-    make_run(tmp_path / "runs" / "c" / "runs" / "old", submitted=10.0, result=RESULT)
-    make_run(
-        tmp_path / "elsewhere" / "new",
-        submitted=20.0,
-        result={**RESULT, "state": "failed", "eval_loss": None},
-    )
-    found = history(tmp_path)
-    assert [record.id for record in found] == ["new", "old"]
-    old = found.records[1]
-    assert (old.state, old.model, old.technique, old.pods, old.steps) == (
-        RunState.SUCCEEDED,
-        "tiny-t5",
-        "zero1",
-        3,
-        1200,
-    )
-    assert (old.eval_loss, old.train_samples_per_s) == (0.25, 123.4)
-    assert old.of_kind["exact_match"] == 0.5
-    assert found.records[0].eval_loss is None
-    assert repr(found) == f"History(2 runs below {tmp_path}, 0 live)"
-
-
-def test_a_run_is_had_by_its_place_or_the_beginning_of_its_id(tmp_path: Path) -> None:
-    made = make_run(tmp_path / "abc-1", submitted=1.0, result=RESULT)
-    make_run(tmp_path / "abd-2", submitted=2.0, result=RESULT)
-    found = history(tmp_path)
-    assert found[1].path == found["abc"].path == made.root
-    assert [record.id for record in found[:1]] == ["abd-2"]
-    with pytest.raises(RunError, match=sentence("or have an id that begins so", 2)):
-        found["ab"]
-    with pytest.raises(RunError, match=sentence("or have an id that begins so", 0)):
-        found["x"]
-    with pytest.raises(IndexError):
-        found[2]
-
-
-def test_a_live_run_tells_its_last_step_and_is_marked(tmp_path: Path) -> None:
-    cluster = make_cluster(tmp_path / "c", os.getpid())
-    paths = make_run(tmp_path / "c" / "runs" / "r", submitted=1.0, cluster=cluster)
-    paths.state.write_text('{"state": "running"}')
-    paths.spec.write_text('{"job": {"kind": "finetune", "model": "m", "technique": "zero3"}}')
-    paths.hostfile.write_text("127.0.0.2 slots=1\n127.0.0.3 slots=1\n")
-    at = {"time_s": 1.0, "rank": 0}
-    steps = [{**at, "kind": "step", "step": n, "samples_per_s": 1.5 * n} for n in range(5000)]
-    evals = [
-        {**at, "kind": "eval", "step": n, "eval_loss": loss} for n, loss in ((0, 9), (4999, 0.75))
-    ]
-    events = [*steps[:100], evals[0], *steps[100:], evals[1]]
-    paths.events.write_text("".join(json.dumps(e) + "\n" for e in events) + '{"kind": "step", "st')
-    (record,) = history(tmp_path)
-    assert record.is_live
-    assert (record.steps, record.eval_loss, record.train_samples_per_s) == (4999, 0.75, 1.5 * 4999)
-    assert (record.model, record.technique, record.pods) == ("m", "zero3", 2)
-    assert "● running" in str(history(tmp_path))
-    assert "1 live" in str(history(tmp_path))
-
-
-def test_a_run_whose_keeper_died_is_lost(tmp_path: Path) -> None:
-    paths = make_run(tmp_path / "r", submitted=1.0)
-    paths.state.write_text('{"state": "running"}')
-    assert [record.state for record in history(tmp_path)] == [RunState.LOST]
-
-
-@pytest.mark.parametrize(
-    "broken", ["", "[]", "{", '{"id": 5, "submitted_s": "x", "cluster": 7}', "\x00"]
+from tests.fakes.smalldisk import small_disk
+from workbench.base.errors import RunError, Unreadable
+from workbench.rundir import store as module
+from workbench.rundir.store import (
+    DamagedStore,
+    Decision,
+    DecisionKind,
+    KnownRun,
+    Registration,
+    close_store,
+    create_store,
+    journal_of,
+    read_store,
+    registration_in,
+    remove_store,
+    runs_in,
+    set_aside,
+    write_store,
 )
-def test_a_broken_run_breaks_no_list(tmp_path: Path, broken: str) -> None:
-    paths = make_run(tmp_path / "bad", submitted=1.0)
-    for path in (paths.info, paths.state, paths.spec, paths.hostfile, paths.events):
-        path.write_text(broken)
-    make_run(tmp_path / "good", submitted=1.0, result=RESULT)
-    strange = {"state": "won", "hosts": 3, "steps": "many", "eval_loss": True, "exact_match": None}
-    make_run(tmp_path / "strange", submitted=1e300, result=strange)
-    found = {record.path.name: record for record in history(tmp_path)}
-    assert set(found) == {"bad", "good", "strange"}
-    assert found["good"].state is RunState.SUCCEEDED
-    assert found["strange"].steps is found["strange"].eval_loss is None
-    assert "good" in str(history(tmp_path))
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small file system")
+ENTRY = Registration(path="/c", inode=7, device=8, boot="b", spec={"count": 2, "ü": None})
+A, B = KnownRun(id="a", path=Path("/runs/a")), KnownRun(id="b", path=Path("/runs/b"))
 
 
-def test_what_is_no_place_for_runs_is_not_looked_into(tmp_path: Path) -> None:
-    made = make_run(tmp_path / "r", result=RESULT)
-    for name in (".hidden", "pods", "node_modules"):
-        make_run(tmp_path / name / "r", result=RESULT)
-    make_run(made.root / "model" / "inner", result=RESULT)
-    make_run(tmp_path.joinpath(*"12345678") / "deep", result=RESULT)
-    (tmp_path / "again").symlink_to(tmp_path)
-    assert [paths.root for paths in find_runs(tmp_path)] == [made.root]
-    assert [paths.root for paths in find_runs(made.root)] == [made.root]
-    assert len(list(find_runs(tmp_path, depth=9))) == 2
-    with pytest.raises(RunError, match=sentence("there is no folder")):
-        history(tmp_path / "nowhere")
+def decision(run: str = "a", what: DecisionKind = DecisionKind.STAGED, **facts: object) -> Decision:
+    return Decision(time_s=1.5, run=run, what=what, attempt=1, facts=facts)
 
 
-def test_an_empty_folder_has_no_runs(tmp_path: Path) -> None:
-    assert len(history(tmp_path)) == 0
-    assert str(history(tmp_path)).startswith(f"0 runs below {tmp_path}")
+def written(path: Path, count: int = 5) -> list[Decision]:
+    decisions = [decision(number=number) for number in range(count)]
+    create_store(path, ENTRY)
+    write_store(path, runs=[A, B], decisions=decisions, first=1)
+    return decisions
 
 
-CALLS_PER_RUN = 2000
+def test_what_was_written_is_read_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    decisions = written(path)
+    more = decision("b", DecisionKind.ENDED, message="a \udc80 b \n ü", pods=["p"], loss=None)
+    write_store(path, runs=[B], decisions=[more], first=6)
+    contents = read_store(path)
+    assert contents.is_whole
+    assert list(contents.runs) == [A, B] == list(runs_in(path))
+    assert list(contents.decisions) == [*decisions, more]
+    assert contents.registration == ENTRY
+    close_store(path)
+    close_store(path)
+    assert registration_in(path) == replace(ENTRY, is_closed=True)
+    assert read_store(path).decisions == contents.decisions
 
 
-def make_runs(tmp_path: Path, numbers: range) -> None:
-    if not (cluster := tmp_path / "c").exists():
-        make_cluster(cluster, os.getpid())
-    for n in numbers:
-        root = tmp_path / "c" / "runs" / f"run-{n:04}"
-        paths = make_run(
-            root, submitted=float(n), result=RESULT if n % 10 else None, cluster=cluster
-        )
-        for inner in ("logs", "inputs", "model", "tensorboard"):
-            (root / inner).mkdir()
-        paths.spec.write_text('{"job": {"model": "m", "technique": "zero1"}}')
-        paths.events.write_text('{"kind": "step", "step": 3, "samples_per_s": 2.0}\n' * 50)
+@settings(max_examples=20)
+@given(
+    name=st.binary(min_size=1, max_size=40).filter(lambda raw: b"\0" not in raw and b"/" not in raw)
+)
+def test_a_path_of_any_bytes_is_read_as_it_was(name: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / os.fsdecode(b"?#%20 \xff.db")
+        run = KnownRun(id="a", path=Path("/runs", os.fsdecode(name)))
+        create_store(store, ENTRY)
+        write_store(store, runs=[run], decisions=[], first=1)
+        assert list(read_store(store).runs) == [run]
 
 
-def test_the_cost_of_a_list_grows_with_its_runs_and_no_faster(tmp_path: Path) -> None:
-    make_runs(tmp_path, range(100))
-    history(tmp_path)
-    few = calls_of(lambda: history(tmp_path))
-    make_runs(tmp_path, range(100, 1000))
-    many = calls_of(lambda: history(tmp_path))
-    assert many < 12 * few
-    assert many < 1000 * CALLS_PER_RUN
-    found = history(tmp_path)
-    assert len(found) == 1000
-    text, page = str(found), found._repr_html_()
-    assert "1,000 runs" in text
-    assert says(text, "the newest {} shown", 50)
-    assert page.count("<tr>") == 204, "four tables of fifty runs, each with a head"
-    assert len(found.table().rows) == 1000
+def test_a_write_that_is_repeated_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    decisions = written(path)
+    write_store(path, runs=[A], decisions=decisions[3:], first=4)
+    contents = read_store(path)
+    assert (list(contents.runs), list(contents.decisions)) == ([A, B], decisions)
 
 
-def test_text_and_html_state_the_same_and_nothing_is_obeyed(tmp_path: Path) -> None:
-    make_run(
-        tmp_path / "<b>x", submitted=5.0, result={**RESULT, "model": "<img src=x onerror=alert(1)>"}
+def test_a_missing_and_an_empty_store_have_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    assert list(read_store(path).decisions) == []
+    path.touch()
+    assert read_store(path).is_whole
+    with pytest.raises(DamagedStore):
+        write_store(path, runs=[A], decisions=[], first=1)
+
+
+def test_an_earlier_cluster_s_runs_are_gone_with_its_store(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    written(path)
+    create_store(path, ENTRY)
+    assert list(runs_in(path)) == []
+    remove_store(path)
+    remove_store(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[Decision]]:
+    path = tmp_path_factory.mktemp("store") / "store.db"
+    decisions = written(path)
+    return path.read_bytes(), decisions
+
+
+@given(at=st.integers(0, 2**20), bits=st.integers(1, 255))
+def test_no_flipped_bit_changes_a_row_that_is_read(
+    whole: tuple[bytes, list[Decision]], at: int, bits: int
+) -> None:
+    data, decisions = bytearray(whole[0]), whole[1]
+    data[at % len(data)] ^= bits
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store.db"
+        path.write_bytes(data)
+        try:
+            contents = read_store(path)
+        except RunError:  # the number of the format
+            return
+    assert [each for each in contents.decisions if each not in decisions] == []
+    assert [each for each in contents.runs if each not in (A, B)] == []
+    assert contents.registration in (ENTRY, None)
+    if contents.is_whole:
+        assert list(contents.decisions) == decisions
+
+
+def test_a_file_that_is_no_store_is_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    path.write_bytes(b"no store" * 1000)
+    assert not read_store(path).is_whole
+    set_aside(path)
+    assert [each.name for each in tmp_path.iterdir()] == ["store.db.damaged"]
+
+
+def test_a_store_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    written(path)
+    with sqlite3.connect(path) as store:
+        store.execute("PRAGMA user_version = 9")
+    store.close()
+    with pytest.raises(RunError, match="format 9"):
+        read_store(path)
+
+
+def test_a_store_that_another_program_holds_is_unreadable_for_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.db"
+    written(path)
+    monkeypatch.setattr(module, "_WAIT_S", 0.01)
+    holder = sqlite3.connect(path, isolation_level=None)
+    try:
+        holder.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(Unreadable, match="locked"):
+            read_store(path)
+        with pytest.raises(OSError, match="locked"):
+            write_store(path, runs=[], decisions=[decision()], first=6)
+    finally:
+        holder.close()
+    assert len(read_store(path).decisions) == 5
+
+
+def test_a_writer_that_is_killed_leaves_whole_transactions(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    create_store(path, ENTRY)
+    code = (
+        "import sys, pathlib\n"
+        "from workbench.rundir.store import *\n"
+        "path = pathlib.Path(sys.argv[1])\n"
+        "for n in range(1, 10_000, 2):\n"
+        "    pair = [Decision(time_s=1.0, run='a', what=DecisionKind.STAGED)] * 2\n"
+        "    write_store(path, runs=[], decisions=pair, first=n)\n"
     )
-    found = history(tmp_path)
-    text, page = str(found), found._repr_html_()
-    assert "<img" not in page
-    assert "<b>" not in page
-    for line in text.splitlines():
-        for piece in line.split("  "):
-            assert set(piece) <= {"-"} or piece.strip() in html.unescape(page)
+    writer = subprocess.Popen([sys.executable, "-c", code, str(path)])
+    seen = 0
+    deadline = time.monotonic() + 60
+    while seen < 20 and time.monotonic() < deadline:
+        with suppress(Unreadable):  # the writer hardly pauses
+            seen = len(read_store(path).decisions)
+        assert seen % 2 == 0, "a reader sees a pair or nothing"
+    writer.send_signal(signal.SIGKILL)
+    writer.wait(60)
+    contents = read_store(path)
+    assert contents.is_whole
+    assert len(contents.decisions) >= seen >= 20
+    assert len(contents.decisions) % 2 == 0
+
+
+@as_root
+def test_a_full_disk_takes_some_hundred_decisions(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        path = disk / "store.db"
+        written(path)
+        filler = disk / "filler"
+        with filler.open("wb", buffering=0) as out, pytest.raises(OSError, match="No space"):
+            while True:
+                out.write(bytes(4096))
+        taken = 5
+        note = "x" * 100
+        with pytest.raises(OSError, match="full"):
+            while True:
+                write_store(path, runs=[], decisions=[decision(note=note)], first=taken + 1)
+                taken += 1
+        assert taken > 100
+        assert len(read_store(path).decisions) == taken
+        filler.unlink()
+        write_store(path, runs=[], decisions=[decision()], first=taken + 1)
+        assert len(read_store(path).decisions) == taken + 1
+
+
+def test_room_that_cannot_be_kept_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = tmp_path / "store.db"
+    written(path)
+
+    def fail(_store: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(module, "_make_room", fail)
+    write_store(path, runs=[], decisions=[decision()], first=6)
+    assert len(read_store(path).decisions) == 6
+    assert "disk is full" in caplog.text
+
+
+NO_LOCKS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+int fcntl64(int fd, int cmd, ...) {
+    va_list rest;
+    va_start(rest, cmd);
+    void *given = va_arg(rest, void *);
+    va_end(rest);
+    if (cmd == F_SETLK || cmd == F_GETLK) { errno = ENOLCK; return -1; }
+    int (*real)(int, int, ...) = dlsym(RTLD_NEXT, "fcntl64");
+    return real(fd, cmd, given);
+}
+int fcntl(int fd, int cmd, ...) {
+    va_list rest;
+    va_start(rest, cmd);
+    void *given = va_arg(rest, void *);
+    va_end(rest);
+    return fcntl64(fd, cmd, given);
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_file_system_without_locks_takes_no_store(tmp_path: Path) -> None:
+    """As NFS without lockd answers: ENOLCK."""
+    source, library = tmp_path / "nolocks.c", tmp_path / "nolocks.so"
+    source.write_text(NO_LOCKS)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=60
+    )
+    code = (
+        "import sys, pathlib\n"
+        "from workbench.rundir import store\n"
+        "store._WAIT_S = 0.1\n"
+        "try: store.create_store(pathlib.Path(sys.argv[1]), store.Registration())\n"
+        "except OSError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "store.db")],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "XDG_STATE_HOME" in done.stdout, done.stdout + done.stderr
+    assert not (tmp_path / "store.db").exists()
+
+
+def test_the_journal_stays_with_its_room(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    written(path)
+    size = journal_of(path).stat().st_size
+    assert size >= 64 << 10
+    write_store(path, runs=[], decisions=[decision()], first=6)
+    assert journal_of(path).stat().st_size == size

@@ -20,7 +20,6 @@ from workbench.base.errors import ConfigError, DiskFull, PodError, RunError, Wor
 from workbench.base.files import gate, read_json, write_json
 from workbench.base.files.disk import check_room
 from workbench.base.files.locks import no_locks_there
-from workbench.base.files.sealed import without_seal
 from workbench.base.messages.wire import ask
 from workbench.base.process import Process, is_alive, process_start_time
 from workbench.client.takeover import (
@@ -39,6 +38,7 @@ from workbench.rundir.registered import (
     is_tidied,
     prune,
     register,
+    registered,
     registration,
     unregister,
     why_not_registered,
@@ -172,7 +172,7 @@ def is_left(paths: ClusterPaths, spec: ClusterSpec) -> bool:
         or obstacle(paths.root)
     ):
         return False
-    stored = without_seal(read_json(paths.config))
+    stored = registered(paths.root).spec
     if stored != json.loads(json.dumps(_stored(spec))):
         raise ConfigError(
             f"{paths.root} holds a cluster that was asked to be "

@@ -18,7 +18,6 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
 from workbench.base.files import gate, is_folder, not_ours, read_json, write_json
 from workbench.base.files.locks import no_locks_there
-from workbench.base.files.sealed import without_seal
 from workbench.base.json_values import number
 from workbench.base.messages.wire import Refused, ask
 from workbench.keeper.checkpoints import held_checkpoint
@@ -28,7 +27,7 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.registered import unregister, why_not_registered
+from workbench.rundir.registered import registered, unregister, why_not_registered
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
@@ -40,12 +39,12 @@ from workbench.rundir.status import (
     is_keeper,
     is_listed,
     own_runs,
-    read_queue,
     result_file,
     settled_status,
     was_taken,
     write_cluster_state,
 )
+from workbench.rundir.store import runs_in
 
 logger = logging.getLogger(__name__)
 _START_S = 30.0
@@ -235,7 +234,7 @@ def _not_ours(cluster: Path, status: ClusterStatus) -> str:
             f"{paths.keeper_lock} is not the lock of its "
             "keeper: the directory is a copy, or was changed"
         )
-    own = (paths.known_state, paths.queue, paths.keeper_lock, paths.identity)
+    own = (paths.known_state, paths.store, paths.keeper_lock, paths.identity)
     why = _foreign((cluster.resolve(), paths.config, *own))
     if why:
         return why
@@ -249,9 +248,9 @@ def _brought_along(cluster: Path) -> str:
     """
     paths = ClusterPaths(cluster)
     folders = [
-        _real(str(folder)) for folder in (cluster, *(run.path for run in read_queue(paths.queue)))
+        _real(str(folder)) for folder in (cluster, *(run.path for run in runs_in(paths.store)))
     ]
-    for option, value in _texts(read_json(paths.config).get("backend"), "backend"):
+    for option, value in _texts(registered(cluster).spec.get("backend"), "backend"):
         for folder in filter(None, folders):
             if os.sep in value and _real(value).startswith(f"{folder}{os.sep}"):
                 return (
@@ -305,9 +304,9 @@ def not_to_be_tidied(cluster: Path) -> str:
 def stored_spec(cluster: Path) -> ClusterSpec:
     """Read the specification of a cluster, with the pods' variables from this environment.
 
-    The specification on disk has no values of variables.
+    The stored specification has no values of variables. Raises as `registered`.
     """
-    raw = without_seal(read_json(ClusterPaths(cluster).config))
+    raw = registered(cluster).spec
     match raw.get("pods"):
         case {"env": dict() as env, **rest}:
             here = {name: os.environ[name] for name in map(str, env) if name in os.environ}

@@ -12,14 +12,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from workbench.base import errors
 from workbench.base.clock import now_s
 from workbench.base.errors import RunError, WorkbenchError
-from workbench.base.files import KeptFile, gate, write_bytes
+from workbench.base.files import KeptFile
 from workbench.base.redact import Redactor
 from workbench.base.words import counted
 from workbench.jobs.launcher import Launcher
@@ -27,7 +26,7 @@ from workbench.jobs.registry import job_from_dict
 from workbench.keeper.awake import uptime_clock
 from workbench.keeper.boundary import isolate_run_errors
 from workbench.keeper.checkpoints import part_reader
-from workbench.keeper.decisions import DecisionKind, DecisionLog
+from workbench.keeper.decisions import DecisionLog
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.launch import check_launcher_fits
 from workbench.keeper.link.files import TransferProgress
@@ -52,16 +51,14 @@ from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     ClusterStatus,
-    QueuedRun,
     cluster_status,
     result_file,
     write_cluster_state,
-    write_queue,
 )
+from workbench.rundir.store import DecisionKind, KnownRun
 
 logger = logging.getLogger(__name__)
 _MEND_S = 2.0
-_RESERVE_BYTES = 64 << 10
 _BROKEN_OFF = "closed: its start was broken off"
 
 
@@ -90,7 +87,7 @@ class Keeper:
         # Masks the secrets of the cluster and its jobs in everything written to disk.
         self._redact = redact
         redact.learn(spec.pods.env)
-        self._log = DecisionLog(paths.own_decisions, redact, [paths.reserve])
+        self._log = DecisionLog(paths.store, redact)
         self._phase = "starting"
         self._message = "starting pods"
         self._error: str | None = None
@@ -128,11 +125,7 @@ class Keeper:
             if self._before is not None:
                 self._take_over(self._before)
             elif not self._closing.is_set():
-                # Clear queue and decisions of an earlier cluster in the same directory.
-                self._log.clear()
-                self._write_queue()
-                write_bytes(self._paths.reserve, bytes(_RESERVE_BYTES))
-                self._log.reserve()
+                self._log.replay()
                 self._fleet.launch()
             with self._queue.lock:
                 if not self._closing.is_set():
@@ -164,10 +157,6 @@ class Keeper:
                 self._say(phase, message)
                 self._fleet.take_down()
         server.close()
-        if not lost:
-            with suppress(OSError):
-                gate.remove(self._paths.reserve)
-            self._log.release()
         with self._queue.lock:
             self._over = True
             self._say(*(("closed", self._message) if self._phase == "closing" else last))
@@ -197,14 +186,12 @@ class Keeper:
                 runner.keep_state()
 
     def _name_lock(self, inode: int) -> None:
-        """Name the restored lock in the state, and write the queue beside the lock."""
+        """Name the restored lock in the state."""
         self._process["lock"] = inode
         self._write_state()
-        self._write_queue()
 
     def _take_over(self, before: ClusterStatus) -> None:
         self._log.replay()
-        self._log.reserve()
         self._fleet.adopt()
         self._runners, self._failed_runs = inherited_runs(
             self._fleet, self._redact, before, self._log
@@ -379,7 +366,6 @@ class Keeper:
                 path=request.path,
                 pods=[link.pod.name for link in runner.context.links],
             )
-            self._write_queue()
             try:
                 self._queue.add(runner)
             except Exception as error:
@@ -387,7 +373,6 @@ class Keeper:
                 self._log.add(
                     request.run, DecisionKind.WITHDRAWN, state=RunState.FAILED, message=str(error)
                 )
-                self._write_queue()
                 raise
         return {}
 
@@ -399,30 +384,11 @@ class Keeper:
                 f"run {run_id} has ended: {decided.outcome.get('message')}; submit the job again"
             )
 
-    def _write_queue(self) -> None:
-        runs = [
-            QueuedRun(id=name, path=Path(str(result["of"])))
-            for name, result in self._failed_runs.items()
-        ]
-        runs += [
-            QueuedRun(id=name, path=runner.context.paths.root)
-            for name, runner in self._runners.items()
-        ]
-        try:
-            try:
-                write_queue(self._paths.queue, runs)
-            except OSError:
-                # Free the reserved disk space for the queue.
-                gate.remove(self._paths.reserve)
-                write_queue(self._paths.queue, runs)
-        except OSError as error:
-            logger.warning("if the keeper dies, a new keeper will not find the runs: %s", error)
-
     def _runner_for(self, request: Submit) -> Runner:
         if self._phase != "ready":
             raise RunError(f"the cluster is {self._phase}: {self._message}; start another cluster")
         job = job_from_dict(request.job)
-        run = QueuedRun(id=request.run, path=request.path)
+        run = KnownRun(id=request.run, path=request.path)
         links = self._fleet.first_live(wanted_pods(job, request.pods, self._spec.count))
         check_launcher_fits(Launcher(job.launcher), [link.pod for link in links])
         context = run_context(

@@ -15,13 +15,14 @@ from workbench.base.files import gate, read_bytes, write_bytes
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.keeper.spawn import inode_at, take_lock
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.store import journal_of
 
 logger = logging.getLogger(__name__)
 _LARGEST_BYTES = 1 << 20
 
 
 class PrivateDir:
-    """Folder of the cluster's keys, registration, notes on pods, lock and queue. Thread-safe."""
+    """Folder of the cluster's keys, registration, notes on pods, lock and store. Thread-safe."""
 
     def __init__(self, paths: ClusterPaths, restored: Callable[[int], None]) -> None:
         """Watch the folder. `restored` is called with the inode of a new lock."""
@@ -31,9 +32,9 @@ class PrivateDir:
         # The keeper writes these files itself, and again where they are missing.
         self._written_elsewhere = {
             paths.own_state,
-            paths.queue,
             paths.keeper_lock,
-            paths.own_decisions,
+            paths.store,
+            journal_of(paths.store),
         }
         self._restored = restored
         self._kept: dict[Path, tuple[int, bytes]] = {}

@@ -12,17 +12,18 @@ from workbench.base.process import boot_id
 from workbench.base.redact import Redactor
 from workbench.jobs.job import Job
 from workbench.keeper.boundary import isolate_run_errors
-from workbench.keeper.decisions import DecisionKind, DecisionLog
+from workbench.keeper.decisions import DecisionLog
 from workbench.keeper.fleet import Fleet
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.run.attempt import AttemptDeps
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
-from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.paths import RunPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
-from workbench.rundir.status import ClusterStatus, QueuedRun, is_run_of, read_queue, result_file
+from workbench.rundir.status import ClusterStatus, is_run_of, result_file
+from workbench.rundir.store import DecisionKind, KnownRun
 from workbench.rundir.stores.address import secrets_of
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ def wanted_pods(job: Job, pods: int | None, count: int) -> int:
 def run_context(
     fleet: Fleet,
     links: Sequence[AgentLink],
-    run: QueuedRun,
+    run: KnownRun,
     job: Job,
     redact: Redactor,
     log: DecisionLog,
@@ -71,13 +72,12 @@ def inherited_runs(
 ) -> tuple[dict[str, Runner], dict[str, Mapping[str, object]]]:
     """Return the dead keeper's runs by id, in order, and the results of runs without a runner.
 
-    The log of decisions names the runs. The queue names the runs of a keeper without a log, and
-    runs whose line was not written as the disk was full.
+    A run whose submission was never written, as the disk was full, is not among them.
     """
     runners: dict[str, Runner] = {}
     failed: dict[str, Mapping[str, object]] = {}
     restarted = fleet.spec.is_local and before.boot not in ("", boot_id())
-    for run in _runs_of(fleet, log):
+    for run in [KnownRun(id=name, path=run.path) for name, run in log.runs.items()]:
         with isolate_run_errors(run.id, "reading the record of the run"):
             # A readable record naming another cluster belongs to a foreign run. Neither continue
             # nor end it.
@@ -86,10 +86,8 @@ def inherited_runs(
                     "run %s in %s does not name this cluster, and is left alone", run.id, run.path
                 )
                 continue
-        if log.of(run.id) is None:
-            log.add(run.id, DecisionKind.SUBMITTED, path=run.path)
 
-        def end(error: Exception, run: QueuedRun = run) -> None:
+        def end(error: Exception, run: KnownRun = run) -> None:
             failed[run.id] = _fail_inherited(fleet, run, log, error)
 
         with isolate_run_errors(run.id, "taking the run over", end=end):
@@ -105,17 +103,7 @@ def inherited_runs(
     return runners, failed
 
 
-def _runs_of(fleet: Fleet, log: DecisionLog) -> list[QueuedRun]:
-    """Return all runs of the dead keeper, in order."""
-    decided = log.runs
-    runs = [QueuedRun(id=name, path=run.path) for name, run in decided.items()]
-    for run in read_queue(fleet.paths.queue):
-        if run.id not in decided:
-            runs.append(run)
-    return runs
-
-
-def _outcome_without_file(run: QueuedRun, log: DecisionLog) -> Mapping[str, object]:
+def _outcome_without_file(run: KnownRun, log: DecisionLog) -> Mapping[str, object]:
     """Return the outcome of a run that is over, if no file has its result. Empty: another run."""
     decided = log.of(run.id)
     if decided is None or not decided.over or result_file(RunPaths(run.path)).exists():
@@ -124,7 +112,7 @@ def _outcome_without_file(run: QueuedRun, log: DecisionLog) -> Mapping[str, obje
 
 
 def _fail_inherited(
-    fleet: Fleet, run: QueuedRun, log: DecisionLog, error: Exception
+    fleet: Fleet, run: KnownRun, log: DecisionLog, error: Exception
 ) -> Mapping[str, object]:
     """End a run that cannot be taken over, and return its result. Raises nothing."""
     fleet.stop_ranks(run.id)
@@ -135,7 +123,7 @@ def _fail_inherited(
 
 
 def _keep_result(
-    fleet: Fleet, run: QueuedRun, outcome: Mapping[str, object]
+    fleet: Fleet, run: KnownRun, outcome: Mapping[str, object]
 ) -> Mapping[str, object]:
     """Write the result of a run without a runner, unless the run has a result. Raises nothing.
 
@@ -167,7 +155,7 @@ def _keep_result(
 
 def _inherited_run(
     fleet: Fleet,
-    run: QueuedRun,
+    run: KnownRun,
     redact: Redactor,
     log: DecisionLog,
     *,
@@ -176,7 +164,7 @@ def _inherited_run(
 ) -> Runner:
     paths = RunPaths(run.path)
     job = RunSpec.load(paths.spec).job
-    unstartable = _missing_variables(fleet.paths, fleet.spec)
+    unstartable = _missing_variables(log.registration.spec, fleet.spec)
     try:
         job = resolved(job)
     except ConfigError as error:  # Running ranks already have their variables.
@@ -194,7 +182,7 @@ def _inherited_run(
     return Runner(replace(context, restarted=restarted), around)
 
 
-def _links_of(fleet: Fleet, run: QueuedRun, log: DecisionLog) -> list[AgentLink]:
+def _links_of(fleet: Fleet, run: KnownRun, log: DecisionLog) -> list[AgentLink]:
     """Return the links to the pods of a run, by their names in the log of decisions.
 
     A replaced pod has the same name, and may have another address than in the run's hostfile.
@@ -210,9 +198,8 @@ def _links_of(fleet: Fleet, run: QueuedRun, log: DecisionLog) -> list[AgentLink]
     return fleet.at(known.addresses)
 
 
-def _missing_variables(paths: ClusterPaths, spec: ClusterSpec) -> str:
-    pods: object = read_json(paths.config).get("pods")
-    match pods:
+def _missing_variables(stored: Mapping[str, object], spec: ClusterSpec) -> str:
+    match stored.get("pods"):
         case {"env": dict() as env} if missing := sorted(env.keys() - spec.pods.env.keys()):
             return (
                 f"{', '.join(missing)}: variables of the cluster's pods,"

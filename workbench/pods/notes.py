@@ -1,7 +1,7 @@
 """Notes of a keeper on its pods, by which a later keeper or the client finds the pods again.
 
-A note is in the cluster's private folder, with a seal. A file in the cluster's directory is no
-note: pods may share the directory, and another user may have made it.
+A note is in the cluster's private folder, where only the user writes. A file in the cluster's
+directory is no note: pods may share the directory, and another user may have made it.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
+from workbench.base.files import load_json, write_json
 from workbench.base.files.private import cluster_folder, make_cluster_folder
-from workbench.base.files.sealed import read_sealed, write_sealed
 
 
 def note_of(directory: Path, name: str) -> Path:
@@ -33,16 +33,16 @@ def write_note(directory: Path, name: str, content: Mapping[str, object]) -> Non
             f"no folder for the notes on the pods of the cluster in {directory}: "
             f"{error}; set XDG_STATE_HOME to a folder of yours"
         ) from error
-    write_sealed(note_of(directory, name), content, purpose=name, root=directory)
+    write_json(note_of(directory, name), content)
 
 
 def read_note(directory: Path, name: str) -> dict[str, object]:
-    """Return a note, empty without a file. Raises BackendError for a note without a valid seal."""
+    """Return a note, empty without a file. Raises BackendError for a note that cannot be read."""
     note = note_of(directory, name)
     if not note.exists():
         return {}
     try:
-        return read_sealed(note, purpose=name, root=directory)
+        return load_json(note)
     except WorkbenchError as error:
         raise BackendError(
             f"{note} is no note of this cluster: {error}; nothing is done for the named pods"

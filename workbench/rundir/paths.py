@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 
 from workbench.base.files.private import cluster_folder
 
-REGISTRATION = "registered.json"
-"""Name of a cluster's entry in the user's register."""
+STORE = "store.db"
+"""Name of a cluster's store in its private folder."""
 P = TypeVar("P", bound=PurePath)
 P_co = TypeVar("P_co", bound=PurePath, covariant=True)
 
@@ -46,8 +46,6 @@ class ClusterPaths:
     """Lock of the process that starts a keeper, until the state names the keeper."""
     keeper_log = _Below("keeper.log")
     hostfile = _Below("hostfile")
-    reserve = _Below(".reserve")
-    """Reserved room on the disk for the queue."""
     results = _Below("results")
     """Folder of results that could not be written into their run directories, by run id."""
     runs = _Below("runs")
@@ -82,22 +80,9 @@ class ClusterPaths:
         return cluster_folder(self.root) / "keeper.lock"
 
     @property
-    def queue(self) -> Path:
-        """Queue of the keeper's runs, in order: id and directory.
-
-        A new keeper continues the runs.
-        """
-        return cluster_folder(self.root) / "queue.json"
-
-    @property
-    def own_registration(self) -> Path:
-        """Entry of the cluster in the user's register: see `rundir/registered.py`."""
-        return cluster_folder(self.root) / REGISTRATION
-
-    @property
-    def own_decisions(self) -> Path:
-        """Log of the keeper's decisions about its runs, in the user's private folder."""
-        return cluster_folder(self.root) / "decisions.jsonl"
+    def store(self) -> Path:
+        """What only the user's own processes write about the cluster: see `rundir/store.py`."""
+        return cluster_folder(self.root) / STORE
 
     @property
     def known_state(self) -> Path:
@@ -110,7 +95,7 @@ class ClusterPaths:
 
         Files in the cluster's directory are then ones that a pod or another person put there.
         """
-        return os.path.lexists(self.own_state) or os.path.lexists(self.own_registration)
+        return os.path.lexists(self.own_state) or os.path.lexists(self.store)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The register of the user's clusters, in the private folder of every cluster.
+"""The register of the user's clusters: the stores in the private folders of all clusters.
 
 A cluster's directory is data: a colleague may have given the directory, or pods may share it. Only
 a registered cluster is taken over, cleaned up, logged into or signalled.
@@ -6,42 +6,24 @@ a registered cluster is taken over, cleaned up, logged into or signalled.
 
 from __future__ import annotations
 
-import hashlib
+import json
 import logging
 import os
 import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import ConfigError, RunError, WorkbenchError
-from workbench.base.files import read_json, read_known, write_json
+from workbench.base.files import write_json
 from workbench.base.files.locks import is_locked
-from workbench.base.files.private import (
-    cluster_folder,
-    clusters_folder,
-    make_cluster_folder,
-    state_folder,
-    user_key,
-)
-from workbench.base.files.sealed import (
-    Moved,
-    NotSealed,
-    canonical,
-    place_text,
-    read_sealed,
-    write_sealed,
-)
+from workbench.base.files.private import cluster_folder, clusters_folder, make_cluster_folder
 from workbench.base.process import boot_id
-from workbench.rundir.paths import REGISTRATION, ClusterPaths
+from workbench.rundir.paths import STORE, ClusterPaths
+from workbench.rundir.store import Registration, close_store, create_store, registration_in
 
 logger = logging.getLogger(__name__)
-SPEC = "cluster"
-"""Purpose of the seal of a cluster's stored specification."""
-_CLOSED = "closed.json"
-"""Name of the entry of a closed cluster, which registers nothing."""
 _PRUNE_S = 3600.0  # a start that makes its folder now is younger
 _LIVE_PHASES = ("starting", "ready", "closing", "lost")
 _REMEDY = "The folder is only shown. Start a cluster with another path"
@@ -51,57 +33,32 @@ class NotRegistered(RunError):
     """Report a directory that is data, without a cluster started there by the user."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Registration:
-    """A cluster started by the user on this machine."""
-
-    path: str
-    """Real path of the cluster's directory."""
-    inode: int
-    """Inode of the cluster's directory."""
-    device: int
-    """Device of the cluster's directory; the number is valid until the machine restarts."""
-    boot: str
-    """Boot id of this machine at the start of the cluster."""
-    backend: str
-    """Kind of the pods' place."""
-    digest: str
-    """SHA-256 of the stored specification."""
-
-
 def register(paths: ClusterPaths, stored: Mapping[str, object]) -> None:
-    """Enter a starting cluster, and write the specification with a seal.
+    """Enter a starting cluster, and write its specification into its directory for readers.
 
     Args:
         paths: The cluster's existing directory.
         stored: The JSON form of the specification, without values of variables.
 
     Raises:
-        ConfigError: The private folder or the user's key cannot be made.
+        ConfigError: The private folder takes no store.
         OSError: The directory takes no file.
     """
     make_own_folder(paths)
-    try:
-        user_key()
-    except OSError as error:
-        raise ConfigError(
-            f"no key for the seals of your clusters in {state_folder()}: {error.strerror}; "
-            "set XDG_STATE_HOME to a folder of yours, on a file system with flock"
-        ) from error
     facts = paths.root.stat()
-    backend = stored.get("backend")
-    kind = backend.get("kind") if isinstance(backend, Mapping) else None
-    entry = {
-        "path": place_text(paths.root),
-        "inode": facts.st_ino,
-        "device": facts.st_dev,
-        "boot": boot_id(),
-        "backend": str(kind),
-        "digest": _digest(stored),
-    }
-    write_json(paths.own_registration, entry)
-    paths.own_registration.with_name(_CLOSED).unlink(missing_ok=True)
-    write_sealed(paths.config, stored, purpose=SPEC, root=paths.root)
+    entry = Registration(
+        path=_place_text(paths.root),
+        inode=facts.st_ino,
+        device=facts.st_dev,
+        boot=boot_id(),
+        # As a reader gets it: keys are texts there, and paths too.
+        spec=json.loads(json.dumps(stored, default=str)),
+    )
+    try:
+        create_store(paths.store, entry)
+    except OSError as error:
+        raise ConfigError(str(error)) from error
+    write_json(paths.config, entry.spec)
 
 
 def make_own_folder(paths: ClusterPaths) -> None:
@@ -137,15 +94,6 @@ def registered(cluster: Path) -> Registration:
             f"{cluster} is not the folder that its cluster started in: "
             f"another folder was put in the place. {_REMEDY}"
         )
-    # The specification names the place of the pods, its keys and options.
-    try:
-        stored = read_sealed(paths.config, purpose=SPEC, root=paths.root)
-    except NotSealed as error:
-        raise NotRegistered(f"{error}. {_REMEDY}") from error
-    if _digest(stored) != entry.digest:
-        raise NotRegistered(
-            f"{paths.config} is the file of an earlier cluster in the folder. {_REMEDY}"
-        )
     return entry
 
 
@@ -163,42 +111,23 @@ def registration(cluster: Path) -> Registration | None:
 
     Raise Unreadable if the entry cannot be read at the moment.
     """
-    return _entry_of(read_known(ClusterPaths(cluster).own_registration))
-
-
-def _entry_of(raw: Mapping[str, object]) -> Registration | None:
-    inode = raw.get("inode")
-    device = raw.get("device")
-    if not isinstance(inode, int) or not isinstance(device, int):
-        return None
-    return Registration(
-        path=str(raw.get("path")),
-        inode=inode,
-        device=device,
-        boot=str(raw.get("boot")),
-        backend=str(raw.get("backend")),
-        digest=str(raw.get("digest")),
-    )
+    entry = registration_in(ClusterPaths(cluster).store)
+    return None if entry is None or entry.is_closed else entry
 
 
 def unregister(cluster: Path) -> None:
-    """Remove the entry of a closed cluster, with nothing left of the pods. Idempotent.
+    """Close the entry of a cluster with nothing left of the pods. Idempotent.
 
-    The private folder keeps the path, so `prune` can notice a missing directory.
+    The store keeps the path, so `prune` can notice a missing directory.
     """
-    entry = ClusterPaths(cluster).own_registration
-    with suppress(FileNotFoundError):
-        entry.replace(entry.with_name(_CLOSED))
+    close_store(ClusterPaths(cluster).store)
 
 
 def is_tidied(cluster: Path) -> bool:
     """Whether the cluster of a directory is closed, with nothing left of the pods."""
-    entry = ClusterPaths(cluster).own_registration
-    if registration(cluster) is not None:
-        return False
-    closed = _entry_of(read_json(entry.with_name(_CLOSED)))
+    entry = registration_in(ClusterPaths(cluster).store)
     try:
-        return closed is not None and _is_place_of(closed, cluster.stat())
+        return entry is not None and entry.is_closed and _is_place_of(entry, cluster.stat())
     except OSError:
         return False
 
@@ -210,7 +139,7 @@ def prune() -> None:
     except OSError:
         return
     for folder in folders:
-        with suppress(OSError):
+        with suppress(OSError, WorkbenchError):
             if _is_over(folder):
                 shutil.rmtree(folder)
                 logger.info("%s is removed: the directory of its cluster is gone", folder)
@@ -218,17 +147,19 @@ def prune() -> None:
 
 def _is_over(folder: Path) -> bool:
     """Whether the cluster of a private folder has no directory and no keeper any more."""
-    raw = read_json(folder / REGISTRATION) or read_json(folder / _CLOSED)
-    path = Path(str(raw.get("path")))
+    entry = registration_in(folder / STORE)
+    if entry is None:
+        return False
+    path = Path(entry.path)
     # An escaped byte is no part of the name: such a path cannot be looked up.
-    if not raw or cluster_folder(path) != folder or os.path.lexists(path):
+    if cluster_folder(path) != folder or os.path.lexists(path):
         return False
     # The folder above is there, on the same disk: the disk is not merely unmounted.
     try:
         above = path.parent.stat()
     except OSError:
         return False
-    is_same_disk = raw.get("boot") == boot_id() and above.st_dev == raw.get("device")
+    is_same_disk = entry.boot == boot_id() and above.st_dev == entry.device
     newest_s = max(each.lstat().st_mtime for each in folder.iterdir())
     is_young = time.time() - newest_s < _PRUNE_S
     return is_same_disk and not is_young and not is_locked(ClusterPaths(path).keeper_lock)
@@ -245,17 +176,20 @@ def _is_place_of(entry: Registration, facts: os.stat_result) -> bool:
 def _why_unknown(paths: ClusterPaths) -> str:
     """Return why a directory has no registration at the path."""
     with suppress(WorkbenchError):
-        try:
-            read_sealed(paths.config, purpose=SPEC, root=paths.root)
+        if registration_in(paths.store) is not None:
             return f"the cluster in {paths.root} was closed and tidied up"
-        except Moved as error:
-            return str(error)
+    if os.path.lexists(paths.store):
+        return (
+            f"{paths.store} is damaged, and does not tell whose the cluster in {paths.root} is. "
+            "If pods of the cluster still run, end the pods on their platform"
+        )
     return (
         f"{paths.root} holds no cluster that you started on this machine: another "
-        "person or another machine wrote the folder. "
+        "person or another machine wrote the folder, or the folder was copied or moved. "
         "If pods of the cluster still run, end the pods on their platform"
     )
 
 
-def _digest(stored: Mapping[str, object]) -> str:
-    return hashlib.sha256(canonical(stored)).hexdigest()
+def _place_text(root: Path) -> str:
+    """Return the real path of a directory as text; bytes that are not UTF-8 are escaped."""
+    return os.fsencode(os.path.realpath(root)).decode(errors="backslashreplace")

@@ -1,7 +1,6 @@
 """Find the state and result of a run, and the state of its keeper and its cluster.
 
-A cluster's queue lists the runs of its keeper in order. After a keeper's death another keeper
-continues the runs. The queue also proves that a cluster knows a run.
+The store of a cluster proves that the cluster knows a run.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from workbench.base import entries
-from workbench.base.errors import RunError, Unreadable, WorkbenchError, check_type
+from workbench.base.errors import RunError, Unreadable, check_type
 from workbench.base.files import (
     is_folder,
     is_missing,
@@ -34,7 +33,6 @@ from workbench.base.files import (
     write_json,
 )
 from workbench.base.files.locks import is_locked
-from workbench.base.files.sealed import read_sealed, write_sealed
 from workbench.base.json_values import Json, items, text
 from workbench.base.process import Process, activity, boot_id, is_alive, process_table
 from workbench.base.record.tolerant import Number, TolerantRecord, Whole
@@ -44,12 +42,12 @@ from workbench.pods.pod import Pod
 from workbench.rundir.format import check_format
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.state import RunState
+from workbench.rundir.store import KnownRun, known_runs, runs_in
 
 logger = logging.getLogger(__name__)
 UNKNOWN = "unknown"
 """Phase of a cluster that cannot be read at the moment. A later read may succeed."""
 _POD = TypeAdapter(Pod)
-_QUEUE = "queue"
 _SILENCE_S = 20.0
 _SETTLE_S = 10.0
 _LOOK_S = 0.05
@@ -341,44 +339,6 @@ def _state_in(file: Path, raw: Json) -> RunState:
         ) from None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QueuedRun:
-    """A run in the queue. The run's own directory has its state."""
-
-    id: str
-    path: Path
-
-
-_RUNS = TypeAdapter(list[QueuedRun])
-
-
-def read_queue(path: Path) -> list[QueuedRun]:
-    """Read the queued runs. Return an empty list for a missing or broken file."""
-    try:
-        return _known_queue(path)
-    except Unreadable:
-        return []
-
-
-def _known_queue(path: Path) -> list[QueuedRun]:
-    if is_missing(path):
-        return []
-    try:
-        sealed = read_sealed(path, purpose=_QUEUE, root=path.parent)
-        return _RUNS.validate_python(sealed.get("runs"))
-    except Unreadable:
-        raise
-    except (WorkbenchError, ValidationError) as error:
-        logger.warning("%s lists no runs: %s", path, error)
-        return []
-
-
-def write_queue(path: Path, runs: Sequence[QueuedRun]) -> None:
-    """Replace the queue, with a seal for its folder. Raises OSError."""
-    listed = [{"id": run.id, "path": str(run.path)} for run in runs]
-    write_sealed(path, {"runs": listed}, purpose=_QUEUE, root=path.parent)
-
-
 def cluster_of(paths: RunPaths) -> Path:
     """Return the cluster named by a trusted record of a run, or else the run's own directory.
 
@@ -404,13 +364,13 @@ def known_cluster_of(paths: RunPaths) -> Path:
         return named
     # No keeper has accepted or refused the run yet.
     on_its_way = is_own(paths.root) and not was_taken(paths)
-    if is_own(named) and (on_its_way or _is_in(_known_queue(ClusterPaths(named).queue), paths)):
+    if is_own(named) and (on_its_way or _is_in(known_runs(ClusterPaths(named).store), paths)):
         return named
     return paths.root
 
 
 def is_listed(paths: RunPaths, cluster: Path) -> bool:
-    return _is_in(read_queue(ClusterPaths(cluster).queue), paths)
+    return _is_in(runs_in(ClusterPaths(cluster).store), paths)
 
 
 def refuse_another(path: Path, run_id: str, cluster: Path) -> None:
@@ -420,11 +380,11 @@ def refuse_another(path: Path, run_id: str, cluster: Path) -> None:
     cluster does not list is allowed: the run may be on its way to the keeper.
 
     Raises:
-        Unreadable: The cluster's queue cannot be read at the moment.
+        Unreadable: The cluster's store cannot be read at the moment.
         RunError: The cluster lists the id with another directory.
     """
     root = os.path.realpath(path)
-    for each in _known_queue(ClusterPaths(cluster).queue):
+    for each in known_runs(ClusterPaths(cluster).store):
         if each.id == run_id and os.path.realpath(each.path) != root:
             raise RunError(
                 f"{path} names run {run_id} of the cluster {cluster}, and the cluster has "
@@ -432,7 +392,7 @@ def refuse_another(path: Path, run_id: str, cluster: Path) -> None:
             )
 
 
-def _is_in(runs: Sequence[QueuedRun], paths: RunPaths) -> bool:
+def _is_in(runs: Sequence[KnownRun], paths: RunPaths) -> bool:
     run_id = read_json(paths.info).get("id")
     root = os.path.realpath(paths.root)
     try:
@@ -441,15 +401,15 @@ def _is_in(runs: Sequence[QueuedRun], paths: RunPaths) -> bool:
         return False
 
 
-def own_runs(cluster: Path) -> list[QueuedRun]:
-    """Return a cluster's queued runs whose own record names the cluster.
+def own_runs(cluster: Path) -> list[KnownRun]:
+    """Return a cluster's runs whose own record names the cluster.
 
-    The writer of the queue may have named any folder. Only the returned runs may be written to.
+    Another run may be in a run's directory by now. Only the returned runs may be written to.
     """
-    return [run for run in read_queue(ClusterPaths(cluster).queue) if is_run_of(run, cluster)]
+    return [run for run in runs_in(ClusterPaths(cluster).store) if is_run_of(run, cluster)]
 
 
-def is_run_of(run: QueuedRun, cluster: Path) -> bool:
+def is_run_of(run: KnownRun, cluster: Path) -> bool:
     """Whether the record in a run's directory names the run and the cluster by full paths."""
     try:
         info = read_json(RunPaths(run.path).info)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from writtenrun import WrittenRun
 
+from tests.support.runstores import list_runs
 from workbench import FineTune, PodSpec, Run, Script, compare, history
 from workbench.base.display_protocol import as_html
 from workbench.base.errors import WorkbenchError
@@ -22,7 +23,7 @@ from workbench.finetune.export.recipe import recipe_of
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.spec import ClusterSpec, RunSpec
-from workbench.rundir.status import QueuedRun, write_queue
+from workbench.rundir.store import KnownRun
 from workbench.rundir.view import RunView
 
 pytestmark = pytest.mark.slow  # a minute in all
@@ -231,10 +232,10 @@ def test_the_cluster_that_its_run_json_names_is_not_looked_into_unless_that_name
     OPENED.clear()
     assert CANARY not in "".join(shown(Run(root), tmp_path))
     opened = {path for path in OPENED if path.startswith(str(outside))}
-    assert opened <= {str(outside), str(paths.queue), str(paths.results)}, (
+    assert opened <= {str(outside), str(paths.store), str(paths.results)}, (
         "whether it names the run, and no more"
     )
     make_cluster_folder(paths.root)
-    write_queue(paths.queue, [QueuedRun(id=str(info["id"]), path=root)])
+    list_runs(paths.store, KnownRun(id=str(info["id"]), path=root))
     run = Run(root)
     assert (CANARY in run.message) is not ended, "its own cluster, which names it too, is believed"

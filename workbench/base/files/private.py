@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
-import secrets
-import stat
 from pathlib import Path
 
-from workbench.base.errors import ConfigError
 from workbench.base.files.folders import make_private
 
 _NAME = "deepspeed-workbench"
@@ -57,58 +53,3 @@ def make_cluster_folder(root: Path) -> None:
     folder = cluster_folder(root)
     for each in (folder.parent.parent, folder.parent, folder):
         make_private(each)
-
-
-def user_key() -> bytes:
-    """Return the user's secret key for seals; make a missing key.
-
-    Several processes at once get the same key.
-
-    Raises:
-        OSError: The key cannot be made or read.
-        ConfigError: Other users could have read or written the key.
-    """
-    make_private(state_folder())
-    path = _key_path()
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        _check_key(path, handle)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        key = os.pread(handle, _KEY_BYTES, 0)
-        # A process that died in between left a part, with which no seal was made.
-        if len(key) < _KEY_BYTES:
-            key = secrets.token_bytes(_KEY_BYTES)
-            os.pwrite(handle, key, 0)
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-    return key
-
-
-def known_key() -> bytes | None:
-    """Return the user's key, or None without a complete key. Raises as `user_key`."""
-    path = _key_path()
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        _check_key(path, handle)
-        key = os.read(handle, _KEY_BYTES)
-    finally:
-        os.close(handle)
-    return key if len(key) == _KEY_BYTES else None
-
-
-def _key_path() -> Path:
-    return state_folder() / "key"
-
-
-def _check_key(path: Path, handle: int) -> None:
-    facts = os.fstat(handle)
-    is_ours = facts.st_uid == os.geteuid() and stat.S_ISREG(facts.st_mode)
-    if not is_ours or stat.S_IMODE(facts.st_mode) & 0o077:
-        raise ConfigError(
-            f"other users may know the key {path}: its owner or its mode is wrong. "
-            "Close your clusters, then remove the file; the next start makes another key"
-        )

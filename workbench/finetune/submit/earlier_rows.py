@@ -20,10 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from workbench.base.child import HOME
 from workbench.base.errors import ConfigError, RunError
-from workbench.base.files import gate, is_folder, user_path
+from workbench.base.files import gate, is_folder, load_json, user_path, write_json
 from workbench.base.files.folders import make_private
 from workbench.base.files.private import state_folder
-from workbench.base.files.sealed import read_sealed, write_sealed
 from workbench.base.package import fingerprint
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from
 from workbench.finetune.data.sources.dataset import prepare as prepare_rows
@@ -83,7 +82,6 @@ _UNREAD = {
     "weight_decay",
 }
 _MOST = 50  # notes; the oldest is removed first
-_PURPOSE = "checked rows"
 _FILES = ("train", "eval", "tables")
 
 _State = tuple[int, ...]
@@ -184,7 +182,7 @@ def _remember(key: str, made: Prepared) -> None:
         noted = _NOTE.dump_python(_Earlier(made=made, states=states), mode="json")
         make_private(_notes().parent)
         make_private(_notes())
-        write_sealed(_note(key), {"key": key, **noted}, purpose=_PURPOSE, root=_notes())
+        write_json(_note(key), {"key": key, **noted})
         by_age = sorted(_notes().glob("*.json"), key=lambda note: note.stat().st_mtime_ns)
         for old in by_age[:-_MOST]:
             old.unlink(missing_ok=True)
@@ -192,8 +190,8 @@ def _remember(key: str, made: Prepared) -> None:
 
 def _noted(key: str) -> _Earlier | None:
     try:
-        noted = read_sealed(_note(key), purpose=_PURPOSE, root=_notes())
-        if noted.pop("key") != key:
+        noted = load_json(_note(key))
+        if noted.pop("key", None) != key:
             return None
         return _NOTE.validate_python(noted)
     except (RunError, ConfigError, ValidationError):

@@ -15,7 +15,7 @@ from workbench.base.files import read_text, write_text
 from workbench.base.process import RankPlace
 from workbench.base.redact import Redactor
 from workbench.base.words import told
-from workbench.keeper.decisions import DecisionKind, DecisionLog, RunDecisions
+from workbench.keeper.decisions import DecisionLog, RunDecisions
 from workbench.keeper.launch import place_ranks
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.resource_limits import in_threads
@@ -24,6 +24,7 @@ from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import PodRunPaths, RunPaths
 from workbench.rundir.spec import RunSpec
+from workbench.rundir.store import DecisionKind
 
 logger = logging.getLogger(__name__)
 _STACKS_S = 10.0  # The agent itself waits 2 s for its ranks.

@@ -18,7 +18,6 @@ from workbench.base.json_values import whole
 from workbench.base.redact import Redactor
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.awake import uptime_clock
-from workbench.keeper.decisions import DecisionKind
 from workbench.keeper.launch import LaunchCommand, LauncherProcess, build_command
 from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
@@ -44,6 +43,7 @@ from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
+from workbench.rundir.store import DecisionKind
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -21,7 +21,7 @@ from workbench.keeper.checkpoints import (
     PulledCheckpoints,
     bring_checkpoints_back,
 )
-from workbench.keeper.decisions import DecisionKind, RunDecisions
+from workbench.keeper.decisions import RunDecisions
 from workbench.keeper.link.agent import AgentLink, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
@@ -45,6 +45,7 @@ from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
+from workbench.rundir.store import DecisionKind
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)

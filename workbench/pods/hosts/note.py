@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.errors import BackendError, ConfigError, WorkbenchError
+from workbench.base.files import load_json, write_json
 from workbench.base.files.private import cluster_folder, make_cluster_folder
-from workbench.base.files.sealed import read_sealed, write_sealed
 from workbench.base.json_values import items, text
 from workbench.pods.hosts.remote_helper import check_names
 from workbench.pods.pod import Pod
-
-_PURPOSE = "hosts"
 
 
 def note_of(directory: Path) -> Path:
@@ -53,22 +51,21 @@ class Note:
 
 
 def write_note(directory: Path, note: Note) -> None:
-    """Write a cluster's note, sealed. Raises OSError."""
+    """Write a cluster's note. Raises OSError."""
     content = {
         "folder": note.folder,
         "pods": [pod.to_dict() for pod in note.pods],
         "ways": [list(way) for way in note.ways],
         "trusted": note.trusted,
     }
-    write_sealed(note_of(directory), content, purpose=_PURPOSE, root=directory)
+    write_json(note_of(directory), content)
 
 
 def read_note(directory: Path) -> Note:
     """Return a cluster's note. Raises BackendError."""
     note = note_of(directory)
     try:
-        noted = read_sealed(note, purpose=_PURPOSE, root=directory)
-        return _content(noted)
+        return _content(load_json(note))
     except (WorkbenchError, ValueError, KeyError, TypeError) as error:
         raise BackendError(
             f"{note} is not the note of this cluster: {error}; nothing is done on the named hosts"
