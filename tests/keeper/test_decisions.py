@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import sqlite3
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,3 +226,41 @@ def test_secrets_are_masked_but_a_path_is_kept(tmp_path: Path) -> None:
     content = (tmp_path / "log").read_bytes()
     assert content.count(b"hunter2hunter2") == 1
     assert b"/runs/hunter2hunter2" in content
+
+
+class Faulty(sqlite3.Connection):
+    """A connection whose n-th call fails, as on a disk in trouble."""
+
+    calls = 0
+    fails_at = 0
+
+    def execute(self, *args: Any) -> sqlite3.Cursor:
+        Faulty.calls += 1
+        if Faulty.calls == Faulty.fails_at:
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise error
+        return super().execute(*args)
+
+
+def test_a_fault_at_any_call_of_the_store_loses_and_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = partial(sqlite3.connect, factory=Faulty)
+    monkeypatch.setattr("workbench.rundir.store.sqlite3.connect", connect)
+    for number in itertools.count(1):
+        path = tmp_path / str(number)
+        log = DecisionLog(path)
+        empty(log, path)
+        Faulty.calls = 0
+        Faulty.fails_at = number
+        for what, attempt in LIFE[:3]:
+            log.add("a", what, attempt, **facts_of(what))
+        came = Faulty.calls >= number
+        log.keep()
+        Faulty.fails_at = 0
+        assert [each.what for each in decisions_in(path)] == [what for what, _ in LIFE[:3]], number
+        assert replayed(path).runs == log.runs
+        if not came:
+            break
+    assert number > 15

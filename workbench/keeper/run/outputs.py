@@ -365,6 +365,8 @@ def bring_back(
     manifest = {**kept, **brought.digests, **manifest}
     # If nothing was copied, a failed write does not matter.
     with suppress(OSError) if not manifest else nullcontext():
+        # A manifest says to the next keeper that the files are here, also after a power cut.
+        gate.sync_below(paths.root)
         write_json(paths.manifest, manifest)
     return PulledOutputs(
         digests=manifest, notes=brought.notes, keeps=brought.keeps, strange=strange
