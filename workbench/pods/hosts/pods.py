@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PrivateAttr
 
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
-from workbench.base.files import gate, user_path, write_text
+from workbench.base.files import gate, is_folder, is_there, user_path, write_text
 from workbench.base.record import Allowed, PathText, Positive, Unit
 from workbench.pods.hostfile import check_address, check_user
 from workbench.pods.hosts import provision
@@ -77,7 +77,8 @@ def _on_hosts(option: str) -> AfterValidator:
 
 
 def _check_file(known_hosts: str) -> str:
-    if known_hosts and not Path(known_hosts).is_file():
+    path = Path(known_hosts)
+    if known_hosts and (is_folder(path) or not is_there(path)):
         raise ConfigError(f"the known_hosts file {known_hosts} is not there")
     return known_hosts
 
