@@ -22,13 +22,13 @@ from tests.support.runstores import decisions_in
 from workbench import Cluster, LocalPods, PodSpec, Run
 from workbench.base.errors import RunError
 from workbench.base.files import load_json
-from workbench.base.files.private import make_cluster_folder
 from workbench.base.messages.lines import to_line
 from workbench.base.messages.wire import ask
 from workbench.base.process import find
 from workbench.client.takeover import take_over
 from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.registered import register
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
 from workbench.rundir.store import DecisionKind
@@ -338,11 +338,11 @@ def test_a_start_that_failed_keeps_its_reason_when_its_notebook_goes(
 ) -> None:
     paths = ClusterPaths(tmp_path / "c")
     paths.root.mkdir(mode=0o700)
-    make_cluster_folder(paths.root)
     with socket.create_server(("127.0.0.2", 0)) as taken:
         spec = Cluster(
             LocalPods(port=taken.getsockname()[1]), PodSpec(cpus=1), path=paths.root
         ).spec
+        register(paths, spec.to_dict())
         command = [sys.executable, "-c", FAILS_SLOWLY, str(paths.root)]
         with subprocess.Popen(command, stdin=subprocess.PIPE) as keeper:
             assert keeper.stdin is not None

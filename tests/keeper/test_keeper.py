@@ -29,7 +29,7 @@ from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import ClusterStatus
-from workbench.rundir.store import DecisionKind, runs_in
+from workbench.rundir.store import DecisionKind, Registration, create_store, runs_in
 
 PODS = [Pod(name=f"pod-{n}", address=f"10.0.0.{n}", phase=Phase.RUNNING) for n in (0, 1)]
 
@@ -145,6 +145,7 @@ class Served:
         root.mkdir(mode=0o700, exist_ok=True)
         make_cluster_folder(root)
         self.paths = ClusterPaths(root)
+        create_store(self.paths.store, Registration())
         self.paths.keeper_lock.touch(mode=0o600)
         spec = ClusterSpec(count=2, **{"idle_timeout_s": None, **options})
         self.keeper = Keeper(self.paths, spec, Redactor(), 7, before)
