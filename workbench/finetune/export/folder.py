@@ -17,7 +17,6 @@ from workbench.base.words import scaled
 from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import method_of
-from workbench.finetune.options.choices import Precision
 from workbench.finetune.options.model.models import Family, ModelKind, model_kind
 from workbench.jobs.registry import job_from_dict
 from workbench.rundir.paths import RunPaths
@@ -28,7 +27,7 @@ from workbench.rundir.stores.store import Store
 SHARD = "5GB"
 """Maximum size of a file of weights, as the model hub recommends."""
 _CONFIGS = ("config.json", "adapter_config.json")  # make a folder a model
-_DTYPES = (Precision.FP32, Precision.BF16, Precision.FP16)
+_DTYPES = ("fp32", "bf16", "fp16")
 _AUTO = {Family.CAUSAL: "AutoModelForCausalLM", Family.ENCODER_DECODER: "AutoModelForSeq2SeqLM"}
 
 

@@ -27,7 +27,6 @@ from workbench.finetune.export.folder import (
     start_lines,
 )
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.model.models import Family, ModelKind, model_kind
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
@@ -229,7 +228,7 @@ def _write_card(result: ResultRecord, repo_id: str, export: Export, folder: Path
     job = job_of(RunPaths(result.path))
     base = _hub_id(job.model)
     dataset = _hub_dataset(job)
-    adapters = [] if job.peft == Peft.NONE else [job.peft]
+    adapters = [] if job.peft == "none" else [job.peft]
     metadata = ModelCardData(
         base_model=base or None,
         library_name="peft" if export.base else "transformers",

@@ -25,7 +25,6 @@ from workbench.finetune.job.tokenizer_files import (
     tokens_of,
 )
 from workbench.finetune.job.weights import check_adapters, check_weights, elements_of
-from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.model.limits import too_many_parts
 from workbench.finetune.options.model.models import (
     ModelKind,
@@ -97,7 +96,7 @@ def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
 
     `before` also loads the base of a model trained as a whole.
     """
-    adapters = job.peft != Peft.NONE
+    adapters = job.peft != "none"
     if adapters:
         check_adapters(folder)
     else:
@@ -134,10 +133,10 @@ def lacking_memory(job: FineTuneOptions, *, ranks: int, memory_gib: float) -> st
     # A JSON of the user and an offload may leave the weights on a disk.
     if place is None or technique.offloads or job.deepspeed is not None:
         return ""
-    trains_all = job.peft == Peft.NONE
+    trains_all = job.peft == "none"
     holds = job.number_format if trains_all and technique.half_weights else job.frozen_format
-    bytes_each = 2.0 if holds in (Precision.BF16, Precision.FP16) else 4.0
-    if job.peft == Peft.QLORA:
+    bytes_each = 2.0 if holds in ("bf16", "fp16") else 4.0
+    if job.peft == "qlora":
         bytes_each = 0.5
     parts = job.tensor_parallel
     if "trained" in technique.spreads:

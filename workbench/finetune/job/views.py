@@ -14,7 +14,6 @@ from workbench.base.words import number as number_text
 from workbench.finetune.job.verbs import verbs
 from workbench.finetune.methods.registry import method_of, method_words
 from workbench.finetune.options.changes import What, marked
-from workbench.finetune.options.choices import LossOn, Peft, Sampling
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.jobs.views import Forecast, JobViews
@@ -59,7 +58,7 @@ class FineTuneViews(JobViews["FineTune"]):
         if job.model_revision is not None:
             model += f" at {middle_cut(job.model_revision, _LONGEST_REVISION)}"
         model += _size(start)
-        adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
+        adapters = "" if job.peft == "none" else f" {job.peft}"
         # The ranks decide: GPUs without the chosen format use another.
         precision = text(start.get("precision")) or job.number_format
         facts = [
@@ -168,13 +167,13 @@ def _sequence(options: Json) -> str:
     source = whole(options["max_source_length"]) or "open"
     target = whole(options["max_target_length"]) or "open"
     words = [f"source {source}", f"target {target}", "padded to the longest"]
-    if options.get("train_sampling_strategy") == Sampling.GROUP_BY_LENGTH:
+    if options.get("train_sampling_strategy") == "group_by_length":
         words.append("grouped by length")
     prompt = text(options.get("prompt"))
     if prompt not in ("", "plain"):
         words.append(f"prompt {prompt}")
     loss_on = text(options.get("loss_on"))
-    if loss_on not in ("", LossOn.ANSWER):
+    if loss_on not in ("", "answer"):
         words.append(f"loss on {loss_on}")
     method = method_words(options)
     if method:

@@ -23,11 +23,10 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import pipeline, tiny
 from workbench.finetune.model.files.opened import named_errors, read_weights, without_sharding
-from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.model.models import Family, ModelKind, model_kind
 from workbench.finetune.techniques.registry import technique_of
 
-_HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def frozen_dtype(job: FineTune) -> torch.dtype:
@@ -114,7 +113,7 @@ def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
     """
     if job.device_map:
         return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus), "dtype": frozen_dtype(job)}
-    if job.peft == Peft.QLORA or technique_of(job.technique).reads_whole:
+    if job.peft == "qlora" or technique_of(job.technique).reads_whole:
         return {}
     if model_kind(job.model) is ModelKind.BUILTIN:
         return {}
@@ -124,10 +123,10 @@ def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
 def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
     """Move a loaded model to its training device and number format, one tensor at a time."""
     technique = technique_of(job.technique)
-    if technique.places_weights or job.peft == Peft.QLORA or job.device_map:
+    if technique.places_weights or job.peft == "qlora" or job.device_map:
         return loaded
     # The model has no adapters yet: with adapters all these weights are frozen.
-    dtype = trained_dtype(job) if job.peft == Peft.NONE else frozen_dtype(job)
+    dtype = trained_dtype(job) if job.peft == "none" else frozen_dtype(job)
     model = loaded.model
     device = torch.device("cuda", torch.cuda.current_device()) if gpus else None
     for parameter in model.parameters():

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.options.adapters import Fsdp
-from workbench.finetune.options.choices import Optimizer, Precision
+from workbench.finetune.options.choices import BITSANDBYTES
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import Memory, Moment, Setting, Trace
 from workbench.finetune.techniques.step_hooks import TechniquePoints
@@ -140,7 +140,7 @@ class Technique(ABC):
                 f"technique '{self.name}' runs without DeepSpeed: "
                 "drop `deepspeed`, or choose zero1, zero2 or zero3"
             )
-        if job.optimizer == Optimizer.MUON and self.no_muon:
+        if job.optimizer == "muon" and self.no_muon:
             raise ConfigError(
                 f"optimizer 'muon' needs whole matrices, and technique '{self.name}' "
                 f"{self.no_muon}; use 'single', 'ddp', 'zero1' or 'zero2', or optimizer 'adamw'"
@@ -154,7 +154,7 @@ class Technique(ABC):
 
     def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int) -> None:
         """Refuse a job that cannot run on pods with `gpus` GPUs under the technique."""
-        if job.precision == Precision.FP16 and not gpus and not self.scales_on_cpus:
+        if job.precision == "fp16" and not gpus and not self.scales_on_cpus:
             raise ConfigError("precision 'fp16' needs GPUs, but under 'fsdp'; use 'bf16' on CPUs")
 
     def refuse_ranks(self, ranks: int) -> None:
@@ -184,7 +184,7 @@ class Technique(ABC):
 
         Empty if any number can continue.
         """
-        if Optimizer(job.optimizer).uses_bitsandbytes:
+        if job.optimizer in BITSANDBYTES:
             return f"the states of {job.optimizer} are in blocks of a rank's shard"
         return ""
 

@@ -38,7 +38,6 @@ from workbench.finetune.model.layers import balance_coefficient, check_liger, re
 from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.model.sharding import parts_to_shard
 from workbench.finetune.model.text.encode import Encoder, special_ids
-from workbench.finetune.options.choices import Communication, Peft, Precision
 from workbench.finetune.options.evaluation import evaluates
 from workbench.finetune.options.model.models import Family, ModelKind, model_kind
 from workbench.finetune.options.text.lengths import TextLengths
@@ -265,7 +264,7 @@ def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
         ),
         technique=technique,
         points=technique.points(job),
-        sends_bf16=job.communication == Communication.BF16,
+        sends_bf16=job.communication == "bf16",
         make_optimizer=optimizers.maker(job),
         causal=encoder.causal,
         order=work.order,
@@ -350,7 +349,7 @@ def _add_callbacks(work: Assignment, trainer: Any, *, samples: float) -> None:
     events = EventCallback(
         trainer.clock,
         samples=samples,
-        scales_loss=job.precision == Precision.FP16,
+        scales_loss=job.precision == "fp16",
         profiled={profile_step, *traced},
     )
     check = TechniqueCheck(job, trainer, world_size=work.world_size, json_keys=work.json_keys)
@@ -474,7 +473,7 @@ def _train(trainer: Any) -> int:
 
 def _save(work: Assignment, loaded: model.Loaded, caches: Caches) -> None:
     folder = work.out / "model"
-    if work.job.peft != Peft.NONE:
+    if work.job.peft != "none":
         adapters.save(
             loaded.model,
             folder,

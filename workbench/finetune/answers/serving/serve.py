@@ -31,7 +31,6 @@ from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.template import limit_time
-from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.model.models import ModelKind, model_kind
 from workbench.finetune.options.text.lengths import TextLengths
 from workbench.jobs.registry import job_from_dict
@@ -101,7 +100,7 @@ class Answerer:
     ) -> dict[str, object]:
         """Write the model into a new folder, with adapters `merged` into the base or alone."""
         tokenizer = AutoTokenizer.from_pretrained(library(self._folder), trust_remote_code=False)
-        if self._job.peft == Peft.NONE:
+        if self._job.peft == "none":
             options = {"dtype": DTYPES[dtype] if dtype else "auto"}
             loaded = model.load(
                 library(self._folder), (), seed=0, options=options, scores=self._scores
@@ -125,7 +124,7 @@ class Answerer:
         return self._loaded[which]
 
     def _trained(self) -> model.Loaded:
-        if self._job.peft == Peft.NONE:
+        if self._job.peft == "none":
             return self._load(library(self._folder), None, {})
         tokenizer = AutoTokenizer.from_pretrained(library(self._folder), trust_remote_code=False)
         return adapters.load_with_adapter(self._folder, self._initial(tokenizer))

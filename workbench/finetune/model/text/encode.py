@@ -23,7 +23,6 @@ from workbench.finetune.job.tokenizer_files import RESIZE
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.chat import Chat, Learned
 from workbench.finetune.model.text.languages import Sources, set_languages
-from workbench.finetune.options.choices import LossOn
 from workbench.finetune.options.model.models import Family
 from workbench.finetune.options.text.lengths import (
     MOST_TOKENS,
@@ -273,7 +272,7 @@ class Encoder:
         end = len(ids) - size + min(size, target)
         rows[-1] = (ids[:end], marks[:end])
         self._seen += of_question(whole, kept) + of_answer(size, min(size, target))
-        everything = self.job.loss_on == LossOn.ALL
+        everything = self.job.loss_on == "all"
         if everything:
             why = unlearned_turns(example)
             if why:
@@ -335,7 +334,7 @@ class Encoder:
         kept = answer[:most]
         self._seen += of_answer(len(answer), len(kept))
         prompt_labels = prompt
-        if self.job.loss_on != LossOn.ALL:
+        if self.job.loss_on != "all":
             prompt_labels = [IGNORED] * len(prompt)
         return _row(prompt + kept, prompt_labels + kept)
 
