@@ -232,9 +232,9 @@ def test_a_record_is_a_value() -> None:
 
 
 def test_help_shows_every_option() -> None:
-    assert "(*, name: str, masts: int | None = None, boats: int = 0, hull: Literal['steel', 'wood'] = 'wood'" in str(
-        inspect.signature(Ship)
-    )
+    signature = str(inspect.signature(Ship))
+    assert "(*, name: str, masts: int | None = None, boats: int = 0, hull" in signature
+    assert "hull: Literal['steel', 'wood'] = 'wood'" in signature
     text = inspect.getdoc(Ship) or ""
     assert text.startswith(
         "A ship.\n\nArgs:\n    name: What it is called.\n    masts: Masts that carry sails.\n"

@@ -17,7 +17,7 @@ from workbench.finetune.options.choices import (
     Communication,
     Optimizer,
 )
-from workbench.finetune.options.model.models import Family, model_family
+from workbench.finetune.options.model.models import model_family
 from workbench.finetune.options.optimizers import LionOptions, MuonOptions
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
@@ -162,7 +162,7 @@ def _check_no_gpus(config: Mapping[str, object], source: str) -> None:
 
 def _check_precision(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
     half = value_at(config, "fp16.enabled")
-    if half is True and model_family(job.model) is Family.ENCODER_DECODER:
+    if half is True and model_family(job.model) == "encoder-decoder":
         raise ConfigError(f"{source}: fp16.enabled is true; T5 overflows in it, use bf16")
     if half in (True, False) and half != (job.precision == "fp16"):
         raise ConfigError(

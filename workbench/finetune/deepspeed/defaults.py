@@ -193,7 +193,7 @@ def _learning_rate(job: FineTuneOptions, family: Callable[[str], Family | None])
     if of_method is not None:
         # https://huggingface.co/docs/trl/dpo_trainer, section "Train adapters with PEFT".
         return of_method[job.peft != "none"]
-    if family(job.model) is Family.ENCODER_DECODER:
+    if family(job.model) == "encoder-decoder":
         return 3e-4  # https://huggingface.co/docs/transformers/model_doc/t5: 1e-4 to 3e-4
     # QLoRA: https://arxiv.org/abs/2305.14314, table 9.
     # Llama 2: https://arxiv.org/abs/2307.09288, section 3.1.

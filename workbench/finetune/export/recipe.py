@@ -28,7 +28,7 @@ from workbench.finetune.methods.registry import repeats
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.metrics import carried_metrics
-from workbench.finetune.options.model.models import TINY_T5, Family
+from workbench.finetune.options.model.models import TINY_T5
 from workbench.finetune.techniques.registry import has_recipe, runs_alone
 from workbench.jobs.script import references
 from workbench.rundir.paths import RunPaths
@@ -151,7 +151,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
 def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence[str]:
     trained = read_json(paths.model / "config.json")
     if family:
-        causal = family == Family.CAUSAL
+        causal = family == "causal"
     elif trained:
         causal = not trained.get("is_encoder_decoder")
     else:

@@ -27,7 +27,6 @@ from workbench.finetune.job.tokenizer_files import (
 from workbench.finetune.job.weights import check_adapters, check_weights, elements_of
 from workbench.finetune.options.model.limits import too_many_parts
 from workbench.finetune.options.model.models import (
-    ModelKind,
     cached_folder,
     default_template,
     model_kind,
@@ -59,7 +58,7 @@ def check_model_files(job: FineTuneOptions) -> None:
     adapters = job.lora.get("resume_from")
     if adapters:
         check_adapters(user_path(str(adapters)))
-    if model_kind(job.model) is ModelKind.FOLDER:
+    if model_kind(job.model) == "folder":
         folder = user_path(job.model)
         check_weights(folder)
         check_is_there(folder)
@@ -170,11 +169,11 @@ def check_loaded(job: FineTuneOptions, config: Json, special: Mapping[str, int |
 def known_folder(job: FineTuneOptions) -> Path | None:
     """Return the folder of a job's model: the user's, or the hub's cache. None: unknown here."""
     kind = model_kind(job.model)
-    if kind is ModelKind.HUB:
+    if kind == "hub":
         return cached_folder(job.model, job.model_revision)
     folder = user_path(job.model)
     # A folder of adapters alone names its base, and the base is checked.
-    return folder if kind is ModelKind.FOLDER and is_there(folder / "config.json") else None
+    return folder if kind == "folder" and is_there(folder / "config.json") else None
 
 
 def embeddings_of(config: Json) -> int | None:

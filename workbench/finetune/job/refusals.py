@@ -80,28 +80,28 @@ def check_together(job: FineTuneOptions) -> None:
 
 def check_family(job: FineTuneOptions, family: Family | None) -> None:
     """Raise ConfigError for options without support in models of `family`."""
-    if job.precision == "fp16" and family is Family.ENCODER_DECODER:
+    if job.precision == "fp16" and family == "encoder-decoder":
         raise ConfigError(
             f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the "
             "T5 family overflow in it, for their activations leave its range; use 'bf16'"
         )
-    if job.training.get("use_liger_kernel") and family is Family.ENCODER_DECODER:
+    if job.training.get("use_liger_kernel") and family == "encoder-decoder":
         raise ConfigError(
             f"training 'use_liger_kernel': Liger has no kernels for the family of {job.model!r}. "
             "Drop it"
         )
-    if job.router_aux_loss_coef and (family is Family.ENCODER_DECODER or job.model == TINY_LLAMA):
+    if job.router_aux_loss_coef and (family == "encoder-decoder" or job.model == TINY_LLAMA):
         raise ConfigError(
             "router_aux_loss_coef weighs the load-balancing loss of a "
             f"causal mixture of experts, and {job.model!r} is none. Drop it"
         )
     languages = language_options(job)
-    if languages and family is Family.CAUSAL:
+    if languages and family == "causal":
         raise ConfigError(
             f"{languages[0]} is for encoder-decoder models, and {job.model!r} is a causal model; "
             f"write the language into the prompt, and drop {languages[0]}"
         )
-    if family is not Family.ENCODER_DECODER:
+    if family != "encoder-decoder":
         return
     method = method_of(job.method)
     if method.uses_trl:
@@ -145,7 +145,7 @@ def row_refusal(job: FineTuneOptions) -> Refusal:
     has_template = bool(job.chat_template) or has_chat_template(job.model)
 
     def refusal(row: Example) -> str:
-        if family is Family.ENCODER_DECODER and (row.messages or not row.asks):
+        if family == "encoder-decoder" and (row.messages or not row.asks):
             kind = "a row of messages" if row.messages else "plain text"
             causal = "with a chat template" if row.messages else "such as 'tiny-llama'"
             return (
@@ -168,7 +168,7 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
     """Raise ConfigError for options that the model's folder or the pods do not support."""
     family = model_family(job.model)
     check_family(job, family)
-    if family is Family.ENCODER_DECODER:
+    if family == "encoder-decoder":
         check_languages(job)
     _check_prompt(job, has_chat_template(job.model))
     check_adapters_at_submit(job)

@@ -31,7 +31,7 @@ from workbench.finetune.lm_eval.names import refusal, task_manager, unknown_task
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.model.models import ModelKind, model_kind
+from workbench.finetune.options.model.models import model_kind
 from workbench.jobs.registry import job_from_dict
 
 _LIMIT = timedelta(hours=6)
@@ -111,7 +111,7 @@ def _loaded(which: str, job: FineTune, folder: str) -> model.Loaded:
         loaded = model.load(folder, (), seed=0, options={"dtype": "auto"})
     else:
         options = dict(adapters.load_options(job.peft, job.number_format))
-        if not options and model_kind(job.model) is not ModelKind.BUILTIN:
+        if not options and model_kind(job.model) != "builtin":
             options = {"dtype": "auto"}
         loaded = model.load(job.model, (), seed=job.seed, options=options, tokenizer=tokenizer)
         if which == "trained":

@@ -18,7 +18,7 @@ from workbench.base.json_values import whole
 from workbench.base.record import Record
 from workbench.finetune.data.reading import RowReader
 from workbench.finetune.options.evaluation import check_best_metric
-from workbench.finetune.options.model.models import Family, family_by_name, language_of
+from workbench.finetune.options.model.models import family_by_name, language_of
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import FP32, HALF, Setting
@@ -174,7 +174,7 @@ class Method(ABC):
                 f"lora target_modules names lm_head, and method '{self.name}' computes scores from "
                 "the weight of lm_head without its adapter; leave lm_head out"
             )
-        if family_by_name(job.model) is Family.ENCODER_DECODER:
+        if family_by_name(job.model) == "encoder-decoder":
             raise ConfigError(self.refusal_of_family(job.model))
 
     def refusal_of_family(self, model: str) -> str:

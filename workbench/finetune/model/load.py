@@ -23,7 +23,7 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import pipeline, tiny
 from workbench.finetune.model.files.opened import named_errors, read_weights, without_sharding
-from workbench.finetune.options.model.models import Family, ModelKind, model_kind
+from workbench.finetune.options.model.models import Family, model_kind
 from workbench.finetune.techniques.registry import technique_of
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -72,7 +72,7 @@ def load(
     A built-in model learns its `tokenizer` from the examples, unless the caller passes a
     tokenizer. With `scores`, the model has a single output in place of the words.
     """
-    if model_kind(name) is ModelKind.BUILTIN:
+    if model_kind(name) == "builtin":
         if tokenizer is None:
             tokenizer = tiny.tokenizer_for_all(name, examples, wording, chat_template)
         return _built_in(name, tokenizer, seed, options, scores=scores)
@@ -115,7 +115,7 @@ def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
         return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus), "dtype": frozen_dtype(job)}
     if job.peft == "qlora" or technique_of(job.technique).reads_whole:
         return {}
-    if model_kind(job.model) is ModelKind.BUILTIN:
+    if model_kind(job.model) == "builtin":
         return {}
     return {"dtype": "auto"}
 
@@ -146,7 +146,7 @@ def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
 
 def own_format(name: str, revision: str | None = None) -> str | None:
     """Return the half format in which a pretrained model was saved, `bf16` or `fp16`; else None."""
-    if model_kind(name) is ModelKind.BUILTIN:
+    if model_kind(name) == "builtin":
         return None
     config = _config(str(Path(name).expanduser()), revision)
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -213,4 +213,4 @@ def _auto(config: Any, scores: bool = False) -> Any:
 
 
 def _family(config: Any) -> Family:
-    return Family.ENCODER_DECODER if config.is_encoder_decoder else Family.CAUSAL
+    return "encoder-decoder" if config.is_encoder_decoder else "causal"

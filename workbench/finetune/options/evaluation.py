@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.finetune.options.metrics import METRICS, own_metrics
-from workbench.finetune.options.model.models import Family, family_by_name
+from workbench.finetune.options.model.models import family_by_name
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.rundir.figures.metrics import less_is_better
 
@@ -143,7 +143,7 @@ def check_best_metric(job: FineTuneOptions, also: Sequence[str] = ()) -> None:
 
 def measured_names(job: FineTuneOptions) -> list[str]:
     """Return the names of the figures of a job's evaluations, without those of own functions."""
-    causal = family_by_name(job.model) is not Family.ENCODER_DECODER
+    causal = family_by_name(job.model) != "encoder-decoder"
     names = [LOSS]
     if causal and job.method == "sft":
         names.append("perplexity")

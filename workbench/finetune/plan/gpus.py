@@ -14,7 +14,7 @@ from workbench.finetune.model.shapes import model_config
 from workbench.finetune.plan.plan import as_planned, row_of, tokens_of, traced
 from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.setting import arithmetic_of, setting_of
-from workbench.finetune.plan.table import Fit, PlanRow
+from workbench.finetune.plan.table import PlanRow
 from workbench.finetune.techniques.registry import by_preference, technique_of
 from workbench.finetune.techniques.sizes import Trace
 
@@ -188,6 +188,6 @@ def _least(
             continue
         limits = (row.memory_gib, memory_gib)
         plan = row_of(setting, trace, job.per_device_train_batch_size, limits, searches=False)
-        if plan.fit is Fit.FITS:
+        if plan.fit == "fits":
             return replace(row, gpus=gpus, pods=pods, plan=plan)
     return None

@@ -31,7 +31,7 @@ from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.template import limit_time
-from workbench.finetune.options.model.models import ModelKind, model_kind
+from workbench.finetune.options.model.models import model_kind
 from workbench.finetune.options.text.lengths import TextLengths
 from workbench.jobs.registry import job_from_dict
 
@@ -184,7 +184,7 @@ class Answerer:
 
 def placement(place: str, free: Sequence[int], revision: str | None = None) -> dict[str, object]:
     """Return the options of `from_pretrained` to spread a model too large for a GPU."""
-    if len(free) < 2 or model_kind(place) is ModelKind.BUILTIN:
+    if len(free) < 2 or model_kind(place) == "builtin":
         return {}
     if model.weight_bytes(place, revision) <= _FILLED * free[0]:
         return {}

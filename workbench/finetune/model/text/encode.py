@@ -23,7 +23,6 @@ from workbench.finetune.job.tokenizer_files import RESIZE
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.chat import Chat, Learned
 from workbench.finetune.model.text.languages import Sources, set_languages
-from workbench.finetune.options.model.models import Family
 from workbench.finetune.options.text.lengths import (
     MOST_TOKENS,
     TARGET_TOKENS,
@@ -58,7 +57,7 @@ class Encoder:
         check_family(job, loaded.family)
         self.job = job
         self.tokenizer = loaded.tokenizer
-        self.causal = loaded.family is Family.CAUSAL
+        self.causal = loaded.family == "causal"
         pad_id = loaded.tokenizer.pad_token_id
         # The tokenizer itself may begin every text with tokens, as Llama's and GLM's do.
         self._start = _own_prefix(loaded.tokenizer) if self.causal else []
