@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -73,7 +73,7 @@ def choose(
     if job.deepspeed is not None and (looks or not isinstance(job.deepspeed, str)):
         job = _as_json_says(job, world_size)
     if job.learning_rate is None:
-        family = model_family if looks else family_by_name
+        family = (model_family if looks else family_by_name)(job.model)
         share = _LION_SHARE if job.optimizer == "lion" else 1
         job = job.replace(learning_rate=_learning_rate(job, family) / share)
     if job.precision is None:
@@ -186,14 +186,14 @@ def _revision_of(job: FineTuneOptions, base: str, config: Json) -> str | None:
     return made
 
 
-def _learning_rate(job: FineTuneOptions, family: Callable[[str], Family | None]) -> float:
+def _learning_rate(job: FineTuneOptions, family: Family | None) -> float:
     if job.model in (TINY_T5, TINY_LLAMA):
         return 1e-3  # random initial weights
     of_method = method_of(job.method).learning_rates
     if of_method is not None:
         # https://huggingface.co/docs/trl/dpo_trainer, section "Train adapters with PEFT".
         return of_method[job.peft != "none"]
-    if family(job.model) == "encoder-decoder":
+    if family == "encoder-decoder":
         return 3e-4  # https://huggingface.co/docs/transformers/model_doc/t5: 1e-4 to 3e-4
     # QLoRA: https://arxiv.org/abs/2305.14314, table 9.
     # Llama 2: https://arxiv.org/abs/2307.09288, section 3.1.

@@ -122,11 +122,6 @@ class Technique(ABC):
         """Whether every rank holds the whole training state."""
         return not self.spreads
 
-    @property
-    def same_on_ranks(self) -> bool:
-        """Whether the state of one rank is the state of every rank."""
-        return self.replicates and not self.apart
-
     # Checks of a job, before anything starts.
 
     def refuse(self, job: FineTuneOptions) -> None:
@@ -263,14 +258,18 @@ class Technique(ABC):
         """
 
     @abstractmethod
-    def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
+    def restore(self, trainer: Any, state: Any) -> None:
         """Restore a part into a trainer before its first step; every rank calls the method.
 
         Args:
             trainer: The trainer.
-            state: Return value of `snapshot`.
-            share: Sends rank 0's value to every rank.
+            state: Return value of `snapshot`; rank 0's for every rank with `one_part`.
         """
+
+    def one_part(self, trainer: Any) -> bool:
+        """Return whether rank 0's part equals the part of every rank."""
+        del trainer
+        return False
 
     @abstractmethod
     def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:

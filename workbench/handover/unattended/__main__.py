@@ -97,7 +97,8 @@ def _run(spec_file: Path, out: Path, place: Place) -> int:
     if facts.get("finished"):
         sys.stdout.write(f"{out} holds the result of an earlier attempt that succeeded\n")
         return 0
-    code = run_task(_task(facts, out, place), meanwhile=coordinator.begin)
+    coordinator.begin()
+    code = run_task(_task(facts, out, place))
     state = coordinator.finish(_PATIENCE_S if code == 0 else _HURRY_S)
     shutil.rmtree(scratch, ignore_errors=True)
     sys.stdout.write(f"the run {state}; run directory: {out}\n")

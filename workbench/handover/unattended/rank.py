@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ class Task:
     cwd: str | None = None
 
 
-def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
+def run_task(task: Task) -> int:
     """Run the task to its end and write its status. Blocks."""
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -59,8 +59,6 @@ def run_task(task: Task, meanwhile: Callable[[], None] | None = None) -> int:
     agent.operations["prepare"]({**run, "request": request})
     agent.operations["start_rank"]({**run, "rank": task.rank, "env": dict(task.env)})
     folder = task.root / "runs" / JOB / f"rank-{task.rank}"
-    if meanwhile is not None:
-        meanwhile()
     echoes = [_Echo(folder / "stdout.log", 1), _Echo(folder / "stderr.log", 2)]
     state: Any = {}
     while state.get("phase") != "exited":

@@ -130,8 +130,7 @@ class Zero(Technique, shared=True):
         del rank
         return self.part_of(trainer.model_wrapped).capture()
 
-    def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
-        del share  # every rank has a part of its own
+    def restore(self, trainer: Any, state: Any) -> None:
         self.part_of(trainer.model_wrapped).put_back(state)
 
     def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:
