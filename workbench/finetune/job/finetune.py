@@ -19,7 +19,7 @@ from workbench.finetune.job.verbs import verbs
 from workbench.finetune.job.views import FineTuneViews
 from workbench.finetune.methods.method import LEAST, PACKAGE
 from workbench.finetune.methods.registry import MethodName, method_of
-from workbench.finetune.options.changes import Changes, What
+from workbench.finetune.options.changes import Changes
 from workbench.finetune.options.metrics import Metric, function_name, metric_function, own_metrics
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.renamed_options import value_hint
@@ -102,7 +102,7 @@ class FineTune(FineTuneOptions, Job):
         loss_unit="nats per token",
     )
 
-    method: Annotated[MethodName, Changes(What.LOSS)] = "sft"
+    method: Annotated[MethodName, Changes("loss")] = "sft"
     """One of `MethodName`: what the model learns from a row. All but `sft` need TRL."""
     technique: TechniqueName = "zero1"
     """One of `TechniqueName`. If left open, the stage in `deepspeed` decides."""

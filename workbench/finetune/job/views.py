@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, number, text, whole
@@ -97,11 +97,11 @@ class FineTuneViews(JobViews["FineTune"]):
 
     @classmethod
     def loss_facts(cls, options: Mapping[str, object]) -> Mapping[str, object]:
-        return _facts(options, What.LOSS)
+        return _facts(options, "loss")
 
     @classmethod
     def work_facts(cls, options: Mapping[str, object]) -> Mapping[str, object]:
-        return _facts(options, What.WORK)
+        return _facts(options, "work")
 
     def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:
         technique = str(options.get("technique", self.job.technique))
@@ -184,7 +184,7 @@ def _sequence(options: Json) -> str:
 
 def _other_words(options: Json) -> Iterator[str]:
     """Yield the marked options without words of their own that differ from their defaults."""
-    for what in What:
+    for what in get_args(What):
         for name, default in marked(FineTuneOptions.model_fields, what).items():
             value = options.get(name, default)
             if name in _IN_WORDS or value in (default, None, [], {}):

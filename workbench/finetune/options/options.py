@@ -20,7 +20,7 @@ from workbench.base.record import (
     Unit,
 )
 from workbench.finetune.options.adapters import Fsdp, GpuMemory, LocalSgd, Lora
-from workbench.finetune.options.changes import Changes, What
+from workbench.finetune.options.changes import Changes
 from workbench.finetune.options.choices import (
     Attention,
     CheckpointPolicy,
@@ -115,14 +115,12 @@ class FineTuneOptions(Record):
         "seed": "Processes",
     }
 
-    model: Annotated[Text, Allowed("a hub id, a folder or 'tiny-t5'"), Changes(What.LOSS)] = (
-        "tiny-t5"
-    )
+    model: Annotated[Text, Allowed("a hub id, a folder or 'tiny-t5'"), Changes("loss")] = "tiny-t5"
     """Hub id, local folder, or a built-in model: `tiny-t5` or `tiny-llama`.
 
     Built-in models need no hub and no folder.
     """
-    model_revision: Annotated[Text | None, Changes(What.LOSS)] = None
+    model_revision: Annotated[Text | None, Changes("loss")] = None
     """Branch, tag or commit of a hub model. Default None: the newest commit of `main`."""
     dataset: Annotated[
         PathText | Mapping[str, object],
@@ -130,11 +128,9 @@ class FineTuneOptions(Record):
         Allowed("a name, a path or an object with 'kind'"),
     ] = "wikisql-mini"
     """Name (`wikisql-mini`), path, or object with `kind` and the options of that kind."""
-    method: Annotated[str, Changes(What.LOSS)] = "sft"
+    method: Annotated[str, Changes("loss")] = "sft"
     """Name of a method. `FineTune` knows the registry of methods and checks the name."""
-    method_options: Annotated[Mapping[str, object], Changes(What.LOSS)] = Field(
-        default_factory=dict
-    )
+    method_options: Annotated[Mapping[str, object], Changes("loss")] = Field(default_factory=dict)
     """Options of the method by TRL's names, such as `{"beta": 0.2}` for `dpo`.
 
     See docs/methods.md. Default: TRL's values.
@@ -143,7 +139,7 @@ class FineTuneOptions(Record):
         Sequence[_Metric],
         AfterValidator(check_rewards),
         Allowed("a list of 'path.py:function' and functions"),
-        Changes(What.LOSS),
+        Changes("loss"),
     ] = ()
     """Functions that judge answers for method `grpo`, of the notebook or `path.py:function`.
 
@@ -211,7 +207,7 @@ class FineTuneOptions(Record):
     """Rows of a rank in a forward pass of an evaluation."""
     gradient_accumulation_steps: Size = 1
     """Micro-batches summed before an optimizer step."""
-    train_sampling_strategy: Annotated[Sampling, Changes(What.WORK)] = "group_by_length"
+    train_sampling_strategy: Annotated[Sampling, Changes("work")] = "group_by_length"
     """One of `Sampling`: the order of the training rows."""
     learning_rate: Positive | None = None
     """Peak learning rate.
@@ -244,12 +240,12 @@ class FineTuneOptions(Record):
     """AdamW ε: added to the root of the mean of squared gradients before the division."""
     max_grad_norm: NotNegative = 1.0
     """Norm to clip the whole gradient to. 0 turns clipping off."""
-    label_smoothing_factor: Annotated[Share, Changes(What.LOSS)] = 0.0
+    label_smoothing_factor: Annotated[Share, Changes("loss")] = 0.0
     """Share of the training loss spread over all tokens of the vocabulary.
 
     Evaluations ignore smoothing.
     """
-    router_aux_loss_coef: Annotated[NotNegative | None, Changes(What.LOSS)] = None
+    router_aux_loss_coef: Annotated[NotNegative | None, Changes("loss")] = None
     """Weight of a mixture's load-balancing loss in the training loss.
 
     Evaluations ignore the load-balancing loss. Default None: the `router_aux_loss_coef` of the
@@ -338,12 +334,12 @@ class FineTuneOptions(Record):
     """
     early_stopping_threshold: Annotated[int | float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Smallest change of the metric that counts as an improvement for early stopping."""
-    max_source_length: Annotated[Tokens | None, Changes(What.LOSS)] = None
+    max_source_length: Annotated[Tokens | None, Changes("loss")] = None
     """Largest number of tokens of an input; longer inputs are cut.
 
     Default None: as long as the rows, up to the model's positions and 4,096 tokens with the output.
     """
-    max_target_length: Annotated[Tokens | None, Changes(What.LOSS)] = None
+    max_target_length: Annotated[Tokens | None, Changes("loss")] = None
     """Largest number of tokens of an output; longer outputs are cut.
 
     Default None: as long as the rows, within the same 4,096 tokens. Too long inputs are cut first,
@@ -351,7 +347,7 @@ class FineTuneOptions(Record):
     longest output of the rows, and at least 128.
     """
     prompt: Annotated[
-        str | None, AfterValidator(_prompt), Allowed(_PROMPT_FORMS), Changes(What.LOSS)
+        str | None, AfterValidator(_prompt), Allowed(_PROMPT_FORMS), Changes("loss")
     ] = None
     """Prompt form of a causal model.
 
@@ -359,28 +355,28 @@ class FineTuneOptions(Record):
     with {instruction} and {input}. Default None: `chat` if the tokenizer has a chat template, else
     `plain`.
     """
-    chat_template: Annotated[Text | None, Changes(What.LOSS)] = None
+    chat_template: Annotated[Text | None, Changes("loss")] = None
     """Chat template as Jinja text, used instead of the tokenizer's template.
 
     Saved with the trained model. Default None: the tokenizer's chat template.
     """
-    system: Annotated[str | None, Changes(What.LOSS)] = None
+    system: Annotated[str | None, Changes("loss")] = None
     """System turn of `chat` for rows without one, or the system block of `llama2-chat`."""
-    source_language: Annotated[Text | None, Changes(What.LOSS)] = None
+    source_language: Annotated[Text | None, Changes("loss")] = None
     """Language of the sources, for tokenizers that write languages (NLLB, mBART, M2M100, PLBart).
 
     The tokenizer's own name, such as `eng_Latn` or `en_XX`. Default None: the language with which
     the tokenizer was saved, if any.
     """
-    target_language: Annotated[Text | None, Changes(What.LOSS)] = None
+    target_language: Annotated[Text | None, Changes("loss")] = None
     """Language of the answers, as `source_language`. Also for Marian models of several languages.
 
     A Marian model reads the language in front of the source: `deu` writes `>>deu<<`. Default None:
     the language with which the tokenizer was saved, or the language in the row's own source.
     """
-    loss_on: Annotated[LossOn, Changes(What.LOSS)] = "answer"
+    loss_on: Annotated[LossOn, Changes("loss")] = "answer"
     """One of `LossOn`. An encoder-decoder model always learns from the answer."""
-    packing: Annotated[bool, Changes(What.WORK)] = False
+    packing: Annotated[bool, Changes("work")] = False
     """Pack rows of a causal model up to `max_source_length` + `max_target_length` tokens.
 
     If a length is left open, the longest row decides, and a packed row has at least 384 tokens.
