@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,4 +111,6 @@ class _Echo:
         self._offset += len(data)
         for line in self._splitter.feed(data):
             if line and not line.startswith(MARK):
-                os.write(self._own, f"{line}\n".encode())
+                # A closed output of the container must not end the training.
+                with suppress(OSError):
+                    os.write(self._own, f"{line}\n".encode())
