@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from functools import partial
@@ -229,20 +230,20 @@ def _verify(args: argparse.Namespace) -> bool:
     from workbench.benchmark.cluster import Cluster
     from workbench.rundir.spec import RunSpec
     from workbench.verify.claims.registry import chosen
-    from workbench.verify.command import verify
-    from workbench.verify.report import list_text
+    from workbench.verify.command import list_text, verify
 
     rows = chosen(args.only)
     if args.list:
         listed = [{"name": row.name, "subject": row.subject, "claim": row.claim} for row in rows]
         _answer(args, list_text(rows), {"rows": listed})
         return True
-    make = None
+    folder = args.out or Path("runs") / time.strftime("verify-%Y%m%d-%H%M%S")
+    cluster = None
     if args.spec is not None:
-        make = partial(Cluster.from_spec, RunSpec.load(args.spec).cluster)
-    report = verify(rows, make=make, minutes=args.minutes, out=args.out)
+        cluster = Cluster.from_spec(RunSpec.load(args.spec).cluster, folder / "main")
+    report = verify(rows, folder, cluster=cluster, minutes=args.minutes)
     _answer(args, report.text, report.to_dict())
-    return report.ok
+    return not report.counts["failed"]
 
 
 def _report(args: argparse.Namespace) -> bool:

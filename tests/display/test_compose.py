@@ -23,7 +23,7 @@ from workbench.display.compose.preview import preview_of
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.options.adapters import Lora
-from workbench.finetune.options.model.models import ModelKind, model_kind
+from workbench.finetune.options.model.models import model_kind
 from workbench.finetune.plan.setting import request_of
 from workbench.finetune.plan.tracing import remember
 from workbench.pods.backends import KINDS, backend_class
@@ -267,6 +267,6 @@ def test_models_and_data_at_hand_are_proposed(
         "name": "a/b",
     }
     for model in ("mine", trained):
-        assert model_kind(model) is ModelKind.FOLDER
+        assert model_kind(model) == "folder"
     monkeypatch.setattr("workbench.display.compose.lists._LOOK_S", -1.0)
     assert "mine" not in dict(proposals_in(folder)["model"]), "a long search ends"

@@ -8,7 +8,7 @@ import pytest
 
 from workbench import FineTune
 from workbench.finetune.job.views import FineTuneViews
-from workbench.finetune.options.changes import What, marked
+from workbench.finetune.options.changes import marked
 
 # Options that leave the meaning of the loss, and the rows and tokens of a row, as they are.
 NEITHER = {
@@ -80,8 +80,8 @@ OWN_COLUMNS = {
 def test_every_option_is_classified_once() -> None:
     fields = FineTune.model_fields
     classes = [
-        {*marked(fields, What.LOSS)},
-        {*marked(fields, What.WORK)},
+        {*marked(fields, "loss")},
+        {*marked(fields, "work")},
         NEITHER,
         OWN_COLUMNS,
     ]
@@ -131,7 +131,7 @@ def test_rows_with_another_loss_or_other_work_are_of_different_groups(name: str)
 def test_every_marked_option_is_tried_here() -> None:
     fields = FineTune.model_fields
     # The model has a column of its own.
-    assert {*marked(fields, What.LOSS), *marked(fields, What.WORK)} - {"model"} == OTHER.keys()
+    assert {*marked(fields, "loss"), *marked(fields, "work")} - {"model"} == OTHER.keys()
 
 
 def test_long_templates_that_begin_and_end_alike_are_told_apart() -> None:

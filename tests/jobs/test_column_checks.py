@@ -19,7 +19,6 @@ from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.sources.dataset import Prepared, dataset_from, prepare
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import row_refusal
-from workbench.finetune.options.choices import LossOn
 from workbench.rundir.view import RunView
 
 Rows = Sequence[Mapping[str, Any]]
@@ -308,7 +307,7 @@ def test_turns_of_weight_0_are_refused_where_the_loss_counts_everything() -> Non
     row = row_from({"messages": weighted(0)}, "here")
     template = "{{ messages }}"
     assert not row_refusal(FineTune(model="tiny-llama", chat_template=template))(row)
-    everything = FineTune(model="tiny-llama", chat_template=template, loss_on=LossOn.ALL)
+    everything = FineTune(model="tiny-llama", chat_template=template, loss_on="all")
     assert says(row_refusal(everything)(row), "and loss_on 'all' learns every turn")
 
 

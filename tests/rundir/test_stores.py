@@ -17,7 +17,6 @@ from workbench import FineTune
 from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.data.sources.dataset import dataset_from, prepare
 from workbench.finetune.export.folder import Export, export_to_store
-from workbench.finetune.options.model.models import Family
 from workbench.finetune.submit.prepare import check_early
 from workbench.rundir.checkpoints import newest_good, write_manifest
 from workbench.rundir.paths import RunPaths
@@ -405,7 +404,7 @@ def write_model(folder: Path) -> Export:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (folder / name).write_text(name)
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
-    return Export(folder=folder, files=files, dtype="fp32", family=Family.CAUSAL)
+    return Export(folder=folder, files=files, dtype="fp32", family="causal")
 
 
 @slow

@@ -36,7 +36,6 @@ from workbench.finetune.export.folder import Export
 from workbench.finetune.export.push import ModelCard, Pushed
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.lm_eval.scores import Scores
-from workbench.finetune.options.model.models import Family
 from workbench.finetune.plan.gpus import GpuRow, GpuTable
 from workbench.finetune.plan.reading import Length, RowPreview
 from workbench.finetune.plan.table import PlanTable
@@ -183,7 +182,7 @@ def _nodes(_: Path) -> NodeTable:
 
 def _export(_: Path) -> Export:
     files = {"config.json": 1_234, "model.safetensors": 242_000_000}
-    return Export(folder=Path("/models/mine"), files=files, dtype="bf16", family=Family.CAUSAL)
+    return Export(folder=Path("/models/mine"), files=files, dtype="bf16", family="causal")
 
 
 def _pushed(folder: Path) -> Pushed:

@@ -15,17 +15,15 @@ import pytest
 
 from workbench import FineTune, Function, PodSpec
 from workbench.deepspeed import resolve_deepspeed_config
-from workbench.errors import RunError
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of
 from workbench.pods.doctor.exchange import Exchange
 from workbench.rundir.events import Event
-from workbench.verify.bench import Facts
 from workbench.verify.claims.registry import ROWS
-from workbench.verify.outcome import Broken, Cannot
+from workbench.verify.figures import Broken, Cannot, difference
+from workbench.verify.pods import Facts, Pods
 from workbench.verify.row import Row
-from workbench.verify.turn import Turn, difference
 
 H100 = Facts(
     device="cuda",
@@ -129,7 +127,7 @@ class MadeUpCall:
 
 @dataclass
 class MadeUpPods:
-    """A bench and its cluster: every job is noted, and goes as asked."""
+    """A cluster: every job is noted, and goes as asked."""
 
     facts: Sequence[Facts]
     gpus: int
@@ -148,22 +146,7 @@ class MadeUpPods:
     gpus_of: list[int] = field(default_factory=list)
     """GPUs of a pod, for every job."""
     functions: list[Function] = field(default_factory=list)
-    is_local = True
-
-    @property
-    def main(self) -> Any:
-        return self
-
-    @property
-    def without_gpus(self) -> Any:
-        return self
-
-    @property
-    def crowded(self) -> Any:
-        if len(self.facts) < 2:
-            raise Cannot("one GPU only, and a GPU takes one rank of NCCL")
-        # The pods of a bench with single GPUs have another cluster, of a pod with two.
-        return self if self.gpus > 1 or not self.has_gpus else replace(self, gpus=2)
+    path = Path("/runs/main")
 
     @property
     def first(self) -> Facts:
@@ -175,11 +158,12 @@ class MadeUpPods:
 
     @property
     def spec(self) -> Any:
-        return SimpleNamespace(pods=PodSpec(gpus=self.gpus), count=len(self.facts))
+        pods = PodSpec(gpus=self.gpus)
+        return SimpleNamespace(pods=pods, count=len(self.facts), is_local=True)
 
     @property
     def pods(self) -> Sequence[object]:
-        return self.facts
+        return [SimpleNamespace(slots=max(1, self.gpus)) for _ in self.facts]
 
     def doctor(self) -> Any:
         if self.busy:
@@ -194,12 +178,6 @@ class MadeUpPods:
             sizes=((1 << 20, 0.002),),
         )
         return SimpleNamespace(exchange=exchange, note="")
-
-    def known_run(self, job: FineTune, pods: int | None) -> None:
-        return None
-
-    def keep_run(self, job: FineTune, pods: int | None, run: object) -> None:
-        pass
 
     def submit(self, job: Any, *, pods: int | None = None) -> Any:
         if isinstance(job, Function):
@@ -221,8 +199,18 @@ def pods_of(folder: Path, facts: Facts, ranks: int, *, gpus: int = 1, **answers:
     )
 
 
-def tried(name: str, pods: Any) -> str:
-    return BY_NAME[name].check(Turn(pods, 30.0))
+def given_to_row(cluster: Any) -> Pods:
+    pods = Pods(cluster.folder)
+    pods.main = pods.without_gpus = cluster
+    pods.facts = cluster.facts
+    if cluster.has_gpus and len(cluster.facts) > 1:
+        # Beside pods of one GPU stands another cluster, with two GPUs on its pod.
+        pods.crowded = cluster if cluster.gpus > 1 else replace(cluster, gpus=2)
+    return pods
+
+
+def tried(name: str, cluster: Any) -> str:
+    return BY_NAME[name].check(given_to_row(cluster))
 
 
 @pytest.fixture(autouse=True)
@@ -243,9 +231,8 @@ def test_on_gpus_every_row_asks_for_what_pods_with_gpus_take(
     tmp_path: Path, row: Row, ranks: int, gpus: int
 ) -> None:
     pods = pods_of(tmp_path, H100, ranks, gpus=gpus)
-    given: Any = pods
     try:
-        row.check(Turn(given, 30.0))
+        row.check(given_to_row(pods))
     except Cannot as why:
         assert ranks == 1 or gpus == 1, f"{row.name} with two GPUs on a pod: {why}"
         assert "one" in str(why)
@@ -408,13 +395,13 @@ def test_the_recorder_must_name_a_collective_of_the_backend(tmp_path: Path) -> N
 def test_the_network_is_measured_once_the_last_run_is_cleared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workbench.verify.turn._LOOK_S", 0.01)
+    monkeypatch.setattr("workbench.verify.claims.collectives._LOOK_S", 0.01)
     words = tried("between-pods", pods_of(tmp_path, CPU, 2, busy=2))
     assert words == "2 ranks by gloo: gloo over lo, 0.524 GB/s, latency 1000 µs"
     with pytest.raises(Broken, match="names no transport"):
         tried("between-pods", pods_of(tmp_path, CPU, 2, transports=()))
-    monkeypatch.setattr("workbench.verify.turn._FREE_S", 0.05)
-    with pytest.raises(RunError, match="is using the pods"):
+    monkeypatch.setattr("workbench.verify.claims.collectives._FREE_S", 0.05)
+    with pytest.raises(Broken, match="is using the pods"):
         tried("between-pods", pods_of(tmp_path, CPU, 2, busy=1000))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from workbench.verify.bench import Facts
+from workbench.verify.pods import Facts
 from workbench.verify.ranks import collectives, kernels
 from workbench.verify.ranks.facts import facts_of_rank, how_started
 

@@ -14,10 +14,10 @@ from workbench.client.run import Run
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.notebook import cluster as notebook
 from workbench.finetune.plan.plan import as_planned
-from workbench.finetune.plan.table import Fit, Measured, PlanRow, PlanTable
+from workbench.finetune.plan.table import Measured, PlanRow, PlanTable
 from workbench.rundir.paths import ClusterPaths
 
-_MEASURED = (Fit.FITS, Fit.TIGHT, Fit.UNKNOWN)
+_MEASURED = ("fits", "tight", "no limit given")
 
 
 def measured(cluster: notebook.Cluster, job: FineTune, table: PlanTable, steps: int) -> PlanTable:

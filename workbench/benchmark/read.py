@@ -16,7 +16,6 @@ from workbench.base.json_values import Json, number, part, text, whole
 from workbench.benchmark.row import BenchmarkRow, Outcome, Provenance
 from workbench.client.result import RunResult
 from workbench.finetune.advice.rules import advise, gib_of
-from workbench.finetune.options.choices import Peft
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.registry import job_from_dict, table_columns
 from workbench.pods.pod_spec import PodSpec
@@ -184,7 +183,7 @@ def _spec_columns(spec: Json, asked: _Asked) -> dict[str, object]:
         return {}
     columns = dict(table_columns(asked.job))
     peft = columns.pop("peft", "")
-    if peft not in ("", Peft.NONE):
+    if peft not in ("", "none"):
         technique = columns["technique"]
         columns["technique"] = f"{technique} {peft}".strip()
     micro_batch = whole(columns.get("per_device_batch"))

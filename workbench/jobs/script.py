@@ -18,7 +18,6 @@ from workbench.base.json_values import text
 from workbench.base.package import fingerprint
 from workbench.base.record import (
     Allowed,
-    Choice,
     Count,
     Environment,
     PathText,
@@ -40,7 +39,7 @@ from workbench.jobs.job import (
     Traits,
     carried,
 )
-from workbench.jobs.launcher import Launcher, LauncherName
+from workbench.jobs.launcher import LauncherName
 from workbench.jobs.requirements.read import read_requirements
 from workbench.jobs.requirements.requirements import Requirements
 from workbench.jobs.script_folder import (
@@ -163,8 +162,8 @@ class Script(Job):
     within the rank, where `ps` does not show the value. An argument that looks like a secret is
     refused.
     """
-    launcher: Annotated[LauncherName, Choice(Launcher)] = "ssh"
-    """One of `Launcher`."""
+    launcher: LauncherName = "ssh"
+    """One of `LauncherName`."""
     stall_timeout_s: Annotated[Positive | None, Unit("seconds")] = None
     """Seconds without progress until the run fails with kind `stall`.
 
@@ -426,7 +425,7 @@ class Function:
     kwargs: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments."""
     launcher: str = "ssh"
-    """One of `Launcher`."""
+    """One of `LauncherName`."""
     stall_timeout_s: float | None = None
     """Same as the option of `Script`."""
     restarts: int = 0

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workbench.verify.turn import Turn
+from workbench.verify.pods import Pods
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Row:
-    name: str
-    """Name for `--only`, unique."""
     subject: str
     """Group of the row in the table."""
+    name: str
+    """Name for `--only`, unique."""
     claim: str
     """The claim in a short sentence."""
-    check: Callable[[Turn], str]
+    check: Callable[[Pods], str]
     """Function that tries the claim and returns the measured figures in words.
 
     `Cannot` means that the claim cannot be tried on these pods. Any other error is a failure.

@@ -21,7 +21,6 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import METHODS, method_of
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.model.models import Family
 from workbench.finetune.recipe.order import IGNORED
 
 pytestmark = pytest.mark.slow  # transformers
@@ -90,7 +89,7 @@ def encoder(template: str) -> Encoder:
         generation_config=None, config=LlamaConfig(), get_input_embeddings=lambda: None
     )
     job = FineTune(model="tiny-llama", max_source_length=4096)
-    return Encoder(Loaded(model=model, tokenizer=tokenizer, family=Family.CAUSAL), job)
+    return Encoder(Loaded(model=model, tokenizer=tokenizer, family="causal"), job)
 
 
 def sharegpt(turns: Sequence[Turn]) -> list[dict[str, Any]]:

@@ -25,12 +25,35 @@ def main() -> None:
     job, spec, out = (Path(word) for word in sys.argv[1:])
     import torch
 
+    from workbench.agent.ranks import launcher
+    from workbench.base.process import open_output
     from workbench.finetune.train.main import main as train
     from workbench.handover.unattended.__main__ import main as unattended
 
     for name in LATE:
         importlib.import_module(name)
     torch.set_num_threads(1)
+
+    def forked(_argv: object, env: dict[str, str], _cwd: str, folder: Path) -> int:
+        """Start a rank in the place of a new Python, which would import torch again."""
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            os.setsid()
+            open_output(folder)
+            os.environ.update(env)
+            train()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    vars(launcher)["start_cold"] = forked
 
     def alone(rank: int) -> int:
         own = job / f"rank-{rank}"

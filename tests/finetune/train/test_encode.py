@@ -22,7 +22,6 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.model.models import Family
 from workbench.finetune.options.text.prompts import wording
 from workbench.finetune.recipe.lean_loss import shifted
 from workbench.finetune.recipe.order import IGNORED
@@ -55,9 +54,7 @@ def t5() -> model.Loaded:
 def encoder(loaded: model.Loaded, **options: object) -> Encoder:
     return Encoder(
         loaded,
-        FineTune(
-            **{"model": f"tiny-{'llama' if loaded.family is Family.CAUSAL else 't5'}", **options}
-        ),
+        FineTune(**{"model": f"tiny-{'llama' if loaded.family == 'causal' else 't5'}", **options}),
     )
 
 
@@ -231,7 +228,7 @@ def test_a_causal_folder_without_padding_token_trains_and_answers(
     )
     bare.save_pretrained(tmp_path)
     loaded = model.load(str(tmp_path), (), seed=0)
-    assert (loaded.family, loaded.tokenizer.pad_token) == (Family.CAUSAL, "</s>")
+    assert (loaded.family, loaded.tokenizer.pad_token) == ("causal", "</s>")
     assert model.weight_bytes(str(tmp_path)) == 4 * model.parameter_count(llama.model)
     mine = encoder(llama, max_target_length=6)
     its = Encoder(loaded, FineTune(model=str(tmp_path), max_target_length=6))

@@ -231,7 +231,7 @@ def check_adapters(folder: Path) -> None:
     adapters.save(trained, folder / "adapters", base=str(folder), seed=0)
     again = PeftModel.from_pretrained(plain(folder), str(folder / "adapters"))
     assert loss_of(again) == pytest.approx(learned, rel=1e-5)
-    one = model.Loaded(model=plain(folder), tokenizer=None, family=model.Family.CAUSAL)
+    one = model.Loaded(model=plain(folder), tokenizer=None, family="causal")
     adapters.merged(folder / "adapters", one).model.save_pretrained(folder / "merged")
     assert loss_of(plain(folder / "merged")) == pytest.approx(learned, rel=1e-4)
 

@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import adapters
 from workbench.finetune.model.load import Loaded, placed
-from workbench.finetune.options.model.models import Family
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -150,7 +149,7 @@ def test_the_frequencies_of_rotary_positions_are_not_rounded(technique: str) -> 
         num_hidden_layers=1,
         num_attention_heads=2,
     )
-    loaded = Loaded(model=LlamaForCausalLM(config), tokenizer=None, family=Family.CAUSAL)
+    loaded = Loaded(model=LlamaForCausalLM(config), tokenizer=None, family="causal")
     exact = loaded.model.model.rotary_emb.inv_freq.clone()
     job = FineTune(model="tiny-llama", technique=technique, peft="lora", precision="bf16")
     model = adapters.attached(placed(loaded, job, gpus=0), job).model

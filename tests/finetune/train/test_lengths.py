@@ -15,7 +15,6 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.model.models import Family
 from workbench.finetune.options.text.lengths import Limits, TextLengths
 from workbench.finetune.recipe.order import IGNORED
 
@@ -91,7 +90,7 @@ def test_a_row_stays_within_the_positions_of_its_model(tmp_path: Path) -> None:
         vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=1, n_head=2, n_inner=16
     )
     torch.manual_seed(0)
-    loaded = model.Loaded(model=GPT2LMHeadModel(config), tokenizer=tokenizer, family=Family.CAUSAL)
+    loaded = model.Loaded(model=GPT2LMHeadModel(config), tokenizer=tokenizer, family="causal")
     long_question = Example(source=" ".join([WORDS] * 30), target="red sun")
     long_both = Example(source=" ".join([WORDS] * 30), target=" ".join([WORDS] * 30))
     text = Example(source="", target=" ".join([WORDS] * 30))

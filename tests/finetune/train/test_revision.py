@@ -15,7 +15,6 @@ from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.export.folder import start_lines
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
-from workbench.finetune.options.model.models import Family
 from workbench.finetune.submit.prepare import check_early
 
 NEWEST, OLDER = "b" * 40, "a" * 40
@@ -136,7 +135,7 @@ def test_only_a_model_of_the_hub_has_a_revision(tmp_path: Path) -> None:
 
 
 def test_the_lines_for_adapters_name_the_revision_of_their_base() -> None:
-    lines = start_lines("out", Family.CAUSAL, "me/small", "v1")
+    lines = start_lines("out", "causal", "me/small", "v1")
     assert lines["vLLM"].startswith("vllm serve me/small --revision v1 --enable-lora")
     assert "--model-id me/small --revision v1 --lora" in lines["TGI"]
-    assert "revision" not in str(start_lines("out", Family.CAUSAL, "", "v1"))
+    assert "revision" not in str(start_lines("out", "causal", "", "v1"))

@@ -126,7 +126,8 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 def test_a_script_runs_as_under_torchrun(tmp_path: Path) -> None:
-    processes, out = ranks(script_run(tmp_path), tmp_path)
+    # The agent measures memory once a second.
+    processes, out = ranks(script_run(tmp_path, NAP="2"), tmp_path, NAP="2")
     told = [ended(process) for process in processes]
     assert [code for code, _ in told] == [0, 0, 0], told
     assert "hello 1 3 29500 a b\n" in told[1][1]

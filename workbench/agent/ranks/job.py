@@ -216,7 +216,8 @@ class PodRun:
             members |= rank.members(table)
             if rank.process is not None:
                 starts.append(rank.process.start_time)
-        if not starts:
+        # The marks of another agent's ranks in the same folder are equal.
+        if not starts or self.request.alone:
             return members
         # A process from before the run is not part of it: saves reading most environments.
         first_start = min(starts)

@@ -82,6 +82,8 @@ class RunRequest:
     """Number of restarts that the job allows."""
     attempt: int = 0
     """Number of the attempt, from 1. 0: the keeper counts no attempts."""
+    alone: bool = False
+    """Whether other agents have ranks of the run in the same folder, each with one rank."""
 
     @classmethod
     def from_dict(cls, raw: Message) -> RunRequest:
@@ -110,6 +112,7 @@ class RunRequest:
             restart=whole_in(raw, "restart", 0),
             max_restarts=whole_in(raw, "max_restarts", 0),
             attempt=whole_in(raw, "attempt", 0),
+            alone=raw.get("alone") is True,
         )
 
     def on(self, pod: str) -> tuple[RankPlace, ...]:

@@ -3,7 +3,6 @@
 from workbench.base.record.record import Option, Record, nested, read_kind
 from workbench.base.record.types import (
     Allowed,
-    Choice,
     Count,
     Environment,
     PathText,
@@ -15,7 +14,6 @@ from workbench.base.record.types import (
 
 __all__ = [
     "Allowed",
-    "Choice",
     "Count",
     "Environment",
     "Option",

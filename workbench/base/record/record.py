@@ -16,6 +16,7 @@ from typing import (
     Annotated,
     Any,
     ClassVar,
+    Literal,
     Self,
     TypeVar,
     Union,
@@ -30,7 +31,7 @@ from pydantic_core import ErrorDetails
 
 from workbench.base.errors import ConfigError, one_of, option_named, shortened
 from workbench.base.json_values import items, parts, problem_in
-from workbench.base.record.types import Allowed, Choice, Unit
+from workbench.base.record.types import Allowed, Unit
 
 # Pages and forms show the docstrings. On pods this package is a zip. No program reads docstrings
 # there, and inspect would compare every loaded module for each class (6 s beside torch).
@@ -252,7 +253,6 @@ class Record(BaseModel):
 
 _PUBLIC = ("kind", "from_dict", "options", "replace", "to_dict")
 _R = TypeVar("_R", bound=Record)
-_P = TypeVar("_P", Choice, Unit)
 
 
 def nested(read: Callable[[Any], object]) -> BeforeValidator:
@@ -303,7 +303,12 @@ def _option(name: str, field: FieldInfo, section: str = "") -> Option:
         default=None if field.is_required() else field.get_default(call_default_factory=True),
         required=field.is_required(),
         unit=next(
-            (part.name for part in _of_type(Unit, _parts(field.annotation, field.metadata))), ""
+            (
+                part.name
+                for part in _parts(field.annotation, field.metadata)
+                if isinstance(part, Unit)
+            ),
+            "",
         ),
         section=section,
     )
@@ -317,8 +322,10 @@ def _choices(field: FieldInfo) -> Sequence[str]:
         if is_union
         else [field.annotation]
     )
-    parts = _parts(types[0], field.metadata) if len(types) == 1 else ()
-    return next((part.values for part in _of_type(Choice, parts)), ())
+    kind = types[0]
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    return get_args(kind) if len(types) == 1 and get_origin(kind) is Literal else ()
 
 
 _FIRST = {"extra_forbidden": 0, "missing": 1}
@@ -340,10 +347,6 @@ _BOUNDS = {
 }
 
 
-def _of_type(kind: type[_P], parts: Iterable[Any]) -> Iterator[_P]:
-    return (part for part in parts if isinstance(part, kind))
-
-
 def _parts(annotation: object, metadata: Iterable[Any]) -> Iterator[Any]:
     for part in metadata:
         yield from part.metadata if isinstance(part, FieldInfo) else (part,)
@@ -362,11 +365,10 @@ def _allowed(annotation: object, metadata: Iterable[Any]) -> str:
         return _allowed(args[0], [*args[1:], *metadata])
     own = list(_parts(None, metadata))
     for part in own:
-        match part:
-            case Allowed():
-                return part.words
-            case Choice():
-                return "one of " + ", ".join(part.values)
+        if isinstance(part, Allowed):
+            return part.words
+    if origin is Literal:
+        return "one of " + ", ".join(args)
     if origin in _UNIONS:
         several = dict.fromkeys(
             _allowed(arg, ()) for arg in args if not (arg is int and float in args)

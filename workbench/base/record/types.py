@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated, Any
@@ -11,11 +11,9 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetCoreSchemaHandler,
     TypeAdapter,
     ValidationError,
 )
-from pydantic_core import CoreSchema, core_schema
 
 from workbench.base.errors import ConfigError
 
@@ -32,18 +30,6 @@ class Unit:
     """Part of a type: what a number counts."""
 
     name: str
-
-
-class Choice:
-    """Part of a type: a text out of a closed set, such as an enum's values."""
-
-    def __init__(self, values: Iterable[str]) -> None:
-        self.values = tuple(str(value) for value in values)
-
-    def __get_pydantic_core_schema__(
-        self, source: object, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.literal_schema(list(self.values))
 
 
 # Linux starts no program with a longer variable: MAX_ARG_STRLEN, with name, = and a NUL.

@@ -13,7 +13,6 @@ from workbench.base.record import Option, Record
 from workbench.finetune.data.sources.dataset import NAMED
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
-from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.metrics import METRICS
 from workbench.finetune.options.options import PROMPTS
 from workbench.finetune.options.trackers import TRACKERS
@@ -122,7 +121,7 @@ _PROPOSALS: Mapping[str, Sequence[str]] = {
     "report_to": tuple(TRACKERS),
 }
 INNER: Mapping[str, tuple[type[Record], str, Sequence[str]]] = {
-    "lora": (Lora, "peft", (Peft.LORA.value, Peft.QLORA.value)),
+    "lora": (Lora, "peft", ("lora", "qlora")),
     "fsdp": (Fsdp, "technique", (FSDP.name,)),
     "local_sgd": (LocalSgd, "technique", (LocalSGD.name,)),
 }

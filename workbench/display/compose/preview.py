@@ -17,7 +17,6 @@ from workbench.display.kit.code import call_lines, start_code
 from workbench.finetune.data.sources.dataset import dataset_from, rows_known
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.plan.plan import fit_of, predict
-from workbench.finetune.plan.table import Fit
 from workbench.finetune.techniques.registry import runs_alone
 from workbench.jobs.launcher import Launcher
 from workbench.keeper.launch import LaunchPlan, build_command, place_ranks
@@ -129,7 +128,7 @@ def _memory_text(composition: Composition) -> tuple[str, bool]:
         return "", False
     gpu = f"{row.gpu_gib:.2f} GiB of each GPU and " if row.gpu_gib is not None else ""
     text = f"Predicted peak at the longest rows: {gpu}{row.host_gib:.2f} GiB of each pod's memory"
-    is_short = fit_of((row.host_gib, pods.memory_gib)) is Fit.NOT
+    is_short = fit_of((row.host_gib, pods.memory_gib)) == "does not fit"
     return f"{text}; a pod has {pods.memory_gib:g} GiB." if is_short else f"{text}.", is_short
 
 

@@ -6,7 +6,7 @@ from workbench.base.table import Bar, Cell, Grid
 from workbench.base.words import UNKNOWN, count, counted, duration, number, scaled
 from workbench.display.kit.doc import Block, Doc, Fold, Note, Table
 from workbench.finetune.plan.gpus import GpuTable
-from workbench.finetune.plan.table import Fit, PlanRow, PlanTable
+from workbench.finetune.plan.table import PlanRow, PlanTable
 from workbench.finetune.techniques.sizes import Memory
 
 _PARTS = (
@@ -24,19 +24,17 @@ _MIB = 2**20
 _TINY_GIB = 0.1  # if the largest part is smaller, all parts are in MiB
 _WIDEST = 1.6  # a bar beyond this times the limit is cut, so that fitting bars stay distinct
 _MARKS = {
-    Fit.FITS: "✓ ",
-    Fit.TIGHT: "~ ",
-    Fit.NOT: "✗ ",
-    Fit.REFUSED: "✗ ",
+    "fits": "✓ ",
+    "tight": "~ ",
+    "does not fit": "✗ ",
+    "refused": "✗ ",
 }
 
 
 def plan_doc(table: PlanTable) -> Doc:
     """State the verdict and the table, with the parts of the memory and the method in a fold."""
     refused = [
-        Note(f"{row.technique} is refused: {row.why}")
-        for row in table.rows
-        if row.fit is Fit.REFUSED
+        Note(f"{row.technique} is refused: {row.why}") for row in table.rows if row.fit == "refused"
     ]
     made_of: list[Block] = [Table(_parts_grid(table)), *map(Note, _method(table))]
     scheduling = (
@@ -252,7 +250,7 @@ def _verdict(table: PlanTable) -> str:
     need = f"{least.technique} needs least"
     if not limits:
         return f"No verdict without a limit; {need}"
-    fits = [row for row in planned if row.fit in (Fit.FITS, Fit.TIGHT)]
+    fits = [row for row in planned if row.fit in ("fits", "tight")]
     into = (
         f"{count(len(fits))} of {counted(len(table.rows), 'technique')} "
         f"fit into {' and '.join(limits)}"
@@ -305,7 +303,7 @@ def _what(table: PlanTable) -> str:
 
 def _method(table: PlanTable) -> list[str]:
     notes = []
-    if any(row.fit is Fit.UNKNOWN for row in table.rows):
+    if any(row.fit == "no limit given" for row in table.rows):
         notes.append(
             "No verdict: nothing says how much memory a pod "
             "has; give memory_gib, or gpu_memory_gib for GPUs."

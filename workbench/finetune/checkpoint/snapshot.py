@@ -36,7 +36,10 @@ def restore(trainer: Any, tree: Mapping[str, Any]) -> None:
 
     Every rank must call this function.
     """
-    trainer.technique.restore(trainer, tree["engine"], share=_from_the_first)
+    state = tree["engine"]
+    if trainer.technique.one_part(trainer):
+        state = _from_the_first(state)
+    trainer.technique.restore(trainer, state)
     trainer.lr_scheduler.load_state_dict(tree["scheduler"])
     trainer.eval_losses.update(tree["eval_losses"])
 

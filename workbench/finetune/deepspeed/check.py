@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.json_values import part
@@ -14,21 +15,18 @@ from workbench.finetune.deepspeed.kinds import check_kinds
 from workbench.finetune.deepspeed.unsupported_keys import check_done
 from workbench.finetune.options.choices import (
     Communication,
-    MuonRate,
     Optimizer,
-    Precision,
-    Schedule,
 )
-from workbench.finetune.options.model.models import Family, model_family
+from workbench.finetune.options.model.models import model_family
 from workbench.finetune.options.optimizers import LionOptions, MuonOptions
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.zero.zero import is_offloaded
 
 SCHEDULES = {
-    "WarmupLR": Schedule.CONSTANT_WITH_WARMUP,
-    "WarmupDecayLR": Schedule.LINEAR,
-    "WarmupCosineLR": Schedule.COSINE,
+    "WarmupLR": "constant_with_warmup",
+    "WarmupDecayLR": "linear",
+    "WarmupCosineLR": "cosine",
 }
 """Nearest schedule of transformers for each schedule of DeepSpeed."""
 # DeepSpeed's OneCycle has no learning rate before its first step, which is logged.
@@ -47,15 +45,15 @@ FIELDS: Mapping[str, str] = {
 }
 """Job options by key of the configuration. The profiler's key counts only if enabled."""
 _KINDS_OF_OPTIMIZER: Mapping[Optimizer, Sequence[str]] = {
-    Optimizer.ADAMW: ("adamw", "adam"),
-    Optimizer.SGD: ("sgd",),
-    Optimizer.LION: ("lion",),
-    Optimizer.MUON: ("muon",),
+    "adamw": ("adamw", "adam"),
+    "sgd": ("sgd",),
+    "lion": ("lion",),
+    "muon": ("muon",),
 }
 # Keys of `optimizer.params` with an effect on the package's own optimizers.
 _PARAMS: Mapping[Optimizer, Sequence[str]] = {
-    Optimizer.LION: ("lr", "betas", "weight_decay"),
-    Optimizer.MUON: ("lr", "muon_lr", "adam_lr", "momentum", "betas", "eps", "weight_decay"),
+    "lion": ("lr", "betas", "weight_decay"),
+    "muon": ("lr", "muon_lr", "adam_lr", "momentum", "betas", "eps", "weight_decay"),
 }
 # Keys of `zero_optimization` that move the matrices of a rank's part.
 _MOVES_MATRICES = ("round_robin_gradients", "parameter_alignment")
@@ -164,25 +162,25 @@ def _check_no_gpus(config: Mapping[str, object], source: str) -> None:
 
 def _check_precision(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
     half = value_at(config, "fp16.enabled")
-    if half is True and model_family(job.model) is Family.ENCODER_DECODER:
+    if half is True and model_family(job.model) == "encoder-decoder":
         raise ConfigError(f"{source}: fp16.enabled is true; T5 overflows in it, use bf16")
-    if half in (True, False) and half != (job.precision == Precision.FP16):
+    if half in (True, False) and half != (job.precision == "fp16"):
         raise ConfigError(
             f"{source}: fp16.enabled is {str(half).lower()}, "
             f"and the job's precision is '{job.precision}'"
         )
     for key in ("bf16", "bfloat16", "torch_autocast"):
         enabled = value_at(config, f"{key}.enabled")
-        if enabled is True and job.precision != Precision.BF16:
+        if enabled is True and job.precision != "bf16":
             raise ConfigError(
                 f"{source}: {key}.enabled is true, and the job's precision is '{job.precision}'"
             )
-        if enabled is False and key != "torch_autocast" and job.precision == Precision.BF16:
+        if enabled is False and key != "torch_autocast" and job.precision == "bf16":
             raise ConfigError(
                 f"{source}: {key}.enabled is false, and the job's precision is 'bf16'"
             )
     sent = config.get("communication_data_type")
-    if sent in [*Communication] and job.communication not in (None, sent):
+    if sent in get_args(Communication) and job.communication not in (None, sent):
         raise ConfigError(
             f"{source}: communication_data_type is '{sent}', and "
             f"the job's communication is '{job.communication}'"
@@ -203,9 +201,9 @@ def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source:
         raise ConfigError(
             f"{source}: optimizer.type is {block.get('type')!r}, which FineTune "
             "does not have; write 'AdamW', 'SGD', 'Lion' or 'Muon', remove the block and choose "
-            f"one of {', '.join(Optimizer)} as the job's optimizer, or use a Script"
+            f"one of {', '.join(get_args(Optimizer))} as the job's optimizer, or use a Script"
         )
-    if kind not in _KINDS_OF_OPTIMIZER.get(Optimizer(job.optimizer), ()):
+    if kind not in _KINDS_OF_OPTIMIZER.get(job.optimizer, ()):
         raise ConfigError(
             f"{source}: optimizer.type is {block.get('type')!r}, and the "
             f"job's optimizer is '{job.optimizer}'; change one of them"
@@ -215,7 +213,7 @@ def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source:
             f"{source}: optimizer.params.adam_w_mode is false, and the job's optimizer is 'adamw'"
         )
     for key in part(block, "params"):
-        if key not in _PARAMS.get(Optimizer(job.optimizer), (key,)):
+        if key not in _PARAMS.get(job.optimizer, (key,)):
             raise ConfigError(
                 f"{source}: optimizer.params.{key} has no effect on optimizer '{job.optimizer}', "
                 "which torch computes and not DeepSpeed; remove it"
@@ -224,7 +222,7 @@ def _check_optimizer(config: Mapping[str, object], job: FineTuneOptions, source:
 
 def _check_muon(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
     """Raise ConfigError for keys that keep Muon from whole matrices, or AdamW from its rate."""
-    if job.optimizer != Optimizer.MUON:
+    if job.optimizer != "muon":
         return
     rate = MuonOptions.from_dict(job.optimizer_options).adam_learning_rate
     if "scheduler" in config and rate is not None:
@@ -261,7 +259,7 @@ def own_options(config: Mapping[str, object]) -> dict[str, dict[str, object]]:
     rates = ("optimizer.params.lr", "optimizer.params.muon_lr")
     if any(value_at(config, key) is not None for key in rates):
         # A rate for DeepSpeed's Muon needs DeepSpeed's scale.
-        muon["adjust_lr_fn"] = MuonRate.ORIGINAL.value
+        muon["adjust_lr_fn"] = "original"
     momentum = value_at(config, "optimizer.params.momentum")
     if momentum not in (None, "auto"):
         muon["momentum"] = momentum
@@ -270,7 +268,7 @@ def own_options(config: Mapping[str, object]) -> dict[str, dict[str, object]]:
         rate = value_at(config, "optimizer.params.lr")
     if rate not in (None, "auto"):
         muon["adam_learning_rate"] = rate
-    return {Optimizer.LION.value: lion, Optimizer.MUON.value: muon}
+    return {"lion": lion, "muon": muon}
 
 
 def _check_scheduler(config: Mapping[str, object], job: FineTuneOptions, source: str) -> None:
@@ -317,12 +315,12 @@ def _check_equal(
     """Raise ConfigError for keys that contradict the job's options."""
     wanted = {key: (name, getattr(job, name)) for key, name in FIELDS.items()}
     betas = [job.adam_beta1, job.adam_beta2]
-    if job.optimizer == Optimizer.LION:
+    if job.optimizer == "lion":
         lion = LionOptions.from_dict(job.optimizer_options)
         wanted["optimizer.params.betas"] = ("optimizer_options", [lion.beta1, lion.beta2])
     else:
         wanted["optimizer.params.betas"] = ("adam_beta1 and adam_beta2", betas)
-    if job.optimizer == Optimizer.MUON:
+    if job.optimizer == "muon":
         wanted |= _muon_values(config, job)
     if world_size is not None:
         name = f"per_device_train_batch_size x gradient_accumulation_steps x {world_size} ranks"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_there, read_given, user_path
@@ -13,7 +13,7 @@ from workbench.finetune.deepspeed.check import FIELDS, SCHEDULES, check_form, ow
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.adapters import Lora
-from workbench.finetune.options.choices import Communication, Optimizer, Peft, Precision
+from workbench.finetune.options.choices import Communication, Precision
 from workbench.finetune.options.model.folders import ADAPTERS
 from workbench.finetune.options.model.models import (
     TINY_LLAMA,
@@ -28,11 +28,11 @@ from workbench.finetune.techniques.registry import TECHNIQUES
 
 _Options = TypeVar("_Options", bound=FineTuneOptions)
 _OPTIMIZERS = {
-    "adamw": Optimizer.ADAMW,
-    "adam": Optimizer.ADAMW,
-    "sgd": Optimizer.SGD,
-    "lion": Optimizer.LION,
-    "muon": Optimizer.MUON,
+    "adamw": "adamw",
+    "adam": "adamw",
+    "sgd": "sgd",
+    "lion": "lion",
+    "muon": "muon",
 }
 # https://arxiv.org/abs/2302.06675, section 5: a rate 3 to 10 times smaller than AdamW's.
 _LION_SHARE = 5
@@ -73,16 +73,16 @@ def choose(
     if job.deepspeed is not None and (looks or not isinstance(job.deepspeed, str)):
         job = _as_json_says(job, world_size)
     if job.learning_rate is None:
-        family = model_family if looks else family_by_name
-        share = _LION_SHARE if job.optimizer == Optimizer.LION else 1
+        family = (model_family if looks else family_by_name)(job.model)
+        share = _LION_SHARE if job.optimizer == "lion" else 1
         job = job.replace(learning_rate=_learning_rate(job, family) / share)
     if job.precision is None:
-        precision = Precision.FP32
+        precision = "fp32"
         if gpus and job.model not in (TINY_T5, TINY_LLAMA):
-            precision = Precision.BF16
+            precision = "bf16"
         job = job.replace(precision=precision)
     if job.communication is None and apart and not gpus:
-        job = job.replace(communication=Communication.BF16)
+        job = job.replace(communication="bf16")
     return job
 
 
@@ -98,7 +98,7 @@ def on_base(job: _Options) -> _Options:
     folder = user_path(str(named or job.model)).absolute()
     if not named and not is_there(folder / ADAPTERS):
         return job
-    if job.peft == Peft.NONE:
+    if job.peft == "none":
         raise ConfigError(
             f"model {job.model!r} holds adapters: give peft='lora' or 'qlora' to "
             "continue to train them, or merge them into their base first (run.merge)"
@@ -186,18 +186,18 @@ def _revision_of(job: FineTuneOptions, base: str, config: Json) -> str | None:
     return made
 
 
-def _learning_rate(job: FineTuneOptions, family: Callable[[str], Family | None]) -> float:
+def _learning_rate(job: FineTuneOptions, family: Family | None) -> float:
     if job.model in (TINY_T5, TINY_LLAMA):
         return 1e-3  # random initial weights
     of_method = method_of(job.method).learning_rates
     if of_method is not None:
         # https://huggingface.co/docs/trl/dpo_trainer, section "Train adapters with PEFT".
-        return of_method[job.peft != Peft.NONE]
-    if family(job.model) is Family.ENCODER_DECODER:
+        return of_method[job.peft != "none"]
+    if family == "encoder-decoder":
         return 3e-4  # https://huggingface.co/docs/transformers/model_doc/t5: 1e-4 to 3e-4
     # QLoRA: https://arxiv.org/abs/2305.14314, table 9.
     # Llama 2: https://arxiv.org/abs/2307.09288, section 3.1.
-    return 2e-5 if job.peft == Peft.NONE else 2e-4
+    return 2e-5 if job.peft == "none" else 2e-4
 
 
 def _as_json_says(job: _Options, world_size: int | None) -> _Options:
@@ -227,14 +227,14 @@ def _values(
         beta1, beta2 = betas
     optimizer = _OPTIMIZERS.get(str(value_at(config, "optimizer.type")).lower())
     own = own_options(config)
-    if optimizer is Optimizer.LION:
+    if optimizer == "lion":
         # The betas of the JSON are Lion's.
         beta1, beta2 = None, None
     communication = config.get("communication_data_type")
     values: dict[str, object] = {
         "technique": _technique(part(config, "zero_optimization")),
         "precision": _number_format(config),
-        "communication": communication if communication in [*Communication] else None,
+        "communication": communication if communication in get_args(Communication) else None,
         "optimizer": optimizer,
         "optimizer_options": own.get(str(optimizer)) or None,
         "adam_beta1": beta1,
@@ -244,7 +244,7 @@ def _values(
     for key, name in FIELDS.items():
         if name != "profile_step" or value_at(config, "flops_profiler.enabled") is True:
             values[name] = _first(values.get(name), value_at(config, key))
-    if optimizer is Optimizer.MUON:
+    if optimizer == "muon":
         own_rate = value_at(config, "optimizer.params.muon_lr")
         values["learning_rate"] = _first(own_rate, values["learning_rate"])
     if value_at(config, "flops_profiler.enabled") is False:
@@ -272,9 +272,9 @@ def _technique(zero: Mapping[str, Any]) -> str | None:
 def _number_format(config: Mapping[str, object]) -> Precision | None:
     for name in ("bf16", "bfloat16", "torch_autocast"):
         if value_at(config, f"{name}.enabled") is True:
-            return Precision.BF16
+            return "bf16"
     if value_at(config, "fp16.enabled") is True:
-        return Precision.FP16
+        return "fp16"
     if False in (value_at(config, "bf16.enabled"), value_at(config, "bfloat16.enabled")):
-        return Precision.FP32
+        return "fp32"
     return None

@@ -17,8 +17,7 @@ from workbench.base.words import scaled
 from workbench.finetune.answers.server import check_model, server_of
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import method_of
-from workbench.finetune.options.choices import Precision
-from workbench.finetune.options.model.models import Family, ModelKind, model_kind
+from workbench.finetune.options.model.models import Family, model_kind
 from workbench.jobs.registry import job_from_dict
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import check_address, is_address
@@ -28,8 +27,8 @@ from workbench.rundir.stores.store import Store
 SHARD = "5GB"
 """Maximum size of a file of weights, as the model hub recommends."""
 _CONFIGS = ("config.json", "adapter_config.json")  # make a folder a model
-_DTYPES = (Precision.FP32, Precision.BF16, Precision.FP16)
-_AUTO = {Family.CAUSAL: "AutoModelForCausalLM", Family.ENCODER_DECODER: "AutoModelForSeq2SeqLM"}
+_DTYPES = ("fp32", "bf16", "fp16")
+_AUTO = {"causal": "AutoModelForCausalLM", "encoder-decoder": "AutoModelForSeq2SeqLM"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +90,7 @@ def start_lines(
     """Return the lines that start a model, by program. `revision` is that of the base.
 
     Example:
-        >>> start_lines("me/model", Family.CAUSAL)["vLLM"]
+        >>> start_lines("me/model", "causal")["vLLM"]
         'vllm serve me/model'
     """
     auto = "AutoModelForSequenceClassification" if scores else _AUTO[family]
@@ -104,7 +103,7 @@ def start_lines(
     lines = {"transformers": f"{model_line}, {tokenizer_line}"}
     if scores:
         return lines
-    if family is Family.CAUSAL:
+    if family == "causal":
         lora = f"vllm serve {base_at} --enable-lora --lora-modules adapters={at}"
         lines["vLLM"] = lora if base else f"vllm serve {at}"
     tgi = f"--model-id {base_at} --lora-adapters adapters={at}" if base else f"--model-id {at}"
@@ -143,7 +142,7 @@ def check_export(paths: RunPaths, dtype: str | None, merged: bool) -> None:
                 "vLLM and TGI do not load adapters with modules_to_save; export with "
                 f"merged=True (peft loads the adapters in {paths.model})"
             )
-        if model_kind(base) is ModelKind.BUILTIN:
+        if model_kind(base) == "builtin":
             raise ConfigError(
                 f"adapters of the built-in {base!r} fit no model elsewhere; export with merged=True"
             )
@@ -176,7 +175,7 @@ def export(
         folder=target,
         files=sizes_in(target),
         dtype=str(facts["dtype"]),
-        family=Family(str(facts["family"])),
+        family="causal" if facts["family"] == "causal" else "encoder-decoder",
         base="" if merged or not has_adapters(paths) else job_of(paths).model,
         revision=job_of(paths).model_revision,
         scores=method_of(job_of(paths).method).scores,

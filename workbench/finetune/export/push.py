@@ -27,8 +27,7 @@ from workbench.finetune.export.folder import (
     start_lines,
 )
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.choices import Peft
-from workbench.finetune.options.model.models import Family, ModelKind, model_kind
+from workbench.finetune.options.model.models import model_kind
 from workbench.rundir.paths import RunPaths
 from workbench.rundir.result import ResultRecord
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 logger = logging.getLogger(__name__)
-_TASKS = {Family.CAUSAL: "text-generation", Family.ENCODER_DECODER: "text2text-generation"}
+_TASKS = {"causal": "text-generation", "encoder-decoder": "text2text-generation"}
 _WEIGHTS = ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"]
 # Files that `save_pretrained` of a model, of adapters and of a tokenizer writes. The last two lines
 # match vocabularies.
@@ -229,7 +228,7 @@ def _write_card(result: ResultRecord, repo_id: str, export: Export, folder: Path
     job = job_of(RunPaths(result.path))
     base = _hub_id(job.model)
     dataset = _hub_dataset(job)
-    adapters = [] if job.peft == Peft.NONE else [job.peft]
+    adapters = [] if job.peft == "none" else [job.peft]
     metadata = ModelCardData(
         base_model=base or None,
         library_name="peft" if export.base else "transformers",
@@ -255,7 +254,7 @@ def _write_card(result: ResultRecord, repo_id: str, export: Export, folder: Path
 
 def _hub_id(name: str) -> str:
     with suppress(WorkbenchError):
-        return name if model_kind(name) is ModelKind.HUB else ""
+        return name if model_kind(name) == "hub" else ""
     return ""
 
 

@@ -26,9 +26,9 @@ from workbench.base.package import zip_contents
 from workbench.base.redact import Redactor, mask_secrets
 from workbench.finetune.methods.registry import repeats
 from workbench.finetune.model.shapes import model_config
-from workbench.finetune.options.choices import ROW_ORDER, Peft
+from workbench.finetune.options.choices import ROW_ORDER
 from workbench.finetune.options.metrics import carried_metrics
-from workbench.finetune.options.model.models import TINY_T5, Family
+from workbench.finetune.options.model.models import TINY_T5
 from workbench.finetune.techniques.registry import has_recipe, runs_alone
 from workbench.jobs.script import references
 from workbench.rundir.paths import RunPaths
@@ -151,7 +151,7 @@ def _finetune(result: ResultRecord, paths: RunPaths) -> Recipe:
 def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence[str]:
     trained = read_json(paths.model / "config.json")
     if family:
-        causal = family == Family.CAUSAL
+        causal = family == "causal"
     elif trained:
         causal = not trained.get("is_encoder_decoder")
     else:
@@ -160,7 +160,7 @@ def _beyond(job: Mapping[str, object], paths: RunPaths, family: str) -> Sequence
         "a causal model": causal,
         f"method {job.get('method')!r}": not repeats(job.get("method", "sft")),
         f"technique {job.get('technique')!r}": not has_recipe(job.get("technique")),
-        f"peft {job.get('peft')!r}": job.get("peft", Peft.NONE) != Peft.NONE,
+        f"peft {job.get('peft')!r}": job.get("peft", "none") != "none",
         f"optimizer {job.get('optimizer')!r}": job.get("optimizer", "adamw")
         not in ("adamw", "sgd"),
         "going on from a checkpoint": bool(job.get("resume")),

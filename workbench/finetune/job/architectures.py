@@ -17,7 +17,6 @@ from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import read_given
 from workbench.base.json_values import Json, part, text
 from workbench.finetune.methods.registry import method_of
-from workbench.finetune.options.choices import Peft
 from workbench.finetune.techniques.registry import technique_of
 
 if TYPE_CHECKING:
@@ -124,7 +123,7 @@ def _check_bitsandbytes(job: FineTuneOptions, source: str, key: str, *, four: bo
     )
     if not four:
         raise ConfigError(f"{found} and cannot be trained. To train, {_BEFORE}")
-    if job.peft != Peft.QLORA:
+    if job.peft != "qlora":
         raise ConfigError(
             f"{found}, and peft is '{job.peft}'. Use peft='qlora', which trains adapters on "
             f"weights of 4 bits, or {_BEFORE}"

@@ -9,7 +9,7 @@ from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.refusals import check_at_submit
-from workbench.finetune.options.choices import Optimizer, Precision
+from workbench.finetune.options.choices import OWN_OPTIMIZERS
 from workbench.finetune.options.groups.sequence import check_ranks
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
@@ -46,7 +46,7 @@ def resolve(
     if not technique.uses_deepspeed:
         return None
     config, source = load(job)
-    if job.deepspeed is None and job.optimizer != Optimizer.ADAMW:
+    if job.deepspeed is None and job.optimizer != "adamw":
         config.pop("optimizer", None)
     check(config, job, source=source, gpus=gpus, world_size=world_size)
     return _fill(config, job, gpus=gpus)
@@ -62,7 +62,7 @@ def _fill(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> dict[st
     if job.tensor_parallel > 1:
         # DeepSpeed then exchanges gradients and their norm in the right groups.
         config["tensor_parallel"] = {"autotp_size": job.tensor_parallel}
-    if job.precision == Precision.FP16:
+    if job.precision == "fp16":
         config.setdefault("fp16", {"enabled": "auto"})
     if job.communication is not None:
         config.setdefault("communication_data_type", str(job.communication))
@@ -79,10 +79,10 @@ def _fill(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> dict[st
 
 
 def _fill_optimizer(config: dict[str, Any], job: FineTuneOptions, *, gpus: int) -> None:
-    if job.optimizer != Optimizer.ADAMW:
+    if job.optimizer != "adamw":
         config["zero_allow_untested_optimizer"] = True
         config["zero_force_ds_cpu_optimizer"] = False
-        if Optimizer(job.optimizer).is_own:
+        if job.optimizer in OWN_OPTIMIZERS:
             # DeepSpeed would make its own optimizer, with another arithmetic.
             config.pop("optimizer", None)
         return

@@ -12,20 +12,19 @@ from typing import Annotated, ClassVar, Self
 from pydantic import model_validator
 
 from workbench.base import entries
-from workbench.base.record import Choice
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.refusals import check_together
 from workbench.finetune.job.verbs import verbs
 from workbench.finetune.job.views import FineTuneViews
 from workbench.finetune.methods.method import LEAST, PACKAGE
-from workbench.finetune.methods.registry import METHOD_NAMES, MethodName, method_of
-from workbench.finetune.options.changes import Changes, What
+from workbench.finetune.methods.registry import MethodName, method_of
+from workbench.finetune.options.changes import Changes
 from workbench.finetune.options.metrics import Metric, function_name, metric_function, own_metrics
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.options.renamed_options import value_hint
 from workbench.finetune.options.training import option_hint
-from workbench.finetune.techniques.registry import TECHNIQUE_NAMES, TechniqueName, technique_of
+from workbench.finetune.techniques.registry import TechniqueName, technique_of
 from workbench.jobs.job import (
     Batch,
     Checkpoints,
@@ -103,10 +102,10 @@ class FineTune(FineTuneOptions, Job):
         loss_unit="nats per token",
     )
 
-    method: Annotated[MethodName, Choice(METHOD_NAMES), Changes(What.LOSS)] = "sft"
-    """One of `METHOD_NAMES`: what the model learns from a row. All but `sft` need TRL."""
-    technique: Annotated[TechniqueName, Choice(TECHNIQUE_NAMES)] = "zero1"
-    """One of `TECHNIQUE_NAMES`. If left open, the stage in `deepspeed` decides."""
+    method: Annotated[MethodName, Changes("loss")] = "sft"
+    """One of `MethodName`: what the model learns from a row. All but `sft` need TRL."""
+    technique: TechniqueName = "zero1"
+    """One of `TechniqueName`. If left open, the stage in `deepspeed` decides."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -25,10 +25,8 @@ from workbench.finetune.job.tokenizer_files import (
     tokens_of,
 )
 from workbench.finetune.job.weights import check_adapters, check_weights, elements_of
-from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.model.limits import too_many_parts
 from workbench.finetune.options.model.models import (
-    ModelKind,
     cached_folder,
     default_template,
     model_kind,
@@ -60,7 +58,7 @@ def check_model_files(job: FineTuneOptions) -> None:
     adapters = job.lora.get("resume_from")
     if adapters:
         check_adapters(user_path(str(adapters)))
-    if model_kind(job.model) is ModelKind.FOLDER:
+    if model_kind(job.model) == "folder":
         folder = user_path(job.model)
         check_weights(folder)
         check_is_there(folder)
@@ -97,7 +95,7 @@ def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
 
     `before` also loads the base of a model trained as a whole.
     """
-    adapters = job.peft != Peft.NONE
+    adapters = job.peft != "none"
     if adapters:
         check_adapters(folder)
     else:
@@ -134,10 +132,10 @@ def lacking_memory(job: FineTuneOptions, *, ranks: int, memory_gib: float) -> st
     # A JSON of the user and an offload may leave the weights on a disk.
     if place is None or technique.offloads or job.deepspeed is not None:
         return ""
-    trains_all = job.peft == Peft.NONE
+    trains_all = job.peft == "none"
     holds = job.number_format if trains_all and technique.half_weights else job.frozen_format
-    bytes_each = 2.0 if holds in (Precision.BF16, Precision.FP16) else 4.0
-    if job.peft == Peft.QLORA:
+    bytes_each = 2.0 if holds in ("bf16", "fp16") else 4.0
+    if job.peft == "qlora":
         bytes_each = 0.5
     parts = job.tensor_parallel
     if "trained" in technique.spreads:
@@ -171,11 +169,11 @@ def check_loaded(job: FineTuneOptions, config: Json, special: Mapping[str, int |
 def known_folder(job: FineTuneOptions) -> Path | None:
     """Return the folder of a job's model: the user's, or the hub's cache. None: unknown here."""
     kind = model_kind(job.model)
-    if kind is ModelKind.HUB:
+    if kind == "hub":
         return cached_folder(job.model, job.model_revision)
     folder = user_path(job.model)
     # A folder of adapters alone names its base, and the base is checked.
-    return folder if kind is ModelKind.FOLDER and is_there(folder / "config.json") else None
+    return folder if kind == "folder" and is_there(folder / "config.json") else None
 
 
 def embeddings_of(config: Json) -> int | None:

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 from workbench.base.errors import ConfigError
 from workbench.finetune.data.rows import Example, Refusal
 from workbench.finetune.methods.registry import method_of
-from workbench.finetune.options.choices import (
-    Attention,
-    LossOn,
-    Optimizer,
-    Peft,
-    Precision,
-    Schedule,
-)
+from workbench.finetune.options.choices import BITSANDBYTES
 from workbench.finetune.options.evaluation import check_evaluation
 from workbench.finetune.options.groups.adapters import check_adapters_at_submit
 from workbench.finetune.options.groups.languages import check_languages, language_options
@@ -40,9 +33,9 @@ if TYPE_CHECKING:
 
 # Options that some schedules of transformers require: at least one per schedule.
 _SCHEDULE_NEEDS = {
-    Schedule.COSINE_WITH_MIN_LR: ("min_lr", "min_lr_rate"),
-    Schedule.COSINE_WARMUP_WITH_MIN_LR: ("min_lr", "min_lr_rate"),
-    Schedule.WARMUP_STABLE_DECAY: ("num_decay_steps",),
+    "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
+    "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
+    "warmup_stable_decay": ("num_decay_steps",),
 }
 
 
@@ -71,7 +64,7 @@ def check_together(job: FineTuneOptions) -> None:
     _check_device_map(job)
     if (
         job.packing
-        and job.attn_implementation == Attention.FLASH_ATTENTION_2
+        and job.attn_implementation == "flash_attention_2"
         and job.per_device_train_batch_size > 1
     ):
         raise ConfigError(
@@ -87,28 +80,28 @@ def check_together(job: FineTuneOptions) -> None:
 
 def check_family(job: FineTuneOptions, family: Family | None) -> None:
     """Raise ConfigError for options without support in models of `family`."""
-    if job.precision == Precision.FP16 and family is Family.ENCODER_DECODER:
+    if job.precision == "fp16" and family == "encoder-decoder":
         raise ConfigError(
             f"precision 'fp16' is refused for {job.model!r}: encoder-decoder models of the "
             "T5 family overflow in it, for their activations leave its range; use 'bf16'"
         )
-    if job.training.get("use_liger_kernel") and family is Family.ENCODER_DECODER:
+    if job.training.get("use_liger_kernel") and family == "encoder-decoder":
         raise ConfigError(
             f"training 'use_liger_kernel': Liger has no kernels for the family of {job.model!r}. "
             "Drop it"
         )
-    if job.router_aux_loss_coef and (family is Family.ENCODER_DECODER or job.model == TINY_LLAMA):
+    if job.router_aux_loss_coef and (family == "encoder-decoder" or job.model == TINY_LLAMA):
         raise ConfigError(
             "router_aux_loss_coef weighs the load-balancing loss of a "
             f"causal mixture of experts, and {job.model!r} is none. Drop it"
         )
     languages = language_options(job)
-    if languages and family is Family.CAUSAL:
+    if languages and family == "causal":
         raise ConfigError(
             f"{languages[0]} is for encoder-decoder models, and {job.model!r} is a causal model; "
             f"write the language into the prompt, and drop {languages[0]}"
         )
-    if family is not Family.ENCODER_DECODER:
+    if family != "encoder-decoder":
         return
     method = method_of(job.method)
     if method.uses_trl:
@@ -118,7 +111,7 @@ def check_family(job: FineTuneOptions, family: Family | None) -> None:
         "chat_template": job.chat_template is not None,
         "system": job.system is not None,
         "packing": job.packing,
-        "loss_on": job.loss_on != LossOn.ANSWER,
+        "loss_on": job.loss_on != "answer",
     }
     for key, given in others.items():
         if given:
@@ -152,7 +145,7 @@ def row_refusal(job: FineTuneOptions) -> Refusal:
     has_template = bool(job.chat_template) or has_chat_template(job.model)
 
     def refusal(row: Example) -> str:
-        if family is Family.ENCODER_DECODER and (row.messages or not row.asks):
+        if family == "encoder-decoder" and (row.messages or not row.asks):
             kind = "a row of messages" if row.messages else "plain text"
             causal = "with a chat template" if row.messages else "such as 'tiny-llama'"
             return (
@@ -161,7 +154,7 @@ def row_refusal(job: FineTuneOptions) -> Refusal:
             )
         if row.messages and job.prompt not in (None, "chat"):
             return f"is a row of messages, and prompt is {job.prompt!r}; drop prompt, or use 'chat'"
-        why = unlearned_turns(row) if job.loss_on == LossOn.ALL else ""
+        why = unlearned_turns(row) if job.loss_on == "all" else ""
         if why:
             return why
         if row.messages and has_template is False:
@@ -175,7 +168,7 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
     """Raise ConfigError for options that the model's folder or the pods do not support."""
     family = model_family(job.model)
     check_family(job, family)
-    if family is Family.ENCODER_DECODER:
+    if family == "encoder-decoder":
         check_languages(job)
     _check_prompt(job, has_chat_template(job.model))
     check_adapters_at_submit(job)
@@ -195,14 +188,14 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
             "training 'use_liger_kernel' needs GPUs: Liger's kernels are written in Triton. Drop "
             "it on CPUs, where the loss is computed in pieces anyway"
         )
-    if job.attn_implementation == Attention.FLASH_ATTENTION_2:
+    if job.attn_implementation == "flash_attention_2":
         raise ConfigError("attn_implementation 'flash_attention_2' needs GPUs; use 'sdpa' on CPUs")
-    if job.precision == Precision.TF32:
+    if job.precision == "tf32":
         raise ConfigError(
             "precision 'tf32' needs NVIDIA GPUs of the "
             "Ampere generation or later; use 'fp32' on CPUs"
         )
-    if Optimizer(job.optimizer).uses_bitsandbytes:
+    if job.optimizer in BITSANDBYTES:
         raise ConfigError(f"optimizer '{job.optimizer}' needs GPUs; use 'adamw' on CPUs")
 
 
@@ -274,7 +267,7 @@ def _check_device_map(job: FineTuneOptions) -> None:
 
 
 def _check_peft(job: FineTuneOptions) -> None:
-    if job.lora and job.peft == Peft.NONE:
+    if job.lora and job.peft == "none":
         raise ConfigError(
             "lora has options, and peft is 'none'; choose 'lora' or 'qlora', or drop lora"
         )
@@ -284,7 +277,7 @@ def _check_peft(job: FineTuneOptions) -> None:
             "lora target_modules is empty, and target_parameters too: name modules, or leave "
             "target_modules out for every linear layer"
         )
-    if job.peft == Peft.QLORA and job.precision == Precision.FP16:
+    if job.peft == "qlora" and job.precision == "fp16":
         raise ConfigError(
             "peft 'qlora' computes in bf16 or fp32 here; fp16 overflows in many models, use 'bf16'"
         )
@@ -296,13 +289,13 @@ def _check_schedule(job: FineTuneOptions) -> None:
             f"warmup_steps is {job.warmup_steps} and warmup_ratio is {job.warmup_ratio}: both set "
             "the length of the warm-up; drop warmup_steps or warmup_ratio"
         )
-    if job.lr_scheduler_type == Schedule.CONSTANT and (job.warmup_steps or job.warmup_ratio):
+    if job.lr_scheduler_type == "constant" and (job.warmup_steps or job.warmup_ratio):
         raise ConfigError(
             "lr_scheduler_type 'constant' is at its peak from the first "
             "step, and a warm-up is asked for; use 'constant_with_warmup'"
         )
     options = job.training.get("lr_scheduler_kwargs") or {}
-    needs = _SCHEDULE_NEEDS.get(Schedule(job.lr_scheduler_type), ())
+    needs = _SCHEDULE_NEEDS.get(job.lr_scheduler_type, ())
     if needs and not (isinstance(options, Mapping) and any(name in options for name in needs)):
         raise ConfigError(
             f"lr_scheduler_type {job.lr_scheduler_type!r} needs {' or '.join(needs)}: "
@@ -311,14 +304,14 @@ def _check_schedule(job: FineTuneOptions) -> None:
 
 
 def _check_optimizer(job: FineTuneOptions) -> None:
-    optimizer = Optimizer(job.optimizer)
+    optimizer = job.optimizer
     fields = type(job).model_fields
     adams = []
     for name in ("adam_beta1", "adam_beta2", "adam_epsilon"):
         if getattr(job, name) != fields[name].default:
             adams.append(name)
-    if optimizer in (Optimizer.SGD, Optimizer.LION) and adams:
-        instead = " or use optimizer_options," if optimizer is Optimizer.LION else ""
+    if optimizer in ("sgd", "lion") and adams:
+        instead = " or use optimizer_options," if optimizer == "lion" else ""
         raise ConfigError(
             f"{adams[0]} is AdamW's, and the optimizer is '{optimizer}'; drop {adams[0]},"
             f"{instead} or choose 'adamw'"
@@ -331,12 +324,12 @@ def _check_optimizer(job: FineTuneOptions) -> None:
             f"optimizer_options are for {' and '.join(OPTIMIZER_OPTIONS)}, and the optimizer is "
             f"'{optimizer}'; drop optimizer_options, or choose one of these optimizers"
         )
-    if optimizer is Optimizer.MUON and job.peft != Peft.NONE:
+    if optimizer == "muon" and job.peft != "none":
         raise ConfigError(
             f"optimizer 'muon' orthogonalizes the update of a whole matrix, and peft '{job.peft}' "
             "trains two factors of the update; use 'adamw' or 'lion', or peft 'none'"
         )
-    if optimizer is Optimizer.MUON and job.tensor_parallel > 1:
+    if optimizer == "muon" and job.tensor_parallel > 1:
         raise ConfigError(
             "optimizer 'muon' needs whole matrices, and tensor_parallel cuts the matrices; use "
             "'adamw' or 'lion', or drop tensor_parallel"

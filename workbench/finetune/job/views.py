@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, number, text, whole
@@ -14,7 +14,6 @@ from workbench.base.words import number as number_text
 from workbench.finetune.job.verbs import verbs
 from workbench.finetune.methods.registry import method_of, method_words
 from workbench.finetune.options.changes import What, marked
-from workbench.finetune.options.choices import LossOn, Peft, Sampling
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.jobs.views import Forecast, JobViews
@@ -59,7 +58,7 @@ class FineTuneViews(JobViews["FineTune"]):
         if job.model_revision is not None:
             model += f" at {middle_cut(job.model_revision, _LONGEST_REVISION)}"
         model += _size(start)
-        adapters = "" if job.peft == Peft.NONE else f" {job.peft}"
+        adapters = "" if job.peft == "none" else f" {job.peft}"
         # The ranks decide: GPUs without the chosen format use another.
         precision = text(start.get("precision")) or job.number_format
         facts = [
@@ -98,11 +97,11 @@ class FineTuneViews(JobViews["FineTune"]):
 
     @classmethod
     def loss_facts(cls, options: Mapping[str, object]) -> Mapping[str, object]:
-        return _facts(options, What.LOSS)
+        return _facts(options, "loss")
 
     @classmethod
     def work_facts(cls, options: Mapping[str, object]) -> Mapping[str, object]:
-        return _facts(options, What.WORK)
+        return _facts(options, "work")
 
     def grid_name(self, options: Mapping[str, object], *, alone: bool) -> str:
         technique = str(options.get("technique", self.job.technique))
@@ -168,13 +167,13 @@ def _sequence(options: Json) -> str:
     source = whole(options["max_source_length"]) or "open"
     target = whole(options["max_target_length"]) or "open"
     words = [f"source {source}", f"target {target}", "padded to the longest"]
-    if options.get("train_sampling_strategy") == Sampling.GROUP_BY_LENGTH:
+    if options.get("train_sampling_strategy") == "group_by_length":
         words.append("grouped by length")
     prompt = text(options.get("prompt"))
     if prompt not in ("", "plain"):
         words.append(f"prompt {prompt}")
     loss_on = text(options.get("loss_on"))
-    if loss_on not in ("", LossOn.ANSWER):
+    if loss_on not in ("", "answer"):
         words.append(f"loss on {loss_on}")
     method = method_words(options)
     if method:
@@ -185,7 +184,7 @@ def _sequence(options: Json) -> str:
 
 def _other_words(options: Json) -> Iterator[str]:
     """Yield the marked options without words of their own that differ from their defaults."""
-    for what in What:
+    for what in get_args(What):
         for name, default in marked(FineTuneOptions.model_fields, what).items():
             value = options.get(name, default)
             if name in _IN_WORDS or value in (default, None, [], {}):

@@ -15,7 +15,6 @@ from workbench.base.files import gate, is_folder, load_json, user_path
 from workbench.base.json_values import part, text
 from workbench.base.record import (
     Allowed,
-    Choice,
     Count,
     Environment,
     PathText,
@@ -26,7 +25,7 @@ from workbench.base.record import (
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.submit.stage import sent_folder, sent_model
 from workbench.jobs.job import Job, NewRun, PodStore, PodView, Prepared, Program, Traits
-from workbench.jobs.launcher import Launcher, LauncherName
+from workbench.jobs.launcher import LauncherName
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.views import JobViews
 from workbench.rundir.paths import RunPaths
@@ -76,8 +75,8 @@ class Evaluation(Job):
     """Whether questions are asked as turns in the model's chat template."""
     before: bool = True
     """Whether the base model is evaluated too."""
-    launcher: Annotated[LauncherName, Choice(Launcher)] = "ssh"
-    """One of `Launcher`."""
+    launcher: LauncherName = "ssh"
+    """One of `LauncherName`."""
     stall_timeout_s: Annotated[Positive | None, Unit("seconds")] = None
     """Same as the option of `Script`."""
     restarts: Annotated[Count, Unit("restarts")] = 0

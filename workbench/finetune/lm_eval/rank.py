@@ -31,8 +31,7 @@ from workbench.finetune.lm_eval.names import refusal, task_manager, unknown_task
 from workbench.finetune.model import adapters
 from workbench.finetune.model import load as model
 from workbench.finetune.model.text.encode import Encoder
-from workbench.finetune.options.choices import Peft
-from workbench.finetune.options.model.models import ModelKind, model_kind
+from workbench.finetune.options.model.models import model_kind
 from workbench.jobs.registry import job_from_dict
 
 _LIMIT = timedelta(hours=6)
@@ -108,11 +107,11 @@ def _join(*, gpus: int) -> torch.device:
 def _loaded(which: str, job: FineTune, folder: str) -> model.Loaded:
     """Load the base or the trained model in the number format of its files."""
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    if which == "trained" and job.peft == Peft.NONE:
+    if which == "trained" and job.peft == "none":
         loaded = model.load(folder, (), seed=0, options={"dtype": "auto"})
     else:
         options = dict(adapters.load_options(job.peft, job.number_format))
-        if not options and model_kind(job.model) is not ModelKind.BUILTIN:
+        if not options and model_kind(job.model) != "builtin":
             options = {"dtype": "auto"}
         loaded = model.load(job.model, (), seed=job.seed, options=options, tokenizer=tokenizer)
         if which == "trained":

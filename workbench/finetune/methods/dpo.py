@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Literal
 
 from workbench.base.errors import ConfigError
-from workbench.base.record import Choice
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.preference import (
     REWARDS,
@@ -17,7 +16,7 @@ from workbench.finetune.methods.preference import (
 from workbench.finetune.methods.rows import PairRows
 from workbench.finetune.options.options import FineTuneOptions
 
-LOSSES = (
+Loss = Literal[
     "sigmoid",
     "hinge",
     "ipo",
@@ -33,7 +32,7 @@ LOSSES = (
     "discopop",
     "sft",
     "sigmoid_norm",
-)
+]
 
 
 class DpoOptions(MethodOptions):
@@ -41,7 +40,7 @@ class DpoOptions(MethodOptions):
 
     beta: NotNegative = 0.1
     """Strength with which the model is held near its reference. More: nearer."""
-    loss_type: Annotated[str, Choice(LOSSES)] = "sigmoid"
+    loss_type: Loss = "sigmoid"
     """Loss of a pair, by TRL's names. `sigmoid` is the loss of the paper."""
     label_smoothing: Share = 0.0
     """Share of the pairs that are assumed to be labelled the wrong way round."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import whole
-from workbench.base.record import Choice, Size
+from workbench.base.record import Size
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.preference import MethodOptions, NotNegative, Share, second_model
 from workbench.finetune.methods.rows import PromptRows
@@ -19,7 +19,7 @@ from workbench.finetune.options.model.models import language_of
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import Setting
 
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo")
+Loss = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
 Above = Annotated[int | float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -41,9 +41,9 @@ class GrpoOptions(MethodOptions):
     """Weight of the divergence from the reference. Default 0: no reference model is loaded."""
     epsilon: Share = 0.2
     """Clipping of the ratio of the new and the old probability of a token."""
-    loss_type: Annotated[str, Choice(LOSSES)] = "dapo"
+    loss_type: Loss = "dapo"
     """Normalization of the loss over tokens, by TRL's names. `grpo` is the paper's."""
-    scale_rewards: Annotated[str, Choice(("group", "batch", "none"))] = "group"
+    scale_rewards: Literal["group", "batch", "none"] = "group"
     """Rewards whose standard deviation scales the advantages: of a prompt, of all, or of none."""
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Literal
 
 from workbench.base.errors import ConfigError
-from workbench.base.record import Choice
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.preference import (
     MethodOptions,
@@ -15,7 +14,7 @@ from workbench.finetune.methods.preference import (
 from workbench.finetune.methods.rows import LabelledRows
 from workbench.finetune.options.options import FineTuneOptions
 
-LOSSES = ("kto", "apo_zero_unpaired")
+Loss = Literal["kto", "apo_zero_unpaired"]
 
 
 class KtoOptions(MethodOptions):
@@ -23,7 +22,7 @@ class KtoOptions(MethodOptions):
 
     beta: NotNegative = 0.1
     """Strength with which the model is held near its reference. More: nearer."""
-    loss_type: Annotated[str, Choice(LOSSES)] = "kto"
+    loss_type: Loss = "kto"
     """Loss of a row, by TRL's names. `kto` is the loss of the paper."""
     desirable_weight: NotNegative = 1.0
     """Weight of the loss of good answers, against unequal numbers of good and bad answers."""

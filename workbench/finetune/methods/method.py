@@ -17,9 +17,8 @@ from workbench.base.errors import ConfigError
 from workbench.base.json_values import whole
 from workbench.base.record import Record
 from workbench.finetune.data.reading import RowReader
-from workbench.finetune.options.choices import LossOn, Peft
 from workbench.finetune.options.evaluation import check_best_metric
-from workbench.finetune.options.model.models import Family, family_by_name, language_of
+from workbench.finetune.options.model.models import family_by_name, language_of
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.registry import technique_of
 from workbench.finetune.techniques.sizes import FP32, HALF, Setting
@@ -159,7 +158,7 @@ class Method(ABC):
                 f"torch_compile is for method 'sft', and method is '{self.name}'; "
                 "drop torch_compile"
             )
-        if job.peft == Peft.QLORA and technique.spreads and "trained" in technique.spreads:
+        if job.peft == "qlora" and technique.spreads and "trained" in technique.spreads:
             raise ConfigError(
                 f"peft 'qlora' with method '{self.name}' is not offered under technique "
                 f"'{job.technique}'; use 'lora', or 'ddp'"
@@ -175,7 +174,7 @@ class Method(ABC):
                 f"lora target_modules names lm_head, and method '{self.name}' computes scores from "
                 "the weight of lm_head without its adapter; leave lm_head out"
             )
-        if family_by_name(job.model) is Family.ENCODER_DECODER:
+        if family_by_name(job.model) == "encoder-decoder":
             raise ConfigError(self.refusal_of_family(job.model))
 
     def refusal_of_family(self, model: str) -> str:
@@ -204,7 +203,7 @@ class Method(ABC):
                     f"{name} belongs to the loss of method 'sft', and method is '{self.name}'; "
                     f"drop {name}"
                 )
-        if job.loss_on != LossOn.ANSWER:
+        if job.loss_on != "answer":
             raise ConfigError(
                 f"loss_on is {job.loss_on!r}, and method '{self.name}' learns from answers alone; "
                 "drop loss_on"

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from workbench.base.record import Record
-from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.options import FineTuneOptions
 
 NotNegative = Annotated[int | float, Field(ge=0, allow_inf_nan=False)]
@@ -32,4 +31,4 @@ def second_model(job: FineTuneOptions) -> bool:
 
     With adapters, the base without its adapters is the reference.
     """
-    return job.peft == Peft.NONE
+    return job.peft == "none"

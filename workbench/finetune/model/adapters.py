@@ -26,7 +26,6 @@ from workbench.finetune.model.load import Loaded, trained_dtype
 from workbench.finetune.model.targets import adapted_weights, left_out, stacked_weights
 from workbench.finetune.model.tied import Owners, check_alone, tied_weights
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
-from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.groups.adapters import unpacked
 from workbench.finetune.options.model.folders import ADAPTERS
 from workbench.finetune.options.model.models import TINY_LLAMA, TINY_T5
@@ -41,7 +40,7 @@ def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping
 
     `sharded` weights are stored in the format that FSDP gathers.
     """
-    if peft != Peft.QLORA:
+    if peft != "qlora":
         return {}
     if find_spec("bitsandbytes") is None:
         raise ConfigError(
@@ -53,7 +52,7 @@ def load_options(peft: str, precision: str, *, sharded: bool = False) -> Mapping
     # checks this.
     # https://github.com/bitsandbytes-foundation/bitsandbytes/blob/0.50.2/bitsandbytes/nn/modules.py#L613
     vars(import_module("bitsandbytes.nn.modules"))["has_avx512bf16"] = lambda: False
-    computed = torch.bfloat16 if precision == Precision.BF16 else torch.float32
+    computed = torch.bfloat16 if precision == "bf16" else torch.float32
     config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -75,9 +74,9 @@ def attached(loaded: Loaded, job: FineTune) -> Loaded:
 
     Without adapters in the job, return the model unchanged.
     """
-    if job.peft == Peft.NONE:
+    if job.peft == "none":
         return loaded
-    if job.peft == Peft.QLORA and stacked_weights(loaded.model):
+    if job.peft == "qlora" and stacked_weights(loaded.model):
         raise ConfigError(unpacked(job.model))
     owners = tied_weights(loaded.model)
     loaded = _with_adapters(loaded, job)

@@ -23,11 +23,10 @@ from workbench.finetune.data.rows import Example
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model import pipeline, tiny
 from workbench.finetune.model.files.opened import named_errors, read_weights, without_sharding
-from workbench.finetune.options.choices import Peft, Precision
-from workbench.finetune.options.model.models import Family, ModelKind, model_kind
+from workbench.finetune.options.model.models import Family, model_kind
 from workbench.finetune.techniques.registry import technique_of
 
-_HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def frozen_dtype(job: FineTune) -> torch.dtype:
@@ -73,7 +72,7 @@ def load(
     A built-in model learns its `tokenizer` from the examples, unless the caller passes a
     tokenizer. With `scores`, the model has a single output in place of the words.
     """
-    if model_kind(name) is ModelKind.BUILTIN:
+    if model_kind(name) == "builtin":
         if tokenizer is None:
             tokenizer = tiny.tokenizer_for_all(name, examples, wording, chat_template)
         return _built_in(name, tokenizer, seed, options, scores=scores)
@@ -114,9 +113,9 @@ def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
     """
     if job.device_map:
         return {pipeline.LIMITS: pipeline.limits_of(job, gpus=gpus), "dtype": frozen_dtype(job)}
-    if job.peft == Peft.QLORA or technique_of(job.technique).reads_whole:
+    if job.peft == "qlora" or technique_of(job.technique).reads_whole:
         return {}
-    if model_kind(job.model) is ModelKind.BUILTIN:
+    if model_kind(job.model) == "builtin":
         return {}
     return {"dtype": "auto"}
 
@@ -124,10 +123,10 @@ def load_options(job: FineTune, *, gpus: int) -> Mapping[str, Any]:
 def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
     """Move a loaded model to its training device and number format, one tensor at a time."""
     technique = technique_of(job.technique)
-    if technique.places_weights or job.peft == Peft.QLORA or job.device_map:
+    if technique.places_weights or job.peft == "qlora" or job.device_map:
         return loaded
     # The model has no adapters yet: with adapters all these weights are frozen.
-    dtype = trained_dtype(job) if job.peft == Peft.NONE else frozen_dtype(job)
+    dtype = trained_dtype(job) if job.peft == "none" else frozen_dtype(job)
     model = loaded.model
     device = torch.device("cuda", torch.cuda.current_device()) if gpus else None
     for parameter in model.parameters():
@@ -147,7 +146,7 @@ def placed(loaded: Loaded, job: FineTune, *, gpus: int) -> Loaded:
 
 def own_format(name: str, revision: str | None = None) -> str | None:
     """Return the half format in which a pretrained model was saved, `bf16` or `fp16`; else None."""
-    if model_kind(name) is ModelKind.BUILTIN:
+    if model_kind(name) == "builtin":
         return None
     config = _config(str(Path(name).expanduser()), revision)
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -214,4 +213,4 @@ def _auto(config: Any, scores: bool = False) -> Any:
 
 
 def _family(config: Any) -> Family:
-    return Family.ENCODER_DECODER if config.is_encoder_decoder else Family.CAUSAL
+    return "encoder-decoder" if config.is_encoder_decoder else "causal"

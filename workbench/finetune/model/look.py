@@ -21,7 +21,6 @@ from workbench.finetune.methods.registry import method_of
 from workbench.finetune.model.load import load
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.template import limit_time
-from workbench.finetune.options.choices import LossOn, Sampling
 from workbench.finetune.options.text.prompts import wording
 from workbench.finetune.recipe.order import IGNORED, GlobalBatchSampler
 from workbench.jobs.registry import job_from_dict
@@ -47,7 +46,7 @@ def look(request: Mapping[str, Any]) -> dict[str, object]:
         chat_template=template,
         weights=False,
     )
-    counted = job.replace(loss_on=LossOn.ANSWER.value)
+    counted = job.replace(loss_on="answer")
     cut = Encoder(loaded, counted)
     whole = Encoder(loaded, counted.replace(max_source_length=_UNCUT, max_target_length=_UNCUT))
     lengths = [_lengths(example, whole, cut) for example in chosen]
@@ -83,7 +82,7 @@ def _batch_lengths(job: FineTune, encoder: Encoder, examples: Sequence[Example])
     rows = encoder.rows(examples)
     longest = encoder.taken().longest_answer
     lengths = torch.tensor([(len(row["input_ids"]), len(row["labels"])) for row in rows])
-    groups = job.train_sampling_strategy == Sampling.GROUP_BY_LENGTH
+    groups = job.train_sampling_strategy == "group_by_length"
     batches = GlobalBatchSampler(
         rows=len(rows),
         micro_batch=job.per_device_train_batch_size,

@@ -18,7 +18,6 @@ from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from workbench.agent.rank import collectives as ranks
-from workbench.finetune.options.choices import Attention
 from workbench.finetune.options.groups.sequence import check_model
 from workbench.finetune.recipe.order import IGNORED
 from workbench.finetune.recipe.standalone import without_shm_op
@@ -42,8 +41,8 @@ class SequenceParallel:
         """Place of the rank in its group."""
         self._model = model
         self._core = str(model.config._attn_implementation)
-        if self._core not in (Attention.SDPA, Attention.FLASH_ATTENTION_2):
-            self._core = str(Attention.SDPA)
+        if self._core not in ("sdpa", "flash_attention_2"):
+            self._core = "sdpa"
         self._config = config
         self._group = _group_of(size)
         self._attentions: dict[int, Any] = {}

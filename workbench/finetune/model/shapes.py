@@ -12,7 +12,6 @@ from workbench.finetune.options.model.limits import too_many_parts
 from workbench.finetune.options.model.models import (
     TINY_LLAMA,
     TINY_T5,
-    ModelKind,
     cached_folder,
     model_kind,
 )
@@ -92,12 +91,12 @@ def model_config(model: str, revision: str | None = None) -> Mapping[str, object
         4096
     """
     kind = model_kind(model)
-    if kind is ModelKind.FOLDER:
+    if kind == "folder":
         return _read(user_path(model) / "config.json")
     short = model.rpartition("/")[2].lower()
     for ending in ("-hf", "-chat"):
         short = short.removesuffix(ending)
-    if short in KNOWN and (kind is ModelKind.BUILTIN or model == short or "/" in model):
+    if short in KNOWN and (kind == "builtin" or model == short or "/" in model):
         return KNOWN[short]
     cached = cached_folder(model, revision)
     if cached:

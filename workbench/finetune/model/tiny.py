@@ -23,7 +23,7 @@ from workbench.finetune.model.files.opened import without_sharding
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.model.text.chat import special_words
 from workbench.finetune.model.text.tokenizer import END, PAD, START, train_tokenizer
-from workbench.finetune.options.model.models import TINY_LLAMA, Family, model_family
+from workbench.finetune.options.model.models import TINY_LLAMA, model_family
 from workbench.finetune.recipe.tiny_t5 import tiny_t5
 
 # Enough for the vocabulary, and under a second; 16,000 rows of WikiSQL take four seconds.
@@ -62,7 +62,7 @@ def tokenizer_for_all(
     """Learn a tokenizer on rank 0 and send the tokenizer to every rank; a collective."""
     from tokenizers import Tokenizer
 
-    causal = model_family(name) is Family.CAUSAL
+    causal = model_family(name) == "causal"
     made = None
     if rank() == 0:
         step = max(1, -(-len(examples) // _TOKENIZER_ROWS))  # rounded up

@@ -7,12 +7,11 @@ from dataclasses import replace
 from workbench.base.errors import WorkbenchError
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.plan.plan import FIX, judge, predict
-from workbench.finetune.plan.table import Fit
 from workbench.pods.doctor.examination import Diagnosis
 from workbench.pods.doctor.verdicts import MEMORY_OF_JOB, Finding, Verdict
 from workbench.rundir.spec import ClusterSpec
 
-_VERDICTS = {Fit.NOT: Verdict.BAD, Fit.TIGHT: Verdict.WARNING}
+_VERDICTS = {"does not fit": Verdict.BAD, "tight": Verdict.WARNING}
 
 
 def judge_memory(diagnosis: Diagnosis, job: FineTune, cluster: ClusterSpec) -> Diagnosis:

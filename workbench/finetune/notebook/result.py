@@ -12,7 +12,6 @@ from workbench.base.table import Grid
 from workbench.client.result import Card, RunResult, readable
 from workbench.finetune.answers.predictions import Predictions, read_predictions
 from workbench.finetune.lm_eval.scores import Scores, read_scores
-from workbench.finetune.options.choices import Peft
 from workbench.finetune.profile import speed
 from workbench.finetune.profile.parse import Profile, read_profile
 from workbench.finetune.profile.trace import read_trace
@@ -59,7 +58,7 @@ class FineTuneResult(RunResult):
             profiled_tokens=self.profiled_tokens,
             padded_tokens_per_s=self.padded_tokens_per_s,
             devices=self.devices or 0,
-            adapters=self.peft not in ("", Peft.NONE),
+            adapters=self.peft not in ("", "none"),
         )
 
     @property

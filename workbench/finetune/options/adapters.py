@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from workbench.base.errors import ConfigError
 from workbench.base.record import (
     Allowed,
-    Choice,
     Count,
     PathText,
     Positive,
@@ -80,13 +79,13 @@ class Lora(Record):
     """Scale by alpha / sqrt(r) instead of alpha / r, so that large ranks keep learning."""
     use_dora: bool = False
     """Learn the length of each weight column apart from its direction (DoRA). Slower."""
-    bias: Annotated[_Bias, Choice(get_args(_Bias))] = "none"
+    bias: _Bias = "none"
     """Biases of the model to train: `none`, `all`, or `lora_only`.
 
     `lora_only` trains biases of modules with adapters.
     """
     target_modules: Annotated[
-        Annotated[str, Choice([ALL_LINEAR])] | Sequence[Text],
+        Literal["all-linear"] | Sequence[Text],
         Allowed(f"{ALL_LINEAR!r} or a list of module names"),
     ] = ALL_LINEAR
     """Names of the modules with an adapter. Default: every linear layer except the output layer.
@@ -126,7 +125,7 @@ class Fsdp(Record):
 
     label: ClassVar[str] = "fsdp"
 
-    shard: Annotated[str, Choice(Shard)] = "full"
+    shard: Shard = "full"
     """One of `Shard`."""
     layers: Annotated[Sequence[Text], Allowed("a list of class names")] = ()
     """Class names of the layers to shard separately.

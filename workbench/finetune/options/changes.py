@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
+What = Literal["loss", "work"]
+"""Facts of a run that an option changes.
 
-class What(StrEnum):
-    """Facts of a run that an option changes."""
-
-    LOSS = "loss"
-    """Meaning of the loss: its formula, or the tokens over which it is a mean."""
-    WORK = "work"
-    """Rows and tokens of a step."""
+- `loss`: meaning of the loss: its formula, or the tokens over which it is a mean.
+- `work`: rows and tokens of a step.
+"""
 
 
 @dataclass(frozen=True, slots=True)

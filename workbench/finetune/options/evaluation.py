@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from workbench.base.errors import ConfigError, one_of
-from workbench.finetune.options.choices import EvalStrategy
 from workbench.finetune.options.metrics import METRICS, own_metrics
-from workbench.finetune.options.model.models import Family, family_by_name
+from workbench.finetune.options.model.models import family_by_name
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.rundir.figures.metrics import less_is_better
 
@@ -18,7 +17,7 @@ _OF_ANSWERS = ("exact_match", "execution_match", "rouge")
 
 
 def evaluates(job: FineTuneOptions) -> bool:
-    return job.eval_strategy != EvalStrategy.NO
+    return job.eval_strategy != "no"
 
 
 def answered_rows(job: FineTuneOptions) -> int:
@@ -66,12 +65,12 @@ def check_evaluation(job: FineTuneOptions) -> None:
 
 def _check_when(job: FineTuneOptions) -> None:
     match job.eval_strategy:
-        case EvalStrategy.STEPS if job.eval_steps is None:
+        case "steps" if job.eval_steps is None:
             raise ConfigError(
                 "eval_strategy is 'steps', and eval_steps is not set; set eval_steps, or choose "
                 "'epoch'"
             )
-        case EvalStrategy.EPOCH | EvalStrategy.NO if job.eval_steps is not None:
+        case "epoch" | "no" if job.eval_steps is not None:
             raise ConfigError(
                 f"eval_strategy is '{job.eval_strategy}', and eval_steps is {job.eval_steps}; "
                 "drop eval_strategy or eval_steps"
@@ -82,11 +81,7 @@ def _check_when(job: FineTuneOptions) -> None:
             "eval_strategy"
         )
     for name in ("load_best_model_at_end", "early_stopping_patience"):
-        if (
-            getattr(job, name)
-            and job.eval_steps is None
-            and job.eval_strategy != EvalStrategy.EPOCH
-        ):
+        if getattr(job, name) and job.eval_steps is None and job.eval_strategy != "epoch":
             raise ConfigError(
                 f"{name} needs evaluations on the way; set eval_steps, or eval_strategy='epoch'"
             )
@@ -148,7 +143,7 @@ def check_best_metric(job: FineTuneOptions, also: Sequence[str] = ()) -> None:
 
 def measured_names(job: FineTuneOptions) -> list[str]:
     """Return the names of the figures of a job's evaluations, without those of own functions."""
-    causal = family_by_name(job.model) is not Family.ENCODER_DECODER
+    causal = family_by_name(job.model) != "encoder-decoder"
     names = [LOSS]
     if causal and job.method == "sft":
         names.append("perplexity")

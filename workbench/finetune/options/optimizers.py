@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from workbench.base.record import Choice, Positive, Record
+from workbench.base.record import Positive, Record
 from workbench.finetune.options.choices import MuonRate, Optimizer
 
 _Share = Annotated[int | float, Field(ge=0, lt=1)]
@@ -31,14 +31,14 @@ class MuonOptions(Record):
 
     momentum: _Share = 0.95
     """Decay of the mean of gradients (Nesterov momentum)."""
-    adjust_lr_fn: Annotated[str, Choice(MuonRate)] = "match_rms_adamw"
+    adjust_lr_fn: MuonRate = "match_rms_adamw"
     """One of `MuonRate`: the scale of the learning rate for a matrix."""
     adam_learning_rate: Positive | None = None
     """Peak learning rate of the weights that AdamW updates. Default None: `learning_rate`."""
 
 
 OPTIMIZER_OPTIONS: Mapping[Optimizer, type[Record]] = {
-    Optimizer.LION: LionOptions,
-    Optimizer.MUON: MuonOptions,
+    "lion": LionOptions,
+    "muon": MuonOptions,
 }
 """Records of the optimizers that have options of their own."""

@@ -10,7 +10,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 from workbench.base.errors import ConfigError
 from workbench.base.record import (
     Allowed,
-    Choice,
     Count,
     Environment,
     PathText,
@@ -21,7 +20,7 @@ from workbench.base.record import (
     Unit,
 )
 from workbench.finetune.options.adapters import Fsdp, GpuMemory, LocalSgd, Lora
-from workbench.finetune.options.changes import Changes, What
+from workbench.finetune.options.changes import Changes
 from workbench.finetune.options.choices import (
     Attention,
     CheckpointPolicy,
@@ -42,8 +41,8 @@ from workbench.finetune.options.metrics import (
     metric_text,
 )
 from workbench.finetune.options.text.lengths import SOURCE_TOKENS, TARGET_TOKENS
-from workbench.finetune.options.trackers import TRACKERS
-from workbench.jobs.launcher import Launcher, LauncherName
+from workbench.finetune.options.trackers import TRACKERS, TrackerName
+from workbench.jobs.launcher import LauncherName
 from workbench.rundir.stores.address import check_address, is_address
 
 PROMPTS = ("chat", "plain", "alpaca", "llama2-chat")
@@ -54,7 +53,6 @@ Rows = Annotated[Size, Unit("rows")]
 NotNegative = Annotated[int | float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[int | float, Field(ge=0, lt=1)]
 _PROMPT_FORMS = f"{', '.join(PROMPTS)}, or a template that holds {{instruction}}"
-_Tracker = Annotated[str, Choice([*TRACKERS])]
 _Metric = Annotated[Metric, PlainSerializer(metric_text)]
 ON_PODS = "pod"
 BROUGHT = "bring"
@@ -117,14 +115,12 @@ class FineTuneOptions(Record):
         "seed": "Processes",
     }
 
-    model: Annotated[Text, Allowed("a hub id, a folder or 'tiny-t5'"), Changes(What.LOSS)] = (
-        "tiny-t5"
-    )
+    model: Annotated[Text, Allowed("a hub id, a folder or 'tiny-t5'"), Changes("loss")] = "tiny-t5"
     """Hub id, local folder, or a built-in model: `tiny-t5` or `tiny-llama`.
 
     Built-in models need no hub and no folder.
     """
-    model_revision: Annotated[Text | None, Changes(What.LOSS)] = None
+    model_revision: Annotated[Text | None, Changes("loss")] = None
     """Branch, tag or commit of a hub model. Default None: the newest commit of `main`."""
     dataset: Annotated[
         PathText | Mapping[str, object],
@@ -132,11 +128,9 @@ class FineTuneOptions(Record):
         Allowed("a name, a path or an object with 'kind'"),
     ] = "wikisql-mini"
     """Name (`wikisql-mini`), path, or object with `kind` and the options of that kind."""
-    method: Annotated[str, Changes(What.LOSS)] = "sft"
+    method: Annotated[str, Changes("loss")] = "sft"
     """Name of a method. `FineTune` knows the registry of methods and checks the name."""
-    method_options: Annotated[Mapping[str, object], Changes(What.LOSS)] = Field(
-        default_factory=dict
-    )
+    method_options: Annotated[Mapping[str, object], Changes("loss")] = Field(default_factory=dict)
     """Options of the method by TRL's names, such as `{"beta": 0.2}` for `dpo`.
 
     See docs/methods.md. Default: TRL's values.
@@ -145,7 +139,7 @@ class FineTuneOptions(Record):
         Sequence[_Metric],
         AfterValidator(check_rewards),
         Allowed("a list of 'path.py:function' and functions"),
-        Changes(What.LOSS),
+        Changes("loss"),
     ] = ()
     """Functions that judge answers for method `grpo`, of the notebook or `path.py:function`.
 
@@ -154,7 +148,7 @@ class FineTuneOptions(Record):
     """
     technique: str = "zero1"
     """Name of a technique. `FineTune` knows the registry of techniques and checks the name."""
-    peft: Annotated[str, Choice(Peft)] = "none"
+    peft: Peft = "none"
     """One of `Peft`: the weights to train."""
     lora: Annotated[Mapping[str, object], BeforeValidator(_checked(Lora))] = Field(
         default_factory=dict
@@ -168,7 +162,7 @@ class FineTuneOptions(Record):
         default_factory=dict
     )
     """Options of the averaging, see `LocalSgd`. Only with technique `local-sgd`."""
-    device_map: Annotated[Literal["auto"], Choice(["auto"])] | None = None
+    device_map: Literal["auto"] | None = None
     """`auto` spreads the layers over the GPUs of one pod, a naive pipeline.
 
     Only with `single`. Default None: all layers on one GPU.
@@ -178,21 +172,21 @@ class FineTuneOptions(Record):
 
     Other GPUs get no weights. Default: the free memory.
     """
-    precision: Annotated[str, Choice(Precision)] | None = None
+    precision: Precision | None = None
     """One of `Precision`.
 
     Default None: bf16 for a pretrained model on GPUs with bf16, else fp32. fp16 scales the loss.
     fp16 is refused for T5, where fp16 overflows. fp16 is refused on CPUs, except under `fsdp`.
     """
-    communication: Annotated[str, Choice(Communication)] | None = None
+    communication: Communication | None = None
     """One of `Communication`: the number format of sent gradients.
 
     `local-sgd` sends weights, in FP32. Default None: bf16 between pods without GPUs that are not
     local, because their network is slow compared with their arithmetic; otherwise the technique's
     format.
     """
-    launcher: Annotated[LauncherName, Choice(Launcher)] = "ssh"
-    """One of `Launcher`."""
+    launcher: LauncherName = "ssh"
+    """One of `LauncherName`."""
     deepspeed: Annotated[
         PathText | Mapping[str, object] | None, Allowed("a path, an object or None")
     ] = None
@@ -213,9 +207,7 @@ class FineTuneOptions(Record):
     """Rows of a rank in a forward pass of an evaluation."""
     gradient_accumulation_steps: Size = 1
     """Micro-batches summed before an optimizer step."""
-    train_sampling_strategy: Annotated[str, Choice(Sampling), Changes(What.WORK)] = (
-        "group_by_length"
-    )
+    train_sampling_strategy: Annotated[Sampling, Changes("work")] = "group_by_length"
     """One of `Sampling`: the order of the training rows."""
     learning_rate: Positive | None = None
     """Peak learning rate.
@@ -225,7 +217,7 @@ class FineTuneOptions(Record):
     and 1e-6 without. `reward`: 1e-3 with adapters and 1e-4 without. `lion` takes a fifth, because
     its updates are larger.
     """
-    lr_scheduler_type: Annotated[str, Choice(Schedule)] = "linear"
+    lr_scheduler_type: Schedule = "linear"
     """One of `Schedule`: the course of the learning rate after the warm-up.
 
     `linear` decays to 0.
@@ -234,7 +226,7 @@ class FineTuneOptions(Record):
     """Steps until the learning rate reaches its peak. Default None: `warmup_ratio`."""
     warmup_ratio: Share | None = None
     """Warm-up as a share of all steps. Default None: 0.1, unless `warmup_steps` is set."""
-    optimizer: Annotated[str, Choice(Optimizer)] = "adamw"
+    optimizer: Optimizer = "adamw"
     """One of `Optimizer`."""
     optimizer_options: Mapping[str, object] = Field(default_factory=dict)
     """Options of `lion` and `muon`, see `LionOptions` and `MuonOptions`."""
@@ -248,12 +240,12 @@ class FineTuneOptions(Record):
     """AdamW ε: added to the root of the mean of squared gradients before the division."""
     max_grad_norm: NotNegative = 1.0
     """Norm to clip the whole gradient to. 0 turns clipping off."""
-    label_smoothing_factor: Annotated[Share, Changes(What.LOSS)] = 0.0
+    label_smoothing_factor: Annotated[Share, Changes("loss")] = 0.0
     """Share of the training loss spread over all tokens of the vocabulary.
 
     Evaluations ignore smoothing.
     """
-    router_aux_loss_coef: Annotated[NotNegative | None, Changes(What.LOSS)] = None
+    router_aux_loss_coef: Annotated[NotNegative | None, Changes("loss")] = None
     """Weight of a mixture's load-balancing loss in the training loss.
 
     Evaluations ignore the load-balancing loss. Default None: the `router_aux_loss_coef` of the
@@ -283,12 +275,12 @@ class FineTuneOptions(Record):
 
     For example the `layers` of `fsdp`. Default: every transformer layer.
     """
-    checkpoint_policy: Annotated[str, Choice(CheckpointPolicy)] | None = None
+    checkpoint_policy: CheckpointPolicy | None = None
     """One of `CheckpointPolicy`: the activations that recomputed layers keep.
 
     Default None: only the inputs of the layers.
     """
-    attn_implementation: Annotated[str, Choice(Attention)] | None = None
+    attn_implementation: Attention | None = None
     """One of `Attention`. Default None: transformers' choice for the model, mostly `sdpa`."""
     torch_compile: bool = False
     """Compile the model with `torch.compile`.
@@ -298,7 +290,7 @@ class FineTuneOptions(Record):
     """
     training: Mapping[str, object] = Field(default_factory=dict)
     """Further TrainingArguments of transformers by name, such as `{"neftune_noise_alpha": 5}`."""
-    eval_strategy: Annotated[str, Choice(EvalStrategy)] | None = None
+    eval_strategy: EvalStrategy | None = None
     """Time of evaluations besides before the first step and after the last.
 
     `steps`: every `eval_steps`. `epoch`: at the end of every epoch. `no`: no evaluation at all.
@@ -342,12 +334,12 @@ class FineTuneOptions(Record):
     """
     early_stopping_threshold: Annotated[int | float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Smallest change of the metric that counts as an improvement for early stopping."""
-    max_source_length: Annotated[Tokens | None, Changes(What.LOSS)] = None
+    max_source_length: Annotated[Tokens | None, Changes("loss")] = None
     """Largest number of tokens of an input; longer inputs are cut.
 
     Default None: as long as the rows, up to the model's positions and 4,096 tokens with the output.
     """
-    max_target_length: Annotated[Tokens | None, Changes(What.LOSS)] = None
+    max_target_length: Annotated[Tokens | None, Changes("loss")] = None
     """Largest number of tokens of an output; longer outputs are cut.
 
     Default None: as long as the rows, within the same 4,096 tokens. Too long inputs are cut first,
@@ -355,7 +347,7 @@ class FineTuneOptions(Record):
     longest output of the rows, and at least 128.
     """
     prompt: Annotated[
-        str | None, AfterValidator(_prompt), Allowed(_PROMPT_FORMS), Changes(What.LOSS)
+        str | None, AfterValidator(_prompt), Allowed(_PROMPT_FORMS), Changes("loss")
     ] = None
     """Prompt form of a causal model.
 
@@ -363,28 +355,28 @@ class FineTuneOptions(Record):
     with {instruction} and {input}. Default None: `chat` if the tokenizer has a chat template, else
     `plain`.
     """
-    chat_template: Annotated[Text | None, Changes(What.LOSS)] = None
+    chat_template: Annotated[Text | None, Changes("loss")] = None
     """Chat template as Jinja text, used instead of the tokenizer's template.
 
     Saved with the trained model. Default None: the tokenizer's chat template.
     """
-    system: Annotated[str | None, Changes(What.LOSS)] = None
+    system: Annotated[str | None, Changes("loss")] = None
     """System turn of `chat` for rows without one, or the system block of `llama2-chat`."""
-    source_language: Annotated[Text | None, Changes(What.LOSS)] = None
+    source_language: Annotated[Text | None, Changes("loss")] = None
     """Language of the sources, for tokenizers that write languages (NLLB, mBART, M2M100, PLBart).
 
     The tokenizer's own name, such as `eng_Latn` or `en_XX`. Default None: the language with which
     the tokenizer was saved, if any.
     """
-    target_language: Annotated[Text | None, Changes(What.LOSS)] = None
+    target_language: Annotated[Text | None, Changes("loss")] = None
     """Language of the answers, as `source_language`. Also for Marian models of several languages.
 
     A Marian model reads the language in front of the source: `deu` writes `>>deu<<`. Default None:
     the language with which the tokenizer was saved, or the language in the row's own source.
     """
-    loss_on: Annotated[str, Choice(LossOn), Changes(What.LOSS)] = "answer"
+    loss_on: Annotated[LossOn, Changes("loss")] = "answer"
     """One of `LossOn`. An encoder-decoder model always learns from the answer."""
-    packing: Annotated[bool, Changes(What.WORK)] = False
+    packing: Annotated[bool, Changes("work")] = False
     """Pack rows of a causal model up to `max_source_length` + `max_target_length` tokens.
 
     If a length is left open, the longest row decides, and a packed row has at least 384 tokens.
@@ -422,7 +414,7 @@ class FineTuneOptions(Record):
     machine as with `bring`. Default 0: the run fails.
     """
     report_to: Annotated[
-        Sequence[_Tracker], AfterValidator(tuple), Allowed(f"a list of {', '.join(TRACKERS)}")
+        Sequence[TrackerName], AfterValidator(tuple), Allowed(f"a list of {', '.join(TRACKERS)}")
     ] = ()
     """Trackers that receive the metrics, by their names in transformers.
 
@@ -455,7 +447,7 @@ class FineTuneOptions(Record):
     @property
     def number_format(self) -> Precision:
         """Precision of the job; fp32 while `precision` is None."""
-        return Precision(self.precision or Precision.FP32)
+        return self.precision or "fp32"
 
     @property
     def frozen_format(self) -> Precision:
@@ -463,8 +455,8 @@ class FineTuneOptions(Record):
 
         With adapters, the same as `number_format` if that is bf16 or fp16. Otherwise fp32.
         """
-        half = self.number_format in (Precision.BF16, Precision.FP16)
-        return self.number_format if half and self.peft != Peft.NONE else Precision.FP32
+        half = self.number_format in ("bf16", "fp16")
+        return self.number_format if half and self.peft != "none" else "fp32"
 
     @property
     def brings_checkpoints(self) -> bool:

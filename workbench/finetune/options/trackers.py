@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,7 +17,19 @@ class Tracker:
     """Environment variables for rank 0, unless the job sets them."""
 
 
-TRACKERS: Mapping[str, Tracker] = {
+TrackerName = Literal[
+    "azure_ml",
+    "clearml",
+    "comet_ml",
+    "dagshub",
+    "dvclive",
+    "mlflow",
+    "neptune",
+    "swanlab",
+    "trackio",
+    "wandb",
+]
+TRACKERS: Mapping[TrackerName, Tracker] = {
     "azure_ml": Tracker(
         packages={"azureml.core": "azureml-core"}, secrets=("AZUREML_SERVICE_PRINCIPAL_PASSWORD",)
     ),

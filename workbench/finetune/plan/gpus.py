@@ -11,11 +11,10 @@ from workbench.base.errors import ConfigError, check_type, suggests
 from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
-from workbench.finetune.options.choices import Precision
 from workbench.finetune.plan.plan import as_planned, row_of, tokens_of, traced
 from workbench.finetune.plan.reading import RowPreview
 from workbench.finetune.plan.setting import arithmetic_of, setting_of
-from workbench.finetune.plan.table import Fit, PlanRow
+from workbench.finetune.plan.table import PlanRow
 from workbench.finetune.techniques.registry import by_preference, technique_of
 from workbench.finetune.techniques.sizes import Trace
 
@@ -116,7 +115,7 @@ def gpus_for(
         technique_of(name)  # raises ConfigError for an unknown name
     job = job.replace(device_map=None, max_memory={})
     decided = choose(job, gpus=1)
-    without = decided.replace(precision=Precision.FP32) if job.precision is None else decided
+    without = decided.replace(precision="fp32") if job.precision is None else decided
     jobs = {bf16: decided if bf16 else without for _, bf16 in kinds.values()}
     names = [technique.name for technique in by_preference()]
     planned = []
@@ -130,7 +129,7 @@ def gpus_for(
     rows = []
     for kind, (memory, bf16) in kinds.items():
         row = GpuRow(kind=kind, memory_gib=memory, precision=str(jobs[bf16].precision))
-        if jobs[bf16].precision == Precision.BF16 and not bf16:
+        if jobs[bf16].precision == "bf16" and not bf16:
             rows.append(
                 replace(
                     row, why="it has no bf16 in the hardware: leave precision open, or use 'fp32'"
@@ -189,6 +188,6 @@ def _least(
             continue
         limits = (row.memory_gib, memory_gib)
         plan = row_of(setting, trace, job.per_device_train_batch_size, limits, searches=False)
-        if plan.fit is Fit.FITS:
+        if plan.fit == "fits":
             return replace(row, gpus=gpus, pods=pods, plan=plan)
     return None

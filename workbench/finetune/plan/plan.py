@@ -125,13 +125,13 @@ def plan(
 
 def _row(setting: Setting, trace: Trace, rows: int, limits: Limits) -> PlanRow:
     if setting.spread and trace.unplaced:
-        return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=trace.unplaced)
+        return PlanRow(technique=str(setting.technique), fit="refused", why=trace.unplaced)
     why = trace.failed.get(setting.arithmetic)
     if why:
         what = (
             f"the model cannot be traced in {setting.arithmetic}, so its memory is not known: {why}"
         )
-        return PlanRow(technique=str(setting.technique), fit=Fit.REFUSED, why=what)
+        return PlanRow(technique=str(setting.technique), fit="refused", why=what)
     return row_of(setting, trace, rows, limits)
 
 
@@ -157,7 +157,7 @@ def _settings(
                 model=config,
             )
         except ConfigError as error:
-            refused[name] = PlanRow(technique=str(name), fit=Fit.REFUSED, why=str(error))
+            refused[name] = PlanRow(technique=str(name), fit="refused", why=str(error))
     return settings, refused
 
 
@@ -228,12 +228,12 @@ def fit_of(*needs: tuple[float | None, float | None]) -> Fit:
     """Judge pairs of need and limit in GiB. The place with the least room decides."""
     shares = [need / limit for need, limit in needs if need is not None and limit is not None]
     if not shares:
-        return Fit.UNKNOWN
+        return "no limit given"
     if max(shares) > 1:
-        return Fit.NOT
+        return "does not fit"
     if max(shares) > MARGIN:
-        return Fit.TIGHT
-    return Fit.FITS
+        return "tight"
+    return "fits"
 
 
 def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
@@ -249,7 +249,7 @@ def judge(row: PlanRow, limits: Limits) -> tuple[Fit, str]:
         there = "" if limit is None else f" (there are {limit:.2f})"
         parts.append(f"{need:.2f} GiB {where}{there}")
     fit = fit_of(*needs.values())
-    heading = {Fit.NOT: "will not fit: ", Fit.TIGHT: "will be tight: "}.get(fit, "")
+    heading = {"does not fit": "will not fit: ", "tight": "will be tight: "}.get(fit, "")
     return fit, f"{heading}predicted {', '.join(parts)}"
 
 
@@ -280,7 +280,7 @@ def row_of(
     elif setting.gpu:
         gpus_on_pod = setting.on_pod
     micro_batch = None
-    if searches and fit is not Fit.UNKNOWN:
+    if searches and fit != "no limit given":
         micro_batch = most_rows(setting, trace, limits)
     return PlanRow(
         technique=str(setting.technique),
@@ -301,7 +301,7 @@ def most_rows(setting: Setting, trace: Trace, limits: Limits) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         row = row_of(setting, trace, middle, limits, searches=False)
-        if row.fit is Fit.NOT:
+        if row.fit == "does not fit":
             high = middle - 1
         else:
             low = middle
@@ -315,7 +315,7 @@ def _marked(rows: Sequence[PlanRow]) -> list[PlanRow]:
     if alone:  # no other pod would be idle
         order.sort(key=lambda technique: not technique.alone)
     places = {technique.name: place for place, technique in enumerate(order)}
-    for fit in (Fit.FITS, Fit.TIGHT):
+    for fit in ("fits", "tight"):
         fitting = [row for row in rows if row.fit is fit]
         if fitting:
             best = min(fitting, key=lambda row: places[row.technique])

@@ -8,7 +8,7 @@ from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.adapters import Lora
-from workbench.finetune.options.choices import Optimizer, Peft, Precision
+from workbench.finetune.options.choices import OWN_OPTIMIZERS
 from workbench.finetune.options.groups.sequence import check_ranks
 from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.techniques.registry import technique_of
@@ -17,20 +17,20 @@ from workbench.finetune.techniques.sizes import Setting
 # Bytes an optimizer keeps per element: two FP32 numbers, or two bytes plus an FP32 scale per block
 # of 256 elements (https://arxiv.org/abs/2110.02861, section 2.1).
 _STATES = {
-    Optimizer.ADAMW: 8.0,
-    Optimizer.SGD: 0.0,
-    Optimizer.LION: 4.0,
-    Optimizer.MUON: 8.0,
-    Optimizer.ADAMW_8BIT: 2 * (1 + 4 / 256),
-    Optimizer.PAGED_ADAMW: 8.0,
-    Optimizer.PAGED_ADAMW_8BIT: 2 * (1 + 4 / 256),
+    "adamw": 8.0,
+    "sgd": 0.0,
+    "lion": 4.0,
+    "muon": 8.0,
+    "adamw-8bit": 2 * (1 + 4 / 256),
+    "paged-adamw": 8.0,
+    "paged-adamw-8bit": 2 * (1 + 4 / 256),
 }
 
 # Muon keeps an FP32 number per element of a matrix.
-_MATRIX_STATES = {Optimizer.MUON: 4.0}
+_MATRIX_STATES = {"muon": 4.0}
 # Temporary bytes per element of the tensor that is updated: an FP32 number, and for Muon three
 # matrices in bf16.
-_UPDATES = {Optimizer.LION: 4.0, Optimizer.MUON: 10.0}
+_UPDATES = {"lion": 4.0, "muon": 10.0}
 
 
 def setting_of(
@@ -53,12 +53,12 @@ def setting_of(
     check_ranks(job, every_rank)
     check_pod(job, 1 if technique.alone else max(1, gpus))
     config = load(job)[0] if technique.uses_deepspeed else {}
-    half = job.number_format in (Precision.BF16, Precision.FP16)
+    half = job.number_format in ("bf16", "fp16")
     model = model or {}
     file_format = model.get("dtype") or model.get("torch_dtype")
     saved = str(file_format).removeprefix("torch.")
     # Start with a rank that holds everything. The technique then changes its own numbers.
-    optimizer = Optimizer(job.optimizer)
+    optimizer = job.optimizer
     plain = Setting(
         technique=technique.name,
         ranks=every_rank,
@@ -68,14 +68,14 @@ def setting_of(
         spread=job.device_map is not None and gpus > 1,
         gpu=gpus > 0,
         arithmetic=arithmetic_of(job),
-        frozen_bytes=2 if half and job.peft != Peft.NONE else 4,
+        frozen_bytes=2 if half and job.peft != "none" else 4,
         file_bytes=2 if saved in ("bfloat16", "float16") else 4,
-        compute_bytes=2 if half and job.peft == Peft.QLORA else 4,
-        packed=job.peft == Peft.QLORA,
+        compute_bytes=2 if half and job.peft == "qlora" else 4,
+        packed=job.peft == "qlora",
         state_bytes=_STATES[optimizer],
         matrix_state_bytes=_MATRIX_STATES.get(optimizer),
         update_bytes=_UPDATES.get(optimizer, 0.0),
-        updates_apart=optimizer.is_own,
+        updates_apart=optimizer in OWN_OPTIMIZERS,
         paged=job.optimizer.startswith("paged"),
         accumulates=job.gradient_accumulation_steps > 1,
     )
@@ -85,7 +85,7 @@ def setting_of(
 def arithmetic_of(job: FineTune) -> str:
     """Return the name of the number formats of a job's step, as in the trace."""
     precision = job.number_format
-    if precision not in (Precision.BF16, Precision.FP16):
+    if precision not in ("bf16", "fp16"):
         return "fp32"
     autocasts = technique_of(job.technique).autocasts
     return f"autocast-{precision}" if autocasts else str(precision)
@@ -104,7 +104,7 @@ def request_of(
     for name in ("dtype", "torch_dtype"):
         shape.pop(name, None)
     lora = None
-    if job.peft != Peft.NONE:
+    if job.peft != "none":
         lora = Lora.from_dict(job.lora).to_dict()
         lora.pop("resume_from", None)
     # A rank has its part of a row, and as many elements of the heads in the attention.
@@ -138,6 +138,6 @@ def _spread(job: FineTune, gpus: int) -> dict[str, object]:
         limits = {str(gpu): 1 << 60 for gpu in range(gpus)}
     return {
         "limits": limits,
-        "packed": job.peft == Peft.QLORA,
+        "packed": job.peft == "qlora",
         "format": str(job.frozen_format),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from typing import Literal
 
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import ConfigError
@@ -15,12 +15,7 @@ from workbench.finetune.techniques.sizes import Memory
 GIB = 2**30
 
 
-class Fit(StrEnum):
-    FITS = "fits"
-    TIGHT = "tight"
-    NOT = "does not fit"
-    UNKNOWN = "no limit given"
-    REFUSED = "refused"
+Fit = Literal["fits", "tight", "does not fit", "no limit given", "refused"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

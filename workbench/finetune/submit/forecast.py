@@ -40,7 +40,6 @@ class JobForecast:
     def plan(self, *, gpu_memory_gib: float | None, memory_gib: float | None) -> Plan:
         """Return the plan of all techniques, and whether the job's own technique fits."""
         from workbench.finetune.plan.plan import plan
-        from workbench.finetune.plan.table import Fit
 
         table = plan(
             self.job,
@@ -62,7 +61,7 @@ class JobForecast:
             "lengths": table.lengths,
             "rows": [asdict(row) for row in table.rows],
         }
-        return Plan(text=str(table), fits=fit is not Fit.NOT, facts=facts)
+        return Plan(text=str(table), fits=fit != "does not fit", facts=facts)
 
     def plan_gpus(self, *, memory_gib: float | None) -> Plan:
         """Return the least GPUs of every kind, and whether the job fits on any of them."""

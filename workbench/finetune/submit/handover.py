@@ -11,7 +11,6 @@ from workbench.base.json_values import Json, part, parts
 from workbench.finetune.data.sources.dataset import is_bundled
 from workbench.finetune.deepspeed.files import load
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.choices import Optimizer
 from workbench.finetune.options.metrics import carried_metrics, metric_text
 from workbench.finetune.submit.resume import bound_to_ranks
 from workbench.finetune.techniques.registry import runs_alone
@@ -100,6 +99,6 @@ def _row_files(shipped: Json) -> list[str]:
 def _shipped(job: FineTune) -> Mapping[str, object]:
     """Return the technique's configuration, because `dsconfig/` is not part of the package."""
     config, _ = load(job)
-    if job.optimizer != Optimizer.ADAMW:
+    if job.optimizer != "adamw":
         config.pop("optimizer", None)
     return config

@@ -14,7 +14,6 @@ from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.deepspeed.keys import AUTO_BATCHES
 from workbench.finetune.job.deepspeed_config import resolve
 from workbench.finetune.job.finetune import FineTune
-from workbench.finetune.options.choices import Precision, Sampling, Schedule
 from workbench.finetune.options.metrics import metric_function, metric_text
 from workbench.finetune.options.model.models import has_chat_template
 from workbench.finetune.techniques.registry import technique_of
@@ -350,16 +349,12 @@ def _sent(job: FineTune) -> str:
     """Return the number format of sent gradients. The technique's format follows the precision."""
     if job.communication is not None:
         return job.communication
-    return (
-        "fp32" if job.number_format in (Precision.FP32, Precision.TF32) else "the technique's own"
-    )
+    return "fp32" if job.number_format in ("fp32", "tf32") else "the technique's own"
 
 
 def _job_before(made: Mapping[str, Any]) -> FineTune:
     """Return the job that wrote a checkpoint. The oldest runs only had the random row order."""
-    return FineTune.from_dict(
-        {"train_sampling_strategy": Sampling.RANDOM.value, **made["job"], "resume": None}
-    )
+    return FineTune.from_dict({"train_sampling_strategy": "random", **made["job"], "resume": None})
 
 
 def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
@@ -374,7 +369,7 @@ def _other_length(job: FineTune, made: Mapping[str, Any]) -> list[str]:
     if not changed:
         return []
     # A constant rate does not depend on the last step.
-    if job.lr_scheduler_type == Schedule.CONSTANT:
+    if job.lr_scheduler_type == "constant":
         return [", ".join(changed)]
     return [f"{', '.join(changed)}: the learning rate follows the schedule of the new length"]
 

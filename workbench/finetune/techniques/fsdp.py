@@ -8,7 +8,7 @@ from typing import Any
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.options.adapters import Fsdp as Options
-from workbench.finetune.options.choices import Communication, Optimizer, Precision, Shard
+from workbench.finetune.options.choices import BITSANDBYTES
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.plain import Plain
 from workbench.finetune.techniques.sizes import (
@@ -36,7 +36,7 @@ class ShardedPoints(TechniquePoints):
     moves_model = False
 
     def __init__(self, job: FineTuneOptions) -> None:
-        self._scales = job.precision == Precision.FP16
+        self._scales = job.precision == "fp16"
 
     def scaler(self, device: Any) -> Any:
         from workbench.finetune.techniques.on_pods.sharding import ShardScaler
@@ -75,7 +75,7 @@ class FSDP(Plain):
 
     def refuse(self, job: FineTuneOptions) -> None:
         options = Options.from_dict(job.fsdp)
-        if options.group is not None and options.shard != Shard.HYBRID:
+        if options.group is not None and options.shard != "hybrid":
             raise ConfigError(
                 f"fsdp group is for shard 'hybrid', and shard is '{options.shard}'; drop one"
             )
@@ -83,7 +83,7 @@ class FSDP(Plain):
             raise ConfigError(
                 "fsdp layers and layer_parameters both say what is sharded by itself; give one"
             )
-        if Optimizer(job.optimizer).uses_bitsandbytes:
+        if job.optimizer in BITSANDBYTES:
             raise ConfigError(
                 f"optimizer '{job.optimizer}' does not know sharded "
                 "tensors; use 'adamw' with 'fsdp', or 'zero2'"
@@ -97,7 +97,7 @@ class FSDP(Plain):
 
     def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int) -> None:
         options = Options.from_dict(job.fsdp)
-        if gpus < 2 and options.shard == Shard.HYBRID and options.group is None:
+        if gpus < 2 and options.shard == "hybrid" and options.group is None:
             raise ConfigError(
                 "fsdp shard 'hybrid' shards within each pod, and a pod without "
                 "several GPUs has one slot; use 'full' or 'grads', or give a group"
@@ -110,7 +110,7 @@ class FSDP(Plain):
         A group or a pod's ranks for `hybrid`, else all ranks.
         """
         options = Options.from_dict(job.fsdp)
-        if options.shard == Shard.HYBRID:
+        if options.shard == "hybrid":
             return options.group or on_pod
         return ranks
 
@@ -151,13 +151,13 @@ class FSDP(Plain):
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
         del config
         options = Options.from_dict(job.fsdp)
-        half = job.number_format in (Precision.BF16, Precision.FP16)
+        half = job.number_format in ("bf16", "fp16")
         # Gradients are sent in the format of the arithmetic, unless summed in FP32.
         reduce_bytes = 2 if half and not options.reduce_in_fp32 else 4
         if job.communication:
-            reduce_bytes = 4 if job.communication == Communication.FP32 else 2
+            reduce_bytes = 4 if job.communication == "fp32" else 2
         update_bytes = plain.update_bytes
-        if job.optimizer == Optimizer.ADAMW:
+        if job.optimizer == "adamw":
             update_bytes = 4.0 if plain.gpu and not options.offload else 8.0
         return replace(
             plain,
@@ -165,7 +165,7 @@ class FSDP(Plain):
             update_bytes=update_bytes,
             prefetch=options.prefetch,
             offload=("optimizer", "parameters") if options.offload and plain.gpu else (),
-            gathers_all=options.shard == Shard.GRADS,
+            gathers_all=options.shard == "grads",
             reduce_bytes=reduce_bytes,
         )
 

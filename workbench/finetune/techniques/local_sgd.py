@@ -84,8 +84,8 @@ class LocalSGD(Plain):
         state = super().snapshot(trainer, rank=rank) or {}
         return {**state, "averaging": trainer.averaging.state()}
 
-    def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
-        super().restore(trainer, state, share=share)
+    def restore(self, trainer: Any, state: Any) -> None:
+        super().restore(trainer, state)
         trainer.averaging.restore(state["averaging"])
 
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:

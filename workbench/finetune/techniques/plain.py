@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -31,24 +31,21 @@ class Plain(Technique, shared=True):
     def snapshot(self, trainer: Any, *, rank: int) -> dict[str, object] | None:
         from workbench.finetune.techniques.on_pods import plain_state
 
-        if self._one_part(trainer) and rank:
+        if self.one_part(trainer) and rank:
             return None
         return plain_state.capture(trainer)
 
-    def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
+    def restore(self, trainer: Any, state: Any) -> None:
         from workbench.finetune.techniques.on_pods import plain_state
 
-        if self._one_part(trainer):
-            state = share(state)
         plain_state.put_back(trainer, state)
 
     def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:
         del trainer, ranks
         return None if rank else states[0]
 
-    def _one_part(self, trainer: Any) -> bool:
-        """Return whether rank 0's part equals the part of every rank."""
-        return self.same_on_ranks and trainer.tensor is None
+    def one_part(self, trainer: Any) -> bool:
+        return self.replicates and not self.apart and trainer.tensor is None
 
     def kept(self, setting: Setting, trace: Trace) -> tuple[Memory, Memory]:
         states = states_of(setting, trace) / setting.shards

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.options.adapters import Fsdp
-from workbench.finetune.options.choices import Optimizer, Precision
+from workbench.finetune.options.choices import BITSANDBYTES
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import Memory, Moment, Setting, Trace
 from workbench.finetune.techniques.step_hooks import TechniquePoints
@@ -122,11 +122,6 @@ class Technique(ABC):
         """Whether every rank holds the whole training state."""
         return not self.spreads
 
-    @property
-    def same_on_ranks(self) -> bool:
-        """Whether the state of one rank is the state of every rank."""
-        return self.replicates and not self.apart
-
     # Checks of a job, before anything starts.
 
     def refuse(self, job: FineTuneOptions) -> None:
@@ -140,7 +135,7 @@ class Technique(ABC):
                 f"technique '{self.name}' runs without DeepSpeed: "
                 "drop `deepspeed`, or choose zero1, zero2 or zero3"
             )
-        if job.optimizer == Optimizer.MUON and self.no_muon:
+        if job.optimizer == "muon" and self.no_muon:
             raise ConfigError(
                 f"optimizer 'muon' needs whole matrices, and technique '{self.name}' "
                 f"{self.no_muon}; use 'single', 'ddp', 'zero1' or 'zero2', or optimizer 'adamw'"
@@ -154,7 +149,7 @@ class Technique(ABC):
 
     def refuse_on_pods(self, job: FineTuneOptions, *, gpus: int) -> None:
         """Refuse a job that cannot run on pods with `gpus` GPUs under the technique."""
-        if job.precision == Precision.FP16 and not gpus and not self.scales_on_cpus:
+        if job.precision == "fp16" and not gpus and not self.scales_on_cpus:
             raise ConfigError("precision 'fp16' needs GPUs, but under 'fsdp'; use 'bf16' on CPUs")
 
     def refuse_ranks(self, ranks: int) -> None:
@@ -184,7 +179,7 @@ class Technique(ABC):
 
         Empty if any number can continue.
         """
-        if Optimizer(job.optimizer).uses_bitsandbytes:
+        if job.optimizer in BITSANDBYTES:
             return f"the states of {job.optimizer} are in blocks of a rank's shard"
         return ""
 
@@ -263,14 +258,18 @@ class Technique(ABC):
         """
 
     @abstractmethod
-    def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
+    def restore(self, trainer: Any, state: Any) -> None:
         """Restore a part into a trainer before its first step; every rank calls the method.
 
         Args:
             trainer: The trainer.
-            state: Return value of `snapshot`.
-            share: Sends rank 0's value to every rank.
+            state: Return value of `snapshot`; rank 0's for every rank with `one_part`.
         """
+
+    def one_part(self, trainer: Any) -> bool:
+        """Return whether rank 0's part equals the part of every rank."""
+        del trainer
+        return False
 
     @abstractmethod
     def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:

@@ -17,7 +17,6 @@ from workbench.base.errors import ConfigError, RunError
 from workbench.finetune.data.training.rows import Row
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.options.adapters import Fsdp
-from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.techniques.registry import TECHNIQUES, technique_of
 from workbench.finetune.techniques.technique import UPDATE
 from workbench.finetune.train.evaluation import note
@@ -25,7 +24,7 @@ from workbench.finetune.train.json_audit import in_effect, without_effect
 from workbench.finetune.train.sharding_audit import RankState, Share, gradients_of, state_of
 from workbench.rundir.events import emit
 
-_ARITHMETIC = {Precision.BF16: "bfloat16", Precision.FP16: "float16"}
+_ARITHMETIC = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def differences(job: FineTune, held: RankState, *, world_size: int, shards: int) -> Iterator[str]:
@@ -62,12 +61,12 @@ def differences(job: FineTune, held: RankState, *, world_size: int, shards: int)
             f"frozen weights were to be {asked_format}, "
             f"but they are {', '.join(held.frozen.dtypes)}"
         )
-    if job.peft == Peft.QLORA and not held.packed:
+    if job.peft == "qlora" and not held.packed:
         yield (
             "peft qlora was asked for, but no weights are in 4 "
             f"bits: they are {', '.join(held.parameters.dtypes)}"
         )
-    if job.peft != Peft.NONE and held.trained.whole >= held.parameters.whole:
+    if job.peft != "none" and held.trained.whole >= held.parameters.whole:
         yield f"peft {job.peft} was asked for, but all {held.parameters.whole} weights are trained"
     on_host = offloads or Fsdp.from_dict(job.fsdp).offload
     if on_host and held.updated.devices not in (("cpu",), ()):
@@ -148,11 +147,11 @@ class TechniqueCheck(TrainerCallback):  # type: ignore[misc]  # transformers pub
             problems.append(
                 f"technique {technique.name} was asked for, but a process group is open"
             )
-        if self.job.precision == Precision.TF32 and not _multiplies_in_tf32():
+        if self.job.precision == "tf32" and not _multiplies_in_tf32():
             problems.append("precision tf32 was asked for, but torch multiplies in full fp32")
-        if self.job.precision == Precision.FP32 and _multiplies_in_tf32():
+        if self.job.precision == "fp32" and _multiplies_in_tf32():
             problems.append("precision fp32 was asked for, but torch multiplies in tf32")
-        fp16_without_engine = self.job.precision == Precision.FP16 and self._engine is None
+        fp16_without_engine = self.job.precision == "fp16" and self._engine is None
         if fp16_without_engine and self.trainer.accelerator.scaler is None:
             problems.append("precision fp16 was asked for, but the loss is not scaled")
         if problems:

@@ -38,9 +38,8 @@ from workbench.finetune.model.layers import balance_coefficient, check_liger, re
 from workbench.finetune.model.sequence import SequenceParallel
 from workbench.finetune.model.sharding import parts_to_shard
 from workbench.finetune.model.text.encode import Encoder, special_ids
-from workbench.finetune.options.choices import Communication, Peft, Precision
 from workbench.finetune.options.evaluation import evaluates
-from workbench.finetune.options.model.models import Family, ModelKind, model_kind
+from workbench.finetune.options.model.models import model_kind
 from workbench.finetune.options.text.lengths import TextLengths
 from workbench.finetune.options.text.prompts import wording
 from workbench.finetune.options.text.templates import unread
@@ -204,7 +203,7 @@ def _base(job: FineTune, rows: Rows, gpus: int, *, tokenizer: Any = None) -> mod
     # Adapters belong to the tokens of their training; a tokenizer learned from new rows would
     # differ.
     trained = job.lora.get("resume_from")
-    if trained and model_kind(job.model) is ModelKind.BUILTIN:
+    if trained and model_kind(job.model) == "builtin":
         tokenizer = AutoTokenizer.from_pretrained(str(trained), trust_remote_code=False)
     return model.load(
         job.model,
@@ -265,7 +264,7 @@ def _parts(work: Assignment, encoder: Encoder, stop: StopFile) -> TrainerParts:
         ),
         technique=technique,
         points=technique.points(job),
-        sends_bf16=job.communication == Communication.BF16,
+        sends_bf16=job.communication == "bf16",
         make_optimizer=optimizers.maker(job),
         causal=encoder.causal,
         order=work.order,
@@ -350,7 +349,7 @@ def _add_callbacks(work: Assignment, trainer: Any, *, samples: float) -> None:
     events = EventCallback(
         trainer.clock,
         samples=samples,
-        scales_loss=job.precision == Precision.FP16,
+        scales_loss=job.precision == "fp16",
         profiled={profile_step, *traced},
     )
     check = TechniqueCheck(job, trainer, world_size=work.world_size, json_keys=work.json_keys)
@@ -412,7 +411,7 @@ def _start(work: Assignment, trainer: Any, encoder: Encoder, rows: Rows) -> None
     emit(
         "start",
         model=work.base,
-        family=str(Family.CAUSAL if trainer.causal else Family.ENCODER_DECODER),
+        family=str("causal" if trainer.causal else "encoder-decoder"),
         parameters=parameters,
         trainable_parameters=trainable,
         world_size=work.world_size,
@@ -474,7 +473,7 @@ def _train(trainer: Any) -> int:
 
 def _save(work: Assignment, loaded: model.Loaded, caches: Caches) -> None:
     folder = work.out / "model"
-    if work.job.peft != Peft.NONE:
+    if work.job.peft != "none":
         adapters.save(
             loaded.model,
             folder,
@@ -485,7 +484,7 @@ def _save(work: Assignment, loaded: model.Loaded, caches: Caches) -> None:
     else:
         # Only a model that was read may have names of an older format. transformers would compile
         # 900 patterns to find none for a built-in model.
-        read = model_kind(work.job.model) is not ModelKind.BUILTIN
+        read = model_kind(work.job.model) != "builtin"
         save_model(loaded.model, folder, read=read, caches=caches)
     if work.rank == 0:
         save_tokenizer(loaded.tokenizer, folder)

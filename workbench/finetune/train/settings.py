@@ -25,7 +25,6 @@ from workbench.finetune.deepspeed.defaults import choose
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.methods.method import Method
 from workbench.finetune.methods.registry import method_of
-from workbench.finetune.options.choices import Precision
 from workbench.finetune.options.groups.sequence import check_ranks
 from workbench.finetune.options.groups.tensor import check_pod
 from workbench.finetune.options.trackers import TRACKERS
@@ -100,12 +99,12 @@ class Assignment:
             raise RunError(f"the trainer runs finetune jobs, and was given a {job.kind} job")
         chosen = tuple(raw.get("chosen", ()))
         job = choose(job, gpus=gpus)
-        left_open = "precision" in chosen and job.precision == Precision.BF16 and gpus > 0
+        left_open = "precision" in chosen and job.precision == "bf16" and gpus > 0
         # torch computes bf16 on any GPU, but slowly before Ampere, the first with hardware support.
         if left_open and not (
             torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
         ):
-            job = job.replace(precision=Precision.FP32)
+            job = job.replace(precision="fp32")
         rank = int(os.environ.get("RANK", "0"))
         technique = technique_of(job.technique)
         return cls(
@@ -159,7 +158,7 @@ class Assignment:
 
 def hold_fp32(job: FineTune) -> None:
     """Multiply FP32 in full: accelerate turns TF32 on for a compiled model in FP32."""
-    if job.precision == Precision.FP32:
+    if job.precision == "fp32":
         torch.backends.cuda.matmul.fp32_precision = "ieee"
 
 
@@ -179,7 +178,7 @@ def prepare_process(work: Assignment) -> None:
     )
     if work.gpus and not torch.cuda.is_available():
         raise ConfigError(f"the job counts on {work.gpus} GPU(s), but torch finds none on this pod")
-    if work.job.precision == Precision.TF32 and not work.gpus:
+    if work.job.precision == "tf32" and not work.gpus:
         raise ConfigError(
             "precision 'tf32' needs NVIDIA GPUs of the "
             "Ampere generation or later; use 'fp32' on CPUs"
@@ -233,7 +232,7 @@ def training_arguments(work: Assignment) -> Any:
         arguments.liger_kernel_config = dict.fromkeys(losses, False)
     # Otherwise the Trainer splits batches over all visible GPUs.
     arguments._n_gpu = min(1, arguments.n_gpu)
-    half = work.job.precision == Precision.BF16
+    half = work.job.precision == "bf16"
     if "precision" in work.chosen and ranks.sums([float(half)])[0] != half * work.world_size:
         raise ConfigError(
             "some GPUs of these pods have bf16 and others have not: give the job a precision"

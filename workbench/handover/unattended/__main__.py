@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from workbench.agent.machine import free_port
 from workbench.agent.ranks.request import torchrun_variables
 from workbench.base.child import HOME, QUIET
 from workbench.base.errors import ConfigError, WorkbenchError
-from workbench.base.process import RankPlace, marks, write_no_core_dump
+from workbench.base.process import marks, write_no_core_dump
 from workbench.handover.unattended.coordinator import Coordinator
 from workbench.handover.unattended.rank import Task, address_of, run_task
 from workbench.handover.unattended.rendezvous import FileRendezvous
@@ -98,7 +97,8 @@ def _run(spec_file: Path, out: Path, place: Place) -> int:
     if facts.get("finished"):
         sys.stdout.write(f"{out} holds the result of an earlier attempt that succeeded\n")
         return 0
-    code = run_task(_task(facts, out, place), meanwhile=coordinator.begin)
+    coordinator.begin()
+    code = run_task(_task(facts, out, place))
     state = coordinator.finish(_PATIENCE_S if code == 0 else _HURRY_S)
     shutil.rmtree(scratch, ignore_errors=True)
     sys.stdout.write(f"the run {state}; run directory: {out}\n")
@@ -107,9 +107,8 @@ def _run(spec_file: Path, out: Path, place: Place) -> int:
 
 def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
     spec = RunSpec.load(Path(facts["spec"])).resolved()
-    work = out / "work"
+    root = out / "work"
     pods = spec.cluster.pods
-    folder = work / f"rank-{place.rank}"
     view = PodView(package=HOME, folder=None, environment={**pods.env, **spec.job.env})
     program = spec.job.program_on(view)
     # torchrun sets these variables itself. Add the same values for mpirun and plain Python.
@@ -134,16 +133,13 @@ def _task(facts: Mapping[str, Any], out: Path, place: Place) -> Task:
         "LOCAL_RANK": str(place.local_rank),
         "WORLD_SIZE": str(place.world_size),
         "LOCAL_WORLD_SIZE": str(place.per_node),
-        "WORKBENCH_RUN_DIR": str(work),
-        "WORKBENCH_RANK_DIR": str(folder),
         **program.forced,
     }
     return Task(
-        folder=folder,
-        place=RankPlace(rank=place.rank, local_rank=place.local_rank, pod=socket.gethostname()),
+        root=root,
+        rank=place.rank,
         env=env,
         argv=[sys.executable, "-u", *program.argv],
-        entry=program.entry,
         success=spec.job.traits.success,
         cwd=program.cwd,
     )

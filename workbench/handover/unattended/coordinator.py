@@ -17,7 +17,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_bytes, write_json
 from workbench.base.package import file_digest
 from workbench.base.redact import Redactor
-from workbench.handover.unattended.rank import STATUS
+from workbench.handover.unattended.rank import JOB, STATUS
 from workbench.pods.pod import Pod
 from workbench.rundir.checkpoints import keep_newest
 from workbench.rundir.events import Event
@@ -138,7 +138,7 @@ class Coordinator:
         self._paths = RunPaths(out)
         self._world_size = world_size
         self._started_by = started_by
-        self._work = out / "work"
+        self._work = out / "work" / "runs" / JOB
         """Folder that the trainer uses as the run's folder on a pod."""
         self._began_s = now_s()
 
@@ -170,7 +170,7 @@ class Coordinator:
             "submitted_s": self._began_s,
         }
         write_json(self._paths.info, {**info, "unattended": self._started_by})
-        self._work.mkdir()
+        self._work.mkdir(parents=True)
         self._stage(spec, again=again)
         return {"spec": str(spec_file)}
 
@@ -213,7 +213,7 @@ class Coordinator:
             world_size=self._world_size,
         )
         if state is RunState.SUCCEEDED:
-            shutil.rmtree(self._work, ignore_errors=True)
+            shutil.rmtree(self._paths.root / "work", ignore_errors=True)
         return state
 
     def _put_aside(self) -> bool:

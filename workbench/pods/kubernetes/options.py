@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from workbench.base.errors import ConfigError
-from workbench.base.record import Allowed, Choice, Positive, Size, Unit, nested
+from workbench.base.record import Allowed, Positive, Size, Unit, nested
 from workbench.pods.kubernetes.manifests.template import check_template, read_template
 from workbench.pods.kubernetes.manifests.volumes import Name, Volume, check_volumes
 from workbench.pods.place import LocalPath, PlaceOptions
@@ -86,7 +86,7 @@ class KubernetesOptions(PlaceOptions):
     `KUBECONFIG` or `~/.kube/config`."""
     context: str = ""
     """Context of the kubeconfig. Default: its current one."""
-    reach: Annotated[_Reach, Choice(get_args(_Reach))] = "auto"
+    reach: _Reach = "auto"
     """How SSH gets to the pods: `direct` to their addresses, or through the API server's
     `port-forward`. Default `auto`: direct inside a cluster, port-forward outside."""
     gpu_resource: str = "nvidia.com/gpu"

@@ -6,35 +6,34 @@ from functools import partial
 
 from workbench.verify.claims.jobs import llama
 from workbench.verify.claims.techniques import on_device
-from workbench.verify.outcome import Broken
+from workbench.verify.figures import Broken, at_most, curve, difference, engine
+from workbench.verify.pods import Pods
 from workbench.verify.row import Row
-from workbench.verify.turn import Turn, at_most, curve, difference, engine
 
-SUBJECT = "adapters"
 _OFF = 0.03
 
 
-def _qlora(technique: str, turn: Turn) -> str:
-    turn.need_package("bitsandbytes", "bitsandbytes")
+def _qlora(technique: str, pods: Pods) -> str:
+    pods.need_package("bitsandbytes", "bitsandbytes")
     # `ddp` is compared with a single rank, the others too: the batch is the same.
-    precision = "bf16" if turn.has_gpus and turn.first.bf16 else "fp32"
+    precision = "bf16" if pods.has_gpus and pods.first.bf16 else "fp32"
     how = {"peft": "qlora", "precision": precision}
-    run = turn.train(llama(turn, technique, **how))
-    on_device(turn, run)
+    run = pods.train(llama(pods, technique, **how))
+    on_device(pods, run)
     if not engine(run)["packed"]:
         raise Broken("no weight is in 4 bits")
-    reference = turn.train(llama(turn, "single", **how))
+    reference = pods.train(llama(pods, "single", **how))
     off = difference(curve(run, "loss"), curve(reference, "loss"))
     return f"4 bits, {precision}, {at_most('loss off single by', off, _OFF)}"
 
 
 ROWS = tuple(
     Row(
-        name=f"qlora-{technique}",
-        subject=SUBJECT,
-        claim=f"qlora under {technique} follows single",
-        check=partial(_qlora, technique),
-        limit_s=180.0,
+        "adapters",
+        f"qlora-{technique}",
+        f"qlora under {technique} follows single",
+        partial(_qlora, technique),
+        180.0,
     )
     for technique in ("ddp", "zero2", "fsdp")
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from workbench import FineTune
-    from workbench.verify.turn import Turn
+    from workbench.verify.pods import Pods
 
 AMPERE = (8, 0)
 """Compute capability of the first GPUs with bf16, TF32 and flash kernels."""
@@ -14,11 +14,11 @@ ROWS_A_RANK = 4
 STEPS = 8
 
 
-def tiny(turn: Turn, technique: str, **options: object) -> FineTune:
+def tiny(pods: Pods, technique: str, **options: object) -> FineTune:
     """Return a job with the same global batch for every technique, on the ranks of all pods."""
     from workbench import FineTune
 
-    ranks = 1 if technique == "single" else turn.ranks
+    ranks = 1 if technique == "single" else pods.ranks
     given: dict[str, Any] = {
         "model": "tiny-t5",
         "dataset": {"kind": "wikisql-mini", "train_rows": 320, "eval_rows": 16},
@@ -27,7 +27,7 @@ def tiny(turn: Turn, technique: str, **options: object) -> FineTune:
         "max_steps": STEPS,
         "learning_rate": 2e-3,
         "max_target_length": 24,
-        "per_device_train_batch_size": ROWS_A_RANK * turn.ranks // ranks,
+        "per_device_train_batch_size": ROWS_A_RANK * pods.ranks // ranks,
         "predict_rows": 0,
         "profile_step": 0,
         **options,
@@ -35,6 +35,6 @@ def tiny(turn: Turn, technique: str, **options: object) -> FineTune:
     return FineTune(**given)
 
 
-def llama(turn: Turn, technique: str, **options: object) -> FineTune:
+def llama(pods: Pods, technique: str, **options: object) -> FineTune:
     """Return the same job with a causal model."""
-    return tiny(turn, technique, **{"model": "tiny-llama", **options})
+    return tiny(pods, technique, **{"model": "tiny-llama", **options})

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 
 from workbench.verify.claims.jobs import tiny
 from workbench.verify.claims.techniques import follows, on_device
-from workbench.verify.outcome import Broken, Cannot
+from workbench.verify.figures import Broken, Cannot, engine
+from workbench.verify.pods import Pods
 from workbench.verify.ranks.collectives import held_memory
 from workbench.verify.ranks.models import write_llama
 from workbench.verify.row import Row
-from workbench.verify.turn import Turn, engine
 
 if TYPE_CHECKING:
     from workbench import FineTune
     from workbench.results import FineTuneRun
 
-SUBJECT = "memory"
 _SIZES = {True: (768, 12), False: (256, 4)}
 """Hidden size and layers of the measured model, on GPUs and on CPUs."""
 _HOLD_GIB = 1.0
@@ -26,19 +25,19 @@ _BETWEEN = (0.5, 1.15)
 """Measured memory relative to the prediction. More than the prediction may not fit."""
 
 
-def _offload_zero2(turn: Turn) -> str:
-    turn.need_compiler()
-    zero = {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": turn.has_gpus}}
-    run = turn.train(tiny(turn, "zero2", deepspeed={"zero_optimization": zero}))
-    on_device(turn, run)
-    words = follows(run, turn.train(tiny(turn, "single")))
+def _offload_zero2(pods: Pods) -> str:
+    pods.need_compiler()
+    zero = {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": pods.has_gpus}}
+    run = pods.train(tiny(pods, "zero2", deepspeed={"zero_optimization": zero}))
+    on_device(pods, run)
+    words = follows(run, pods.train(tiny(pods, "single")))
     return f"{words}; {_on_host(run)}"
 
 
-def _offload_fsdp(turn: Turn) -> str:
-    turn.need_gpus("offload of fsdp has no effect on CPUs")
-    run = turn.train(tiny(turn, "fsdp", fsdp={"offload": True}))
-    words = follows(run, turn.train(tiny(turn, "single")))
+def _offload_fsdp(pods: Pods) -> str:
+    pods.need_gpus("offload of fsdp has no effect on CPUs")
+    run = pods.train(tiny(pods, "fsdp", fsdp={"offload": True}))
+    words = follows(run, pods.train(tiny(pods, "single")))
     return f"{words}; {_on_host(run)}"
 
 
@@ -49,18 +48,18 @@ def _on_host(run: FineTuneRun) -> str:
     return "the host updates"
 
 
-def _predicted_memory(turn: Turn) -> str:
+def _predicted_memory(pods: Pods) -> str:
     from workbench import plan
 
-    job = _measured_job(turn)
-    result = turn.train(job).result
-    spec = turn.bench.main.spec
+    job = _measured_job(pods)
+    result = pods.train(job).result
+    spec = pods.main.spec
     # Any size of a GPU asks for the plan on GPUs: only the need of the job is read.
     (need,) = plan(
         job,
         pods=spec.count,
         gpus=spec.pods.slots,
-        gpu_memory_gib=1.0 if turn.has_gpus else None,
+        gpu_memory_gib=1.0 if pods.has_gpus else None,
         techniques=[job.technique],
     ).rows
     predicted = need.pod_gpu_gib if result.memory_kind == "cuda" else need.host_gib
@@ -77,20 +76,20 @@ def _predicted_memory(turn: Turn) -> str:
     return words
 
 
-def _measured_job(turn: Turn) -> FineTune:
+def _measured_job(pods: Pods) -> FineTune:
     from workbench import Function
     from workbench.wikisql import mini_rows
 
-    hidden, layers = _SIZES[turn.has_gpus]
+    hidden, layers = _SIZES[pods.has_gpus]
     texts = [f"{row.source} {row.target}" for row in mini_rows(0, 400)]
-    made = turn.submit(Function(write_llama, (hidden, layers, texts)), pods=1)
-    turn.wait(made)
+    made = pods.submit(Function(write_llama, (hidden, layers, texts)), pods=1)
+    pods.wait(made)
     folder = made.paths.outputs / "model"
     if not folder.is_dir():
         raise Broken(f"the model was not copied back to {folder}")
     # A prediction is about rows of the job's full length, so the rows are packed to that length.
     return tiny(
-        turn,
+        pods,
         "ddp",
         model=str(folder),
         packing=True,
@@ -100,14 +99,14 @@ def _measured_job(turn: Turn) -> FineTune:
     )
 
 
-def _panel(turn: Turn) -> str:
+def _panel(pods: Pods) -> str:
     from workbench import Function
 
-    run = turn.submit(Function(held_memory, (_HOLD_GIB, _HOLD_S)), pods=1)
-    result = turn.wait(run)
-    turn.note(result.world_size, turn.bench.main)
+    run = pods.submit(Function(held_memory, (_HOLD_GIB, _HOLD_S)), pods=1)
+    result = pods.wait(run)
+    pods.note(result.world_size)
     text = str(run)
-    if not turn.has_gpus:
+    if not pods.has_gpus:
         peak = max(result.host_memory_gib.values(), default=0.0)
         if peak < _HOLD_GIB:
             raise Broken(f"{_HOLD_GIB:g} GiB were in use, and the result has {peak:.2f}")
@@ -124,29 +123,19 @@ def _panel(turn: Turn) -> str:
 
 ROWS = (
     Row(
-        name="offload-zero2",
-        subject=SUBJECT,
-        claim="zero2 with offload_optimizer updates on the host",
-        check=_offload_zero2,
-        limit_s=300.0,
+        "memory",
+        "offload-zero2",
+        "zero2 with offload_optimizer updates on the host",
+        _offload_zero2,
+        300.0,
     ),
+    Row("memory", "offload-fsdp", "fsdp with offload updates on the host", _offload_fsdp),
     Row(
-        name="offload-fsdp",
-        subject=SUBJECT,
-        claim="fsdp with offload updates on the host",
-        check=_offload_fsdp,
+        "memory",
+        "predicted-memory",
+        "the measured peak is near the prediction",
+        _predicted_memory,
+        240.0,
     ),
-    Row(
-        name="predicted-memory",
-        subject=SUBJECT,
-        claim="the measured peak is near the prediction",
-        check=_predicted_memory,
-        limit_s=240.0,
-    ),
-    Row(
-        name="memory-in-panel",
-        subject=SUBJECT,
-        claim="the panel shows the memory of every GPU",
-        check=_panel,
-    ),
+    Row("memory", "memory-in-panel", "the panel shows the memory of every GPU", _panel),
 )

@@ -6,32 +6,31 @@ from functools import partial
 
 from workbench.verify.claims.jobs import AMPERE, STEPS, llama, tiny
 from workbench.verify.claims.techniques import on_device
-from workbench.verify.outcome import Broken, Cannot
+from workbench.verify.figures import Broken, Cannot, at_most, curve, difference, engine
+from workbench.verify.pods import Pods
 from workbench.verify.row import Row
-from workbench.verify.turn import Turn, at_most, curve, difference, engine
 
-SUBJECT = "precision"
 _HALF_OFF = 0.05
 
 
-def _bf16(technique: str, turn: Turn) -> str:
-    if turn.has_gpus and not turn.first.bf16:
+def _bf16(technique: str, pods: Pods) -> str:
+    if pods.has_gpus and not pods.first.bf16:
         raise Cannot("the GPU has no bf16")
-    return _half(turn, technique, "bf16", "bfloat16")
+    return _half(pods, technique, "bf16", "bfloat16")
 
 
-def _fp16(technique: str, turn: Turn) -> str:
+def _fp16(technique: str, pods: Pods) -> str:
     if technique != "fsdp":
-        turn.need_gpus("on CPUs only fsdp computes in fp16")
-    return _half(turn, technique, "fp16", "float16")
+        pods.need_gpus("on CPUs only fsdp computes in fp16")
+    return _half(pods, technique, "fp16", "float16")
 
 
-def _half(turn: Turn, technique: str, precision: str, dtype: str) -> str:
+def _half(pods: Pods, technique: str, precision: str, dtype: str) -> str:
     # In fp16 the first steps may be skipped, until the scale of the loss fits.
     steps = {"max_steps": 2 * STEPS} if precision == "fp16" else {}
-    whole = turn.train(llama(turn, technique, **steps))
-    run = turn.train(llama(turn, technique, precision=precision, **steps))
-    on_device(turn, run)
+    whole = pods.train(llama(pods, technique, **steps))
+    run = pods.train(llama(pods, technique, precision=precision, **steps))
+    on_device(pods, run)
     # A run whose linear layers compute in another format, or whose loss is not scaled in fp16,
     # fails after its first step.
     arithmetic = engine(run)["arithmetic"]
@@ -47,22 +46,22 @@ def _half(turn: Turn, technique: str, precision: str, dtype: str) -> str:
     )
 
 
-def _tf32(turn: Turn) -> str:
-    turn.need_gpus()
-    if turn.first.capability < AMPERE:
+def _tf32(pods: Pods) -> str:
+    pods.need_gpus()
+    if pods.first.capability < AMPERE:
         raise Cannot("TF32 needs a GPU of the Ampere generation or later")
     # A run whose products are not in TF32 fails after its first step.
-    run = turn.train(tiny(turn, "ddp", precision="tf32"))
-    off = difference(curve(run, "loss"), curve(turn.train(tiny(turn, "ddp")), "loss"))
+    run = pods.train(tiny(pods, "ddp", precision="tf32"))
+    off = difference(curve(run, "loss"), curve(pods.train(tiny(pods, "ddp")), "loss"))
     return at_most("loss off fp32 by", off, _HALF_OFF)
 
 
-def _as_on_cpu(turn: Turn) -> str:
-    turn.need_gpus()
-    if not turn.bench.is_local:
+def _as_on_cpu(pods: Pods) -> str:
+    pods.need_gpus()
+    if not pods.main.spec.is_local:
         raise Cannot("the pods are not on this machine, so no pod computes on its CPU")
-    on_gpu = turn.train(llama(turn, "single"))
-    on_cpu = turn.train(llama(turn, "single"), cluster=turn.bench.without_gpus)
+    on_gpu = pods.train(llama(pods, "single"))
+    on_cpu = pods.train(llama(pods, "single"), cluster=pods.without_gpus)
     off = difference(curve(on_gpu, "loss"), curve(on_cpu, "loss"))
     return at_most("loss off the CPU's by", off, 0.01)
 
@@ -70,33 +69,22 @@ def _as_on_cpu(turn: Turn) -> str:
 ROWS = (
     *(
         Row(
-            name=f"bf16-{technique}",
-            subject=SUBJECT,
-            claim=f"bf16 under {technique} follows fp32",
-            check=partial(_bf16, technique),
+            "precision",
+            f"bf16-{technique}",
+            f"bf16 under {technique} follows fp32",
+            partial(_bf16, technique),
         )
         for technique in ("ddp", "zero3", "fsdp")
     ),
     *(
         Row(
-            name=f"fp16-{technique}",
-            subject=SUBJECT,
-            claim=f"fp16 under {technique} scales the loss",
-            check=partial(_fp16, technique),
+            "precision",
+            f"fp16-{technique}",
+            f"fp16 under {technique} scales the loss",
+            partial(_fp16, technique),
         )
         for technique in ("ddp", "zero2", "fsdp")
     ),
-    Row(
-        name="tf32",
-        subject=SUBJECT,
-        claim="tf32 follows fp32",
-        check=_tf32,
-    ),
-    Row(
-        name="gpu-as-cpu",
-        subject=SUBJECT,
-        claim="a GPU has the losses of a CPU in fp32",
-        check=_as_on_cpu,
-        limit_s=180.0,
-    ),
+    Row("precision", "tf32", "tf32 follows fp32", _tf32),
+    Row("precision", "gpu-as-cpu", "a GPU has the losses of a CPU in fp32", _as_on_cpu, 180.0),
 )

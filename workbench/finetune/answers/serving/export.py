@@ -21,7 +21,6 @@ from workbench.finetune.model import adapters
 from workbench.finetune.model.files import older_form
 from workbench.finetune.model.files.opened import is_finite
 from workbench.finetune.model.load import Loaded
-from workbench.finetune.options.model.models import Family
 
 DTYPES = {
     "fp32": torch.float32,
@@ -65,7 +64,7 @@ def export_adapters(
         save_file(weights, part / adapters.WEIGHTS, metadata={"format": "pt"})
         (part / "adapter_config.json").write_bytes(config)
         older_form.save_tokenizer(tokenizer, part)
-    family = Family.ENCODER_DECODER if b'"SEQ_2_SEQ_LM"' in config else Family.CAUSAL
+    family = "encoder-decoder" if b'"SEQ_2_SEQ_LM"' in config else "causal"
     return {"dtype": _name(next(iter(weights.values())).dtype), "family": family}
 
 

@@ -27,7 +27,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
 from workbench.finetune.model.text.template import Template, limit_time
 from workbench.finetune.options.model.limits import ENCODER_DECODER
-from workbench.finetune.options.model.models import ModelKind, model_kind
+from workbench.finetune.options.model.models import model_kind
 from workbench.finetune.options.text.prompts import fill
 from workbench.jobs.registry import job_from_dict
 
@@ -90,7 +90,7 @@ def _write_outline(job: FineTune, trained: str, folder: str) -> None:
 
 def _base_config(model: str, *, tokens: int) -> Any:
     """Return the configuration of the model below a run's adapters."""
-    if model_kind(model) is ModelKind.BUILTIN:
+    if model_kind(model) == "builtin":
         shape = {**model_config(model), "vocab_size": -(-tokens // 8) * 8}
         config = AutoConfig.for_model(**shape)
         config.architectures = ["LlamaForCausalLM"]

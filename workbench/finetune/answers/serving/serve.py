@@ -31,8 +31,7 @@ from workbench.finetune.model import load as model
 from workbench.finetune.model.generate import answers
 from workbench.finetune.model.text.encode import Encoder
 from workbench.finetune.model.text.template import limit_time
-from workbench.finetune.options.choices import Peft
-from workbench.finetune.options.model.models import ModelKind, model_kind
+from workbench.finetune.options.model.models import model_kind
 from workbench.finetune.options.text.lengths import TextLengths
 from workbench.jobs.registry import job_from_dict
 
@@ -101,7 +100,7 @@ class Answerer:
     ) -> dict[str, object]:
         """Write the model into a new folder, with adapters `merged` into the base or alone."""
         tokenizer = AutoTokenizer.from_pretrained(library(self._folder), trust_remote_code=False)
-        if self._job.peft == Peft.NONE:
+        if self._job.peft == "none":
             options = {"dtype": DTYPES[dtype] if dtype else "auto"}
             loaded = model.load(
                 library(self._folder), (), seed=0, options=options, scores=self._scores
@@ -125,7 +124,7 @@ class Answerer:
         return self._loaded[which]
 
     def _trained(self) -> model.Loaded:
-        if self._job.peft == Peft.NONE:
+        if self._job.peft == "none":
             return self._load(library(self._folder), None, {})
         tokenizer = AutoTokenizer.from_pretrained(library(self._folder), trust_remote_code=False)
         return adapters.load_with_adapter(self._folder, self._initial(tokenizer))
@@ -185,7 +184,7 @@ class Answerer:
 
 def placement(place: str, free: Sequence[int], revision: str | None = None) -> dict[str, object]:
     """Return the options of `from_pretrained` to spread a model too large for a GPU."""
-    if len(free) < 2 or model_kind(place) is ModelKind.BUILTIN:
+    if len(free) < 2 or model_kind(place) == "builtin":
         return {}
     if model.weight_bytes(place, revision) <= _FILLED * free[0]:
         return {}

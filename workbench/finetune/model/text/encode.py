@@ -23,8 +23,6 @@ from workbench.finetune.job.tokenizer_files import RESIZE
 from workbench.finetune.model.load import Loaded
 from workbench.finetune.model.text.chat import Chat, Learned
 from workbench.finetune.model.text.languages import Sources, set_languages
-from workbench.finetune.options.choices import LossOn
-from workbench.finetune.options.model.models import Family
 from workbench.finetune.options.text.lengths import (
     MOST_TOKENS,
     TARGET_TOKENS,
@@ -59,7 +57,7 @@ class Encoder:
         check_family(job, loaded.family)
         self.job = job
         self.tokenizer = loaded.tokenizer
-        self.causal = loaded.family is Family.CAUSAL
+        self.causal = loaded.family == "causal"
         pad_id = loaded.tokenizer.pad_token_id
         # The tokenizer itself may begin every text with tokens, as Llama's and GLM's do.
         self._start = _own_prefix(loaded.tokenizer) if self.causal else []
@@ -273,7 +271,7 @@ class Encoder:
         end = len(ids) - size + min(size, target)
         rows[-1] = (ids[:end], marks[:end])
         self._seen += of_question(whole, kept) + of_answer(size, min(size, target))
-        everything = self.job.loss_on == LossOn.ALL
+        everything = self.job.loss_on == "all"
         if everything:
             why = unlearned_turns(example)
             if why:
@@ -335,7 +333,7 @@ class Encoder:
         kept = answer[:most]
         self._seen += of_answer(len(answer), len(kept))
         prompt_labels = prompt
-        if self.job.loss_on != LossOn.ALL:
+        if self.job.loss_on != "all":
             prompt_labels = [IGNORED] * len(prompt)
         return _row(prompt + kept, prompt_labels + kept)
 

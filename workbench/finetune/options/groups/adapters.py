@@ -10,7 +10,6 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import user_path
 from workbench.base.json_values import part
 from workbench.finetune.options.adapters import ALL_LINEAR, Lora
-from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.groups.shared import has_experts, known_config
 from workbench.finetune.options.model.models import config_of
 
@@ -27,7 +26,7 @@ _LARGEST_HEADER = 100_000_000  # bytes, the limit of the format
 
 def check_adapters_at_submit(job: FineTuneOptions) -> None:
     """Raise ConfigError if the model's folder shows that the adapters cannot be made."""
-    if job.peft == Peft.NONE:
+    if job.peft == "none":
         return
     config = known_config(job)
     check_experts(job, config)
@@ -38,7 +37,7 @@ def check_adapters_at_submit(job: FineTuneOptions) -> None:
 
 def check_experts(job: FineTuneOptions, config: Mapping[str, object]) -> None:
     """Raise ConfigError for a mixture of experts in 4 bits."""
-    if job.peft == Peft.QLORA and config.get("model_type") not in _PACKED and has_experts(config):
+    if job.peft == "qlora" and config.get("model_type") not in _PACKED and has_experts(config):
         raise ConfigError(unpacked(job.model))
 
 

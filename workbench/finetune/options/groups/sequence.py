@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import items
-from workbench.finetune.options.choices import Attention
 from workbench.finetune.options.groups.shared import (
     check_causal,
     check_heads,
@@ -37,7 +36,7 @@ def check_sequence(job: FineTuneOptions, *, alone: bool, apart: bool) -> None:
         "router_aux_loss_coef": bool(job.router_aux_loss_coef),
     }
     check_others("sequence_parallel", others)
-    if job.attn_implementation not in (None, Attention.SDPA, Attention.FLASH_ATTENTION_2):
+    if job.attn_implementation not in (None, "sdpa", "flash_attention_2"):
         raise ConfigError(
             f"sequence_parallel needs attn_implementation 'sdpa' or 'flash_attention_2', not "
             f"{job.attn_implementation!r}"

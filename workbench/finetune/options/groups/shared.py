@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part, whole
-from workbench.finetune.options.model.models import TINY_LLAMA, Family, config_of, model_family
+from workbench.finetune.options.model.models import TINY_LLAMA, config_of, model_family
 
 # Numbers of experts in the configurations of transformers.
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
@@ -25,7 +25,7 @@ def check_others(option: str, others: Mapping[str, bool]) -> None:
 
 def check_causal(option: str, job: FineTuneOptions) -> None:
     """Raise ConfigError for an encoder-decoder model."""
-    if model_family(job.model) is Family.ENCODER_DECODER:
+    if model_family(job.model) == "encoder-decoder":
         raise ConfigError(
             f"{option} is for causal models, and {job.model!r} is an encoder-decoder "
             f"model; drop {option}"

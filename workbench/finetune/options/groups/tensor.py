@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import whole
-from workbench.finetune.options.choices import Peft, Precision
 from workbench.finetune.options.groups.plans import check_plan, known_plan
 from workbench.finetune.options.groups.shared import (
     check_causal,
@@ -40,9 +39,9 @@ def check_tensor(job: FineTuneOptions, *, alone: bool, shards: bool) -> None:
             f"tensor_parallel shares the weights of layers among ranks, and technique "
             f"'{job.technique}' shards the weights already; drop tensor_parallel, or {_FITTING}"
         )
-    if job.precision == Precision.FP16:
+    if job.precision == "fp16":
         raise ConfigError("tensor_parallel works without precision 'fp16'; use 'bf16'")
-    if job.peft == Peft.QLORA:
+    if job.peft == "qlora":
         raise ConfigError("tensor_parallel cuts no weights in 4 bits; use peft='lora'")
     others = {
         "sequence_parallel": job.sequence_parallel > 1,

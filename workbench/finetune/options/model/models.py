@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_folder, is_there, read_given, user_path
@@ -28,35 +28,29 @@ _AT_HUB = re.compile(
 )
 
 
-class ModelKind(StrEnum):
-    BUILTIN = "builtin"
-    FOLDER = "folder"
-    HUB = "hub"
+ModelKind = Literal["builtin", "folder", "hub"]
+Family = Literal["encoder-decoder", "causal"]
+"""Input and output form of a model.
 
-
-class Family(StrEnum):
-    """Input and output form of a model."""
-
-    ENCODER_DECODER = "encoder-decoder"
-    """Reads a source and writes a target, such as T5."""
-    CAUSAL = "causal"
-    """Continues a text, such as Llama."""
+- `encoder-decoder`: reads a source and writes a target, such as T5.
+- `causal`: continues a text, such as Llama.
+"""
 
 
 def model_family(model: str) -> Family | None:
     """Return the family of a job's model; None if only the hub knows the family.
 
     Example:
-        >>> model_family("tiny-llama").value
+        >>> model_family("tiny-llama")
         'causal'
-        >>> model_family("google/flan-t5-small").value
+        >>> model_family("google/flan-t5-small")
         'encoder-decoder'
         >>> model_family("me/mine") is None
         True
     """
     config = config_of(model) if model not in (TINY_T5, TINY_LLAMA) else {}
     if config:
-        return Family.ENCODER_DECODER if config.get("is_encoder_decoder") else Family.CAUSAL
+        return "encoder-decoder" if config.get("is_encoder_decoder") else "causal"
     return family_by_name(model)
 
 
@@ -64,16 +58,16 @@ def family_by_name(model: str) -> Family | None:
     """Return the family by the model's name, without reading files; None for a path.
 
     Example:
-        >>> family_by_name("t5-small").value, family_by_name("/models/t5")
+        >>> family_by_name("t5-small"), family_by_name("/models/t5")
         ('encoder-decoder', None)
     """
     if not _HUB_ID.fullmatch(model):
         return None
     words = set(re.split(r"[^a-z0-9]+", model.lower()))
     if words & {"t5", "mt5", "t0"}:
-        return Family.ENCODER_DECODER
+        return "encoder-decoder"
     if "llama" in words:
-        return Family.CAUSAL
+        return "causal"
     return None
 
 
@@ -98,14 +92,14 @@ def check_address(model: str) -> None:
 
 def model_kind(model: str) -> ModelKind:
     if model in (TINY_T5, TINY_LLAMA):
-        return ModelKind.BUILTIN
+        return "builtin"
     folder = user_path(model)
     if is_folder(folder):
         if not (is_there(folder / "config.json") or is_there(folder / ADAPTERS)):
             raise ConfigError(f"model folder {model!r} holds no config.json; {way_out(folder)}")
-        return ModelKind.FOLDER
+        return "folder"
     if _HUB_ID.fullmatch(model) and not is_there(folder):
-        return ModelKind.HUB
+        return "hub"
     check_address(model)
     at = _AT_REVISION.fullmatch(model)
     if at:
@@ -123,8 +117,8 @@ def model_kind(model: str) -> ModelKind:
 def check_model(model: str, revision: str | None) -> None:
     """Raise ConfigError for an unknown model, and for a revision of a model outside the hub."""
     kind = model_kind(model)
-    if revision is not None and kind is not ModelKind.HUB:
-        where = "built in" if kind is ModelKind.BUILTIN else "a folder"
+    if revision is not None and kind != "hub":
+        where = "built in" if kind == "builtin" else "a folder"
         raise ConfigError(
             f"model_revision is {shortened(revision)}, and model {shortened(model)} is {where}; "
             "only a model of the hub has revisions. Drop model_revision"

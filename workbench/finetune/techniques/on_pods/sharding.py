@@ -31,11 +31,10 @@ from torch.nn.utils import get_total_norm
 
 from workbench.base.errors import ConfigError
 from workbench.finetune.options.adapters import Fsdp
-from workbench.finetune.options.choices import Communication, Precision, Shard
 from workbench.finetune.options.options import FineTuneOptions
 
 Parts = Callable[[Any, Fsdp], Sequence[nn.Module]]
-_HALF = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _M_MMAP_THRESHOLD = -3  # of malloc.h
 
 
@@ -60,7 +59,7 @@ def shard_model(model: Any, job: FineTuneOptions, *, gpus: int, parts: Parts) ->
         "mp_policy": _policy(job, options),
         "offload_policy": offload,
     }
-    keep = options.shard == Shard.GRADS
+    keep = options.shard == "grads"
     frozen = _HALF.get(job.frozen_format, torch.float32)
     # Shard inner layers before their outer layers.
     for layer in reversed(layers):
@@ -159,7 +158,7 @@ def _on_pod() -> int:
 
 def _mesh(options: Fsdp, device: str) -> DeviceMesh:
     world = dist.get_world_size() if dist.is_initialized() else 1
-    if options.shard != Shard.HYBRID:
+    if options.shard != "hybrid":
         return init_device_mesh(device, (world,), mesh_dim_names=("shard",))
     group = options.group
     if group is not None:
@@ -189,7 +188,7 @@ def _policy(job: FineTuneOptions, options: Fsdp) -> MixedPrecisionPolicy:
     half = _HALF.get(job.number_format)
     sent = torch.float32 if half is None or options.reduce_in_fp32 else half
     if job.communication:
-        sent = torch.bfloat16 if job.communication == Communication.BF16 else torch.float32
+        sent = torch.bfloat16 if job.communication == "bf16" else torch.float32
     return MixedPrecisionPolicy(param_dtype=half, reduce_dtype=sent)
 
 

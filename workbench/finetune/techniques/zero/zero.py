@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
-from workbench.finetune.options.choices import Optimizer, Precision
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import (
     CONTEXT_BYTES,
@@ -131,8 +130,7 @@ class Zero(Technique, shared=True):
         del rank
         return self.part_of(trainer.model_wrapped).capture()
 
-    def restore(self, trainer: Any, state: Any, *, share: Callable[[Any], Any]) -> None:
-        del share  # every rank has a part of its own
+    def restore(self, trainer: Any, state: Any) -> None:
         self.part_of(trainer.model_wrapped).put_back(state)
 
     def resharded(self, trainer: Any, states: Sequence[Any], *, rank: int, ranks: int) -> Any:
@@ -140,7 +138,7 @@ class Zero(Technique, shared=True):
 
     def setting(self, plain: Setting, job: FineTuneOptions, config: Mapping[str, Any]) -> Setting:
         zero = config.get("zero_optimization", {})
-        half = job.number_format in (Precision.BF16, Precision.FP16)
+        half = job.number_format in ("bf16", "fp16")
         # On CPUs DeepSpeed's own AdamW, not fused, updates if the JSON has an optimizer or an
         # offload.
         own = not plain.gpu and bool("optimizer" in config or zero.get("offload_optimizer"))
@@ -162,7 +160,7 @@ class Zero(Technique, shared=True):
         weight_bytes = 2 if half else 4
         # A rank's part is one tensor for Lion and Muon. Muon's matrices in bf16 are small.
         update_bytes = min(plain.update_bytes, 4.0)
-        if own and job.optimizer == Optimizer.ADAMW:
+        if own and job.optimizer == "adamw":
             update_bytes = 8.0
         return replace(
             plain,

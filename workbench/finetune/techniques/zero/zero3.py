@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import part
-from workbench.finetune.options.choices import Peft
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.sizes import (
     BEGIN,
@@ -48,7 +47,7 @@ class Zero3(Zero):
     preference = 50
 
     def refuse(self, job: FineTuneOptions) -> None:
-        if job.peft == Peft.QLORA:
+        if job.peft == "qlora":
             raise ConfigError(
                 f"peft 'qlora' with technique '{self.name}' would shard weights of 4 bits; "
                 "use 'fsdp', which can, 'zero2' or 'ddp' (4-bit weights are small), or peft 'lora'"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from workbench.base.errors import ConfigError
-from workbench.finetune.options.choices import Optimizer
+from workbench.finetune.options.choices import BITSANDBYTES
 from workbench.finetune.options.options import FineTuneOptions
 from workbench.finetune.techniques.zero.zero3 import Zero3
 
@@ -18,7 +18,7 @@ class Zero3Offload(Zero3):
     preference = 60
 
     def refuse(self, job: FineTuneOptions) -> None:
-        if Optimizer(job.optimizer).uses_bitsandbytes:
+        if job.optimizer in BITSANDBYTES:
             raise ConfigError(
                 f"optimizer '{job.optimizer}' works on GPUs, and "
                 "'zero3-offload' updates on the host; use 'adamw', or 'zero3'"

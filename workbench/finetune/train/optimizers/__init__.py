@@ -10,7 +10,6 @@ import torch
 
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.layers import hidden_matrices
-from workbench.finetune.options.choices import Optimizer
 from workbench.finetune.options.optimizers import LionOptions, MuonOptions
 from workbench.finetune.train.optimizers.lion import Lion
 from workbench.finetune.train.optimizers.muon import MuonAdamW
@@ -21,8 +20,8 @@ Make = Callable[[Any, set[str]], torch.optim.Optimizer]
 
 def maker(job: FineTune) -> Make | None:
     """Return the function that makes the job's optimizer; None if a library makes it."""
-    makers = {Optimizer.LION: _lion, Optimizer.MUON: _muon}
-    make = makers.get(Optimizer(job.optimizer))
+    makers = {"lion": _lion, "muon": _muon}
+    make = makers.get(job.optimizer)
     return None if make is None else partial(make, job)
 
 

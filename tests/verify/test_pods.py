@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from workbench.base.errors import PodError
-from workbench.verify.bench import Bench
+from workbench.verify.pods import Pods
 
 
 @dataclass
@@ -28,25 +29,19 @@ class MadeUpCluster:
 
 
 def test_the_users_own_pods_start_once_and_are_closed(tmp_path: Path) -> None:
-    made: list[MadeUpCluster] = []
-
-    def make(path: Path) -> Any:
-        made.append(MadeUpCluster(path))
-        return made[-1]
-
-    with Bench(tmp_path, make) as bench:
-        assert made == []
-        assert bench.main is bench.main
-        assert made[0].path == tmp_path / "main"
-    assert [cluster.calls for cluster in made] == [["start", "close"]]
+    given: Any = MadeUpCluster(tmp_path / "main")
+    with closing(Pods(tmp_path, given)) as pods:
+        assert given.calls == []
+        assert all(main is given for main in (pods.main, pods.main))
+    assert given.calls == ["start", "close"]
 
 
 def test_a_cluster_that_cannot_be_closed_leaves_the_others_and_the_table(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clusters: list[Any] = [MadeUpCluster(tmp_path / "a"), MadeUpCluster(tmp_path / "b", fails=True)]
-    with Bench(tmp_path) as bench:
+    with closing(Pods(tmp_path)) as pods:
         for cluster in clusters:
-            bench.started(cluster)
+            pods.started(cluster)
     assert [cluster.calls for cluster in clusters] == [["start", "close"]] * 2
     assert "b was not closed" in caplog.text and "a process remains" in caplog.text

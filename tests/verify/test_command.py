@@ -12,17 +12,10 @@ import pytest
 from workbench.base.errors import ConfigError
 from workbench.cli import main
 from workbench.verify.claims.registry import ROWS, chosen
-from workbench.verify.outcome import Broken, Cannot, Outcome, Verdict
-from workbench.verify.report import Report, list_text
+from workbench.verify.command import Outcome, Report, list_text, try_rows
+from workbench.verify.figures import Broken, Cannot
+from workbench.verify.pods import Pods
 from workbench.verify.row import Row
-from workbench.verify.runner import run_rows
-from workbench.verify.turn import Turn
-
-
-class NoPods:
-    """A bench without pods, for rows that use none."""
-
-    main = None
 
 
 class Endless:
@@ -43,39 +36,36 @@ class Endless:
 
 
 def row(name: str, check: Any, *, limit_s: float = 30.0) -> Row:
-    return Row(name=name, subject="made up", claim="a claim", check=check, limit_s=limit_s)
+    return Row("made up", name, "a claim", check, limit_s)
 
 
-def holds(_turn: Turn) -> str:
+def holds(_pods: Pods) -> str:
     return "0.1 of 1"
 
 
-def lacks(_turn: Turn) -> str:
+def lacks(_pods: Pods) -> str:
     raise Cannot("no CUDA device on the pods")
 
 
-def breaks(_turn: Turn) -> str:
+def breaks(_pods: Pods) -> str:
     raise Broken("loss off by 0.3, at most 0.01 allowed")
 
 
-def raises(_turn: Turn) -> str:
+def raises(_pods: Pods) -> str:
     raise ValueError("not ours\nat all")
 
 
-def ends(_turn: Turn) -> str:
+def ends(_pods: Pods) -> str:
     raise SystemExit(3)
 
 
-def tried(*rows: Row, limit_s: float = 600.0) -> tuple[list[Outcome], list[str]]:
-    lines: list[str] = []
-    bench: Any = NoPods()
-    outcomes = run_rows(rows, bench, limit_s=limit_s, progress=lines.append)
-    return outcomes, lines
+def tried(*rows: Row, limit_s: float = 600.0) -> list[Outcome]:
+    return try_rows(rows, Pods(Path("/runs/verify-1")), limit_s)
 
 
 def report(*outcomes: Outcome) -> Report:
     return Report(
-        outcomes=outcomes,
+        rows=outcomes,
         where="2 pods of place local",
         versions={"torch": "2.13.0"},
         began_s=0.0,
@@ -84,69 +74,71 @@ def report(*outcomes: Outcome) -> Report:
     )
 
 
-def test_a_row_that_raises_fails_and_the_others_are_still_tried() -> None:
+def test_a_row_that_raises_fails_and_the_others_are_still_tried(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rows = [row("one", raises), row("two", ends), row("three", breaks), row("four", lacks)]
-    outcomes, lines = tried(*rows, row("five", holds))
+    outcomes = tried(*rows, row("five", holds))
     assert [outcome.verdict for outcome in outcomes] == ["failed"] * 3 + [
-        Verdict.CANNOT,
-        Verdict.HELD,
+        "cannot be tried here",
+        "held",
     ]
     assert outcomes[0].detail == "ValueError: not ours at all"
     assert "SystemExit" in outcomes[1].detail
     assert outcomes[2].detail == "Broken: loss off by 0.3, at most 0.01 allowed"
     assert outcomes[3].detail == "no CUDA device on the pods"
     assert outcomes[4].detail == "0.1 of 1"
+    lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "[1/5] one …" and lines[-1].startswith("[5/5] five: held (0.0 s) 0.1")
 
 
 def test_a_row_over_its_limit_fails_and_its_run_is_cancelled() -> None:
     run: Any = Endless()
 
-    def waits(turn: Turn) -> str:
-        turn.wait(run)
+    def waits(pods: Pods) -> str:
+        pods.wait(run)
         return "too late"
 
-    slow, after = tried(row("slow", waits), row("next", holds))[0]
-    assert (slow.verdict, after.verdict) == (Verdict.FAILED, Verdict.HELD)
+    slow, after = tried(row("slow", waits), row("next", holds))
+    assert (slow.verdict, after.verdict) == ("failed", "held")
     assert slow.detail == "endless was not done in time; see logs"
     assert run.cancelled == 1
 
 
 def test_a_row_over_its_limit_gets_no_pods() -> None:
-    given: Any = NoPods()
+    pods = Pods(Path("/runs/verify-1"))
+    pods.begin_row(0.0)
     with pytest.raises(TimeoutError, match="over its limit"):
-        Turn(given, 0.0).call(print)
+        pods.call(print)
 
 
-def test_no_row_starts_after_the_time_of_all_rows() -> None:
-    outcomes, lines = tried(row("late", holds), limit_s=1.0)
-    assert outcomes[0].verdict is Verdict.CANNOT
+def test_no_row_starts_after_the_time_of_all_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = tried(row("late", holds), limit_s=1.0)
+    assert outcomes[0].verdict == "cannot be tried here"
     assert "no time left" in outcomes[0].detail
-    assert len(lines) == 1
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_a_row_that_had_less_than_its_time_has_not_failed() -> None:
     run: Any = Endless()
 
-    def waits(turn: Turn) -> str:
-        turn.wait(run)
+    def waits(pods: Pods) -> str:
+        pods.wait(run)
         return "too late"
 
-    (late,), _ = tried(row("late", waits, limit_s=300), limit_s=60.0)
-    assert late.verdict is Verdict.CANNOT
+    (late,) = tried(row("late", waits, limit_s=300), limit_s=60.0)
+    assert late.verdict == "cannot be tried here"
     assert late.detail == "only 60 s were left for the row, which may take 300"
 
 
 def test_the_table_has_a_line_for_every_row_and_counts_them() -> None:
-    outcomes, _ = tried(row("one", holds), row("two", raises), row("three", lacks))
+    outcomes = tried(row("one", holds), row("two", raises), row("three", lacks))
     made = report(*outcomes)
     lines = made.text.splitlines()
     assert lines[0].split("  ")[0].strip() == "name" and "ran on" in lines[0]
     assert [line.split()[0] for line in lines[2:5]] == ["one", "two", "three"]
     assert "1 claim held, 1 failed, 1 cannot be tried here; 12.0 s" in made.text
     assert "torch 2.13.0" in made.text and "/runs/verify-1" in made.text
-    assert not made.ok
-    assert report(outcomes[0], outcomes[2]).ok
     raw = json.loads(json.dumps(made.to_dict()))
     assert raw["counts"] == {"held": 1, "failed": 1, "cannot be tried here": 1}
     assert [each["verdict"] for each in raw["rows"]] == ["held", "failed", "cannot be tried here"]
@@ -178,10 +170,10 @@ def test_the_command_lists_refuses_and_exits_by_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, object]] = []
-    outcomes, _ = tried(row("one", holds), row("two", breaks))
+    outcomes = tried(row("one", holds), row("two", breaks))
 
-    def verify(rows: list[Row], **options: object) -> Report:
-        asked.append({"rows": [each.name for each in rows], **options})
+    def verify(rows: list[Row], folder: Path, **options: object) -> Report:
+        asked.append({"rows": [each.name for each in rows], "folder": folder, **options})
         return report(*outcomes[: len(rows)])
 
     json_file = tmp_path / "rows.json"
@@ -195,7 +187,9 @@ def test_the_command_lists_refuses_and_exits_by_the_table(
     monkeypatch.setattr("workbench.verify.command.verify", verify)
     table = tmp_path / "table.json"
     assert main(["verify", "--only", "ddp", "--json", str(table), "--minutes", "3"]) == 0
-    assert asked[0] == {"rows": ["ddp"], "make": None, "minutes": 3.0, "out": None}
+    folder = asked[0].pop("folder")
+    assert isinstance(folder, Path) and folder.match("runs/verify-*")
+    assert asked[0] == {"rows": ["ddp"], "cluster": None, "minutes": 3.0}
     assert json.loads(table.read_text())["counts"]["held"] == 1
     assert "1 claim held, 0 failed" in capsys.readouterr().out
     assert main(["verify", "--only", "ddp", "--only", "tf32"]) == 1
