@@ -109,6 +109,31 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert str(error).startswith(f"the disk of pod-1 is full: {tmp_path} needs more room")
 
 
+def test_uv_installs_isolated_environments_without_settings_of_pip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uv = tmp_path / "uv"
+    uv.write_text("#!/bin/sh\n")
+    uv.chmod(0o755)
+    monkeypatch.setattr(environment, "_PIP_FILES", ())
+    env = {"PATH": str(tmp_path), "HOME": str(tmp_path)}
+
+    def name(more: Mapping[str, str], *, isolated: bool = True) -> str:
+        found, command = environment._installer(tmp_path, {**env, **more}, isolated=isolated)
+        assert (command[0] == str(uv)) == (found == "uv")
+        return found
+
+    assert name({}) == "uv"
+    assert name({}, isolated=False) == "pip"
+    assert name({"PIP_INDEX_URL": "https://example.org"}) == "pip"
+    both = {"PIP_INDEX_URL": "https://example.org", "UV_INDEX_URL": "https://example.org"}
+    assert name(both) == "uv"
+    settings = tmp_path / ".config" / "pip" / "pip.conf"
+    settings.parent.mkdir(parents=True)
+    settings.touch()
+    assert name({}) == "pip"
+
+
 def test_ranks_find_the_commands_of_their_environment() -> None:
     place = RankPlace(rank=0, local_rank=0, pod="pod-0")
     request = RunRequest(

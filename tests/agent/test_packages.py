@@ -1,4 +1,4 @@
-"""Packages that the agent installs, with a pretended pip and venv. No process."""
+"""Packages that the agent installs, with a pretended pip, venv and uv. No process."""
 
 from __future__ import annotations
 
@@ -188,6 +188,7 @@ def test_a_killed_installer_is_named(
     [
         ({}, [], "pypi.org"),
         ({"PIP_INDEX_URL": "https://me:pw@one.org:81/simple"}, [], "one.org:81"),
+        ({"PIP_INDEX_URL": "https://one.org", "UV_INDEX_URL": "https://two.org"}, [], "two.org"),
         ({"PIP_INDEX_URL": "https://one.org"}, ["-i https://three.org/simple"], "three.org"),
         ({}, ["--index-url=https://four.org/?a=b", "--no-deps"], "four.org"),
     ],
@@ -201,7 +202,8 @@ def test_an_index_that_is_not_reached_is_named_without_its_password(
     index: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delenv("PIP_INDEX_URL", raising=False)
+    for name in ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL"):
+        monkeypatch.delenv(name, raising=False)
     programs.work = fails(1, "ProxyError\nERROR: none\n")
     why = str(make(folder, log, {"lines": ["peft", *lines], "env": env})["why"])
     assert says(why, "Give an index that the pods reach as env={'PIP_INDEX_URL", index)
@@ -274,11 +276,67 @@ def test_pods_with_the_same_folder_wait_for_the_first(
     assert not programs.commands and b"another pod" in log.read_bytes()
 
 
-def test_an_index_for_uv_is_refused(folder: Path, log: Path, programs: Programs) -> None:
-    answer = make(folder, log, {**LINES, "env": {"UV_INDEX_URL": "https://me:pw@one.org"}})
-    assert says(answer["why"], "pip installs the packages and does not read", "UV_INDEX_URL")
-    assert "one.org" not in str(answer)
-    assert programs.commands == []
+@pytest.fixture
+def uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An environment with a program uv on its path and no settings of pip."""
+    monkeypatch.setattr(environment, "_PIP_FILES", ())
+    for name in [name for name in os.environ if name.startswith(("UV_", "PIP_", "XDG_"))]:
+        monkeypatch.delenv(name)
+    (tmp_path / "programs").mkdir()
+    program = tmp_path / "programs" / "uv"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    return {"PATH": str(program.parent), "HOME": str(tmp_path)}
+
+
+@pytest.mark.parametrize(
+    ("isolated", "more", "settings", "expected"),
+    [
+        (True, {}, "", "uv"),
+        (False, {}, "", "pip"),
+        (True, {"PIP_NO_INDEX": "1"}, "", "pip"),
+        (True, {"PIP_NO_INDEX": "1", "UV_FIND_LINKS": "/w"}, "", "uv"),
+        (True, {}, ".pip/pip.conf", "pip"),
+        (True, {}, ".config/pip/pip.conf", "pip"),
+        (True, {"XDG_CONFIG_HOME": "other"}, ".config/pip/pip.conf", "uv"),
+        (True, {"XDG_CONFIG_HOME": "other"}, "other/pip/pip.conf", "pip"),
+    ],
+)
+def test_uv_installs_where_it_sees_the_packages_of_pip(
+    programs: Programs,
+    folder: Path,
+    log: Path,
+    tmp_path: Path,
+    uv: dict[str, str],
+    isolated: bool,
+    more: dict[str, str],
+    settings: str,
+    expected: str,
+) -> None:
+    if settings:
+        (tmp_path / settings).parent.mkdir(parents=True)
+        (tmp_path / settings).touch()
+    if "XDG_CONFIG_HOME" in more:
+        more = {"XDG_CONFIG_HOME": str(tmp_path / "other")}
+    make(folder, log, {**LINES, "isolated": isolated, "env": {**uv, **more}})
+    command = programs.commands[-1]
+    if expected == "uv":
+        assert command[:3] == [f"{uv['PATH']}/uv", "pip", "install"]
+    else:
+        assert command[:4] == [sys.executable, "-P", "-m", "pip"]
+    assert command[command.index("--python") + 1] == str(folder / "bin" / "python")
+
+
+def test_uv_beside_the_agents_python_is_found(
+    programs: Programs,
+    folder: Path,
+    log: Path,
+    uv: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", f"{uv['PATH']}/python")
+    make(folder, log, {**LINES, "isolated": True, "env": {**uv, "PATH": "/nowhere"}})
+    assert programs.commands[-1][0] == f"{uv['PATH']}/uv"
 
 
 class Tasks:

@@ -1,4 +1,4 @@
-"""Make a virtual environment for a job, in a fork of the agent, with the pod's pip.
+"""Make a virtual environment for a job, in a fork of the agent, with uv or with the pod's pip.
 
 An environment is made in its own folder, as the scripts in `bin/` name the folder. A file marks the
 complete environment; a folder without the file is removed and made again.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import signal
 import site
 import subprocess
@@ -20,7 +21,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from workbench.agent.packages.installs import is_made, mark_made
-from workbench.agent.packages.pip import pip_install, without_places
+from workbench.agent.packages.settings import NO_PLACES, without_places
 from workbench.base.files import write_text
 from workbench.base.files.disk import disk_full, free_bytes, is_full
 from workbench.base.files.folders import remove_folder
@@ -29,16 +30,35 @@ from workbench.base.process import die_with_parent
 Answer = dict[str, object]
 _TAIL_LINES = 12
 _TAIL_BYTES = 32 << 10
-_OF_UV = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_FIND_LINKS", "UV_CONSTRAINT")
 _PYPI = "https://pypi.org/simple"
+_INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 _FULL = re.compile("No space left on device|Disk quota exceeded")
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _UNREACHED = re.compile(
     r"Failed to establish a new connection|Name or service not known|Connection refused|"
     r"Temporary failure in name resolution|Failed to resolve|ConnectTimeoutError|ReadTimeoutError|"
-    r"Network is unreachable|No route to host|ProxyError|Cannot connect to proxy|Read timed out",
+    r"Network is unreachable|No route to host|ProxyError|Cannot connect to proxy|dns error|"
+    r"tcp connect error|error sending request|Read timed out|operation timed out",
     re.IGNORECASE,
 )
+# Variables by which pip chooses packages. uv does not read them.
+_CHOOSING = (
+    "PIP_INDEX_URL",
+    "PIP_EXTRA_INDEX_URL",
+    "PIP_FIND_LINKS",
+    "PIP_NO_INDEX",
+    "PIP_CONSTRAINT",
+    "PIP_ONLY_BINARY",
+    "PIP_NO_BINARY",
+    "PIP_PRE",
+    "PIP_CONFIG_FILE",
+)
+_PIP_FILES = (
+    Path("/etc/pip.conf"),
+    Path("/etc/xdg/pip/pip.conf"),
+    Path(sys.prefix, "pip.conf"),
+)
+_UV_CHOOSING = ("UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_FIND_LINKS", "UV_CONSTRAINT")
 
 
 class InstallError(Exception):
@@ -56,7 +76,7 @@ def make(folder: Path, log: Path, request: Mapping[str, object]) -> Answer:
         folder: The environment's folder. A failure leaves nothing there.
         log: File for the installer's output.
         request: `lines` and `constraints` of a requirements.txt, `isolated`, and `env`, the
-            variables of the job, with pip's settings.
+            variables of the job, with pip's and uv's settings.
     """
     signal.signal(signal.SIGTERM, _end)
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,10 +106,6 @@ def make(folder: Path, log: Path, request: Mapping[str, object]) -> Answer:
 def _make(folder: Path, out: BinaryIO, log: Path, request: Mapping[str, object]) -> None:
     isolated = request.get("isolated") is True
     env = _environment(request.get("env"))
-    unread = ", ".join(name for name in _OF_UV if env.get(name))
-    if unread:
-        why = f"pip installs the packages and does not read {unread}"
-        raise InstallError(f"{why}. Use PIP_INDEX_URL, PIP_FIND_LINKS or PIP_CONSTRAINT", "")
     venv = [sys.executable, "-P", "-m", "venv", "--without-pip", str(folder)]
     _run("venv", venv, env, out, log, folder)
     if not isolated:
@@ -105,7 +121,8 @@ def _make(folder: Path, out: BinaryIO, log: Path, request: Mapping[str, object])
         limits = folder / "constraints.txt"
         write_text(limits, "".join(f"{line}\n" for line in constraints))
         files += ["-c", str(limits)]
-    _run("pip", [*_pip(folder), *files], env, out, log, folder, index=_index(env, lines))
+    name, installer = _installer(folder, env, isolated=isolated)
+    _run(name, [*installer, *files], env, out, log, folder, index=_index(env, lines))
 
 
 def _show_pods_packages(folder: Path) -> None:
@@ -121,12 +138,40 @@ def _show_pods_packages(folder: Path) -> None:
     write_text(folder / "lib" / library / "site-packages" / "pods_packages.pth", "".join(lines))
 
 
-def _pip(folder: Path) -> list[str]:
-    """Return the command of the pod's pip for an environment, which has no pip of its own."""
+def _installer(folder: Path, env: Mapping[str, str], *, isolated: bool) -> tuple[str, list[str]]:
+    """Return name and command of uv if uv sees the same packages and index as pip, or of pip."""
     python = str(folder / "bin" / "python")
-    quiet = ["--progress-bar", "off", "--no-color"]
+    beside = str(Path(sys.executable).with_name("uv"))
+    uv = shutil.which("uv", path=env.get("PATH")) or shutil.which(beside)
+    # uv knows no packages behind an environment's own, and would install torch again.
+    if uv and isolated and not _has_pip_settings(env):
+        return "uv", [uv, "pip", "install", "--no-progress", "--color=never", "--python", python]
+    quiet = ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "--no-color"]
     # An empty prefix would be the folder "/".
-    return pip_install("--python", python, prefix=str(folder)) + quiet
+    places = [*NO_PLACES, "--prefix", str(folder)]
+    return "pip", [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        *quiet,
+        *places,
+    ]
+
+
+def _has_pip_settings(env: Mapping[str, str]) -> bool:
+    if any(name in env for name in _UV_CHOOSING):
+        return False
+    home = env.get("HOME", "")
+    places = [
+        *_PIP_FILES,
+        Path(home, ".pip", "pip.conf"),
+        Path(env.get("XDG_CONFIG_HOME") or f"{home}/.config", "pip", "pip.conf"),
+    ]
+    return any(name in env for name in _CHOOSING) or any(place.is_file() for place in places)
 
 
 def _run(
@@ -176,19 +221,19 @@ def _failure(name: str, code: int, output: str, folder: Path, index: str) -> Exc
             "reach as env={'PIP_INDEX_URL': …}, or choose pods with a network",
             tail,
         )
-    errors = [line for line in lines if line.lower().lstrip().startswith("error")]
+    errors = [line for line in lines if line.lower().lstrip(" ×╰─▶").startswith("error")]
     last = errors[-1] if errors else lines[-1] if lines else f"exit code {code}"
     return InstallError(f"{name}: {last.strip()}", tail)
 
 
 def _index(env: Mapping[str, str], lines: Sequence[str]) -> str:
     """Return host and port of the package index, for messages: the address may have a password."""
-    index = env.get("PIP_INDEX_URL") or _PYPI
+    found = [env[name] for name in _INDEXES if env.get(name)]
     for line in lines:
         option, _, value = line.replace("=", " ", 1).partition(" ")
         if option in ("-i", "--index-url"):
-            index = value.strip()
-    return urlsplit(index).netloc.rpartition("@")[2]
+            found.insert(0, value.strip())
+    return urlsplit(found[0] if found else _PYPI).netloc.rpartition("@")[2]
 
 
 def _environment(given: object) -> dict[str, str]:

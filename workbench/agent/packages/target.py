@@ -8,13 +8,14 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from workbench.agent.packages.pip import pip_install, without_places
+from workbench.agent.packages.settings import NO_PLACES, without_places
 
 _TAIL_LINES = 12
 
@@ -77,9 +78,21 @@ def _own_version(name: str) -> str | None:
 
 
 def _pip(args: Sequence[str], env: Mapping[str, str]) -> None:
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "install",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--quiet",
+        *NO_PLACES,
+        "--prefix=",
+    ]
     own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [*pip_install(), "--quiet", *args],
+        [*command, *args],
         env=without_places({**own, **env}),
         cwd="/",
         capture_output=True,

@@ -43,6 +43,7 @@ _HEADER = "the header of"
 _HASH = re.compile(r"\s--hash[=\s]\S+")
 _HIDDEN = ("Cc", "Cf", "Zl", "Zp")
 """Unicode's categories of control characters, of invisible ones, and of ends of lines."""
+_SETTINGS = ("PIP_", "UV_")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +114,7 @@ class Requirements:
         settings = [
             mask_secrets(f"{name}={value}")
             for name, value in sorted(environment.items())
-            if name.startswith("PIP_")
+            if name.startswith(_SETTINGS)
         ]
         lines = sorted(self.lines)
         whole = [python, self.isolated, lines, sorted(self.constraints), settings]

@@ -1,6 +1,4 @@
-"""The pod's pip, without settings that would lead an install of ours elsewhere.
-
-A host's pip.conf often has such settings.
+"""Settings of pip that would lead an install of ours elsewhere. A host's pip.conf often has them.
 
 Settings of the index, the network and the choice of versions stay as the host and the user have
 them.
@@ -8,11 +6,10 @@ them.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
-# Options that undo a host's settings. Options that follow count instead.
-_NO_PLACES = ("--no-user", "--target=", "--root=", "--report=")
+NO_PLACES = ("--no-user", "--target=", "--root=", "--report=")
+"""Options of `pip install` that undo a host's settings. Options that follow count instead."""
 _PLACES = ("PIP_PREFIX", "PIP_PYTHON", "PIP_REPORT", "PIP_ROOT", "PIP_TARGET")
 _SWITCHED_OFF = (
     "PIP_DRY_RUN",
@@ -28,10 +25,3 @@ def without_places(env: Mapping[str, str]) -> dict[str, str]:
     """Return variables for pip without a place of their own; a 0 also outranks a pip.conf."""
     kept = {name: value for name, value in env.items() if name not in _PLACES}
     return {**kept, **dict.fromkeys(_SWITCHED_OFF, "0")}
-
-
-def pip_install(*options: str, prefix: str = "") -> list[str]:
-    """Return a command of `pip install`, to be followed by further options and packages."""
-    quiet = ("--no-input", "--disable-pip-version-check")
-    pip = (sys.executable, "-P", "-m", "pip", *options, "install")
-    return [*pip, *quiet, *_NO_PLACES, f"--prefix={prefix}"]
