@@ -14,18 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from workbench.agent.ranks import stacks
 from workbench.agent.ranks.stacks import AT_ONCE, SIGNAL, STACKS, write_on_signal
 
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """Take the handlers away at the end."""
-    kept = len(stacks._kept)
     yield
     signal.signal(SIGNAL, signal.SIG_DFL)
     faulthandler.unregister(AT_ONCE)
-    del stacks._kept[kept:]
 
 
 @pytest.fixture

@@ -130,25 +130,38 @@ def check_outputs(patterns: Sequence[str]) -> None:
 _SHOWN = 300  # letters of a path
 
 
+_SHELL = (".sh", ".bash", ".zsh")
+# A line such as `lr: 3` is Python too, so a file of settings may run without an error.
+_SETTINGS = (".yaml", ".yml", ".json", ".jsonl", ".toml", ".ini", ".cfg", ".csv")
+
+
 def _check_python(script: Path, shown: str) -> None:
     """Refuse a file that Python cannot read as a program."""
+    notebook = ConfigError(
+        f"{shown} is a notebook. Write a script with `jupyter nbconvert --to script"
+        f" {script.name}`, remove the lines with get_ipython, and give the script"
+    )
     if script.suffix == ".ipynb":
-        raise ConfigError(
-            f"{shown} is a notebook. Write a script with `jupyter nbconvert --to script"
-            f" {script.name}`, and give the script"
-        )
-    if script.suffix in (".sh", ".bash", ".zsh"):
+        raise notebook
+    if script.suffix in _SHELL:
         raise ConfigError(
             f"{shown} is a shell script. Give the Python file that the shell script starts, with"
             " args and env"
         )
+    if script.suffix in _SETTINGS:
+        raise ConfigError(
+            f"{shown} is no Python file. Give the Python file that reads the settings, with"
+            f" args=[{script.name!r}]"
+        )
     try:
         with tokenize.open(script) as file:
-            has_nul = "\0" in file.read()
+            content = file.read()
     except (SyntaxError, UnicodeDecodeError):
-        has_nul = True
-    if has_nul:
+        content = "\0"
+    if "\0" in content:
         raise ConfigError(f"{shown} is no text that Python reads. Save the file as UTF-8")
+    if content.startswith("{") and '"nbformat"' in content:
+        raise notebook
 
 
 def check_script(script: Path, root: Path | None = None) -> None:

@@ -295,6 +295,32 @@ _RULES: tuple[_Rule, ...] = (
         ("start the module by its name: Script(module='pkg.train', folder='src')",),
     ),
     _Rule(
+        r"cannot import name|module '[\w.]+' has no attribute|partially initialized module",
+        "A module lacks a name",
+        (
+            "rename a file of yours that has the name of a package or of a module of Python, such "
+            "as token.py: Python imports that file in place of the module",
+            "use the version of the package that has the name: cluster.doctor() shows the versions "
+            "on the pods",
+        ),
+    ),
+    _Rule(
+        r"'get_ipython' is not defined",
+        "The script has lines that work in a notebook only",
+        (
+            "remove the lines with get_ipython, which were lines with % or ! in the notebook",
+            'name packages of lines such as `!pip install` in Script(requirements=["…"])',
+        ),
+    ),
+    _Rule(
+        r"eof when reading a line",
+        "The program asks a question, and ranks have no keyboard",
+        (
+            "give the answer as an argument or as a variable: Script(args=[…], env={…})",
+            'answer for a tracker with its key in env, or turn the tracker off: report_to="none"',
+        ),
+    ),
+    _Rule(
         r"no module named|modulenotfounderror|importerror",
         "A package is missing on the pods",
         (
