@@ -205,7 +205,7 @@ def test_a_rank_without_a_traceback_has_its_exit_code_and_its_last_line() -> Non
         # PYTHONHOME, PYTHONHASHSEED, or faulthandler.dump_traceback_later
         "Current thread 0x00007f925c7e4b80 (most recent call first):\n  <no Python frame>",
         "Python runtime state: preinitialized",
-        'Thread 0x00007f925c7e4b80 (most recent call first):\n  File "errors.py", line 3 in f\n  ...',
+        'Thread 0x00007f925c7e4b80 (most recent call first):\n  File "errors.py", line 3 in f',
         "Extension modules: numpy.core, error_tools (total: 2)",
     ],
 )
