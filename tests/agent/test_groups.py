@@ -92,20 +92,44 @@ def test_a_gpu_is_known_by_its_device(
     assert has_gpu(str(tmp_path / "missing")) is (visible != "")  # unknown: nothing is changed
 
 
-def test_a_rank_is_alone_from_torch_s_import_to_its_first_group(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("places", "alone"),
+    [
+        ([], True),
+        ([1], False),
+        # The first rank of the run, a script that sets RANK=0, and torchrun within a rank.
+        ([0], True),
+        ([0, 1], False),
+        ([1, 0], True),
+    ],
+)
+def test_a_rank_is_alone_unless_another_is_the_first_of_its_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, places: list[int], alone: bool
 ) -> None:
     change = started(monkeypatch, tmp_path, WORLD_SIZE="2")["torch.distributed.distributed_c10d"]
     assert not worked_alone(tmp_path)
     seen: list[object] = []
     module = SimpleNamespace(init_process_group=lambda *args, **options: seen.append(args))
     change(module)
-    assert worked_alone(tmp_path)
-    module.init_process_group("gloo", rank=0)
-    assert seen == [("gloo",)]
-    assert not worked_alone(tmp_path)
+    for place in places:
+        module.get_rank = lambda place=place: place
+        module.init_process_group("gloo", rank=0)
+    assert seen == [("gloo",)] * len(places)
+    assert worked_alone(tmp_path) is alone
     change(SimpleNamespace(init_process_group=print))  # a child of the rank imports torch later
-    assert not worked_alone(tmp_path)
+    assert worked_alone(tmp_path) is alone
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_ranks_that_start_torchrun_are_alone_where_each_has_a_first_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, offset: int
+) -> None:
+    for place in (offset + 1, offset):
+        change = started(monkeypatch, tmp_path, WORLD_SIZE="2")
+        module = SimpleNamespace(init_process_group=print, get_rank=lambda place=place: place)
+        change["torch.distributed.distributed_c10d"](module)
+        module.init_process_group()
+    assert worked_alone(tmp_path) is (offset == 0)
 
 
 def test_a_group_that_cannot_be_opened_connects_nothing(
