@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from workbench.agent import script_site
 from workbench.agent.rank.groups import has_gpu, install, worked_alone
+
+SCRIPT_SITE = Path(script_site.__file__).parent
 
 
 def started(
@@ -148,3 +153,17 @@ def test_a_group_that_cannot_be_opened_connects_nothing(
 
 def test_a_single_rank_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert started(monkeypatch, tmp_path, WORLD_SIZE="1") == {}
+
+
+@pytest.mark.parametrize(("version", "prepared"), [("(3, 9, 18)", False), ("(3, 11, 0)", True)])
+def test_a_child_with_an_older_python_is_left_as_it_is(version: str, prepared: bool) -> None:
+    """A script may start a program of a conda environment, which inherits PYTHONPATH."""
+    program = (
+        f"import sys; sys.version_info = {version}; sys.path.insert(0, {str(SCRIPT_SITE)!r})\n"
+        "import sitecustomize\n"
+        "print(any(hasattr(finder, 'changes') for finder in sys.meta_path))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (f"{prepared}\n", "")

@@ -34,6 +34,11 @@ CASES = [
         "Out of memory on the pod",
     ),
     ("ImportError", "cannot import name 'A' from 'token' (/a/token.py)", "A module lacks a name"),
+    (
+        "exit",
+        "exit code 1: ModuleNotFoundError: No module named 'encodings'",
+        "Python cannot start on the pod",
+    ),
     ("AttributeError", "module 'random' has no attribute 'choice'", "A module lacks a name"),
     (
         "NameError",

@@ -321,6 +321,11 @@ _RULES: tuple[_Rule, ...] = (
         ),
     ),
     _Rule(
+        r"no module named '?encodings",
+        "Python cannot start on the pod",
+        ("leave PYTHONHOME and PYTHONPLATLIBDIR out of env: no folder of Python is at that place",),
+    ),
+    _Rule(
         r"no module named|modulenotfounderror|importerror",
         "A package is missing on the pods",
         (
