@@ -55,7 +55,7 @@ def test_the_variable_does_not_switch_deepspeed_off(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deepspeed: str
 ) -> None:
     """accelerate/state.py chooses DeepSpeed only without the variable."""
-    seen = []
+    seen: list[object] = []
 
     class Partial:
         def __init__(self, cpu: bool = False) -> None:

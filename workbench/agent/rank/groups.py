@@ -78,7 +78,7 @@ def worked_alone(folder: Path) -> bool:
 
 
 def _note(folder: Path, module: Any) -> None:
-    _touch(folder / _IMPORTED)
+    _mark(folder / _IMPORTED)
     original = module.init_process_group
     was_first = False
 
@@ -86,16 +86,19 @@ def _note(folder: Path, module: Any) -> None:
     def init_process_group(*args: Any, **options: Any) -> None:
         nonlocal was_first
         original(*args, **options)
-        _touch(folder / _OPENED)
+        _mark(folder / _OPENED)
         if module.get_rank() == 0:
             was_first = True
-            _touch(folder / _FIRST)
+            _mark(folder / _FIRST)
         elif was_first:  # the group replaces a group of this process alone
-            (folder / _FIRST).unlink(missing_ok=True)
+            _mark(folder / _FIRST, is_true=False)
 
     module.init_process_group = init_process_group
 
 
-def _touch(path: Path) -> None:
+def _mark(path: Path, *, is_true: bool = True) -> None:
     with suppress(OSError):  # a full disk: the result then has no note
-        path.touch()
+        if is_true:
+            path.touch()
+        else:
+            path.unlink(missing_ok=True)

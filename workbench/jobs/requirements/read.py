@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import tokenize
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import decode_source
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import is_there, read_given, user_path
+from workbench.base.files import is_there, read_bytes, read_given, user_path
 from workbench.base.json_values import part
 from workbench.jobs.requirements.lock import export_lock
 from workbench.jobs.requirements.requirements import (
@@ -91,8 +91,7 @@ def _checked(
 def _content_of(script: Path) -> str:
     """Return the text of a script as Python reads it. Empty: no readable script."""
     try:
-        with tokenize.open(os.path.realpath(script)) as file:
-            return file.read()
+        return decode_source(read_bytes(Path(os.path.realpath(script))))
     except (OSError, SyntaxError, ValueError):  # the check of the script's folder names the error
         return ""
 
@@ -135,9 +134,9 @@ def header_in(content: str, name: str) -> Requirements | None:
         like = _LIKE_OPENING.search(content)
         if like is None:
             return None
-        line = content.count("\n", 0, like.start()) + 1
+        number = content.count("\n", 0, like.start()) + 1
         raise ConfigError(
-            f"line {line} of {name} is {like[0]!r}, and no header follows. Write the lines"
+            f"line {number} of {name} is {like[0]!r}, and no header follows. Write the lines"
             f" {_OPENING!r} and {_CLOSING!r} with these blanks alone, and '# ' at the start of"
             " every line between"
         )
