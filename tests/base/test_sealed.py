@@ -130,3 +130,13 @@ def test_a_key_that_others_may_know_is_refused() -> None:
     for ask in (user_key, known_key):
         with pytest.raises(ConfigError, match=sentence("the next start makes another key")):
             ask()
+
+
+@pytest.mark.parametrize("given", ["state", "~/state", ""])
+def test_a_relative_state_folder_is_ignored_as_xdg_asks(
+    given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Keeper and notebook have other current folders, and would not find each other."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", given)
+    assert state_folder().parent == tmp_path / ".local" / "state"
