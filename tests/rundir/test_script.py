@@ -564,7 +564,7 @@ def test_a_module_keeps_its_folder_and_its_users_files(repository: Path) -> None
     [
         ({"module": "pkg/train.py"}, "not the name of a module"),
         ({"module": "pkg.train", "path": "other.py"}, "Give one of the two"),
-        ({"module": "pkg.missing", "folder": "src"}, "src/pkg/missing.py does not exist"),
+        ({"module": "pkg.missing", "folder": "src"}, "has no file .*/src/pkg/missing.py. Give"),
         ({"path": "scripts/train.py", "folder": "src"}, "is not in the folder"),
         ({"path": "scripts/train.py", "folder": "none"}, "is not in the folder"),
     ],

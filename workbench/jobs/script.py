@@ -141,6 +141,7 @@ class ScriptViews(JobViews["Script"]):
             yield path.relative_to(folder).as_posix(), path
 
     def check_early(self, *, gpus: int) -> None:  # noqa: ARG002
+        self.job.check_file()
         check_script(self.job.file, self.job.root)
         self.job.read_packages(self.job.env)
 
@@ -280,6 +281,7 @@ class Script(Job):
     def prepare(self, run: NewRun) -> Prepared:
         check_args(self.args, run.environment)
         check_outputs(self.outputs)
+        self.check_file()
         path = self.file
         root = self.root
         folder = str(root) if self.folder else None
@@ -303,6 +305,15 @@ class Script(Job):
             "left_out": left_out(root)[:_LEFT_OUT],
         }
         return Prepared(job=job, origin=origin)
+
+    def check_file(self) -> None:
+        """Refuse a module without a file."""
+        if self.module and not self.file.is_file():
+            top = self.module.partition(".")[0]
+            raise ConfigError(
+                f"the module {self.module!r} has no file {self.file}. Give the folder above"
+                f" {top!r} as folder, which is {str(self.root)!r} now, or correct the name"
+            )
 
     def read_packages(self, environment: Mapping[str, str]) -> Requirements | None:
         """Read the requirements from the job, from their file or from the script's header.
