@@ -87,8 +87,8 @@ def test_environments_are_removed_and_other_content_of_the_store_stays(tmp_path:
         (
             "ERROR: Could not find a version that satisfies x (from versions: none)\n"
             "ERROR: No matching distribution found for x\n",
-            "pip: ERROR: No matching distribution found for x. The index at pypi.example.org has no"
-            " such package, or cannot be reached",
+            "pip: ERROR: No matching distribution found for x. The index at pypi.example.org lacks"
+            " the package, or cannot be reached",
         ),
         ("Segmentation fault\n", "pip: Segmentation fault"),
         ("", "pip: exit code 1"),

@@ -43,7 +43,7 @@ CASES = [
     (
         "NameError",
         "name 'get_ipython' is not defined",
-        "The script has lines that work in a notebook only",
+        "The script has lines of a notebook",
     ),
     (
         "EOFError",

@@ -227,7 +227,7 @@ def _failure(name: str, code: int, output: str, folder: Path, index: str) -> Exc
     message = f"{name}: {last.strip()}"
     if index and _NO_VERSION in output:
         # Without retries, pip writes nothing of an index that it cannot reach.
-        message += f". The index at {index} has no such package, or cannot be reached"
+        message += f". The index at {index} lacks the package, or cannot be reached"
     return InstallError(message, tail)
 
 

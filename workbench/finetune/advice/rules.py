@@ -298,18 +298,18 @@ _RULES: tuple[_Rule, ...] = (
         r"cannot import name|module '[\w.]+' has no attribute|partially initialized module",
         "A module lacks a name",
         (
-            "rename a file of yours that has the name of a package or of a module of Python, such "
-            "as token.py: Python imports that file in place of the module",
-            "use the version of the package that has the name: cluster.doctor() shows the versions "
-            "on the pods",
+            "rename a file of yours with the name of a package or of a module of Python, for "
+            "example token.py: Python imports the file in place of the module",
+            "use a version of the package with the name: cluster.doctor() shows the versions on "
+            "the pods",
         ),
     ),
     _Rule(
         r"'get_ipython' is not defined",
-        "The script has lines that work in a notebook only",
+        "The script has lines of a notebook",
         (
-            "remove the lines with get_ipython, which were lines with % or ! in the notebook",
-            'name packages of lines such as `!pip install` in Script(requirements=["…"])',
+            "remove the lines with get_ipython: lines with % or ! in the notebook",
+            'name the packages of `!pip install` in Script(requirements=["…"])',
         ),
     ),
     _Rule(

@@ -137,7 +137,7 @@ def header_in(content: str, name: str) -> Requirements | None:
         number = content.count("\n", 0, like.start()) + 1
         raise ConfigError(
             f"line {number} of {name} is {like[0]!r}, and no header follows. Write the lines"
-            f" {_OPENING!r} and {_CLOSING!r} with these blanks alone, and '# ' at the start of"
+            f" {_OPENING!r} and {_CLOSING!r} with the same blanks, and '# ' at the start of"
             " every line between"
         )
     if len(blocks) > 1:
