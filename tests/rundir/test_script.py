@@ -144,9 +144,7 @@ def test_a_cluster_s_directory_stays_wherever_it_lies(
         (folder / "c" / name).touch()
     (folder / "lib" / "cluster.json").touch()  # one of the user's own
     assert travels(folder) == {*PLAIN, "lib/cluster.json"}
-    monkeypatch.setattr(
-        "workbench.jobs.script_folder._with", lambda script, at: [script, at / "vanished"]
-    )
+    monkeypatch.setattr("workbench.jobs.script_folder.script_files", lambda at: [at / "vanished"])
     with pytest.raises(
         ConfigError,
         match=sentence("vanished from the script's folder while the folder was read", "vanished"),
