@@ -38,7 +38,7 @@ def raised_by(function: Callable[..., object], fault: RunFault | None) -> BaseEx
         return None
     message = fault.message
     if issubclass(kind, KeyError):  # its text is the repr of the key
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             message = ast.literal_eval(message)
     try:
         # Without __init__, whose arguments are not known.
