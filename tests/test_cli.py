@@ -355,7 +355,7 @@ def test_a_run_that_fails_exits_with_1_and_says_where(
     script.parent.mkdir()
     script.write_text("raise ValueError('of the script')\n")
     asked = tmp_path / "asked.json"
-    cluster = {**LOCAL, "count": 1, "warm": False}
+    cluster = {**LOCAL, "count": 1}
     asked.write_text(
         json.dumps({"cluster": cluster, "job": {"kind": "script", "path": str(script)}})
     )
@@ -363,6 +363,8 @@ def test_a_run_that_fails_exits_with_1_and_says_where(
     result = Run.load(out).result
     facts = json.loads((tmp_path / "a.json").read_text())
     assert (facts["state"], facts["path"]) == ("failed", str(out))
+    record = json.loads((out / "cluster" / "cluster.json").read_text())
+    assert record["warm"] is False, "no warm process serves a script"
     assert result.error is not None
     assert result.error.host.startswith("127.0.0.")
     assert "Traceback" in result.error.traceback

@@ -59,6 +59,7 @@ def _carry_out(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace) -> bool:
     from workbench.base.files import write_json
     from workbench.client.cluster import Cluster
+    from workbench.jobs.job import PodView
     from workbench.keeper.checkpoints import held_checkpoint
     from workbench.rundir.format import FORMAT
     from workbench.rundir.make.prepare import prepare_run
@@ -69,8 +70,11 @@ def _run(args: argparse.Namespace) -> bool:
     spec = RunSpec.load(args.spec)
     prepared = prepare_run(spec, root=args.out, ask_pods=partial(held_checkpoint, Path()))
     folder = prepared.paths.root / "cluster"
+    # Warm processes serve jobs that have an entry, and this cluster has one job.
+    starts_warm = prepared.spec.job.program_on(PodView(package="", folder=None)).entry is not None
+    pods = spec.cluster.replace(warm=spec.cluster.warm and starts_warm)
     try:
-        cluster = Cluster.from_spec(spec.cluster, path=folder)
+        cluster = Cluster.from_spec(pods, path=folder)
         cluster.start()
     except (ConfigError, DiskFull):
         # Refused: nothing started, so nothing stays.

@@ -84,6 +84,12 @@ def test_environments_are_removed_and_other_content_of_the_store_stays(tmp_path:
             "Collecting x\nERROR: Could not find x\nERROR: No matching distribution for x\n",
             "pip: ERROR: No matching distribution for x",
         ),
+        (
+            "ERROR: Could not find a version that satisfies x (from versions: none)\n"
+            "ERROR: No matching distribution found for x\n",
+            "pip: ERROR: No matching distribution found for x. The index at pypi.example.org lacks"
+            " the package, or cannot be reached",
+        ),
         ("Segmentation fault\n", "pip: Segmentation fault"),
         ("", "pip: exit code 1"),
         (

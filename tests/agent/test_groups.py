@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from workbench.agent import script_site
 from workbench.agent.rank.groups import has_gpu, install, worked_alone
+
+SCRIPT_SITE = Path(script_site.__file__).parent
 
 
 def started(
@@ -50,7 +55,7 @@ def test_the_variable_does_not_switch_deepspeed_off(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deepspeed: str
 ) -> None:
     """accelerate/state.py chooses DeepSpeed only without the variable."""
-    seen = []
+    seen: list[object] = []
 
     class Partial:
         def __init__(self, cpu: bool = False) -> None:
@@ -92,20 +97,44 @@ def test_a_gpu_is_known_by_its_device(
     assert has_gpu(str(tmp_path / "missing")) is (visible != "")  # unknown: nothing is changed
 
 
-def test_a_rank_is_alone_from_torch_s_import_to_its_first_group(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("places", "alone"),
+    [
+        ([], True),
+        ([1], False),
+        # The first rank of the run, a script that sets RANK=0, and torchrun within a rank.
+        ([0], True),
+        ([0, 1], False),
+        ([1, 0], True),
+    ],
+)
+def test_a_rank_is_alone_unless_another_is_the_first_of_its_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, places: list[int], alone: bool
 ) -> None:
     change = started(monkeypatch, tmp_path, WORLD_SIZE="2")["torch.distributed.distributed_c10d"]
     assert not worked_alone(tmp_path)
     seen: list[object] = []
     module = SimpleNamespace(init_process_group=lambda *args, **options: seen.append(args))
     change(module)
-    assert worked_alone(tmp_path)
-    module.init_process_group("gloo", rank=0)
-    assert seen == [("gloo",)]
-    assert not worked_alone(tmp_path)
+    for place in places:
+        module.get_rank = lambda place=place: place
+        module.init_process_group("gloo", rank=0)
+    assert seen == [("gloo",)] * len(places)
+    assert worked_alone(tmp_path) is alone
     change(SimpleNamespace(init_process_group=print))  # a child of the rank imports torch later
-    assert not worked_alone(tmp_path)
+    assert worked_alone(tmp_path) is alone
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_ranks_that_start_torchrun_are_alone_where_each_has_a_first_rank(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, offset: int
+) -> None:
+    for place in (offset + 1, offset):
+        change = started(monkeypatch, tmp_path, WORLD_SIZE="2")
+        module = SimpleNamespace(init_process_group=print, get_rank=lambda place=place: place)
+        change["torch.distributed.distributed_c10d"](module)
+        module.init_process_group()
+    assert worked_alone(tmp_path) is (offset == 0)
 
 
 def test_a_group_that_cannot_be_opened_connects_nothing(
@@ -124,3 +153,17 @@ def test_a_group_that_cannot_be_opened_connects_nothing(
 
 def test_a_single_rank_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert started(monkeypatch, tmp_path, WORLD_SIZE="1") == {}
+
+
+@pytest.mark.parametrize(("version", "prepared"), [("(3, 9, 18)", False), ("(3, 11, 0)", True)])
+def test_a_child_with_an_older_python_is_left_as_it_is(version: str, prepared: bool) -> None:
+    """A script may start a program of a conda environment, which inherits PYTHONPATH."""
+    program = (
+        f"import sys; sys.version_info = {version}; sys.path.insert(0, {str(SCRIPT_SITE)!r})\n"
+        "import sitecustomize\n"
+        "print(any(hasattr(finder, 'changes') for finder in sys.meta_path))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (f"{prepared}\n", "")

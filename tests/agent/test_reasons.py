@@ -202,6 +202,11 @@ def test_a_rank_without_a_traceback_has_its_exit_code_and_its_last_line() -> Non
         "/lib/a.py:3: UserWarning: leaked semaphores",
         "100%|##########| 5/5 [00:01<00:00,  4.10it/s]",
         " 20%|##   | 1/5\r 40%|####  | 2/5",
+        # PYTHONHOME, PYTHONHASHSEED, or faulthandler.dump_traceback_later
+        "Current thread 0x00007f925c7e4b80 (most recent call first):\n  <no Python frame>",
+        "Python runtime state: preinitialized",
+        'Thread 0x00007f925c7e4b80 (most recent call first):\n  File "errors.py", line 3 in f',
+        "Extension modules: numpy.core, error_tools (total: 2)",
     ],
 )
 def test_noise_of_stderr_is_not_the_cause(noise: str) -> None:

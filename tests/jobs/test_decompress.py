@@ -183,6 +183,16 @@ def test_what_parts_columns_is_seen_by_the_content(tmp_path: Path, mark: str, en
             b"ARROW1",
             sentence("is a table that is not read: save it as Parquet", "rows.arrow"),
         ),
+        (
+            "rows.jsonl",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\n",
+            sentence("is a pointer of git-lfs", "git lfs pull"),
+        ),
+        (
+            "rows.csv",
+            b"<!DOCTYPE html><html><title>Sign in</title></html>",
+            sentence("is a page of a website"),
+        ),
         ("rows.pkl", b"x", sentence("which may run code and is not read", "rows.pkl")),
         (
             "rows.json",

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,24 @@ def test_an_unknown_kind_is_refused_with_the_kinds_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"'dpo'.*finetune.*script|'dpo'.*count") as refused:
         registry.job_from_dict({"kind": "dpo"})
     assert all(kind in str(refused.value) for kind in ("count", "finetune", "script"))
+
+
+def test_packages_are_read_again_only_after_one_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reads: list[str] = []
+
+    def read(group: str) -> list[EntryPoint]:
+        reads.append(group)
+        return [EntryPoint(f"kind{len(reads)}", "mine:Kind", group)]
+
+    monkeypatch.setattr(registry, "entry_points", read)
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(3):
+        assert "kind1" in registry.kinds()
+    (tmp_path / "other-1.0.dist-info").mkdir()
+    assert "kind2" in registry.kinds()
+    assert len(reads) == 2
 
 
 def test_another_package_cannot_replace_a_built_in_kind() -> None:

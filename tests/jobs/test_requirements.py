@@ -15,7 +15,12 @@ from workbench import Script
 from workbench.errors import ConfigError, RunError
 from workbench.jobs.job import HandoverRequest, NewRun
 from workbench.jobs.requirements.read import header_in, read_requirements
-from workbench.jobs.requirements.requirements import Requirements, check_secrets, parsed
+from workbench.jobs.requirements.requirements import (
+    WITHOUT_HEADER,
+    Requirements,
+    check_secrets,
+    parsed,
+)
 
 HEADER = """\
 #!/usr/bin/env python
@@ -131,7 +136,8 @@ def test_a_header_is_used_unless_requirements_are_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "# /// script\n# dependencies = []\nimport x\n",  # no end
+        "# //// script\n# dependencies = []\n# ////\n",
+        "    # /// script\n",
         "# /// other\n# dependencies = []\n# ///\n",
         "x = 1\n",
     ],
@@ -140,10 +146,48 @@ def test_what_is_no_header(text: str) -> None:
     assert header_in(text, "train.py") is None
 
 
-def test_a_header_with_windows_line_ends_is_read() -> None:
-    found = header_in(HEADER.replace("\n", "\r\n"), "train.py")
+@pytest.mark.parametrize(
+    "content",
+    [
+        HEADER.replace("\n", "\r\n").encode(),
+        HEADER.replace("\n", "\r").encode(),
+        HEADER.encode("utf-8-sig"),
+        f"# coding: latin-1\n# größe\n{HEADER}".encode("latin-1"),
+    ],
+)
+def test_a_header_is_read_wherever_python_reads_the_script(tmp_path: Path, content: bytes) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(content)
+    found = read_requirements(None, script, {}, isolated=False)
     assert found is not None
     assert found.lines == ["trl==1.16.0", "rich"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# /// script\n# dependencies = ['trl']\nimport x\n",
+        "#///script\n# dependencies = ['trl']\n#///\n",
+        "# /// script \n# dependencies = ['trl']\n# ///\n",
+        "# /// script\n# dependencies = ['trl']\n# /// \n",
+        "#\t/// script\n#\tdependencies = ['trl']\n#\t///\n",
+        "# /// script\n#dependencies = ['trl']\n# ///\n",
+        "# /// script\n\n# dependencies = ['trl']\n# ///\n",
+        "# /// Script\n# dependencies = ['trl']\n# ///\n",
+    ],
+)
+def test_a_header_that_python_s_tools_would_not_see_is_refused(tmp_path: Path, text: str) -> None:
+    remedy = sentence("and no header follows", "line 2 of train.py is")
+    with pytest.raises(ConfigError, match=remedy) as refused:
+        read(tmp_path, None, f"import os\n{text}")
+    assert refused.value.args[0].endswith(WITHOUT_HEADER)
+    ignored = read(tmp_path, [], text)  # the way out is one
+    assert ignored is not None and not ignored.installs
+
+
+def test_an_empty_header_needs_no_environment(tmp_path: Path) -> None:
+    found = read(tmp_path, None, "# /// script\n# ///\n")
+    assert found is not None and not found.installs
 
 
 @pytest.mark.parametrize(
@@ -275,13 +319,12 @@ def test_a_deep_requirement_is_refused(tmp_path: Path) -> None:
 def test_a_header_ends_at_the_last_closing_line_of_its_comment(tmp_path: Path) -> None:
     inner = "# /// script\n# dependencies = ['rich']\n# [tool.x]\n# y = '''\n# ///\n#'''\n# ///\n"
     assert lines(tmp_path, None, inner.replace("#'", "# '")) == ["rich"]
-    for text in ("# /// script\n# ///\n", "# /// script\n# dependencies = []\n\n# ///\n"):
-        assert read(tmp_path, None, text) is None
 
 
 def test_a_long_header_is_read_line_by_line(tmp_path: Path) -> None:
     for text in ("# /// script\n", "# /// script\n#\n", "# /// script\n#x\n"):
-        assert read(tmp_path, None, text * 200_000) is None
+        with pytest.raises(ConfigError, match=sentence("and no header follows")):
+            read(tmp_path, None, text * 200_000)
 
 
 def of_lock(folder: Path, lock: str) -> Requirements:

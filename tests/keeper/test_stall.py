@@ -194,6 +194,20 @@ def test_a_launcher_that_starts_no_rank_is_ended(launcher: str) -> None:
     assert StallGuard(SimpleNamespace(spec=SimpleNamespace(job=job))).check(ledger, process) is None  # type: ignore[arg-type]
 
 
+def test_the_imports_of_a_busy_pod_are_no_stall_of_a_run_with_a_short_limit() -> None:
+    story = Story(phase="waiting")
+    job = SimpleNamespace(launcher="ssh", stall_timeout_s=20)
+    guard = StallGuard(SimpleNamespace(spec=SimpleNamespace(job=job)))  # type: ignore[arg-type]
+    guard.watch = story.watch
+    ledger = SimpleNamespace(ranks=story.ranks(), in_steps=False, started=False)
+    story.passes(299)
+    assert guard.check(ledger, None) is None  # type: ignore[arg-type]
+    assert guard.remark == "no rank has started for 299 s"
+    story.passes(1)
+    fault = guard.check(ledger, None)  # type: ignore[arg-type]
+    assert fault is not None and fault.kind == "stall"
+
+
 class Guarded:
     """A stall guard of a story's run, whose stacks the test writes."""
 

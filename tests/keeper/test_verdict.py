@@ -97,6 +97,14 @@ def test_a_run_whose_ranks_are_done_succeeded_and_says_no_more(context: RunConte
     assert ";" not in message, "a checkpoint of a run that succeeded is nothing to resume"
 
 
+def test_variables_that_the_run_decides_are_named_as_not_used(context: RunContext) -> None:
+    job = context.spec.job.replace(env={"MASTER_PORT": "29500", "SEED": "1"})
+    context = replace(context, spec=context.spec.replace(job=job))
+    _, message = decided(context, ledger())
+    assert says(message, "env does not set {}: the run decides the values", "MASTER_PORT")
+    assert "SEED" not in message
+
+
 def test_a_fault_has_the_state_and_the_words_without_its_traceback(context: RunContext) -> None:
     state, message = decided(
         context, ledger(), fault=FAULT, returned=PulledCheckpoints(steps=[4, 2])
@@ -328,11 +336,18 @@ def test_an_error_of_a_pod_is_blamed_on_the_pod(context: RunContext) -> None:
 def test_a_traceback_has_the_files_of_the_user() -> None:
     job = script()
     assert in_users_files("r", job, None) is None
-    fault = replace(FAULT, traceback='File "/pods/pod-0/runs/r/script/train.py", line 3')
+    copy = "/pods/pod 0/runs/r/script"
+    fault = replace(
+        FAULT,
+        message=f"cannot import name 'A' from 'token' ({copy}/token.py) or '{copy}/a.txt'",
+        traceback=f'File "{copy}/train.py", line 3',
+    )
     moved = in_users_files("r", job, fault)
     assert moved is not None
     assert moved.traceback == 'File "/home/me/train.py", line 3'
-    assert moved.message == fault.message
+    assert moved.message == (
+        "cannot import name 'A' from 'token' (/home/me/token.py) or '/home/me/a.txt'"
+    )
 
 
 def observed(context: RunContext, *pods: Pod, kind: str = "kubernetes") -> RunContext:

@@ -232,6 +232,7 @@ class Named(Exception):
     [
         ("ValueError", 1, ValueError("no such column")),
         ("KeyError", 0, KeyError("no such column")),
+        ("KeyError", 0, KeyError(("a", 1))),
         ("Named", 0, Named(column="no such column")),
         ("ExceptionGroup", 0, None),
         ("OutOfMemoryError", 0, None),
@@ -244,7 +245,8 @@ class Named(Exception):
 def test_the_cause_is_of_the_type_that_the_function_raised(
     kind: str, rank: int | None, cause: Exception | None
 ) -> None:
-    fault = RunFault(rank=rank, kind=kind, message="no such column")
+    raised = cause or ValueError("no such column")
+    fault = RunFault(rank=rank, kind=kind, message=str(raised))
     assert repr(raised_by(helper, fault)) == repr(cause)
     assert raised_by(helper, None) is None
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from writtenrun import write_run
 
 from tests.support.examples import tries
+from workbench.rundir import events
 from workbench.rundir import journal as journal_module
 from workbench.rundir.events import (
     MARK,
@@ -409,3 +410,21 @@ def test_a_figure_with_the_name_of_a_number_is_named(
     assert err.count("the figure 'attempt' is not recorded") == 1
     assert out.count('"loss": 1.0') == 2
     assert "attempt" not in out
+
+
+@pytest.mark.parametrize("value", ["much", [1.0], {"a": 1}, 10**400, 1j, b"1.x"])
+def test_a_value_that_is_no_number_is_named_once_and_ends_no_training(
+    value: object, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORKBENCH_RUN", "r")
+    monkeypatch.setattr(events, "_refused", set())
+    for step in range(2):
+        log(step, loss=1.0, odd=value, eval_loss=None)
+    log(value, loss=7.0)  # type: ignore[arg-type]
+    out, err = capfd.readouterr()
+    kind = type(value).__name__
+    assert err.count(f"the figure 'odd' is not recorded, because a value of type {kind} is no") == 1
+    assert out.count('"loss": 1.0') == 2
+    assert "odd" not in out and "eval_loss" not in out
+    # Python's whole numbers have no largest, so a step may be as large.
+    assert ("the figure 'step'" in err) == (not isinstance(value, int))

@@ -144,9 +144,7 @@ def test_a_cluster_s_directory_stays_wherever_it_lies(
         (folder / "c" / name).touch()
     (folder / "lib" / "cluster.json").touch()  # one of the user's own
     assert travels(folder) == {*PLAIN, "lib/cluster.json"}
-    monkeypatch.setattr(
-        "workbench.jobs.script_folder._with", lambda script, at: [script, at / "vanished"]
-    )
+    monkeypatch.setattr("workbench.jobs.script_folder.script_files", lambda at: [at / "vanished"])
     with pytest.raises(
         ConfigError,
         match=sentence("vanished from the script's folder while the folder was read", "vanished"),
@@ -361,28 +359,49 @@ def test_the_run_says_how_much_travels_and_what_stays(folder: Path, tmp_path: Pa
         assert archive.read("train.py") == b"train.py", "as it was when it was submitted"
 
 
-def test_references_in_arguments_are_filled_in_within_the_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("safe_path", ["", "1"])
+def test_references_in_arguments_are_filled_in_within_the_rank(
+    tmp_path: Path, safe_path: str
+) -> None:
     (tmp_path / "train.py").write_text(
-        "import sys, helper\nfrom pathlib import Path\n"
-        "print(sys.argv, __name__, Path('/proc/self/cmdline').read_text().split(chr(0))[-3:-1])\n"
+        "import sys\n"
+        "print(sys.argv, __name__, __file__, sys.path[:2], [n for n in dir() if n[0] != '_'])\n"
     )
-    (tmp_path / "helper.py").touch()
     job = Script(path=str(tmp_path / "train.py"), args=["--token=${TOKEN}", "${OTHER}"])
     env = {**os.environ, "TOKEN": "a $b\n", "OTHER": "not given"}
+    env |= {"PYTHONSAFEPATH": safe_path, "PYTHONPATH": str(tmp_path / "mine")}
     assert job.command({})[0] == "train.py"
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"):
         assert job.replace(args=["--x=${%s}" % name]).command({})[0] == "-c"  # noqa: UP031
     assert job.replace(args=["${HOME}", "$RANK", "RANK"]).command({})[0] == "train.py"
-    argv = [sys.executable, "-u", *job.command({"TOKEN": ""})]
-    done = subprocess.run(
-        argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True, timeout=120
-    )
-    expected = (
-        ["train.py", "--token=a $b\n", "not given"],
-        "__main__",
-        ["--token=${TOKEN}", "${OTHER}"],
-    )
-    assert done.stdout == " ".join(map(str, expected)) + "\n"
+    filled = job.command({"TOKEN": ""})
+    assert filled[-2:] == ["--token=${TOKEN}", "${OTHER}"], "`ps` shows the names alone"
+    # A script sees the same names and paths with and without references.
+    plain = ["train.py", "--token=a $b\n", "${OTHER}"]
+    printed = [
+        subprocess.run(
+            [sys.executable, "-u", *command],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        ).stdout
+        for command in (filled, plain)
+    ]
+    assert printed[0] == printed[1].replace("${OTHER}", "not given")
+
+
+def test_a_linked_script_imports_its_neighbours_as_in_a_terminal(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    (work / "real").mkdir(parents=True)
+    (work / "real" / "train.py").write_text("import helper")
+    (work / "train.py").symlink_to("real/train.py")
+    spec = RunSpec(cluster=ClusterSpec(), job=Script(str(work / "train.py")))
+    job = prepare_run(spec, root=tmp_path / "run").spec.job
+    assert isinstance(job, Script)
+    assert (job.command({}), job.root) == (["real/train.py"], work)
 
 
 def test_a_file_whose_name_is_not_utf_8_is_refused_by_name(tmp_path: Path) -> None:
@@ -499,6 +518,13 @@ def test_a_package_that_runs_and_a_name_like_an_option_start(tmp_path: Path, arg
         ),
         ("folder.py", None, sentence("or a module")),
         ("none.py", ..., sentence("does not exist")),
+        ("sft.yaml", b"lr: 3", sentence("is no Python file", "['sft.yaml']")),
+        ("zero.json", b"{}", sentence("is no Python file")),
+        (
+            "saved.py",
+            b'{"cells": [], "nbformat": 4}',
+            sentence("is a notebook") + sentence("remove the lines with get_ipython"),
+        ),
         ("latin-named.py", "# coding: latin-1\nprint('größe')".encode("latin-1"), ""),
         ("marked.py", b"\xef\xbb\xbfprint(1)", ""),
         ("train", b"#!/usr/bin/env python\nprint(1)", ""),
@@ -536,7 +562,7 @@ def test_a_module_keeps_its_folder_and_its_users_files(repository: Path) -> None
     [
         ({"module": "pkg/train.py"}, "not the name of a module"),
         ({"module": "pkg.train", "path": "other.py"}, "Give one of the two"),
-        ({"module": "pkg.missing", "folder": "src"}, "src/pkg/missing.py does not exist"),
+        ({"module": "pkg.missing", "folder": "src"}, "has no file .*/src/pkg/missing.py. Give"),
         ({"path": "scripts/train.py", "folder": "src"}, "is not in the folder"),
         ({"path": "scripts/train.py", "folder": "none"}, "is not in the folder"),
     ],

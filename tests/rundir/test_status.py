@@ -203,3 +203,9 @@ def test_a_keeper_that_does_not_write_for_a_while_is_named(run: WrittenRun) -> N
         os.waitid(os.P_PID, keeper.pid, os.WSTOPPED | os.WNOWAIT)
         assert f"process {keeper.pid} is stopped" in Run(run.paths.root).message
         keeper.kill()
+
+
+def test_a_run_that_has_just_ended_has_the_message_of_its_result(run: WrittenRun) -> None:
+    write_json(run.paths.result, {"state": "succeeded", "message": "all ranks finished"})
+    handle = Run(run.paths.root)
+    assert (handle.state, handle.message) == (RunState.SUCCEEDED, "all ranks finished")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,13 @@ def raised_by(function: Callable[..., object], fault: RunFault | None) -> BaseEx
     kind = known.get(fault.kind)
     if not (isinstance(kind, type) and issubclass(kind, BaseException)):
         return None
+    message = fault.message
+    if issubclass(kind, KeyError):  # its text is the repr of the key
+        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            message = ast.literal_eval(message)
     try:
         # Without __init__, whose arguments are not known.
-        return kind.__new__(kind, fault.message)
+        return kind.__new__(kind, message)
     except TypeError:  # a type such as ExceptionGroup takes more
         return None
 

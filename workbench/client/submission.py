@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from workbench.base.errors import DiskFull, RunError, RunFailed, suggests
+from workbench.base.errors import ConfigError, DiskFull, RunError, RunFailed, suggests
 from workbench.base.files import check_working_directory, gate, write_json
 from workbench.base.messages.wire import Unanswered, ask
 from workbench.client.returned import raised_by
@@ -150,6 +150,8 @@ class Submission:
             TimeoutError: The time is over.
             Detached: An interrupt came; the run continues.
         """
+        if not callable(function):
+            raise ConfigError(f"{function!r} is not a function")
         whole = list(items)
 
         # The user's module and name: a function of an own module takes the module along.

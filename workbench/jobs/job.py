@@ -28,6 +28,11 @@ Success = Literal["record", "exit code"]
 
 COMMON = ("launcher", "env", "restarts", "stall_timeout_s")
 """Options that every kind of job declares."""
+OF_THE_RUN = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    "WORKBENCH_RUN_DIR",
+)
+"""Variables of every rank that no `env` sets: the run decides the values."""
 _GRACE_S = 60.0
 _MOST_CARRIED = 512 << 20  # bytes of one file of a handover
 
@@ -450,9 +455,9 @@ class Job(Record):
         """
         return {}
 
-    def in_users_files(self, traceback: str, run_id: str) -> str:
-        """Return a traceback with the user's file names in place of the copies on pods."""
-        return traceback
+    def in_users_files(self, words: str, run_id: str) -> str:
+        """Return a message or traceback with the user's file names, not the copies' on pods."""
+        return words
 
     # Without a keeper.
 

@@ -10,8 +10,10 @@ then has, for the class `Recipe` of the module `mine.recipe` with kind `recipe`:
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import entry_points
 
 from workbench.base import entries
@@ -30,8 +32,23 @@ def kinds() -> Mapping[str, str]:
 
     Built-in kinds take precedence over those of other packages.
     """
-    added = {each.name: each.value for each in entry_points(group=GROUP)}
-    return {**added, **entries.JOBS}
+    return {**_added(tuple(_changed_ns(place) for place in sys.path)), **entries.JOBS}
+
+
+@lru_cache(maxsize=1)
+def _added(_state: tuple[tuple[str, int], ...]) -> Mapping[str, str]:
+    """Read the metadata of every installed package, again only after a change.
+
+    A table of 100 runs of a kind that is not installed here would read the metadata 100 times.
+    """
+    return {each.name: each.value for each in entry_points(group=GROUP)}
+
+
+def _changed_ns(place: str) -> tuple[str, int]:
+    try:
+        return place, os.stat(place or ".").st_mtime_ns  # noqa: PTH116  # sys.path has texts
+    except OSError:
+        return place, 0
 
 
 def job_class(kind: object) -> type[Job]:
@@ -45,7 +62,7 @@ def job_class(kind: object) -> type[Job]:
         raise one_of("job kind", kind, kinds())
     if kind in entries.JOBS:
         return _loaded(kind, entries.JOBS[kind])
-    others = kinds()  # reads the metadata of every installed package
+    others = kinds()
     if kind not in others:
         raise one_of("job kind", kind, others)
     return _loaded(kind, others[kind])

@@ -26,6 +26,7 @@ from workbench.base.record import (
 )
 from workbench.base.words import short_list
 from workbench.jobs.job import (
+    OF_THE_RUN,
     FolderOutputs,
     Handover,
     HandoverRequest,
@@ -61,7 +62,7 @@ _LEFT_OUT = 100  # names of files that were left out
 _REFERENCE = re.compile(r"\$\{(\w+)\}")
 _OF_RANKS = frozenset(
     (
-        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *OF_THE_RUN,
         *("NODE_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
         *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
     )
@@ -69,18 +70,32 @@ _OF_RANKS = frozenset(
 """Variables of every rank that arguments may name besides the variables of `env`."""
 # The rank's own process fills in the values, so `ps` shows only the references.
 _FILL_IN = """\
+def start():
+    import os, re, sys
+
+    def fill(found):
+        return os.environ.get(found[1], found[0])
+
+    sys.argv[:] = [re.sub(r"\\$\\{(\\w+)\\}", fill, arg) for arg in sys.argv[1:]]
+    path = os.path.abspath(sys.argv[0])
+    if not sys.flags.safe_path:
+        sys.path[0] = os.path.dirname(path)
+    globals()["__file__"] = path
+    with open(path, "rb") as file:
+        return compile(file.read(), path, "exec")
+
+exec(globals().pop("start")())
+"""
+_FILL_IN_MODULE = """\
 import os, re, runpy, sys
 def fill(found):
     return os.environ.get(found[1], found[0])
 
 sys.argv[:] = [re.sub(r"\\$\\{(\\w+)\\}", fill, arg) for arg in sys.argv[1:]]
-sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
-runpy.run_path(sys.argv[0], run_name="__main__")
+if not sys.flags.safe_path:
+    sys.path[0] = os.getcwd()
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
-_FILL_IN_MODULE = _FILL_IN.replace(
-    'run_path(sys.argv[0], run_name="__main__")',
-    'run_module(sys.argv[0], run_name="__main__", alter_sys=True)',
-)
 
 
 def references(texts: Iterable[str]) -> list[str]:
@@ -125,6 +140,7 @@ class ScriptViews(JobViews["Script"]):
             yield path.relative_to(folder).as_posix(), path
 
     def check_early(self, *, gpus: int) -> None:  # noqa: ARG002
+        self.job.check_file()
         check_script(self.job.file, self.job.root)
         self.job.read_packages(self.job.env)
 
@@ -264,14 +280,21 @@ class Script(Job):
     def prepare(self, run: NewRun) -> Prepared:
         check_args(self.args, run.environment)
         check_outputs(self.outputs)
+        self.check_file()
         path = self.file
         root = self.root
+        folder = str(root) if self.folder else None
+        real = path.resolve()
+        # As Python does: a linked script imports its neighbours in the folder of the real file.
+        if path.is_symlink() and not self.module and real.is_relative_to(root.resolve()):
+            path = root / real.relative_to(root.resolve())
+            folder = str(root)
         packages = self.read_packages(run.environment)
         if packages is not None:
             for pod, version in run.pythons.items():
                 packages.check_python(version, pod)
         write_bytes(run.root / ARCHIVE, zip_script(path, root))
-        job = self.replace(path=str(path), folder=str(root) if self.folder else None)
+        job = self.replace(path=str(path), folder=folder)
         if isinstance(self.requirements, str):
             job = job.replace(requirements=str(user_path(self.requirements).absolute()))
         if packages is not None:
@@ -281,6 +304,15 @@ class Script(Job):
             "left_out": left_out(root)[:_LEFT_OUT],
         }
         return Prepared(job=job, origin=origin)
+
+    def check_file(self) -> None:
+        """Refuse a module without a file."""
+        if self.module and not self.file.is_file():
+            top = self.module.partition(".")[0]
+            raise ConfigError(
+                f"the module {self.module!r} has no file {self.file}. Give the folder above"
+                f" {top!r} as folder, which is {str(self.root)!r} now, or correct the name"
+            )
 
     def read_packages(self, environment: Mapping[str, str]) -> Requirements | None:
         """Read the requirements from the job, from their file or from the script's header.
@@ -363,8 +395,8 @@ class Script(Job):
             put=put,
         )
 
-    def in_users_files(self, traceback: str, run_id: str) -> str:
-        """Return a traceback with the user's paths of the script's files.
+    def in_users_files(self, words: str, run_id: str) -> str:
+        """Return a message or traceback with the user's paths of the script's files.
 
         Example:
             >>> text = 'File "/pod-0/runs/r1/script/lib/data.py", line 3'
@@ -372,9 +404,8 @@ class Script(Job):
             'File "/home/me/lib/data.py", line 3'
         """
         root = self.folder or Path(self.path).parent
-        # A script with `${NAME}` in its arguments is started by its bare name.
-        copy = rf'(?<=File ")([^"]*/{re.escape(run_id)}/script/|(?={re.escape(self.inside)}"))'
-        return re.sub(copy, lambda _: f"{root}/", traceback)
+        copy = rf"(?<=[\"'(])/[^\"'\n]*/{re.escape(run_id)}/script/"
+        return re.sub(copy, lambda _: f"{root}/", words)
 
 
 def _normal(path: str) -> Path:

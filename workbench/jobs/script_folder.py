@@ -130,29 +130,45 @@ def check_outputs(patterns: Sequence[str]) -> None:
 _SHOWN = 300  # letters of a path
 
 
+_SHELL = (".sh", ".bash", ".zsh")
+# A line such as `lr: 3` is Python too, so a file of settings may run without an error.
+_SETTINGS = (".yaml", ".yml", ".json", ".jsonl", ".toml", ".ini", ".cfg", ".csv")
+
+
 def _check_python(script: Path, shown: str) -> None:
     """Refuse a file that Python cannot read as a program."""
+    notebook = ConfigError(
+        f"{shown} is a notebook. Write a script with `jupyter nbconvert --to script"
+        f" {script.name}`, remove the lines with get_ipython, and give the script"
+    )
     if script.suffix == ".ipynb":
-        raise ConfigError(
-            f"{shown} is a notebook. Write a script with `jupyter nbconvert --to script"
-            f" {script.name}`, and give the script"
-        )
-    if script.suffix in (".sh", ".bash", ".zsh"):
+        raise notebook
+    if script.suffix in _SHELL:
         raise ConfigError(
             f"{shown} is a shell script. Give the Python file that the shell script starts, with"
             " args and env"
         )
+    if script.suffix in _SETTINGS:
+        raise ConfigError(
+            f"{shown} is no Python file. Give the Python file that reads the settings, with"
+            f" args=[{script.name!r}]"
+        )
     try:
         with tokenize.open(script) as file:
-            has_nul = "\0" in file.read()
+            content = file.read()
     except (SyntaxError, UnicodeDecodeError):
-        has_nul = True
-    if has_nul:
+        content = "\0"
+    if "\0" in content:
         raise ConfigError(f"{shown} is no text that Python reads. Save the file as UTF-8")
+    if content.startswith("{") and '"nbformat"' in content:
+        raise notebook
 
 
-def check_script(script: Path, root: Path | None = None) -> None:
-    """Check a script and its folder before the run starts. `root`: the folder, if not beside."""
+def check_script(script: Path, root: Path | None = None) -> list[Path]:
+    """Check a script and its folder before the run starts, and return the files to send.
+
+    `root`: the folder, if not beside.
+    """
     shown = f"the script {str(script)[:_SHOWN]}"
     if not is_there(script) or not script.exists():
         raise ConfigError(f"{shown} does not exist")
@@ -173,7 +189,8 @@ def check_script(script: Path, root: Path | None = None) -> None:
         raise ConfigError(
             f"{folder / IGNORE_FILE} leaves out {name}, the script itself; add a line !{name}"
         )
-    files = _with(script, folder)
+    # The user named the script, so the script is sent even if it is ignored or a link.
+    files = sorted({*script_files(folder), script})
     for path in files:
         _check_name(str(path.relative_to(folder)), folder)
     sizes = {path: path.stat().st_size for path in files}
@@ -189,6 +206,7 @@ def check_script(script: Path, root: Path | None = None) -> None:
             "pattern per line as in a .gitignore. Or move the script into a "
             "separate folder, and give data by path or hub id"
         )
+    return files
 
 
 def _check_name(name: str, folder: Path) -> None:
@@ -236,8 +254,7 @@ def zip_script(script: Path, root: Path | None = None) -> bytes:
     """Zip the folder of a script. The same files produce the same bytes."""
     folder = root or script.parent
     try:
-        check_script(script, folder)
-        return zip_files(folder, _with(script, folder))
+        return zip_files(folder, check_script(script, folder))
     except FileNotFoundError as error:
         raise ConfigError(
             f"{error.filename} vanished from the script's folder while the folder was read. Submit "
@@ -250,11 +267,6 @@ def travelling(archive: bytes) -> str:
     with zipfile.ZipFile(io.BytesIO(archive)) as packed:
         sizes = [member.file_size for member in packed.infolist()]
     return f"the script's folder ({counted(len(sizes), 'file')}, {size(sum(sizes))})"
-
-
-def _with(script: Path, folder: Path) -> list[Path]:
-    # The user named the script, so the script is sent even if it is ignored or a link.
-    return sorted({*script_files(folder), script})
 
 
 def _rules(folder: Path) -> _Rules:
@@ -285,14 +297,13 @@ def _script_walk(folder: Path) -> Iterator[tuple[str, str]]:
     rules = _rules(folder)
     inside = folder.resolve()
     for name, stays in _walk(folder, rules, nested=True):
-        real = (folder / name).resolve()
         if not stays and (folder / name).is_symlink():
+            real = (folder / name).resolve()
             leads_out = not real.is_relative_to(inside) or _ignored(
                 rules, folder / real.relative_to(inside), False
             )
-            yield name, _LINK if leads_out else ""
-        else:
-            yield name, stays
+            stays = _LINK if leads_out else ""
+        yield name, stays
 
 
 def _walk(folder: Path, rules: _Rules, *, nested: bool) -> Iterator[tuple[str, str]]:

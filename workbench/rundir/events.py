@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from workbench.base.clock import now_s
 from workbench.base.files import open_record
@@ -207,24 +207,29 @@ def log(step: int, **figures: object) -> None:
             `epoch`, `learning_rate`, `grad_norm`, `samples_per_s` and `eval_loss`. Every other
             figure is a curve in TensorBoard and in `run.plot(NAME)`, and a column of `compare`.
             A figure cannot be named `time_s`, `rank`, `kind`, `attempt`, `sequence` or
-            `printed_by`. A line in the rank's output reports such a name.
+            `printed_by`. A line in the rank's output reports such a name, and a value that is no
+            number. None is no value.
     """
     if RUN_MARK not in os.environ or os.environ.get("RANK", "0") != "0":
         return
-    _refuse_own_names(figures)
+    whole_step = _number("step", step, int)
+    if whole_step is None:
+        return
     numbers: dict[str, float] = {}
     for given, value in figures.items():
         if given in OWN_NAMES:
+            why = "every event has a field of the same name. Choose another name"
+            _report_unused(given, why)
             continue
         name = _name_beside(given, _product_names)
-        # Values that are not numbers are not shown.
-        with suppress(TypeError, ValueError, OverflowError, RuntimeError):
-            numbers[name] = int(value) if name == "max_steps" else float(value)  # type: ignore[call-overload, arg-type]
+        number = _number(given, value, int if name == "max_steps" else float)
+        if number is not None:
+            numbers[name] = number
     evaluated = {name: value for name, value in numbers.items() if name.startswith("eval_")}
     trained = {name: value for name, value in numbers.items() if name not in evaluated}
     with suppress(OSError):  # the reader of the output has gone
         if set(trained) - {"epoch", "max_steps"}:
-            emit(EventKind.STEP, step=int(step), **trained)
+            emit(EventKind.STEP, step=whole_step, **trained)
         if evaluated:
             metrics = {
                 name.removeprefix("eval_"): value
@@ -233,7 +238,7 @@ def log(step: int, **figures: object) -> None:
             }
             emit(
                 EventKind.EVAL,
-                step=int(step),
+                step=whole_step,
                 eval_loss=evaluated.get("eval_loss"),
                 metrics=metrics,
             )
@@ -256,18 +261,28 @@ def _name_beside(name: str, kept: Set[str]) -> str:
     return f"eval_log.{short}" if name != short else f"log.{name}"
 
 
-def _refuse_own_names(figures: Mapping[str, object]) -> None:
-    """Report figures with the name of an event's own field, once for every name."""
-    names = sorted((OWN_NAMES & set(figures)) - _refused)
-    _refused.update(names)
-    for name in names:
-        with suppress(OSError):
-            print(
-                f"workbench.log: the figure {name!r} is not recorded, because every event has a "
-                "field of the same name. Choose another name.",
-                file=sys.stderr,
-                flush=True,
-            )
+def _number(name: str, value: Any, convert: Callable[[Any], float]) -> float | None:
+    """Return a value as a number. None, with a line in the output: the value is no number."""
+    if value is None:
+        return None
+    try:
+        return convert(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        _report_unused(name, f"a value of type {type(value).__name__} is no number")
+        return None
+
+
+def _report_unused(name: str, why: str) -> None:
+    """Report a figure that is not recorded, once for every name."""
+    if name in _refused:
+        return
+    _refused.add(name)
+    with suppress(OSError):
+        print(
+            f"workbench.log: the figure {name!r} is not recorded, because {why}.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def parse_event(line: str, *, states: Collection[str] = STATE_EVENTS) -> Event | None:

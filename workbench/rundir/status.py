@@ -298,6 +298,8 @@ def message_of(paths: RunPaths, state: RunState) -> str:
         why = f"; {cluster.message}" if cluster.last_phase == "lost" else ""
         return printable(f"its keeper died; the files of the run are in {paths.root}{why}")
     raw = read_json(paths.state)
+    if state.is_terminal:  # the result is written first
+        raw = raw | read_json(result_file(paths))
     silence = "" if state.is_terminal else silence_of(cluster_of(paths), cluster)
     hints = "; ".join(filter(None, [text(raw.get("hint")), silence]))
     return mask_secrets(printable(text(raw.get("message")) + (f" ({hints})" if hints else "")))

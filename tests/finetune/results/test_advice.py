@@ -33,6 +33,23 @@ CASES = [
         "limit of 512 MiB was reached (oom_kill counter +1)",
         "Out of memory on the pod",
     ),
+    ("ImportError", "cannot import name 'A' from 'token' (/a/token.py)", "A module lacks a name"),
+    (
+        "exit",
+        "exit code 1: ModuleNotFoundError: No module named 'encodings'",
+        "Python cannot start on the pod",
+    ),
+    ("AttributeError", "module 'random' has no attribute 'choice'", "A module lacks a name"),
+    (
+        "NameError",
+        "name 'get_ipython' is not defined",
+        "The script has lines of a notebook",
+    ),
+    (
+        "EOFError",
+        "EOF when reading a line",
+        "The program asks a question, and ranks have no keyboard",
+    ),
     ("OSError", "[Errno 24] Too many open files: '/pods/x'", "Too few file descriptors"),
     ("RemoteError", "pod-0: can't start new thread", "Too few processes or threads"),
     (

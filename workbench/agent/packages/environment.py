@@ -33,6 +33,7 @@ _TAIL_BYTES = 32 << 10
 _PYPI = "https://pypi.org/simple"
 _INDEXES = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "PIP_INDEX_URL")
 _FULL = re.compile("No space left on device|Disk quota exceeded")
+_NO_VERSION = "(from versions: none)"
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _UNREACHED = re.compile(
     r"Failed to establish a new connection|Name or service not known|Connection refused|"
@@ -223,11 +224,20 @@ def _failure(name: str, code: int, output: str, folder: Path, index: str) -> Exc
         )
     errors = [line for line in lines if line.lower().lstrip(" ×╰─▶").startswith("error")]
     last = errors[-1] if errors else lines[-1] if lines else f"exit code {code}"
-    return InstallError(f"{name}: {last.strip()}", tail)
+    message = f"{name}: {last.strip()}"
+    if index and _NO_VERSION in output:
+        # Without retries, pip writes nothing of an index that it cannot reach.
+        message += f". The index at {index} lacks the package, or cannot be reached"
+    return InstallError(message, tail)
 
 
 def _index(env: Mapping[str, str], lines: Sequence[str]) -> str:
-    """Return host and port of the package index, for messages: the address may have a password."""
+    """Return host and port of the package index, for messages: the address may have a password.
+
+    Empty: pip asks no index.
+    """
+    if env.get("PIP_NO_INDEX", "0") not in ("", "0") or "--no-index" in lines:
+        return ""
     found = [env[name] for name in _INDEXES if env.get(name)]
     for line in lines:
         option, _, value = line.replace("=", " ", 1).partition(" ")

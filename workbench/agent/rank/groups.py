@@ -13,6 +13,7 @@ from typing import Any
 # Files in the rank's folder, for the agent. Children of the rank write them too.
 _IMPORTED = "torch-imported"
 _OPENED = "group-opened"
+_FIRST = "group-first"  # the rank, or a child, is the first of a group
 _USE_CPU = "ACCELERATE_USE_CPU"
 _USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
 _GPU_DEVICES = ("nvidia", "nvhost", "nvgpu", "dxg", "kfd", "accel", "davinci")
@@ -67,22 +68,37 @@ def _keep_deepspeed() -> None:
 
 
 def worked_alone(folder: Path) -> bool:
-    """Whether a rank imported torch and has opened no process group."""
-    return (folder / _IMPORTED).exists() and not (folder / _OPENED).exists()
+    """Whether a rank imported torch, and has opened no group or is the first of a group.
+
+    If each rank is the first of a group, no group connects two ranks.
+    """
+    if not (folder / _IMPORTED).exists():
+        return False
+    return (folder / _FIRST).exists() or not (folder / _OPENED).exists()
 
 
 def _note(folder: Path, module: Any) -> None:
-    _touch(folder / _IMPORTED)
+    _mark(folder / _IMPORTED)
     original = module.init_process_group
+    was_first = False
 
     @functools.wraps(original)
     def init_process_group(*args: Any, **options: Any) -> None:
+        nonlocal was_first
         original(*args, **options)
-        _touch(folder / _OPENED)
+        _mark(folder / _OPENED)
+        if module.get_rank() == 0:
+            was_first = True
+            _mark(folder / _FIRST)
+        elif was_first:  # the group replaces a group of this process alone
+            _mark(folder / _FIRST, is_true=False)
 
     module.init_process_group = init_process_group
 
 
-def _touch(path: Path) -> None:
+def _mark(path: Path, *, is_true: bool = True) -> None:
     with suppress(OSError):  # a full disk: the result then has no note
-        path.touch()
+        if is_true:
+            path.touch()
+        else:
+            path.unlink(missing_ok=True)

@@ -47,6 +47,11 @@ _NOISE = re.compile(
     r"|\b(DEBUG|INFO|WARN|WARNING)\b|Warning: |warnings\.warn\("
     r"|\d%\|"  # tqdm
 )
+# Stacks that the interpreter or faulthandler adds below the cause.
+_STACK = re.compile(
+    r"^(Current thread|Thread) 0x|^Python runtime state: |^Extension modules: "
+    r'|^  (File "|<no Python frame>|\.\.\.$)'
+)
 _OF_A_CAUSE = re.compile(
     r"errors?\b|\b(fatal|fail(ed|ure)?|exceptions?|cannot|can't|not found|no such|denied|refused"
     r"|invalid|abort(ed)?|critical|killed|panic)\b",
@@ -235,6 +240,8 @@ def _last_words(stderr: str) -> str:
     """Return the last line that may name a cause. Empty: a log, bars or warnings alone."""
     for line in reversed(stderr.splitlines()):
         cleaned = _clean(line)[:_MESSAGE_CHARS]
+        if _STACK.search(cleaned):
+            continue
         if cleaned.strip() and (_OF_A_CAUSE.search(cleaned) or not _NOISE.search(cleaned)):
             return cleaned
     return ""

@@ -26,26 +26,24 @@ The agent sends a signal only if the file exists: without a handler the signal e
 """
 _MOST_FRAMES = 100  # of a thread, as with faulthandler
 
-_kept: list[object] = []
-"""Files kept open for the life of the process: faulthandler knows only the descriptor."""
-
 
 def write_on_signal(folder: Path) -> None:
     """Write the stacks on every signal from now on, unless a process of the rank already does."""
     if (folder / STACKS).exists():
         return
     part = folder / f".{STACKS}"
-    file = part.open("w", encoding="utf-8")
+    # A descriptor, open for the life of the process: a file object would be a ResourceWarning of
+    # the user's program at its end.
+    file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
 
     def write(_number: int, frame: FrameType | None) -> None:
         text = "\n\n".join(_told(frame)) + "\n"
         with suppress(OSError):  # a full disk must not end the training
-            os.write(file.fileno(), text.encode(errors="backslashreplace"))
+            os.write(file, text.encode(errors="backslashreplace"))
 
     signal.signal(SIGNAL, write)
     signal.siginterrupt(SIGNAL, False)  # no call of a library in compiled code is interrupted
     faulthandler.register(AT_ONCE, file=file, all_threads=True)
-    _kept.append(file)
     part.rename(folder / STACKS)
 
 

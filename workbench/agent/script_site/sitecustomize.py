@@ -24,7 +24,9 @@ def _spare_compiling(comm: ModuleType) -> None:
 
 _here = __file__.rpartition("/")[0]
 _agent = _here.rpartition("/")[0]
-_store = PathFinder.find_spec("store", [f"{_agent}/rank"])
+# A child of the rank may run an older Python, for example of a conda environment.
+_is_ours = sys.version_info >= (3, 11)
+_store = PathFinder.find_spec("store", [f"{_agent}/rank"]) if _is_ours else None
 if _store:
     _imports = _executed(_store)
     _imports.install()
@@ -33,7 +35,7 @@ if _store:
         _spec = PathFinder.find_spec(_name, [f"{_agent}/rank"])
         if _spec:
             _executed(_spec).install(_imports.when_imported)
-_stacks = PathFinder.find_spec("stacks", [f"{_agent}/ranks"])
+_stacks = PathFinder.find_spec("stacks", [f"{_agent}/ranks"]) if _is_ours else None
 if _stacks:
     with suppress(OSError, KeyError):
         _executed(_stacks).write_on_signal(Path(os.environ["WORKBENCH_RANK_DIR"]))

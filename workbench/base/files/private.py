@@ -30,7 +30,10 @@ def runtime_folder() -> Path:
 
 def state_folder() -> Path:
     """Return the user's folder for data beyond a login; it may be missing."""
-    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 (Path's raises)
+    home = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG specification ignores a relative path: each process would have another folder.
+    if not os.path.isabs(home):  # noqa: PTH117 (a text)
+        home = os.path.expanduser("~/.local/state")  # noqa: PTH111 (Path's raises)
     return Path(home).absolute() / _NAME
 
 

@@ -295,6 +295,37 @@ _RULES: tuple[_Rule, ...] = (
         ("start the module by its name: Script(module='pkg.train', folder='src')",),
     ),
     _Rule(
+        r"cannot import name|module '[\w.]+' has no attribute|partially initialized module",
+        "A module lacks a name",
+        (
+            "rename a file of yours with the name of a package or of a module of Python, for "
+            "example token.py: Python imports the file in place of the module",
+            "use a version of the package with the name: cluster.doctor() shows the versions on "
+            "the pods",
+        ),
+    ),
+    _Rule(
+        r"'get_ipython' is not defined",
+        "The script has lines of a notebook",
+        (
+            "remove the lines with get_ipython: lines with % or ! in the notebook",
+            'name the packages of `!pip install` in Script(requirements=["…"])',
+        ),
+    ),
+    _Rule(
+        r"eof when reading a line",
+        "The program asks a question, and ranks have no keyboard",
+        (
+            "give the answer as an argument or as a variable: Script(args=[…], env={…})",
+            'answer for a tracker with its key in env, or turn the tracker off: report_to="none"',
+        ),
+    ),
+    _Rule(
+        r"no module named '?encodings",
+        "Python cannot start on the pod",
+        ("leave PYTHONHOME and PYTHONPLATLIBDIR out of env: no folder of Python is at that place",),
+    ),
+    _Rule(
         r"no module named|modulenotfounderror|importerror",
         "A package is missing on the pods",
         (

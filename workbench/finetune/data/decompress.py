@@ -40,6 +40,11 @@ _NO_TEXT = (
     (b"ARROW1", "is an Arrow file: save it as Parquet"),
     (b"%PDF", "is a PDF: write its texts as rows of a .jsonl file"),
     (b"SQLite format 3", "is a database: save a query as CSV or Parquet"),
+    (b"version https://git-lfs", "is a pointer of git-lfs: run `git lfs pull` in the folder"),
+    *(
+        (mark, "is a page of a website: download the file itself, after a login if asked")
+        for mark in (b"<!doctype html", b"<!DOCTYPE html", b"<html")
+    ),
 )
 # UTF-32 first: its four bytes begin with UTF-16's mark.
 _MARKS = (
@@ -77,7 +82,7 @@ def open_rows(path: Path, encoding: str | None = None) -> BinaryIO:
     file: IO[bytes] = (
         path.open("rb") if opener is None else io.BufferedReader(_Unpacked(path, opener), _CHUNK)
     )
-    beginning = file.read(16)
+    beginning = file.read(max(len(mark) for mark, _ in _NO_TEXT))
     file.seek(0)
     for mark, problem in _NO_TEXT:
         if beginning.startswith(mark):

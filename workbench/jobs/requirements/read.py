@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import decode_source
 from pathlib import Path
 
 from workbench.base.errors import ConfigError
-from workbench.base.files import is_there, read_given, user_path
+from workbench.base.files import is_there, read_bytes, read_given, user_path
 from workbench.base.json_values import part
 from workbench.jobs.requirements.lock import export_lock
 from workbench.jobs.requirements.requirements import (
@@ -24,6 +26,7 @@ from workbench.jobs.requirements.requirements import (
 
 _OPENING = "# /// script"
 _CLOSING = "# ///"
+_LIKE_OPENING = re.compile(r"^#[ \t]*///[ \t]*script[ \t]*$", re.IGNORECASE | re.MULTILINE)
 _COMMENT = re.compile(r"(?<!\S)#.*$")
 _JOINED = re.compile(r"\\\r?\n")
 _OTHER_FILE = re.compile(
@@ -46,7 +49,7 @@ def read_requirements(
     Raise ConfigError for requirements that cannot be read or fulfilled.
     """
     content = _content_of(script)
-    has_header = bool(_blocks(content))
+    has_header = _LIKE_OPENING.search(content) is not None
     if given is None:
         try:
             header = header_in(content, script.name)
@@ -86,10 +89,10 @@ def _checked(
 
 
 def _content_of(script: Path) -> str:
-    """Return the text of a script. Empty: no readable script."""
+    """Return the text of a script as Python reads it. Empty: no readable script."""
     try:
-        return read_given(script).replace("\r\n", "\n")
-    except (OSError, ValueError):  # the check of the script's folder names the error
+        return decode_source(read_bytes(Path(os.path.realpath(script))))
+    except (OSError, SyntaxError, ValueError):  # the check of the script's folder names the error
         return ""
 
 
@@ -105,12 +108,13 @@ def _blocks(content: str) -> list[list[str]]:
         if lines[at] != _OPENING:
             at += 1
             continue
-        end = closing = at + 1
+        end = at + 1
+        closing = at
         while end < len(lines) and (lines[end] == "#" or lines[end].startswith("# ")):
             if lines[end] == _CLOSING:
                 closing = end
             end += 1
-        if closing > at + 1:
+        if closing > at:
             blocks.append(lines[at + 1 : closing])
         at = end
     return blocks
@@ -125,9 +129,17 @@ def header_in(content: str, name: str) -> Requirements | None:
         ['trl>=1']
     """
     where = f"the header of {name}"
-    blocks = _blocks(content.replace("\r\n", "\n"))
+    blocks = _blocks(content)
     if not blocks:
-        return None
+        like = _LIKE_OPENING.search(content)
+        if like is None:
+            return None
+        number = content.count("\n", 0, like.start()) + 1
+        raise ConfigError(
+            f"line {number} of {name} is {like[0]!r}, and no header follows. Write the lines"
+            f" {_OPENING!r} and {_CLOSING!r} with the same blanks, and '# ' at the start of"
+            " every line between"
+        )
     if len(blocks) > 1:
         raise ConfigError(f"{name} has {len(blocks)} blocks '# /// script'. Keep a single block")
     table = _toml("\n".join(line[2:] for line in blocks[0]), where)

@@ -226,7 +226,11 @@ class StallGuard:
                 return self._never_started(launcher)
             return None
         computing = not ledger.in_steps and any(rank in stall.others for rank in blamed)
-        if stall.seconds < self._limit_s or computing:
+        limit_s = self._limit_s
+        # The agents import torch and DeepSpeed first, which takes a busy pod minutes.
+        if launcher is None and not ledger.started:
+            limit_s = max(limit_s, _UNSTARTED_S)
+        if stall.seconds < limit_s or computing:
             return None
         return self._fault(blamed[0] if blamed else None)
 

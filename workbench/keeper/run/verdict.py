@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from workbench.base.errors import RemoteError, WorkbenchError
 from workbench.base.words import counted, short_list, size
-from workbench.jobs.job import Job
+from workbench.jobs.job import OF_THE_RUN, Job
 from workbench.keeper.checkpoints import PulledCheckpoints
 from workbench.keeper.link.agent import PodGone
 from workbench.keeper.link.context import RunContext
@@ -78,6 +78,10 @@ def _notes_on_the_way(
             notes.append(f"the run continued from step {resumed.step}")
             notes += resumed.notes
     notes += _notes_on_packages(context)
+    given = {*context.spec.job.env, *context.spec.cluster.pods.env}
+    unused = [name for name in OF_THE_RUN if name in given]
+    if unused:
+        notes.append(f"env does not set {short_list(unused)}: the run decides the values")
     notes += ledger.warnings
     notes += returned.notes
     notes += returned.stored
@@ -161,11 +165,12 @@ def fault_of(context: RunContext, error: RemoteError) -> RunFault:
 
 
 def in_users_files(run_id: str, job: Job, fault: RunFault | None) -> RunFault | None:
-    """Return the fault with file names in the traceback changed from pod copies to user files."""
+    """Return the fault with names of files changed from pod copies to user files."""
     if fault is None:
         return None
+    message = job.in_users_files(fault.message, run_id)
     traceback = job.in_users_files(fault.traceback, run_id)
-    return replace(fault, traceback=traceback)
+    return replace(fault, message=message, traceback=traceback)
 
 
 def lost_pod(context: RunContext, ledger: RunLedger) -> RunFault:

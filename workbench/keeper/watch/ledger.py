@@ -87,7 +87,7 @@ class RunLedger:
             warnings.append(f"logs are incomplete: {message}")
         if self._worked_alone:
             warnings.append(
-                "no rank opened a process group of torch, so each of the "
+                "no process group of torch connects two ranks, so each of the "
                 f"{self.world_size} ranks worked alone"
             )
         return warnings

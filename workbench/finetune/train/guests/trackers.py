@@ -14,7 +14,10 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
 _NOT_STARTED = "did not start, and gets no reports"
 _BEGINS = ("on_init_end", "on_train_begin")
+_CALLS = {"on_init_end": "start", "on_train_begin": "start", "on_train_end": "end"}
 _SLOW_S = 1.0
+_LONG_S = 30.0
+"""Seconds of a slow start, save or end; some seconds are usual."""
 _WAITED_S = 3.0
 """Seconds of slow calls in all from which the user is told."""
 
@@ -63,8 +66,10 @@ class TrackerCalls(TrainerCallback):  # type: ignore[misc]  # transformers publi
         except (Exception, SystemExit) as error:
             traceback.print_exc(file=sys.stderr)
             self._failed(event, state.global_step, f"{type(error).__name__}: {error}")
-        if event == "on_log":
-            self._timed(time.monotonic() - begin_s, state.global_step)
+        lasted_s = time.monotonic() - begin_s
+        if event == "on_log" or lasted_s >= _LONG_S:
+            call = _CALLS.get(event, f"report of step {state.global_step}")
+            self._timed(lasted_s, call)
 
     def _failed(self, event: str, step: int, words: str) -> None:
         what = f"did not take step {step}"
@@ -78,12 +83,12 @@ class TrackerCalls(TrainerCallback):  # type: ignore[misc]  # transformers publi
             self._note(f"the tracker {self._name} {what}: {words}")
         self._has_failed = True
 
-    def _timed(self, seconds: float, step: int) -> None:
+    def _timed(self, seconds: float, call: str) -> None:
         told_before = self._waited_s >= _WAITED_S
         if seconds >= _SLOW_S:
             self._waited_s += seconds
         if self._waited_s >= _WAITED_S and not told_before:
             self._note(
-                f"the tracker {self._name} is slow: its report of step {step} took "
-                f"{seconds:.1f} s. The training waits for every report"
+                f"the tracker {self._name} is slow: its {call} took "
+                f"{seconds:.1f} s. The training waits for every call of a tracker"
             )
