@@ -126,3 +126,27 @@ def test_a_row_s_answer_is_that_of_plain_generate_under_every_setting(
     begin = batch["input_ids"].shape[1]
     plain = dict(zip(order, encoder.texts([*made[:, begin:]]), strict=True))
     assert found == plain
+
+
+def test_an_end_with_the_number_0_ends_an_answer(
+    lively: tuple[Any, Encoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPT-NeoX and Marian have such an end. It is no missing end."""
+    llama, encoder = lively
+    rows = encoder.questions(EXAMPLES[:16])
+    settings = copy.deepcopy(llama.generation_config)
+    settings.eos_token_id = None
+    monkeypatch.setattr(llama, "generation_config", settings)
+    monkeypatch.setattr(generate, "_LOOK", 2)
+    batch = encoder.asking(rows)
+    said = llama.generate(**batch, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    often = said[:, batch["input_ids"].shape[1] :].unique()
+    head = llama.lm_head.weight.detach().clone()
+    head[0] = 0.6 * head[often].sum(0)
+    monkeypatch.setattr(llama.lm_head, "weight", torch.nn.Parameter(head))
+    settings.eos_token_id = 0
+    together = answers(llama, encoder, rows, device=llama.device, at_once=16)
+    alone = {
+        n: answers(llama, encoder, [row], device=llama.device)[0] for n, row in enumerate(rows)
+    }
+    assert together == alone

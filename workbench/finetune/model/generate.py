@@ -15,7 +15,7 @@ from workbench.agent.rank.phases import counted
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.scoring import Answer, judge
 from workbench.finetune.data.training.rows import Row
-from workbench.finetune.model.text.encode import Encoder
+from workbench.finetune.model.text.encode import Encoder, end_tokens
 
 
 def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Answer]:
@@ -248,6 +248,12 @@ class _Late(StoppingCriteria):  # type: ignore[misc]  # transformers publishes n
         return torch.full_like(tokens[:, 0], half, dtype=torch.bool)
 
 
+def _start(model: Any) -> int:
+    """Return the token with which `generate` begins an answer."""
+    start = model.generation_config.decoder_start_token_id
+    return int(model.config.decoder_start_token_id if start is None else start)
+
+
 def _continues(settings: Any) -> bool:
     """Return whether a later call may continue a row as the first call would."""
     given = settings.to_dict()
@@ -276,10 +282,10 @@ def _written(
             "attention_mask": torch.cat([given["attention_mask"], torch.ones_like(said)], 1),
         }
     elif said.numel():
-        start = torch.full_like(said[:, :1], model.config.decoder_start_token_id)
+        start = torch.full_like(said[:, :1], _start(model))
         given["decoder_input_ids"] = torch.cat([start, said], 1)
     settings = model.generation_config
-    ends = torch.tensor(settings.eos_token_id or [], device=device)
+    ends = torch.tensor(end_tokens(settings), device=device)
 
     def has_ended(tokens: torch.Tensor) -> torch.Tensor:
         return torch.isin(tokens[:, begin:], ends).any(1)
