@@ -393,6 +393,32 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             ("torchao", "qlora"),
         ]
     },
+    **{
+        f"answers with {name} {value!r}": (
+            changed("generation_config.json", **{name: value}),
+            {},
+            ["generation_config.json", name, fact],
+        )
+        for name, value, fact in [
+            ("repetition_penalty", "1.1", "'1.1'"),
+            ("repetition_penalty", 2, "decimal point"),
+            ("repetition_penalty", 0.0, "above 0"),
+            ("no_repeat_ngram_size", 2.0, "whole number"),
+            ("min_length", "3", "whole number"),
+            ("max_new_tokens", True, "whole number"),
+            ("eos_token_id", "</s>", "id of a token"),
+            ("eos_token_id", ["1"], "list of ids"),
+            ("suppress_tokens", 5, "list of ids"),
+            ("bad_words_ids", [5, 6], "list of lists"),
+            ("bad_words_ids", [[]], "list of lists"),
+            ("bad_words_ids", [[ROWS]], f"{ROWS} embeddings"),
+            ("forced_eos_token_id", ROWS, f"{ROWS} embeddings"),
+            ("stop_strings", [5], "list of texts"),
+            ("stop_strings", [], "list of texts"),
+            ("guidance_scale", "1.5", "a number"),
+            ("exponential_decay_length_penalty", [1], "list of a whole number"),
+        ]
+    },
     # Files.
     **{
         f"byte order mark in {name}": (with_bom(name), {}, [name, "byte order mark"])
@@ -695,6 +721,19 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "default end": (default_end, {}),
     "chat": (chat_alone, {}),
     "4 bit": (quantized(quant_method="bitsandbytes", load_in_4bit=True), QLORA),
+    "settings of answers": (
+        changed(
+            "generation_config.json",
+            repetition_penalty=1.1,
+            eos_token_id=[1, 2],
+            bad_words_ids=[[1], [2, 3]],
+            stop_strings=["\n"],
+            exponential_decay_length_penalty=[4, 1.5],
+            temperature="0.7",
+            chat_format="chatml",
+        ),
+        {},
+    ),
     "8 bits without scales": (tensors(dtype="F8_E4M3"), {}),
     "a mask in whole numbers": (tensors("h.0.attn.bias", dtype="U8"), {}),
     "own code of a known tokenizer": (

@@ -15,6 +15,7 @@ from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import Json, part, text, whole
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.architectures import check_architecture, check_not_quantized
+from workbench.finetune.job.generation_file import check_generation
 from workbench.finetune.job.given_files import read_object
 from workbench.finetune.job.positions import beyond_training, check_positions
 from workbench.finetune.job.tokenizer_files import (
@@ -89,13 +90,13 @@ def check_configuration(job: FineTuneOptions) -> None:
         raise ConfigError(f"{source} has {too_large}; take the file from the model's author")
     check_architecture(job, config, source)
     check_not_quantized(job, config, source)
-    read_object(place / "generation_config.json")
+    rows = embeddings_of(config)
+    check_generation(place, rows)
     check_positions(job, config, source)
     _check_longest_text(place)
     check_own_code(place, config)
     tokens = tokens_of(place)
     _check_special_tokens(job, config, place, tokens)
-    rows = embeddings_of(config)
     if rows:
         check_ids(tokens, rows, source, place, template_of(job, place))
 
