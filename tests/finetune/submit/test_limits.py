@@ -332,6 +332,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         {},
         ["config.json", "auto_map", "never run"],
     ),
+    "attention of GPUs": (
+        positions(attn_implementation="flash_attention_2"),
+        {},
+        ["config.json", "'flash_attention_2'", "attn_implementation='sdpa'"],
+    ),
     "own code of the tokenizer": (
         changed(
             "tokenizer_config.json",
@@ -721,6 +726,10 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "default end": (default_end, {}),
     "chat": (chat_alone, {}),
     "4 bit": (quantized(quant_method="bitsandbytes", load_in_4bit=True), QLORA),
+    "other attention than the file's": (
+        positions(attn_implementation="flash_attention_2"),
+        {"attn_implementation": "sdpa"},
+    ),
     "settings of answers": (
         changed(
             "generation_config.json",
