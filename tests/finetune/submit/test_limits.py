@@ -177,6 +177,11 @@ def gone(name: str) -> Callable[[Path], object]:
     return make
 
 
+def marked_template(folder: Path) -> None:
+    folders.model(folder)
+    (folder / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8-sig")
+
+
 def in_template(folder: Path) -> None:
     folders.model(folder)
     write(folder, tokenizer__json=folders.tokenizer({"<|turn|>": ROWS + 7}))
@@ -310,6 +315,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         )
         for longest in ("512", [512])
     },
+    "byte order mark in chat_template.jinja": (
+        marked_template,
+        {},
+        ["chat_template.jinja", "byte order mark"],
+    ),
     "no end, and no template for all rows": (
         changed("tokenizer_config.json", eos_token=..., pad_token=None, chat_template=[FOR_TOOLS]),
         {},

@@ -46,6 +46,7 @@ from workbench.finetune.techniques.registry import technique_of
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
+_MARK = "\ufeff"
 # Encoder-decoder models whose configuration has no decoder start token by itself.
 _WITHOUT_START = (
     "encoder-decoder",
@@ -209,9 +210,15 @@ def template_of(job: FineTuneOptions, folder: Path) -> str:
     file = folder / "chat_template.jinja"
     if is_there(file):
         try:
-            return read_given(file)
+            template = read_given(file)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}. Copy the file again") from error
+        if template.startswith(_MARK):
+            raise ConfigError(
+                f"{file} begins with a byte order mark, which every prompt would have. Save the "
+                "file as UTF-8 without a byte order mark"
+            )
+        return template
     return default_template(read_object(folder / "tokenizer_config.json"))
 
 
