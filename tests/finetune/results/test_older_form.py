@@ -117,6 +117,8 @@ BART = {
     "vocab_size": 99,
     "max_position_embeddings": 64,
 }
+OWN_HEAD = "llama-own-head"
+"""Model whose configuration ties the output layer, and whose files have another one."""
 # Published forms of configurations, as bases on the hub have them.
 FAMILIES: Mapping[str, Mapping[str, object]] = {
     "llama-theta": {"model_type": "llama", **SMALL, "rope_theta": 1e6},
@@ -201,6 +203,7 @@ FAMILIES: Mapping[str, Mapping[str, object]] = {
     },
     "mt5": {"model_type": "mt5", **T5, "tie_word_embeddings": False},
     "bart": {"model_type": "bart", **BART},
+    OWN_HEAD: {"model_type": "llama", **SMALL, "tie_word_embeddings": False},
     "pegasus": {"model_type": "pegasus", **BART},
 }
 
@@ -268,6 +271,8 @@ def save_models(root: Path) -> None:
         # The configuration stays as published, and the weights have the names of the hub.
         model.save_pretrained(published)
         whole = {**shape, "architectures": [type(model).__name__]}
+        if name == OWN_HEAD:
+            whole["tie_word_embeddings"] = True
         (published / "config.json").write_text(json.dumps(whole))
         save_model(kind.from_pretrained(published), root / name, read=True)
 

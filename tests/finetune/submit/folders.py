@@ -58,12 +58,18 @@ def tokenizer(extra: Mapping[str, int] | None = None) -> dict[str, object]:
     }
 
 
-def weights(path: Path, names: Iterable[str] = ("model.embed_tokens.weight",)) -> None:
-    """Write a file of safetensors with a number per tensor."""
+def weights(
+    path: Path,
+    names: Iterable[str] = ("model.embed_tokens.weight",),
+    *,
+    dtype: str = "F32",
+    shape: Iterable[int] = (1,),
+) -> None:
+    """Write a file of safetensors with four bytes per tensor of any format and shape."""
     header = {}
     for place, name in enumerate(names):
         offsets = [4 * place, 4 * place + 4]
-        header[name] = {"dtype": "F32", "shape": [1], "data_offsets": offsets}
+        header[name] = {"dtype": dtype, "shape": [*shape], "data_offsets": offsets}
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4 * len(header)))
 

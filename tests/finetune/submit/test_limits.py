@@ -158,6 +158,30 @@ def appended(folder: Path) -> None:
     changed("tokenizer_config.json", pad_token="[PAD]")(folder)
 
 
+def tensors(*names: str, dtype: str = "F32", shape: tuple[int, ...] = (2, 2)) -> Any:
+    def make(folder: Path) -> None:
+        folders.model(folder)
+        weights(folder / "model.safetensors", names or ("a.weight",), dtype=dtype, shape=shape)
+
+    return make
+
+
+def gone(name: str) -> Callable[[Path], object]:
+    """A folder of the hub's cache whose content was removed."""
+
+    def make(folder: Path) -> None:
+        folders.model(folder)
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(folder / "blobs" / "0")
+
+    return make
+
+
+def marked_template(folder: Path) -> None:
+    folders.model(folder)
+    (folder / "chat_template.jinja").write_text("{{ messages }}", encoding="utf-8-sig")
+
+
 def in_template(folder: Path) -> None:
     folders.model(folder)
     write(folder, tokenizer__json=folders.tokenizer({"<|turn|>": ROWS + 7}))
@@ -291,6 +315,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         )
         for longest in ("512", [512])
     },
+    "byte order mark in chat_template.jinja": (
+        marked_template,
+        {},
+        ["chat_template.jinja", "byte order mark"],
+    ),
     "no end, and no template for all rows": (
         changed("tokenizer_config.json", eos_token=..., pad_token=None, chat_template=[FOR_TOOLS]),
         {},
@@ -312,6 +341,45 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         positions(model_type=None, auto_map={"AutoConfig": "m.C"}),
         {},
         ["config.json", "auto_map", "never run"],
+    ),
+    "attention of GPUs": (
+        positions(attn_implementation="flash_attention_2"),
+        {},
+        ["config.json", "'flash_attention_2'", "attn_implementation='sdpa'"],
+    ),
+    "own code of the tokenizer": (
+        changed(
+            "tokenizer_config.json",
+            tokenizer_class="MineTokenizer",
+            auto_map={"AutoTokenizer": ["mine.MineTokenizer", None]},
+        ),
+        {},
+        ["tokenizer_config.json", "auto_map", "'MineTokenizer'", "never run"],
+    ),
+    "tokens alone": (without("tokenizer_config.json"), {}, ["tokenizer_config.json", "eos_token"]),
+    **{
+        f"numbers in {dtype}": (tensors(*names, dtype=dtype), {}, ["a.weight", dtype, "scales"])
+        for dtype, names in [
+            ("I8", ()),
+            ("U8", ()),
+            ("I32", ()),
+            ("F8_E4M3", ("a.weight", "a.weight_scale_inv")),
+        ]
+    },
+    "sharded when saved": (tensors(shape=(0,)), {}, ["a.weight", "zero_to_fp32.py"]),
+    **{
+        f"gone {name}": (gone(name), {}, [name, "link's target"])
+        for name in ("config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja")
+    },
+    "parts without their list": (
+        others("model-00001-of-00002.safetensors"),
+        {},
+        ["model.safetensors.index.json"],
+    ),
+    "the hub's folder of a model": (
+        lambda folder: folders.model(folder / "snapshots" / "abc"),
+        {},
+        ["snapshots/abc'"],
     ),
     "unknown type": (positions(model_type="lama"), {}, ["config.json", "'lama'", "transformers"]),
     "no language model": (positions(model_type="vit"), {}, ["config.json", "'vit'"]),
@@ -338,6 +406,32 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             ("compressed-tensors", "none"),
             ("hqq", "lora"),
             ("torchao", "qlora"),
+        ]
+    },
+    **{
+        f"answers with {name} {value!r}": (
+            changed("generation_config.json", **{name: value}),
+            {},
+            ["generation_config.json", name, fact],
+        )
+        for name, value, fact in [
+            ("repetition_penalty", "1.1", "'1.1'"),
+            ("repetition_penalty", 2, "decimal point"),
+            ("repetition_penalty", 0.0, "above 0"),
+            ("no_repeat_ngram_size", 2.0, "whole number"),
+            ("min_length", "3", "whole number"),
+            ("max_new_tokens", True, "whole number"),
+            ("eos_token_id", "</s>", "id of a token"),
+            ("eos_token_id", ["1"], "list of ids"),
+            ("suppress_tokens", 5, "list of ids"),
+            ("bad_words_ids", [5, 6], "list of lists"),
+            ("bad_words_ids", [[]], "list of lists"),
+            ("bad_words_ids", [[ROWS]], f"{ROWS} embeddings"),
+            ("forced_eos_token_id", ROWS, f"{ROWS} embeddings"),
+            ("stop_strings", [5], "list of texts"),
+            ("stop_strings", [], "list of texts"),
+            ("guidance_scale", "1.5", "a number"),
+            ("exponential_decay_length_penalty", [1], "list of a whole number"),
         ]
     },
     # Files.
@@ -642,6 +736,29 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "default end": (default_end, {}),
     "chat": (chat_alone, {}),
     "4 bit": (quantized(quant_method="bitsandbytes", load_in_4bit=True), QLORA),
+    "other attention than the file's": (
+        positions(attn_implementation="flash_attention_2"),
+        {"attn_implementation": "sdpa"},
+    ),
+    "settings of answers": (
+        changed(
+            "generation_config.json",
+            repetition_penalty=1.1,
+            eos_token_id=[1, 2],
+            bad_words_ids=[[1], [2, 3]],
+            stop_strings=["\n"],
+            exponential_decay_length_penalty=[4, 1.5],
+            temperature="0.7",
+            chat_format="chatml",
+        ),
+        {},
+    ),
+    "8 bits without scales": (tensors(dtype="F8_E4M3"), {}),
+    "a mask in whole numbers": (tensors("h.0.attn.bias", dtype="U8"), {}),
+    "own code of a known tokenizer": (
+        changed("tokenizer_config.json", auto_map={"AutoTokenizer": ["mine.M", None]}),
+        {},
+    ),
     "more embeddings than tokens": (positions(vocab_size=ROWS + 64), {}),
     "reward": (causal("llama"), {"method": "reward"}),
 }
@@ -688,6 +805,44 @@ def test_lengths_beyond_rotary_positions_and_unused_tokens_are_noted(tmp_path: P
     assert "512 tokens" in beyond and "513 tokens" in beyond
     assert "<image_soft_token>" in unused and f"{ROWS} embeddings" in unused
     assert [*model_notes(job_of(folders.model(tmp_path / "n")))] == []
+
+
+def second_weights(folder: Path) -> None:
+    (folder / "pytorch_model.bin").write_bytes(b"PK")
+
+
+def named_templates(folder: Path) -> None:
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("{{ messages }}")
+
+
+def for_images(folder: Path) -> None:
+    write(folder, chat_template__json={"chat_template": "{{ messages }}"})
+
+
+@pytest.mark.parametrize(
+    ("make", "facts"),
+    [
+        (second_weights, ["model.safetensors", "pytorch_model.bin not at all"]),
+        (named_templates, ["rag.jinja", "chat_template="]),
+        (for_images, ["chat_template.json", "chat_template="]),
+    ],
+)
+def test_files_of_a_model_that_nothing_reads_are_noted(
+    make: Callable[[Path], None], facts: list[str], tmp_path: Path
+) -> None:
+    folder = folders.model(tmp_path / "m")
+    make(folder)
+    (note,) = model_notes(job_of(folder))
+    for fact in facts:
+        assert fact in note
+    if make is not second_weights:
+        assert not [*model_notes(job_of(folder, prompt="plain"))]
+
+
+def test_a_folder_of_rows_is_looked_at_early(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"source": "a", "target": "b"}\n')
+    check_early(FineTune(dataset=str(tmp_path)), gpus=0)
 
 
 def test_only_files_that_are_read_are_sent(tmp_path: Path) -> None:

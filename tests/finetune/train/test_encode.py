@@ -285,6 +285,30 @@ def shown(loaded: model.Loaded, row: Row) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(None, [1]), (77, [1, 77]), ([7, 77], [1, 7, 77]), (1, 1), ([7, 1], [7, 1])],
+)
+def test_answers_end_with_the_token_that_rows_are_learned_with(
+    before: object, after: object
+) -> None:
+    loaded = model.load("tiny-llama", EXAMPLES, seed=3)
+    loaded.model.generation_config.eos_token_id = before
+    made = encoder(loaded)
+    assert made.rows([EXAMPLES[0]])[0]["input_ids"][-1] == 1
+    assert loaded.model.generation_config.eos_token_id == after
+
+
+@pytest.mark.slow
+def test_templates_without_a_default_write_no_prompts() -> None:
+    loaded = model.load("tiny-llama", EXAMPLES, seed=3)
+    loaded.tokenizer.chat_template = {"rag": TURNS}
+    assert encoder(loaded).template == ""
+    with pytest.raises(ConfigError, match=sentence("has no chat template")):
+        encoder(loaded, prompt="chat")
+
+
+@pytest.mark.slow
 def test_under_a_chat_template_every_form_of_row_is_turns_and_the_end_of_a_turn_stops(
     chatting: model.Loaded,
 ) -> None:

@@ -63,6 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "decay": {"exponential_decay_length_penalty": [3, 1.5]},
     "forced end": {"forced_eos_token_id": 1},
     "repetition": {"repetition_penalty": 1.4},
+    "repetition, padded with an end": {"repetition_penalty": 1.4, "eos_token_id": [0, 1, 8]},
     "n-grams": {"no_repeat_ngram_size": 2},
     "suppressed": {"suppress_tokens": [*range(3, 64, 5)]},
     "bad words": {"bad_words_ids": [[5], [6, 7]]},
@@ -79,6 +80,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "beam groups": {"num_beam_groups": 2, "num_beams": 4, "diversity_penalty": 0.5},
     "lengths": {"max_length": 3, "max_new_tokens": 2},
 }
+ALONE = ("least of all tokens", "repetition, padded with an end")
+"""Settings under which `generate` answers otherwise beside longer rows: the padding counts."""
 OWN_WAY = ("beams", "sampling", "contrast", "layers", "look up", "beam groups")
 
 
@@ -112,17 +115,43 @@ def test_a_row_s_answer_is_that_of_plain_generate_under_every_setting(
         monkeypatch.setattr(settings, "num_return_sequences", 1)
         for option in SETTINGS[name]:
             monkeypatch.setattr(settings, option, None)
-    batch = encoder.asking([rows[n] for n in order])
-    made = llama.generate(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        max_new_tokens=24,
-        do_sample=False,
-        num_beams=1,
-        pad_token_id=encoder.tokenizer.pad_token_id,
-        tokenizer=encoder.tokenizer,
-        return_dict_in_generate=False,
-    )
-    begin = batch["input_ids"].shape[1]
-    plain = dict(zip(order, encoder.texts([*made[:, begin:]]), strict=True))
+    plain = {}
+    for numbers in [[n] for n in order] if name in ALONE else [order]:
+        batch = encoder.asking([rows[n] for n in numbers])
+        made = llama.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            max_new_tokens=24,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=encoder.tokenizer.pad_token_id,
+            tokenizer=encoder.tokenizer,
+            return_dict_in_generate=False,
+        )
+        begin = batch["input_ids"].shape[1]
+        plain |= dict(zip(numbers, encoder.texts([*made[:, begin:]]), strict=True))
     assert found == plain
+
+
+def test_an_end_with_the_number_0_ends_an_answer(
+    lively: tuple[Any, Encoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPT-NeoX and Marian have such an end. It is no missing end."""
+    llama, encoder = lively
+    rows = encoder.questions(EXAMPLES[:16])
+    settings = copy.deepcopy(llama.generation_config)
+    settings.eos_token_id = None
+    monkeypatch.setattr(llama, "generation_config", settings)
+    monkeypatch.setattr(generate, "_LOOK", 2)
+    batch = encoder.asking(rows)
+    said = llama.generate(**batch, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    often = said[:, batch["input_ids"].shape[1] :].unique()
+    head = llama.lm_head.weight.detach().clone()
+    head[0] = 0.6 * head[often].sum(0)
+    monkeypatch.setattr(llama.lm_head, "weight", torch.nn.Parameter(head))
+    settings.eos_token_id = 0
+    together = answers(llama, encoder, rows, device=llama.device, at_once=16)
+    alone = {
+        n: answers(llama, encoder, [row], device=llama.device)[0] for n, row in enumerate(rows)
+    }
+    assert together == alone

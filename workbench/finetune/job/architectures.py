@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import read_given
 from workbench.base.json_values import Json, part, text
+from workbench.finetune.job.weights import QUANTIZED
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.techniques.registry import technique_of
 
@@ -26,8 +27,11 @@ _CONFIGS = "CONFIG_MAPPING_NAMES"
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _PAIRS = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES"
 _SCORES = "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES"
-_FILES = ("auto_mappings.py", "configuration_auto.py", "modeling_auto.py")
-_NEVER_RUN = "code that comes with a model is never run"
+_TOKENIZERS = "TOKENIZER_MAPPING_NAMES"
+# Types whose files name a wrong class.
+_GENERAL_TOKENIZERS = "MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS"
+_FILES = ("auto_mappings.py", "configuration_auto.py", "modeling_auto.py", "tokenization_auto.py")
+NEVER_RUN = "code that comes with a model is never run"
 _BEFORE = "give the model before its quantization"
 # transformers computes their tables of positions from whole weights, while it makes the model.
 _COMPUTED_TABLES = ("marian", "pegasus", "roformer")
@@ -49,7 +53,7 @@ def check_architecture(job: FineTuneOptions, config: Json, source: str) -> None:
         if own:
             raise ConfigError(
                 f"{source} names own code of the model in 'auto_map' and no 'model_type', and "
-                f"{_NEVER_RUN}. Give a model of transformers"
+                f"{NEVER_RUN}. Give a model of transformers"
             )
         raise ConfigError(
             f"{source} has no 'model_type'. Take the file from the model's author, or give a "
@@ -60,7 +64,7 @@ def check_architecture(job: FineTuneOptions, config: Json, source: str) -> None:
     if not configs:
         return
     if kind not in configs:
-        why = f"names own code of the model in 'auto_map', and {_NEVER_RUN}" if own else ""
+        why = f"names own code of the model in 'auto_map', and {NEVER_RUN}" if own else ""
         raise ConfigError(
             f"{source} has model_type {shortened(kind)}, which the transformers of this machine "
             f"does not have{f'; the file {why}' if why else ''}. Give a model of transformers. If "
@@ -92,9 +96,22 @@ def check_architecture(job: FineTuneOptions, config: Json, source: str) -> None:
         )
 
 
+def tokenizer_class(config: Json) -> str:
+    """Return the class of tokenizers that transformers has for a type of models; empty without."""
+    names = _mappings()
+    kind = text(config.get("model_type"))
+    general = dict.fromkeys(names.get(_GENERAL_TOKENIZERS, ()), "TokenizersBackend")
+    return {**general, **names.get(_TOKENIZERS, {})}.get(kind, "")
+
+
+def tokenizer_classes() -> set[str]:
+    """Return the classes of tokenizers of the installed transformers; empty without it."""
+    return set(_mappings().get(_TOKENIZERS, {}).values())
+
+
 def check_not_quantized(job: FineTuneOptions, config: Json, source: str) -> None:
     """Raise ConfigError for weights that are quantized already, unless `qlora` trains on them."""
-    for key in ("quantization_config", "compression_config"):
+    for key in QUANTIZED:
         settings = part(config, key) or part(part(config, "text_config"), key)
         if not settings:
             continue
@@ -154,6 +171,8 @@ def _mapping_in(node: ast.stmt) -> Iterator[tuple[str, ast.AST]]:
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             yield name, value
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.AST() as value):
+            yield name, value
         case ast.Expr(
             value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="update")) as call
         ):
@@ -170,10 +189,13 @@ def _pairs_in(value: ast.AST) -> Iterator[tuple[str, str]]:
                         yield key.value, _first_name(each)
             case ast.Tuple(elts=[ast.Constant(value=str(key)), each]):
                 yield key, _first_name(each)
+            case ast.Set(elts=keys):
+                for key in keys:
+                    yield _first_name(key), ""
 
 
 def _first_name(node: ast.AST) -> str:
     match node:
-        case ast.Constant(value=str(name)):
+        case ast.Constant(value=str(name)) | ast.IfExp(body=ast.Constant(value=str(name))):
             return name
     return ""

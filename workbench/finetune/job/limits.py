@@ -15,6 +15,7 @@ from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import Json, part, text, whole
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.architectures import check_architecture, check_not_quantized
+from workbench.finetune.job.generation_file import check_generation
 from workbench.finetune.job.given_files import read_object
 from workbench.finetune.job.positions import beyond_training, check_positions
 from workbench.finetune.job.tokenizer_files import (
@@ -22,20 +23,28 @@ from workbench.finetune.job.tokenizer_files import (
     Tokens,
     check_ids,
     check_is_there,
+    check_own_code,
     tokens_of,
 )
-from workbench.finetune.job.weights import check_adapters, check_weights, elements_of
+from workbench.finetune.job.weights import (
+    check_adapters,
+    check_weights,
+    elements_of,
+    unread_weights,
+)
 from workbench.finetune.options.model.limits import too_many_parts
 from workbench.finetune.options.model.models import (
     cached_folder,
     default_template,
     model_kind,
+    templates_of,
 )
 from workbench.finetune.techniques.registry import technique_of
 
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
+_MARK = "\ufeff"
 # Encoder-decoder models whose configuration has no decoder start token by itself.
 _WITHOUT_START = (
     "encoder-decoder",
@@ -80,12 +89,13 @@ def check_configuration(job: FineTuneOptions) -> None:
         raise ConfigError(f"{source} has {too_large}; take the file from the model's author")
     check_architecture(job, config, source)
     check_not_quantized(job, config, source)
-    read_object(place / "generation_config.json")
+    rows = embeddings_of(config)
+    check_generation(place, rows)
     check_positions(job, config, source)
     _check_longest_text(place)
+    check_own_code(place, config)
     tokens = tokens_of(place)
     _check_special_tokens(job, config, place, tokens)
-    rows = embeddings_of(config)
     if rows:
         check_ids(tokens, rows, source, place, template_of(job, place))
 
@@ -113,10 +123,11 @@ def model_notes(job: FineTuneOptions) -> Iterator[str]:
         return
     config = read_object(place / "config.json")
     rows = embeddings_of(config)
-    notes = [beyond_training(job, config)]
+    notes = [beyond_training(job, config), unread_weights(place)]
     if rows:
         template = template_of(job, place)
         notes.append(check_ids(tokens_of(place), rows, "config.json", place, template))
+    notes.append(_unused_templates(job, place))
     yield from filter(None, notes)
 
 
@@ -197,10 +208,36 @@ def template_of(job: FineTuneOptions, folder: Path) -> str:
     file = folder / "chat_template.jinja"
     if is_there(file):
         try:
-            return read_given(file)
+            template = read_given(file)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}. Copy the file again") from error
+        if template.startswith(_MARK):
+            raise ConfigError(
+                f"{file} begins with a byte order mark, which every prompt would have. Save the "
+                "file as UTF-8 without a byte order mark"
+            )
+        return template
     return default_template(read_object(folder / "tokenizer_config.json"))
+
+
+def _unused_templates(job: FineTuneOptions, folder: Path) -> str:
+    """Return a note on chat templates in a folder that write no row; empty without such templates.
+
+    transformers reads a template of a certain name for some rows alone, and chat_template.json
+    for rows with images alone.
+    """
+    is_open = job.prompt in (None, "chat") and job.chat_template is None
+    if not is_open or template_of(job, folder):
+        return ""
+    found = [f"{name!r}" for name in templates_of(read_object(folder / "tokenizer_config.json"))]
+    found += [path.name for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    found += [name for name in ("chat_template.json",) if is_there(folder / name)]
+    if not found:
+        return ""
+    return (
+        f"prompts are written without a chat template: of {', '.join(found)} none is a default for "
+        "rows of text. Give the text of the template as chat_template="
+    )
 
 
 def _check_longest_text(folder: Path) -> None:

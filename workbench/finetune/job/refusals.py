@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, shortened
+from workbench.base.json_values import text
 from workbench.finetune.data.rows import Example, Refusal
 from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.choices import BITSANDBYTES
@@ -20,6 +21,7 @@ from workbench.finetune.options.model.models import (
     Family,
     check_address,
     check_model,
+    config_of,
     family_by_name,
     has_chat_template,
     model_family,
@@ -190,6 +192,12 @@ def check_at_submit(job: FineTuneOptions, *, gpus: int) -> None:
         )
     if job.attn_implementation == "flash_attention_2":
         raise ConfigError("attn_implementation 'flash_attention_2' needs GPUs; use 'sdpa' on CPUs")
+    own = text(config_of(job.model).get("attn_implementation"))
+    if own.startswith("flash_attention") and job.attn_implementation is None:
+        raise ConfigError(
+            f"config.json of {job.model!r} has attn_implementation {shortened(own)}, which needs "
+            "GPUs. Give attn_implementation='sdpa' on CPUs"
+        )
     if job.precision == "tf32":
         raise ConfigError(
             "precision 'tf32' needs NVIDIA GPUs of the "

@@ -13,7 +13,9 @@ from pathlib import Path
 from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import gate, is_there, read_given
 from workbench.base.json_values import Json, items, part, text, whole
+from workbench.finetune.job.architectures import NEVER_RUN, tokenizer_class, tokenizer_classes
 from workbench.finetune.job.given_files import read_object, refuse_pointer
+from workbench.finetune.options.model.folders import LOST, is_lost
 
 VOCABULARIES = (
     "*.model",
@@ -74,6 +76,10 @@ def check_is_there(folder: Path) -> None:
     for name in ("special_tokens_map.json", "added_tokens.json"):
         read_object(folder / name)
     names = os.listdir(folder)  # noqa: PTH208 (names alone are needed)
+    for name in names:
+        is_read = _has_tokens(name) or name.endswith((".json", ".jinja"))
+        if is_read and is_lost(folder / name):
+            raise ConfigError(f"{folder / name}: {LOST}")
     with_tokens = [name for name in names if _has_tokens(name)]
     for name in with_tokens:
         _check_binary(folder / name)
@@ -85,6 +91,27 @@ def check_is_there(folder: Path) -> None:
         f"model folder {str(folder)!r} has no tokenizer: none of tokenizer.json, tokenizer.model, "
         "spiece.model and vocab.json. Save the tokenizer of the base model there: "
         f"AutoTokenizer.from_pretrained(BASE).save_pretrained({str(folder)!r})"
+    )
+
+
+def check_own_code(folder: Path, config: Json) -> None:
+    """Raise ConfigError for a tokenizer that only its own code can load.
+
+    `config` is the model's configuration.
+    """
+    written = read_object(folder / _CONFIG)
+    own = written.get("auto_map")
+    is_own = bool(own) if isinstance(own, list) else "AutoTokenizer" in part(written, "auto_map")
+    if not is_own or tokenizer_class(config):
+        return
+    name = text(written.get("tokenizer_class"))
+    known = tokenizer_classes()
+    if not known or name in _GENERAL or name.removesuffix("Fast") in known:
+        return
+    raise ConfigError(
+        f"{folder / _CONFIG} has tokenizer_class {shortened(name)} and names its code in "
+        f"'auto_map', and {NEVER_RUN}. Convert the tokenizer to a tokenizer.json with "
+        "tokenizer_class 'PreTrainedTokenizerFast', or give another model"
     )
 
 
@@ -185,7 +212,11 @@ def _named_roles(folder: Path, config: Json) -> dict[str, str | None]:
     written = dict(config)
     if "added_tokens_decoder" not in config:
         written |= read_object(folder / "special_tokens_map.json")
-    general = text(config.get("tokenizer_class")) in _GENERAL
+    model = read_object(folder / "config.json")
+    kind = text(config.get("tokenizer_class")) or text(model.get("tokenizer_class"))
+    if not kind and tokenizer_classes():
+        kind = tokenizer_class(model) or _GENERAL[-1]
+    general = kind in _GENERAL
     roles: dict[str, str | None] = {}
     for role in _ROLES:
         name = f"{role}_token"

@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there
 from workbench.base.json_values import Json, items, parse_json, part, text, whole
+from workbench.base.words import counted
 from workbench.finetune.job.given_files import POINTER, read_object, refuse_pointer
 from workbench.finetune.options.model.folders import (
     ADAPTER_WEIGHTS,
@@ -25,6 +27,23 @@ _AGAIN = "Copy the file again"
 _LARGEST_HEADER = 100_000_000  # the limit of safetensors
 _LENGTH_BYTES = 8  # a safetensors file begins with the length of its header
 _PICKLE = b"\x80"  # torch before 1.6
+# Formats of safetensors that a quantization reads together with scales.
+_WHOLE = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
+_EIGHT_BITS = "F8"
+_SCALES = (".weight_scale", ".weight_scale_inv")
+QUANTIZED = ("quantization_config", "compression_config")
+"""Keys of a configuration that describe quantized weights."""
+
+
+class _Tensor(NamedTuple):
+    """Entry of a tensor in the header of a safetensors file."""
+
+    kind: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
 
 
 def weight_names(folder: Path) -> list[str]:
@@ -64,10 +83,13 @@ def check_weights(folder: Path) -> None:
             f"{len(names) - 1 or 1} files of weights are missing. Copy the missing files, or save "
             "the model again"
         )
-    tensors = set[str]()
+    tensors = dict[str, _Tensor]()
     for name in names:
         if not name.endswith(".json"):
-            tensors |= _tensors(folder / name).keys()
+            found = _tensors(folder / name)
+            _check_filled(found, folder / name)
+            tensors |= found
+    _check_not_packed(tensors, folder)
     if len(names) > 1 and names[1].endswith(".safetensors"):
         for tensor, file in part(read_object(folder / names[0]), "weight_map").items():
             if tensor not in tensors:
@@ -85,7 +107,18 @@ def elements_of(folder: Path) -> int:
     files = [folder / name for name in weight_names(folder) if not name.endswith(".json")]
     if not all(map(is_there, files)):
         return 0
-    return sum(size for file in files for size in _tensors(file).values())
+    return sum(tensor.elements for file in files for tensor in _tensors(file).values())
+
+
+def unread_weights(folder: Path) -> str:
+    """Return a note on a second form of the weights in a folder; empty without such files."""
+    read = weight_names(folder)
+    others = [name for name in (*SINGLE, *INDEXES) if is_there(folder / name) and name not in read]
+    if not (read and others):
+        return ""
+    return (
+        f"the weights of the model are read from {read[0]}, and {' and '.join(others)} not at all"
+    )
 
 
 def check_adapters(folder: Path) -> None:
@@ -99,6 +132,41 @@ def check_adapters(folder: Path) -> None:
     _tensors(folder / names[0])
 
 
+def _check_filled(tensors: Mapping[str, _Tensor], path: Path) -> None:
+    """Raise ConfigError for weights without numbers, which a model sharded by ZeRO-3 leaves."""
+    empty = [name for name, tensor in tensors.items() if _is_weight(name) and not tensor.elements]
+    if empty:
+        raise ConfigError(
+            f"{path} has {counted(len(empty), 'weight')} without numbers, such as {empty[0]}: "
+            "ZeRO-3 had sharded the weights when the file was written. Write the weights again "
+            "with zero_to_fp32.py, or with stage3_gather_16bit_weights_on_model_save"
+        )
+
+
+def _check_not_packed(tensors: Mapping[str, _Tensor], folder: Path) -> None:
+    """Raise ConfigError for numbers of a quantization without its settings.
+
+    transformers would read the numbers as they stand, without their scales.
+    """
+    config = read_object(folder / "config.json")
+    if any(part(config, key) or part(part(config, "text_config"), key) for key in QUANTIZED):
+        return
+    scaled = any(name.endswith(_SCALES) for name in tensors)
+    for name, tensor in tensors.items():
+        eighth = tensor.kind.startswith(_EIGHT_BITS) and scaled
+        if _is_weight(name) and len(tensor.shape) > 1 and (tensor.kind in _WHOLE or eighth):
+            raise ConfigError(
+                f"model folder {str(folder)!r} has the weight {name} in the format {tensor.kind}, "
+                f"the numbers of a quantization, and config.json has no {QUANTIZED[0]!r}: the "
+                "weights would be read without their scales. Give the model before its "
+                "quantization"
+            )
+
+
+def _is_weight(name: str) -> bool:
+    return name.rpartition(".")[2] == "weight"
+
+
 def _inside(name: str, source: Path) -> str:
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\0" in name:
@@ -109,8 +177,8 @@ def _inside(name: str, source: Path) -> str:
     return name
 
 
-def _tensors(path: Path) -> Mapping[str, int]:
-    """Return the elements of the tensors of a file by name; empty for a file of torch."""
+def _tensors(path: Path) -> Mapping[str, _Tensor]:
+    """Return the tensors of a file by name; empty for a file of torch."""
     try:
         facts = path.stat()
         return _tensors_at(path, facts.st_size, facts.st_mtime_ns)
@@ -119,7 +187,7 @@ def _tensors(path: Path) -> Mapping[str, int]:
 
 
 @lru_cache(maxsize=1024)
-def _tensors_at(path: Path, size: int, _mtime_ns: int) -> Mapping[str, int]:
+def _tensors_at(path: Path, size: int, _mtime_ns: int) -> Mapping[str, _Tensor]:
     with path.open("rb") as file:
         begin = file.read(len(POINTER))
         refuse_pointer(path, begin)
@@ -138,7 +206,7 @@ def _tensors_at(path: Path, size: int, _mtime_ns: int) -> Mapping[str, int]:
     needed = _LENGTH_BYTES + length + max(map(_end, header.values()), default=0)
     if needed != size:
         raise ConfigError(f"{path} has {size} bytes, and its header names {needed}. {_AGAIN}")
-    return {name: _elements(entry) for name, entry in header.items()}
+    return {name: _tensor(entry) for name, entry in header.items()}
 
 
 def _header(data: bytes, path: Path) -> Mapping[str, Json]:
@@ -149,9 +217,9 @@ def _header(data: bytes, path: Path) -> Mapping[str, Json]:
     return {name: part(header, name) for name in header if name != "__metadata__"}
 
 
-def _elements(entry: Json) -> int:
-    """Return the number of elements of a tensor."""
-    return prod(whole(size) or 0 for size in items(entry.get("shape")))
+def _tensor(entry: Json) -> _Tensor:
+    sizes = tuple(whole(size) or 0 for size in items(entry.get("shape")))
+    return _Tensor(text(entry.get("dtype")), sizes)
 
 
 def _end(entry: Json) -> int:

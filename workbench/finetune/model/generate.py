@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from transformers import StoppingCriteria, TextStreamer
+from transformers import LogitsProcessor, StoppingCriteria, TextStreamer
 
 from workbench.agent.rank import collectives as ranks
 from workbench.agent.rank.phases import counted
 from workbench.finetune.data.rows import Example
 from workbench.finetune.data.scoring import Answer, judge
 from workbench.finetune.data.training.rows import Row
-from workbench.finetune.model.text.encode import Encoder
+from workbench.finetune.model.text.encode import Encoder, end_tokens
 
 
 def predict(trainer: Any, encoder: Encoder, examples: Sequence[Example]) -> list[Answer]:
@@ -188,13 +188,22 @@ _GREEDY: Mapping[str, object] = {
     "force_words_ids": None,
     "assistant_early_exit": None,
     "prompt_lookup_num_tokens": None,
+    "is_assistant": False,
+    "token_healing": False,
+    "cache_implementation": None,
+    "cache_config": None,
     "return_dict_in_generate": False,
     "output_attentions": False,
     "output_hidden_states": False,
     "output_logits": False,
     "output_scores": False,
 }
-"""Settings of a greedy answer: the model's settings for other ways of decoding have no effect."""
+"""Settings of a greedy answer: the model's settings for other ways of decoding have no effect.
+
+A cache of another kind writes the same tokens, and may need a package or a GPU.
+"""
+_PENALTIES = ("repetition_penalty", "encoder_repetition_penalty")
+"""Settings that change the scores of all tokens of the prompt, padding among them."""
 _ALIKE_IN_A_LATER_CALL = frozenset(
     (
         *_GREEDY,
@@ -248,6 +257,34 @@ class _Late(StoppingCriteria):  # type: ignore[misc]  # transformers publishes n
         return torch.full_like(tokens[:, 0], half, dtype=torch.bool)
 
 
+class _Least(LogitsProcessor):  # type: ignore[misc]  # transformers publishes no types
+    """Forbid the end of a row before question and answer have a number of tokens.
+
+    The processor of transformers counts the padding too, so other rows would change an answer.
+    """
+
+    def __init__(self, least: int, padding: torch.Tensor, ends: torch.Tensor) -> None:
+        self._least = least + padding
+        self._ends = ends
+
+    def __call__(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        is_short = self._least > tokens.shape[1]
+        is_end = torch.isin(torch.arange(scores.shape[1], device=scores.device), self._ends)
+        return scores.masked_fill(is_short[:, None] & is_end, -torch.inf)
+
+
+def _without_padding(tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return tokens with a row's first token in place of padding, which may be the end token."""
+    first = tokens.gather(1, mask.argmax(1, keepdim=True))
+    return torch.where(mask.bool(), tokens, first)
+
+
+def _start(model: Any) -> int:
+    """Return the token with which `generate` begins an answer."""
+    start = model.generation_config.decoder_start_token_id
+    return int(model.config.decoder_start_token_id if start is None else start)
+
+
 def _continues(settings: Any) -> bool:
     """Return whether a later call may continue a row as the first call would."""
     given = settings.to_dict()
@@ -276,10 +313,18 @@ def _written(
             "attention_mask": torch.cat([given["attention_mask"], torch.ones_like(said)], 1),
         }
     elif said.numel():
-        start = torch.full_like(said[:, :1], model.config.decoder_start_token_id)
+        start = torch.full_like(said[:, :1], _start(model))
         given["decoder_input_ids"] = torch.cat([start, said], 1)
     settings = model.generation_config
-    ends = torch.tensor(settings.eos_token_id or [], device=device)
+    ends = torch.tensor(end_tokens(settings), device=device)
+    if any((getattr(settings, name, None) or 1) != 1 for name in _PENALTIES):
+        given["input_ids"] = _without_padding(given["input_ids"], given["attention_mask"])
+    greedy = {name: value for name, value in _GREEDY.items() if hasattr(settings, name)}
+    processors = []
+    if encoder.causal and settings.min_length:
+        padding = (given["attention_mask"] == 0).sum(1)
+        processors.append(_Least(settings.min_length, padding, ends))
+        greedy["min_length"] = 0
 
     def has_ended(tokens: torch.Tensor) -> torch.Tensor:
         return torch.isin(tokens[:, begin:], ends).any(1)
@@ -294,7 +339,8 @@ def _written(
     tokens = model.generate(
         **given,
         max_new_tokens=most - said.shape[1],
-        **{name: value for name, value in _GREEDY.items() if hasattr(settings, name)},
+        **greedy,
+        logits_processor=processors,
         use_cache=True,
         # Texts that end an answer are found in its text.
         tokenizer=encoder.tokenizer,

@@ -6,6 +6,7 @@ Code that comes with a model is never run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -170,8 +171,13 @@ def _config(place: str, revision: str | None) -> Any:
 
 def _without_weights(config: Any, scores: bool = False) -> Any:
     with without_sharding(), torch.device("meta"):
+        # A model without weights computes nothing: a kernel that the configuration names may be
+        # missing here.
         return _auto(config, scores).from_config(
-            config, dtype=torch.float32, trust_remote_code=False
+            deepcopy(config),
+            dtype=torch.float32,
+            attn_implementation="eager",
+            trust_remote_code=False,
         )
 
 

@@ -47,7 +47,7 @@ def check_early(job: FineTune, *, gpus: int) -> None:
     check_pod(job, max(1, gpus))
     dataset = dataset_from(job.dataset)
     if isinstance(dataset, RowFiles):
-        _look(dataset.model_dump_json())
+        _look(type(dataset), dataset.model_dump_json())
     check_model(job.model, job.model_revision)
     check_model_files(job)
     if job.checkpoint_store:
@@ -55,8 +55,8 @@ def check_early(job: FineTune, *, gpus: int) -> None:
 
 
 @lru_cache(maxsize=64)
-def _look(files: str) -> None:
-    RowFiles.model_validate_json(files).look()
+def _look(kind: type[RowFiles], files: str) -> None:
+    kind.model_validate_json(files).look()
 
 
 @lru_cache(maxsize=64)

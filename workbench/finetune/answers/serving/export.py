@@ -42,6 +42,7 @@ def export_model(
     one = loaded.model if dtype is None else loaded.model.to(DTYPES[dtype])
     weights = dict(one.named_parameters())
     with _whole(target, weights) as part:
+        older_form.set_ties(one.config, one)
         one.save_pretrained(part, max_shard_size=max_shard_size)
         older_form.add_older_keys(part)
         older_form.save_tokenizer(loaded.tokenizer, part)

@@ -25,6 +25,7 @@ from workbench.base.words import counted
 from workbench.finetune.data.forms.messages import Message
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.model.shapes import model_config
+from workbench.finetune.model.text.chat import has_template
 from workbench.finetune.model.text.template import Template, limit_time
 from workbench.finetune.options.model.limits import ENCODER_DECODER
 from workbench.finetune.options.model.models import model_kind
@@ -193,7 +194,7 @@ def _set_vocabulary(made: Any, set_vocab: Callable[[], None]) -> None:
     if ends:
         made.gguf_writer.add_eot_token_id(ends[0])
     # llama.cpp would put the token of a text's start before every prompt.
-    if tokenizer.chat_template and not _begins(tokenizer, _chat_ids(tokenizer)):
+    if has_template(tokenizer) and not _begins(tokenizer, _chat_ids(tokenizer)):
         made.gguf_writer.add_add_bos_token(False)
 
 
@@ -244,7 +245,7 @@ def _modelfile(folder: Path, file: str, job: FineTune) -> str:
 
 def is_chat(job: FineTune, tokenizer: Any) -> bool:
     """Whether the run learned turns in a chat template."""
-    return job.prompt in (None, "chat") and bool(tokenizer.chat_template)
+    return job.prompt in (None, "chat") and has_template(tokenizer)
 
 
 def _chat_template(tokenizer: Any) -> tuple[str, str]:

@@ -56,6 +56,22 @@ def save_config(config: Any, folder: Path) -> None:
     add_older_keys(folder)
 
 
+def set_ties(config: Any, model: Any) -> None:
+    """State in a configuration that the output layer has a weight of its own, if it has one.
+
+    transformers 4 and vLLM believe the configuration, and would drop the weight. T5's key also
+    scales the output, and stays as it is.
+    """
+    head = model.get_output_embeddings()
+    if head is None or hasattr(config, "scale_decoder_outputs"):
+        return
+    if head.weight is model.get_input_embeddings().weight:
+        return
+    for part in (config, *(getattr(config, name, None) for name in config.sub_configs)):
+        if getattr(part, "tie_word_embeddings", False):
+            part.tie_word_embeddings = False
+
+
 def add_older_keys(folder: Path) -> None:
     """Add the keys of transformers 4 to a saved configuration."""
     path = folder / CONFIG

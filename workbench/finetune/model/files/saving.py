@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion
 
 from workbench.agent.rank import collectives as ranks
-from workbench.finetune.model.files.older_form import save_config
+from workbench.finetune.model.files.older_form import save_config, set_ties
 from workbench.finetune.techniques.on_pods.tensor import cut_of
 from workbench.finetune.techniques.sizes import SAVED_AT_ONCE
 
@@ -74,6 +74,7 @@ def save_model(model: Any, folder: Path, *, read: bool, caches: Caches | None = 
         for name, part in _parts_of(config):
             if caches and name in caches:
                 part.use_cache = caches[name]
+        set_ties(config, model)
         save_config(config, folder)
         if model.can_generate():
             model.generation_config.save_pretrained(folder)

@@ -40,6 +40,15 @@ def special_words(template: str) -> list[str]:
     return list(dict.fromkeys(_SPECIAL.findall(template)))
 
 
+def has_template(tokenizer: Any) -> bool:
+    """Return whether a tokenizer has a chat template for all rows.
+
+    Of several templates, the one named `default` is for all rows.
+    """
+    template = tokenizer.chat_template
+    return "default" in template if isinstance(template, dict) else bool(template)
+
+
 class Chat:
     """Chat template of a tokenizer with a template."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from functools import partial
 from importlib.metadata import version
@@ -21,7 +21,7 @@ from workbench.finetune.job.positions import positions_of
 from workbench.finetune.job.refusals import check_family, no_template, unlearned_turns
 from workbench.finetune.job.tokenizer_files import RESIZE
 from workbench.finetune.model.load import Loaded
-from workbench.finetune.model.text.chat import Chat, Learned
+from workbench.finetune.model.text.chat import Chat, Learned, has_template
 from workbench.finetune.model.text.languages import Sources, set_languages
 from workbench.finetune.options.text.lengths import (
     MOST_TOKENS,
@@ -81,6 +81,8 @@ class Encoder:
         self._chat = _chat(loaded, job) if self.causal else None
         if self.causal and self._chat is None and loaded.tokenizer.eos_token_id is None:
             raise _no_end(job)
+        ends = [self.tokenizer.eos_token_id] if self._chat is None else self._chat.stops
+        _end_answers(loaded.model, ends)
         self._positions = _positions(loaded.model.config)
         self._embeddings = _embeddings(loaded.model)
         self._limits = Limits(
@@ -520,24 +522,42 @@ def _chat(loaded: Loaded, job: FineTune) -> Chat | None:
         tokenizer.chat_template = job.chat_template
     if job.prompt not in (None, "chat"):
         return None
-    if not tokenizer.chat_template:
+    if not has_template(tokenizer):
         if job.prompt == "chat" or job.system is not None:
             raise ConfigError(
                 f"{'system' if job.prompt is None else 'prompt'} "
                 f"is given, and {no_template(job.model)}"
             )
         return None
-    chat = Chat(tokenizer)
-    # The options are saved with the model, so that other users of the folder stop at the turn's
-    # end.
-    options = getattr(loaded.model, "generation_config", None)
+    return Chat(tokenizer)
+
+
+def end_tokens(settings: Any) -> list[int]:
+    """Return the tokens that end an answer by a generation configuration, in any of its forms.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> [end_tokens(SimpleNamespace(eos_token_id=given)) for given in (None, 0, [2, 7])]
+        [[], [0], [2, 7]]
+    """
+    given = settings.eos_token_id
+    if given is None:
+        return []
+    return [given] if isinstance(given, int) else [*given]
+
+
+def _end_answers(model: Any, learned: Iterable[int | None]) -> None:
+    """Add the ends that rows are learned with to the ends of the model's answers.
+
+    The options are saved with the model, so that other users of the folder stop there too.
+    """
+    options = getattr(model, "generation_config", None)
     if options is None:  # the model scores texts
-        return chat
-    before = options.eos_token_id
-    if not isinstance(before, list):
-        before = [before]
-    options.eos_token_id = sorted({*chat.stops, *before} - {None})
-    return chat
+        return
+    before = end_tokens(options)
+    missing = {*learned} - {None, *before}
+    if missing:
+        options.eos_token_id = sorted({*before, *missing})
 
 
 def special_ids(tokenizer: Any) -> dict[str, int | None]:

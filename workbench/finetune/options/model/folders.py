@@ -18,8 +18,11 @@ INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 """Names of the lists of divided weights that transformers reads."""
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Names of the weights of adapters that peft reads."""
+LOST = "the link's target is gone. Download the model again"
+"""Refusal of a link to no file, as in a cleaned cache of the hub."""
 
 _STEP = re.compile(r"\d+")
+_SNAPSHOTS = "snapshots"
 _OTHER_TOOLS = "give a folder made by save_pretrained"
 # The first form with a matching name decides. DeepSpeed's and FSDP's folders come before plain
 # files of torch, because both have such files too.
@@ -72,6 +75,11 @@ _FORMS: Sequence[tuple[Sequence[str], str]] = (
         "weights with transformers 4, or give a folder with model.safetensors",
     ),
     (
+        ("model-*-of-*.safetensors", "pytorch_model-*-of-*.bin"),
+        "it has weights in parts without the list of the parts: copy model.safetensors.index.json "
+        "or pytorch_model.bin.index.json too",
+    ),
+    (
         ("model.*.safetensors", "pytorch_model.*.bin"),
         "it has weights of a variant, which is not read: rename the file to model.safetensors or "
         "pytorch_model.bin",
@@ -102,6 +110,9 @@ def way_out(folder: Path) -> str:
         names = sorted(os.listdir(folder))  # noqa: PTH208 (names alone are needed)
     except OSError:
         return _OTHER_TOOLS
+    lost = [name for name in names if is_lost(folder / name)]
+    if lost:
+        return f"the folder has {lost[0]!r}: {LOST}"
     for patterns, remedy in _FORMS:
         for name in names:
             if any(fnmatchcase(name, pattern) for pattern in patterns):
@@ -113,11 +124,16 @@ def way_out(folder: Path) -> str:
 
 
 def model_below(folder: Path) -> Path | None:
-    """Return a folder directly below with a model or adapters; of checkpoints, the last."""
+    """Return a folder below with a model or adapters; of checkpoints, the last.
+
+    The hub's cache has its models one folder deeper.
+    """
+    snapshots = folder / _SNAPSHOTS
     try:
-        found = [place for place in folder.iterdir() if is_folder(place) and holds_model(place)]
+        below = [*folder.iterdir(), *(snapshots.iterdir() if is_folder(snapshots) else ())]
     except OSError:
         return None
+    found = [place for place in below if is_folder(place) and holds_model(place)]
     return max(found, key=lambda place: _number(place.name), default=None)
 
 
@@ -126,6 +142,11 @@ def holds_model(folder: Path) -> bool:
     if is_there(folder / ADAPTERS):
         return any(is_there(folder / name) for name in ADAPTER_WEIGHTS)
     return is_there(folder / "config.json") and has_weights(folder)
+
+
+def is_lost(path: Path) -> bool:
+    """Return whether a path is a link to a file that is gone, as in a cleaned cache of the hub."""
+    return path.is_symlink() and not is_there(path)
 
 
 def has_weights(folder: Path) -> bool:
