@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import NoReturn
 
 from workbench.base import json_values
@@ -43,39 +44,28 @@ _NO = (
     *("disable", "isnot", "notfor"),
 )
 """Words before a mark: the first keep the meaning of the mark, the others turn it round."""
-_UNCLEAR = frozenset(
-    (
-        "mask",
-        "traindetail",
-        "trainingdetail",
-        "messagefieldtrainingdetail",
-    )
-)
+_UNCLEAR = frozenset(("mask", "traindetail", "trainingdetail", "messagefieldtrainingdetail"))
 """Marks that mean opposite things in different trainers, or a part of a turn."""
-
 
 _ROWS_LEARNED = frozenset(
     (
-        "sampleweight",
-        "exampleweight",
-        "rowweight",
-        "instanceweight",
+        *("sampleweight", "exampleweight", "rowweight", "instanceweight"),
+        *("keep", "kept", "retain", "use", "usable", "include", "included", "select", "selected"),
+        *("valid", "approved"),
     )
 )
 """Further marks that are true for a row to learn."""
-_ROWS_MASKED = frozenset(
+_ROWS_MASKED = _MASKED | frozenset(
     (
-        "ignorerow",
-        "ignoresample",
-        "ignoreexample",
-        "skiprow",
-        "skipsample",
-        "skipexample",
-        "excluderow",
-        "donotuse",
+        *("discard", "discarded", "drop", "dropped", "remove", "removed"),
+        *("delete", "deleted", "invalid", "unusable", "filterout", "filteredout"),
     )
 )
 """Further marks that are true for a row that is not learned."""
+_ROWS = re.compile("(this|me|row|sample|example|instance|record)+$")
+"""Words after a mark of a row."""
+_ROWS_UNCLEAR = frozenset(("filter", "filtered", "isfiltered"))
+"""Marks that are true for the rows to learn, or for the others."""
 _TRUTHS = {
     **dict.fromkeys(("true", "yes", "y", "on", "1", "1.0"), True),
     **dict.fromkeys(("false", "no", "n", "off", "0", "0.0"), False),
@@ -93,16 +83,26 @@ def is_mark(name: object) -> bool:
     return _meaning(name) is not None or _folded(name) in _UNCLEAR
 
 
-def _meaning(name: object) -> bool | None:
+def _meaning(
+    name: object, learned: Collection[str] = _LEARNED, masked: Collection[str] = _MASKED
+) -> bool | None:
     """Return whether a true mark allows the turn to be learned; None for no mark."""
     folded = _folded(name)
-    is_not = any(folded.startswith(word) and folded.removeprefix(word) in _LEARNED for word in _NO)
-    if is_not or folded.removeprefix("is") in _MASKED:
+    is_not = any(folded.startswith(word) and folded.removeprefix(word) in learned for word in _NO)
+    if is_not or any(folded.removeprefix(word) in masked for word in ("", "is", "to", "should")):
         return False
     for word in ("", *_YES):
-        if folded.startswith(word) and folded.removeprefix(word) in _LEARNED:
+        if folded.startswith(word) and folded.removeprefix(word) in learned:
             return True
     return None
+
+
+def _row_meaning(name: object) -> bool | None:
+    """Return whether a true mark allows the row to be learned; None for no mark."""
+    meaning = _meaning(name)
+    if meaning is not None:
+        return meaning
+    return _meaning(_ROWS.sub("", _folded(name)), _ROWS_LEARNED, _ROWS_MASKED)
 
 
 def may_be_learned(turn: Fields, role: str) -> bool:
@@ -138,7 +138,7 @@ def may_be_learned(turn: Fields, role: str) -> bool:
 
 def is_row_mark(name: object) -> bool:
     """Return whether a column may decide whether the row is learned."""
-    return _folded(name) in _ROWS_LEARNED | _ROWS_MASKED or is_mark(name)
+    return _row_meaning(name) is not None or _folded(name) in _UNCLEAR | _ROWS_UNCLEAR
 
 
 def row_marks(data: Mapping[str, object], names: Iterable[str], where: str) -> dict[str, bool]:
@@ -180,14 +180,13 @@ def _verdict(name: str, value: object, where: str) -> bool | None:
     if figure is None:
         return None
     folded = _folded(name)
-    if folded in _UNCLEAR:
+    if folded in _UNCLEAR | _ROWS_UNCLEAR:
         problem = f"is {short(value)}, which other trainers read in different ways"
         _refuse_mark(where, name, problem)
     if figure not in (0, 1):
         problem = f"is {short(value)}; it must be 0 or 1, because a row is learned or not"
         _refuse_mark(where, name, problem)
-    learned = folded in _ROWS_LEARNED or bool(_meaning(name))
-    return (figure == 1) == learned
+    return (figure == 1) == _row_meaning(name)
 
 
 def _of_text(text: str) -> object:
