@@ -500,7 +500,7 @@ BELONGING = {
     "system": ["system_instruction", "sys_prompt", "sys", "System Text"],
     "choices": ["answer_choices", "answerOptions"],
     "tools": ["available_tools", "api functions"],
-    "": ["chat_template_kwargs"],
+    "": ["chat_template_kwargs", "enable_thinking", "reasoning_effort"],
 }
 NAMES = [(key, name) for key, names in BELONGING.items() for name in names]
 
@@ -524,7 +524,7 @@ def test_a_column_of_the_prompt_under_another_name_is_refused_with_the_key(
     made = prepared(path, method, ignore=[name])
     assert made.not_read == [name]
     # Empty columns say nothing, and numbers are no text of a prompt.
-    nothing: list[Any] = ["", [], 3, True]
+    nothing: list[Any] = ["", [], *([3, True] if key else [])]
     for said in nothing:
         path = write(tmp_path / "empty.jsonl", [{**row, name: said}] * 2)
         assert prepared(path, method).not_read == [name]

@@ -189,6 +189,19 @@ def _verdict(name: str, value: object, where: str) -> bool | None:
     return (figure == 1) == _row_meaning(name)
 
 
+def truth_of(value: object) -> bool | None:
+    """Return the truth of a value: of a boolean, of 0 or 1, or of a word of truth; else None.
+
+    Example:
+        >>> truth_of("No"), truth_of(1), truth_of(0.5)
+        (False, True, None)
+    """
+    if isinstance(value, str):
+        value = _of_text(value)
+    figure = float(value) if isinstance(value, bool) else json_values.number(value)
+    return bool(figure) if figure in (0, 1) else None
+
+
 def _of_text(text: str) -> object:
     """Return the truth or the number that a text says; None for any other text."""
     folded = text.strip().casefold()
