@@ -108,7 +108,7 @@ class Fields:
     def words(self, key: str, value: object) -> str:
         """Check a text and collapse whitespace, for texts that are compared or counted."""
         if not isinstance(value, str):
-            self.fail(key, f"is {short(value)}; it must be text")
+            self.fail(key, f"is {short(value)}; it must be text{_text_advice(key, value)}")
         try:
             value.encode()
         except UnicodeEncodeError:
@@ -197,6 +197,21 @@ def _read_line(line: bytes, where: str, *, of_run: bool) -> Iterator[tuple[str, 
     yield where, value
 
 
+def _text_advice(key: str, value: object) -> str:
+    """Return advice on a value that is no text; empty if there is none."""
+    match value:
+        case bool():
+            return '. Write the word that the model shall read or write, such as "yes"'
+        case {**keys} if keys:
+            return f". The dataset's option columns reads a path, as in '{key}.{next(iter(keys))}'"
+        case [str(), *_]:
+            return (
+                ". Join the texts, or name the column in the dataset's option columns, which reads "
+                "the first text of a list"
+            )
+    return ""
+
+
 def no_constant(word: str) -> NoReturn:
     """Raise ValueError for numbers of Python's JSON that JSON does not allow."""
-    raise ValueError(f"{word} is not a JSON number")
+    raise ValueError(f"{word} is not a JSON number; write null for a missing value")

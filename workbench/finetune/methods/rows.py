@@ -10,7 +10,13 @@ from typing import ClassVar, NoReturn, cast
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, part, text
-from workbench.finetune.data.forms.asked import question_of, turns_before, turns_with
+from workbench.finetune.data.forms.asked import (
+    option_names,
+    options_of,
+    question_of,
+    turns_before,
+    turns_with,
+)
 from workbench.finetune.data.forms.messages import (
     CHAT,
     CHAT_KEYS,
@@ -23,6 +29,7 @@ from workbench.finetune.data.forms.messages import (
     chat_key,
     exchanges,
     has_content,
+    is_turn,
     last_of,
     listed,
     one_filled,
@@ -100,12 +107,16 @@ class MethodRows(RowReader):
         raise NotImplementedError
 
     def _missing(self, row: Fields, key: str) -> NoReturn:
-        names = [str(name) for name in row.data]
-        there = ", ".join(map(repr, names)) or "nothing"
+        there = ", ".join(repr(str(name)) for name in row.data) or "nothing"
+        # A list of other things than turns is no part of a row.
+        names = []
+        for name, value in row.data.items():
+            if not isinstance(value, list | tuple) or all(map(is_turn, value)):
+                names.append(str(name))
         raise UnknownForm(
             f"{row.where}: a row of method {self.method} has {self.needs}, and {key!r} is missing; "
             f"there is: {there}. Rename the columns, or name them",
-            nearest_columns(self.keys, names),
+            {**dict.fromkeys(self.keys, "…"), **nearest_columns(self.keys, names)},
         )
 
 
@@ -121,7 +132,7 @@ class PairRows(MethodRows):
         pair = _pair_of(data)
         columns = ["prompt", *pair]
         form = question_form(data)
-        if _holds_prompt(data.get(_INPUT)):
+        if _holds_prompt(data.get(_INPUT)) or _is_prompt(data):
             columns.append(_INPUT)
         elif _prompt_key(data) != "prompt":
             columns.append(_prompt_key(data))
@@ -163,6 +174,16 @@ class PairRows(MethodRows):
             prompt_text, chosen, rejected = self._split(row, chosen, rejected)
             return _pair(prompt_text, "", chosen, rejected)
         question = question_of(row, form)
+        options = options_of(row).values()
+        if {text.strip() for text in options} == {chosen.strip(), rejected.strip()}:
+            names = option_names(row)
+            row.fail(
+                form.asks,
+                f"has options in {' and '.join(map(repr, names))} that are the two answers "
+                "themselves. To leave the options out of the question, add "
+                f"'ignore': {names} to the dataset's options. To ask with options, write them into "
+                "the question too",
+            )
         if not question.is_chat:
             return _pair(question.source, question.input, chosen, rejected)
         turns = turns_with(row, Form(form.asks, PAIR[0]), question, chosen)
@@ -201,6 +222,8 @@ class PairRows(MethodRows):
                     asked.fail(name, f"is another value than {name!r} of the row; keep one of both")
                 data[name] = value
             data[_INPUT] = None
+        elif _is_prompt(data):
+            data |= {"prompt": data[_INPUT], _INPUT: None}
         return Fields(data, row.where)
 
     def _chats(self, row: Fields) -> Example:
@@ -414,6 +437,12 @@ def _holds_prompt(value: object) -> bool:
     if isinstance(value, str):
         return value.lstrip().startswith('{"messages"')
     return isinstance(value, Mapping) and "messages" in value
+
+
+def _is_prompt(row: Mapping[str, object]) -> bool:
+    """Return whether `input` is the only question of a row, as in Argilla's pairs of Orca."""
+    is_alone = question_form(row) is None and not chat_key(row)
+    return is_alone and isinstance(row.get(_INPUT), str) and is_filled(row[_INPUT])
 
 
 def _pair(source: str, given: str, chosen: str, rejected: str) -> Example:
