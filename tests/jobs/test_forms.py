@@ -147,7 +147,13 @@ def test_a_row_marked_as_not_learned_is_left_out_and_counted(
     assert (remark, count) == (f"the mark '{name}' not to learn the row (left out)", len(ROW_FALSE))
 
 
-@pytest.mark.parametrize("name", ["skip", "exclude_from_training", "masked", "doNotTrain"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("skip", "exclude_from_training", "masked", "doNotTrain"),
+        *("discard", "is_deleted", "removed", "drop_row", "to_delete", "invalid", "do_not_use"),
+    ],
+)
 def test_a_mark_of_a_row_to_leave_out_is_the_inverse(tmp_path: Path, name: str) -> None:
     rows = [{"text": f"{name} {value}", name: value} for value in (0, False, None, 1, "yes")]
     made = prepared(write(tmp_path / "rows.jsonl", rows))
@@ -168,7 +174,10 @@ def test_a_mark_of_rows_beside_named_columns_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "marks",
-    [{"weight": 0.5}, {"weight": "0.5"}, {"skip": 3}, {"mask": 1}, {"loss": 1, "train": False}],
+    [
+        *({"weight": 0.5}, {"weight": "0.5"}, {"skip": 3}, {"mask": 1}, {"filtered": True}),
+        *({"loss": 1, "train": False}, {"keep": 1, "is_valid": False}),
+    ],
 )
 @pytest.mark.parametrize("method", OF_METHODS)
 def test_a_mark_of_a_row_without_one_meaning_is_refused_with_the_way_out(
@@ -212,6 +221,73 @@ def test_a_column_with_the_better_of_two_answers_is_never_passed_over(
     # One answer alone has nothing to choose.
     path = write(tmp_path / "rows.jsonl", [{"question": "q", "answer": "a", name: value}] * 2)
     assert prepared(path).not_read == [name]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"prompt": "q", "A": "x", "B": "y", "winner": "A"},
+        {"prompt": "q", "a": "x", "b": "y", "preferred": "b"},
+        {"question": "q", "A": "x", "B": "y", "answer": "x", "better": "A"},
+        {"history": "q", "human_ref_A": "x", "human_ref_B": "y", "labels": 1},
+    ],
+)
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_two_answers_and_the_better_one_are_neither_options_nor_a_pair(
+    tmp_path: Path, columns: Row, method: str
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [columns] * 2)
+    with pytest.raises(ConfigError, match=sentence("which of several answers is better")):
+        prepared(path, method)
+
+
+def test_options_that_are_the_two_answers_of_a_pair_are_refused(tmp_path: Path) -> None:
+    row = {"prompt": "q", "A": "x", "B": "y", "chosen": "x", "rejected": "y"}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(
+        ConfigError, match=sentence("are the two answers themselves", "'A' and 'B'")
+    ):
+        prepared(path, "dpo")
+    assert {read.source for read in lines(prepared(path, "dpo", ignore=["A", "B"]))} == {"q"}
+    # Options of another question are asked.
+    path = write(tmp_path / "more.jsonl", [{**row, "C": "z"}] * 2)
+    assert {read.source for read in lines(prepared(path, "dpo"))} == {"q\nA. x\nB. y\nC. z"}
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [("is_correct", False), ("correct", 0), ("accepted", "no"), ("flagged", True)]
+)
+@pytest.mark.parametrize("end", ["jsonl", "csv"])
+def test_an_answer_that_is_marked_as_bad_is_not_learned_without_a_word(
+    tmp_path: Path, name: str, bad: Any, end: str
+) -> None:
+    good = "yes" if bad == "no" else not bad
+    row = {"question": "1+1?", "answer": "3"}
+    path = write(tmp_path / f"rows.{end}", [{**row, name: good}, {**row, name: bad}])
+    with pytest.raises(ConfigError, match=sentence("answers that are not good", "line", name)):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+    # Good answers alone are learned. A pair and a label have a judgement of their own.
+    path = write(tmp_path / f"good.{end}", [{**row, name: good}] * 2)
+    assert prepared(path).not_read == [name]
+    for method in ("dpo", "kto"):
+        path = write(tmp_path / f"{method}.{end}", [{**OF_METHODS[method], name: bad}] * 2)
+        assert prepared(path, method).not_read == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "held"), [("split", "test"), ("data_split", "Val"), ("set", "dev")]
+)
+def test_rows_of_two_splits_are_not_all_learned(tmp_path: Path, name: str, held: str) -> None:
+    rows = [{"text": str(n), name: split} for n, split in enumerate(["train", "train", held])]
+    path = write(tmp_path / "rows.jsonl", rows)
+    way = sentence("rows of one file are all for training", "line 3", name)
+    with pytest.raises(ConfigError, match=way):
+        prepared(path)
+    with pytest.raises(ConfigError, match=way):
+        prepared(path, columns={"text": "text"})
+    assert prepared(path, ignore=[name]).not_read == [name]
+    assert prepared(write(tmp_path / "all.jsonl", rows[:2])).not_read == [name]
 
 
 def test_rows_that_are_all_marked_as_not_learned_are_refused(tmp_path: Path) -> None:
@@ -584,9 +660,48 @@ def test_turns_beside_a_question_are_refused_under_every_name(tmp_path: Path, na
     assert [len(row.messages) for row in read] == [2, 2]
 
 
-def test_the_context_of_a_chat_or_of_a_text_is_only_not_read(tmp_path: Path) -> None:
-    rows = [{"messages": CHAT, "passage": "a"}, {"text": "b", "passage": "a"}]
-    assert prepared(write(tmp_path / "rows.jsonl", rows)).not_read == ["passage"]
+CONTEXTS: Mapping[str, Any] = {
+    "passage": "Ann came.",
+    "context": "Ann came.",
+    "documents": [{"title": "On Ann", "text": "Ann came."}],
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_the_context_of_a_chat_is_only_not_read_if_the_turns_have_it(
+    tmp_path: Path, name: str
+) -> None:
+    asked = {"role": "user", "content": "On Ann: Ann came. Who?"}
+    row = {"messages": [asked, CHAT[1]], name: CONTEXTS[name]}
+    assert prepared(write(tmp_path / "rows.jsonl", [row] * 2)).not_read == [name]
+    path = write(tmp_path / "apart.jsonl", [row, {**row, "messages": CHAT}])
+    with pytest.raises(ConfigError, match=f"line 2: the column '{name}' belongs to the prompt"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+    # Plain text has everything in itself.
+    path = write(tmp_path / "text.jsonl", [{"text": "b", name: CONTEXTS[name]}] * 2)
+    assert prepared(path).not_read == [name]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking", "Complex_CoT"])
+@pytest.mark.parametrize("row", [{"messages": CHAT}, ALPACA, {"question": "a", "answer": "b"}])
+def test_thoughts_beside_an_answer_are_never_only_listed(
+    tmp_path: Path, name: str, row: Row
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [{**row, name: "Let us see."}] * 2)
+    with pytest.raises(ConfigError, match=f"the column '{name}' belongs to the answer"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+    if "answer" in row:
+        columns = {"question": "question", "answer": f"<think>{{{name}}}</think>{{answer}}"}
+        read = lines(prepared(path, columns=columns))
+        assert {each.target for each in read} == {"<think>Let us see.</think>b"}
+        row = {**row, "answer": "<think>Let us see.</think>b"}
+        path = write(tmp_path / "whole.jsonl", [{**row, name: "Let us see."}] * 2)
+        assert prepared(path).not_read == [name]
+    # The judge of a pair may have thoughts of its own.
+    path = write(tmp_path / "pair.jsonl", [{**OF_METHODS["dpo"], name: "Let us see."}] * 2)
+    assert prepared(path, "dpo").not_read == [name]
 
 
 OPTION_NAMES = ["{}", "option_{}", "Option {}", "choice{}", "op{}", "opt-{}"]
@@ -941,12 +1056,16 @@ def test_a_folder_s_rows_to_evaluate_on_have_every_usual_name(tmp_path: Path, na
 
 
 def test_files_of_rows_that_a_folder_does_not_use_are_named(tmp_path: Path) -> None:
-    for name in ("train.jsonl", "train.csv", "test.jsonl", "eval.jsonl", "val.jsonl", "more.json"):
-        write(tmp_path / name, [{"text": "a", "id": 1}] * 3)
-    (tmp_path / "README.md").write_text("Rows.")
-    made = prepare(dataset_from(str(tmp_path)), tmp_path / "out")
+    folder = tmp_path / "rows"
+    (folder / "test").mkdir(parents=True)
+    (folder / "lost+found").mkdir(mode=0)
+    for name in ("train.jsonl", "train.csv", "eval.jsonl", "val.jsonl", "more.json", "test/a.csv"):
+        write(folder / name, [{"text": "a", "id": 1}] * 3)
+    for name in ("README.md", "other.xlsx", "rows.jsonl.zip"):
+        (folder / name).write_text("Rows.")
+    made = prepare(dataset_from(str(folder)), tmp_path / "out")
     assert (made.train_rows, made.eval_rows) == (3, 3)
-    unread = ["more.json", "test.jsonl", "train.csv", "val.jsonl"]
+    unread = ["more.json", "other.xlsx", "rows.jsonl.zip", "test/", "train.csv", "val.jsonl"]
     assert list(made.not_read) == ["id", *(f"file {name}" for name in unread)]
 
 
@@ -961,12 +1080,21 @@ def test_a_clone_of_a_hub_dataset_is_a_dataset(tmp_path: Path) -> None:
     assert made.not_read == ["file test-00000-of-00001.jsonl"]
 
 
+def test_folders_of_the_usual_names_hold_the_parts_of_a_dataset(tmp_path: Path) -> None:
+    for name in ("train/a.jsonl", "train/b.jsonl", "val/a.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, [ALPACA] * 2)
+    made = prepare(dataset_from(str(tmp_path)), tmp_path / "out")
+    assert (made.train_rows, made.eval_rows, list(made.not_read)) == (4, 2, [])
+
+
 def test_a_folder_without_training_rows_names_what_it_has(tmp_path: Path) -> None:
     write(tmp_path / "rows.jsonl", [ALPACA])
     (tmp_path / "more").mkdir()
+    write(tmp_path / "more" / "train.jsonl", [ALPACA])
     with pytest.raises(
         ConfigError,
-        match=sentence("the folder has no train file", "rows.jsonl"),
+        match=sentence("the folder has no train file", "rows.jsonl, more/"),
     ):
         dataset_from(str(tmp_path))
 

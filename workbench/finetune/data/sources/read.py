@@ -58,6 +58,13 @@ _OTHERS = {
         "is a pickle, which may run code and is not read: save it as Parquet or JSON",
     ),
 }
+UNREAD = frozenset(
+    (
+        *(".xlsx", ".xls", ".ods", ".zip", ".zst", ".7z", ".tgz", ".arrow", ".feather", ".orc"),
+        *(".db", ".sqlite", ".sqlite3", ".pkl", ".pickle"),
+    )
+)
+"""Suffixes of files that may hold rows, and are not read."""
 _PLAIN = (
     'is plain text, and rows are needed: write each text as a line {"text": "…"} of a .jsonl file'
 )
