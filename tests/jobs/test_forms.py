@@ -749,6 +749,86 @@ def test_a_column_of_turns_is_named_as_the_messages(tmp_path: Path, name: str) -
     assert [row.messages for row in lines(made)] == [tuple(CHAT)] * 2
 
 
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        (
+            {"id": "1", "context": "c", "question": "q", "answers": {"text": ["a", "b"]}},
+            {"question": "question", "answer": "answers.text", "context": "context"},
+        ),
+        ({"translation": {"en": "a", "fr": "b"}}, "translation.en"),
+        ({"stem": "q", "choices": ["a", "b"], "answerKey": "A"}, {"choices": "choices"}),
+        ({"goal": "q", "sol1": "a", "sol2": "b", "note": "c"}, {"target": "note"}),
+        ({"prompt": "q", "A": "x", "B": "y", "label": "A"}, {"completion": "label"}),
+        ({"dialog": ["a", "b"]}, "Write every text as a turn of a list 'messages'"),
+        ({"turns": ["a", "b"], "id": 7}, "Write every text as a turn of a list 'messages'"),
+        ({"title": "t", "qas": [{"question": "q"}]}, "'qas' is a list of objects"),
+        ({"role": "user", "content": "q"}, "is of a single turn"),
+        ({"role": "user", "text": "q"}, "is of a single turn"),
+        ({"question": "q", "a": "x", "b": "y", "answer": "b"}, "options 'A', 'B'"),
+        ({"question": "q", "answer": True}, "Write the word"),
+        ({"question": "q", "answer": {"value": "b"}}, "as in 'answer.value'"),
+        ({"question": "q", "answer": ["a", "b"]}, "the first text of a list"),
+    ],
+)
+def test_a_row_of_another_form_gets_advice_that_fits(
+    tmp_path: Path, row: Row, columns: Mapping[str, str] | str
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError) as refused:
+        prepared(path)
+    named = columns if isinstance(columns, str) else str(columns)[1:-1]
+    assert named in str(refused.value)
+
+
+def test_advice_for_a_pair_names_no_column_that_does_not_fit(tmp_path: Path) -> None:
+    row = {"instruction": "q", "completions": [{"response": "a"}], "models": ["a"]}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError, match="'chosen': '…', 'rejected': '…'"):
+        prepared(path, "dpo")
+
+
+@pytest.mark.parametrize("field", ["context", "question", "{} so"])
+@pytest.mark.parametrize("several", [["a", "b"], [{"t": "a"}, {"t": "b"}]])
+def test_a_list_of_several_texts_is_no_question(
+    tmp_path: Path, field: str, several: list[Any]
+) -> None:
+    row = {"q": "q", "a": "a", "list": several}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    named = "list" if isinstance(several[0], str) else "list.t"
+    columns = {"question": "q", "answer": "a", field: named}
+    if "{" in field:
+        columns = {"question": field.format(f"{{{named}}}"), "answer": "a"}
+    with pytest.raises(ConfigError, match=sentence("only the first one would be read", "list")):
+        prepared(path, columns=columns)
+    # A list of answers has a first one.
+    columns = {"question": "q", "answer": named}
+    assert {read.target for read in lines(prepared(path, columns=columns))} == {"a"}
+
+
+def test_lists_of_the_prompt_are_read_whole_beside_named_columns(tmp_path: Path) -> None:
+    row = {"q": "q", "list": ["x", "y"], "a": 1}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    made = prepared(path, columns={"question": "q", "answer": "a", "choices": "list"})
+    assert {(read.source, read.target) for read in lines(made)} == {("q\nA. x\nB. y", "B. y")}
+
+
+def test_words_of_tables_for_an_empty_cell_are_counted(tmp_path: Path) -> None:
+    rows = [{"question": "q", "answer": "nan" if n == 0 else "a"} for n in range(4)]
+    [(remark, count)] = prepared(write(tmp_path / "rows.csv", rows)).remarks.items()
+    assert "'nan'" in remark and count == 1
+    rows = [{"question": "q", "answer": "NaN"}] * 3
+    with pytest.raises(ConfigError, match=r"of .* rows have a question or an answer 'nan'"):
+        prepared(write(tmp_path / "all.csv", rows))
+
+
+def test_the_input_alone_is_the_prompt_of_a_pair(tmp_path: Path) -> None:
+    row = {"system": "s", "input": "q", "chosen": "x", "rejected": "y"}
+    made = prepared(write(tmp_path / "rows.jsonl", [row] * 2), "dpo")
+    assert {(read.source, read.target) for read in lines(made)} == {("q", "x")}
+    assert made.not_read == []
+
+
 # Empty questions.
 
 
