@@ -24,6 +24,7 @@ from workbench.finetune.data.forms.telling import (
     REJECTED,
     belongs_to_prompt,
     is_good,
+    is_rejected,
     is_thought,
     is_trained,
     names_split,
@@ -150,6 +151,7 @@ class RowTally:
                 continue
             judges = not is_judged and is_good(name) is not None
             is_other = str(name).strip().casefold() in others
+            is_other = is_other or (not is_of_pair and is_rejected(name))
             if is_other or judges or name in self._verdicts or names_split(name):
                 self._telling.append(name)
             key = CONTEXT if name in options else belongs_to_prompt(name)
@@ -246,7 +248,7 @@ class RowTally:
             if is_part and not in_text and (not row.messages or name in options):
                 continue
             # Turns, and an answer with thoughts, often have the text in themselves.
-            if is_part and (key == THOUGHTS or not in_text) and _stands_in(data[name], row):
+            if (key == THOUGHTS or (is_part and not in_text)) and _stands_in(data[name], row):
                 continue
             problem = _unread_prompt(name, key, columns, is_chat=not in_text)
             raise ConfigError(f"{where}: the column {name!r} {problem}")
@@ -372,14 +374,14 @@ def _asks(name: str, value: object) -> bool:
 
 
 def _stands_in(value: object, row: Example) -> bool:
-    """Return whether the texts of a value are parts of a row's texts."""
+    """Return whether the texts of a value are parts of a row's texts. A word is no text."""
     said = [row.source, row.input, row.target]
     for turn in row.messages:
         said += [each for each in turn.values() if isinstance(each, str)]
     texts = [text.strip() for text in _texts(value)]
-    # Titles and ids beside longer texts need not be there.
-    long = [text for text in texts if " " in text] or texts
-    return all(any(text in each for each in said) for text in long)
+    # Some languages write no space between words.
+    prose = [text for text in texts if len(text.split()) > 1 or not text.isascii()]
+    return all(any(text in each for each in said) for text in prose)
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -444,7 +446,7 @@ def _problem(name: str, value: object, fields: Iterable[str], *, chooses: bool) 
     folded = name.strip().casefold()
     if folded in MEDIA:
         return _OF_MEDIA
-    if folded in REJECTED:
+    if is_rejected(name):
         return (
             "holds answers to avoid, and the job's method does not read the column. Use "
             "method='dpo' to learn preferences"

@@ -39,6 +39,8 @@ from workbench.finetune.data.forms.messages import (
     unread_in_turns,
 )
 from workbench.finetune.data.forms.table import (
+    FORMS,
+    GIVEN,
     HISTORY,
     PAIR,
     PAIRS,
@@ -69,6 +71,10 @@ _READ_OF_INPUT = (CHAT, *SYSTEM_KEYS, *TOOL_KEYS)
 """Keys that are read of the object."""
 _TAGS = (LABEL, "kto_tag")
 _MARGIN = "margin"
+_ORIGIN = "source"
+"""Column that may be a prompt, or say where a row is from."""
+_ANSWERS = frozenset(form.answers for form in FORMS)
+_PROMPT_WORDS = 3  # least words of a prompt with which two answers begin
 _REJECTED_KEYS = tuple(rejected for _, rejected in PAIRS)
 
 
@@ -108,10 +114,13 @@ class MethodRows(RowReader):
 
     def _missing(self, row: Fields, key: str) -> NoReturn:
         there = ", ".join(repr(str(name)) for name in row.data) or "nothing"
-        # A list of other things than turns is no part of a row.
+        # A list of other things than turns is no part of a row. Of columns such as `response_a`
+        # and `response_b`, nothing says which is meant.
+        alike = Counter(str(name)[:-1] for name in row.data)
         names = []
         for name, value in row.data.items():
-            if not isinstance(value, list | tuple) or all(map(is_turn, value)):
+            is_part = not isinstance(value, list | tuple) or all(map(is_turn, value))
+            if is_part and alike[str(name)[:-1]] == 1:
                 names.append(str(name))
         raise UnknownForm(
             f"{row.where}: a row of method {self.method} has {self.needs}, and {key!r} is missing; "
@@ -174,6 +183,13 @@ class PairRows(MethodRows):
             prompt_text, chosen, rejected = self._split(row, chosen, rejected)
             return _pair(prompt_text, "", chosen, rejected)
         question = question_of(row, form)
+        if form.asks == _ORIGIN and len(_shared_text(chosen, rejected).split()) >= _PROMPT_WORDS:
+            row.fail(
+                _ORIGIN,
+                f"is {short(row.data[_ORIGIN])}, and chosen and rejected begin with the same "
+                f"words. If the words are the prompt, add 'ignore': [{_ORIGIN!r}] to the dataset's "
+                "options. If the column is the prompt, rename the column to 'prompt'",
+            )
         options = options_of(row).values()
         if {text.strip() for text in options} == {chosen.strip(), rejected.strip()}:
             names = option_names(row)
@@ -201,7 +217,10 @@ class PairRows(MethodRows):
             if not is_filled(value):
                 row.empty(name)
             data[key] = [value] if isinstance(value, Mapping) else value
-        if pair[0] in CHAT_KEYS:
+        other = data[PAIR[1]]
+        if pair[0] in CHAT_KEYS and isinstance(other, list | tuple) and len(other) > 1:
+            data |= {PAIR[0]: row.items(pair[0]), pair[0]: None}
+        elif pair[0] in CHAT_KEYS:
             *prompt, chosen = row.items(pair[0])
             data |= {"prompt": prompt, PAIR[0]: [chosen], pair[0]: None}
         # OpenAI's form has the turns of the prompt in an object.
@@ -253,6 +272,8 @@ class PairRows(MethodRows):
             return [*question.before, (form.asks, question.turn)]
         # Whole chats begin with the question, and may go on with more turns.
         asked = [turn["content"].strip() for _, turn in shared if turn["role"] == "user"]
+        if form.asks == _ORIGIN and asked:
+            return shared
         if question.turn["content"].strip() not in asked:
             row.fail(
                 form.asks,
@@ -263,15 +284,7 @@ class PairRows(MethodRows):
 
     def _split(self, row: Fields, chosen: str, rejected: str) -> tuple[str, str, str]:
         """Return the common beginning of two texts, and the rest of both."""
-        shared = 0
-        for one, other in zip(chosen, rejected, strict=False):
-            if one != other:
-                break
-            shared += 1
-        # A word belongs to the answers whole.
-        while shared and not chosen[shared - 1].isspace():
-            shared -= 1
-        prompt = chosen[:shared].rstrip()
+        prompt = _shared_text(chosen, rejected)
         begin = len(prompt)
         answers = chosen[begin:], rejected[begin:]
         if not prompt.strip() or not all(answer.strip() for answer in answers):
@@ -413,6 +426,7 @@ class PromptRows(MethodRows):
             turns = asking_turns(row, key)
         else:
             assert form is not None
+            self._check_origin(row, form)
             question = question_of(row, form)
             if not question.is_chat:
                 return Example(
@@ -420,6 +434,21 @@ class PromptRows(MethodRows):
                 )
             turns = turns_before(row, form, question)
         return Example(source=last_of(turns, "user"), target="", messages=turns, beside=beside)
+
+    def _check_origin(self, row: Fields, form: Form) -> None:
+        """Raise ConfigError for a `source` beside a longer text, which may be the prompt."""
+        if form.asks != _ORIGIN:
+            return
+        most = len(str(row.data[_ORIGIN]).split())
+        for name, value in row.data.items():
+            is_other = name not in (_ORIGIN, *_ANSWERS, *PROMPT_KEYS, *GIVEN)
+            if is_other and isinstance(value, str) and len(value.split()) > most:
+                row.fail(
+                    _ORIGIN,
+                    f"may say where the row is from, and {name!r} is the longer text. If "
+                    f"{name!r} is the prompt, rename {name!r} to 'prompt'. If {_ORIGIN!r} is the "
+                    f"prompt, rename {_ORIGIN!r}",
+                )
 
 
 def _pair_of(data: Mapping[str, object]) -> tuple[str, str]:
@@ -437,6 +466,19 @@ def _holds_prompt(value: object) -> bool:
     if isinstance(value, str):
         return value.lstrip().startswith('{"messages"')
     return isinstance(value, Mapping) and "messages" in value
+
+
+def _shared_text(one: str, other: str) -> str:
+    """Return the whole words with which two texts begin."""
+    shared = 0
+    for letter, its in zip(one, other, strict=False):
+        if letter != its:
+            break
+        shared += 1
+    # A word belongs to the answers whole.
+    while shared and not one[shared - 1].isspace():
+        shared -= 1
+    return one[:shared].rstrip()
 
 
 def _is_prompt(row: Mapping[str, object]) -> bool:

@@ -362,7 +362,14 @@ Placed = tuple[str, Message]
 
 def listed(row: Fields, key: str) -> list[Placed]:
     """Return the turns of a list, with their places in the row."""
-    return [_turn(row, f"{key}[{number}]", raw) for number, raw in enumerate(row.items(key))]
+    several = row.items(key)
+    if several and isinstance(several[0], str):
+        row.fail(
+            f"{key}[0]",
+            f"is {short(several[0])}; it must be an object. Write the text as a turn, as "
+            '{"role": "user", "content": …}',
+        )
+    return [_turn(row, f"{key}[{number}]", raw) for number, raw in enumerate(several)]
 
 
 def ordered(row: Fields, key: str, turns: Sequence[Placed]) -> tuple[Message, ...]:

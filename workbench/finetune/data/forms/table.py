@@ -39,6 +39,8 @@ FORMS = (
     Form("question", "response"),
     Form("query", "response"),
     Form("inputs", "targets"),  # FLAN, P3 and xP3
+    Form("problem", "solution"),  # MATH and NuminaMath
+    Form("problem", "answer"),
 )
 EVERY = (*FORMS, TASK.form)
 ANSWERS = {
@@ -67,8 +69,9 @@ PAIRS = (
     ("preferred_output", "non_preferred_output"),  # OpenAI
     ("chosen_response", "rejected_response"),
     ("response_j", "response_k"),
-    # ms-swift: a whole chat with the better answer, and the text of the other one
+    # ms-swift: a whole chat with the better answer, and the other answer or its whole chat
     *((key, "rejected_response") for key in CHAT_KEYS),
+    *((key, "rejected_messages") for key in CHAT_KEYS),
 )
 """Columns of two answers in published datasets, the better answer first."""
 _QUESTION_KEYS = [key for form in EVERY for key in (form.asks, form.answers)]

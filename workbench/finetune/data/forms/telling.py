@@ -99,7 +99,7 @@ def telling_columns(names: Iterable[str]) -> set[str]:
     found = {*option_columns(there).values(), *verdict_columns(there)}
     for name in there:
         is_other = name.strip().casefold() in OTHERS
-        is_told = is_row_mark(name) or is_thought(name) or names_split(name)
+        is_told = is_row_mark(name) or is_thought(name) or names_split(name) or is_rejected(name)
         is_told = is_told or is_good(name) is not None or belongs_to_prompt(name) is not None
         if is_other or is_told:
             found.add(name)
@@ -117,6 +117,18 @@ def is_good(name: object) -> bool | None:
     if not {*before} <= _JUDGED or last not in _GOOD | _BAD:
         return None
     return last in _GOOD
+
+
+def is_rejected(name: object) -> bool:
+    """Return whether a column has answers to avoid.
+
+    Example:
+        >>> is_rejected("rejected_messages"), is_rejected("score_rejected")
+        (True, False)
+    """
+    words = _words(str(name))
+    is_answer = bool(words) and words[-1].removesuffix("s") in {*_ANSWERS, *_TURNS}
+    return str(name).strip().casefold() in REJECTED or (is_answer and words[0] == "rejected")
 
 
 def is_thought(name: object) -> bool:
