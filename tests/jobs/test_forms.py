@@ -822,6 +822,47 @@ def test_words_of_tables_for_an_empty_cell_are_counted(tmp_path: Path) -> None:
         prepared(write(tmp_path / "all.csv", rows))
 
 
+TWO_QUESTIONS: Mapping[str, Row] = {
+    "sft": {"instruction": "Add.", "question": "1+1?", "answer": "2"},
+    "dpo": {"instruction": "Add.", "question": "1+1?", "chosen": "2", "rejected": "3"},
+    "grpo": {"instruction": "Add.", "question": "1+1?", "result": 2},
+}
+
+
+@pytest.mark.parametrize("method", TWO_QUESTIONS)
+def test_of_two_questions_none_is_left_out_without_a_word(tmp_path: Path, method: str) -> None:
+    row = TWO_QUESTIONS[method]
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError, match=r"'ignore': .'(question|instruction)'"):
+        prepared(path, method)
+    made = prepared(path, method, ignore=["instruction"])
+    assert {read.source for read in lines(made)} == {"1+1?"}
+    # A question that the other one contains is asked.
+    path = write(tmp_path / "whole.jsonl", [{**row, "instruction": "Add. 1+1?"}] * 2)
+    assert prepared(path, method).train_rows == 1
+
+
+SOURCES: Mapping[str, Row] = {
+    "dpo": {
+        "chosen": "\n\nHuman: 1+1?\n\nAssistant: 2",
+        "rejected": "\n\nHuman: 1+1?\n\nAssistant: 3",
+    },
+    "reward": {"task": "Add 1 and 1.", "chosen": "2", "rejected": "3"},
+    "grpo": {"task": "Add 1 and 1.", "answer": "2"},
+}
+
+
+@pytest.mark.parametrize("method", SOURCES)
+def test_where_a_row_is_from_is_no_prompt(tmp_path: Path, method: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"source": "web", **SOURCES[method]}] * 2)
+    with pytest.raises(ConfigError, match=r"line 1: source .*'ignore'"):
+        prepared(path, method)
+    chats: Row = {"chosen": CHAT, "rejected": [CHAT[0], {"role": "assistant", "content": "No."}]}
+    path = write(tmp_path / "chats.jsonl", [{"source": "web", **chats}] * 2)
+    if method != "grpo":
+        assert {read.source for read in lines(prepared(path, method))} == {"Hi"}
+
+
 def test_the_input_alone_is_the_prompt_of_a_pair(tmp_path: Path) -> None:
     row = {"system": "s", "input": "q", "chosen": "x", "rejected": "y"}
     made = prepared(write(tmp_path / "rows.jsonl", [row] * 2), "dpo")
@@ -892,6 +933,7 @@ QUESTION = {"instruction": "Say", "input": "Hi"}
             "rejected": {"from": "gpt", "value": "No."},
         },
         {"messages": CHAT, "rejected_response": "No."},
+        {"messages": CHAT, "rejected_messages": [CHAT[0], {"role": "assistant", "content": "No."}]},
         {"conversations": CHAT, "rejected_response": {"from": "gpt", "value": "No."}},
         {
             "input": {"messages": CHAT[:1], "tools": [], "parallel_tool_calls": True},

@@ -43,6 +43,7 @@ from workbench.finetune.data.forms.table import (
     beside_text,
     form_of,
     names_form,
+    other_questions,
     suggested_columns,
 )
 from workbench.finetune.data.lines import Fields, is_filled, short
@@ -290,6 +291,14 @@ def _of_form(row: Fields, form: Form) -> Example:
                 "is a list; let both 'prompt' and 'completion' "
                 "be lists of messages, or both be text",
             )
+    others = other_questions(row.data, form)
+    if others and is_filled(row.data[form.asks]):
+        named = {form.asks: f"{{{others[0]}}}\n{{{form.asks}}}", form.answers: form.answers}
+        row.fail(
+            form.asks,
+            f"and {others[0]!r} are both questions. To ask both, add 'columns': {named} to the "
+            f"dataset's options. To leave one out, add 'ignore': [{others[0]!r}]",
+        )
     table_id = None
     needed = True
     if form.asks == "source":

@@ -40,13 +40,13 @@ from workbench.finetune.data.forms.messages import (
 )
 from workbench.finetune.data.forms.table import (
     FORMS,
-    GIVEN,
     HISTORY,
     PAIR,
     PAIRS,
     PROMPT_KEYS,
     beside_text,
     nearest_columns,
+    other_questions,
     question_form,
 )
 from workbench.finetune.data.forms.telling import belongs_to_prompt
@@ -182,6 +182,7 @@ class PairRows(MethodRows):
                 row.empty(form.asks)
             prompt_text, chosen, rejected = self._split(row, chosen, rejected)
             return _pair(prompt_text, "", chosen, rejected)
+        check_prompt(row, form)
         question = question_of(row, form)
         if form.asks == _ORIGIN and len(_shared_text(chosen, rejected).split()) >= _PROMPT_WORDS:
             row.fail(
@@ -426,7 +427,7 @@ class PromptRows(MethodRows):
             turns = asking_turns(row, key)
         else:
             assert form is not None
-            self._check_origin(row, form)
+            check_prompt(row, form)
             question = question_of(row, form)
             if not question.is_chat:
                 return Example(
@@ -435,20 +436,26 @@ class PromptRows(MethodRows):
             turns = turns_before(row, form, question)
         return Example(source=last_of(turns, "user"), target="", messages=turns, beside=beside)
 
-    def _check_origin(self, row: Fields, form: Form) -> None:
-        """Raise ConfigError for a `source` beside a longer text, which may be the prompt."""
-        if form.asks != _ORIGIN:
-            return
-        most = len(str(row.data[_ORIGIN]).split())
+
+def check_prompt(row: Fields, form: Form) -> None:
+    """Raise ConfigError for a question if another column may be the prompt too."""
+    if form.asks == "prompt":
+        return
+    asked = str(row.data[form.asks])
+    others = other_questions(row.data, form)
+    if form.asks == _ORIGIN:
+        # A source may say where the row is from.
         for name, value in row.data.items():
-            is_other = name not in (_ORIGIN, *_ANSWERS, *PROMPT_KEYS, *GIVEN)
-            if is_other and isinstance(value, str) and len(value.split()) > most:
-                row.fail(
-                    _ORIGIN,
-                    f"may say where the row is from, and {name!r} is the longer text. If "
-                    f"{name!r} is the prompt, rename {name!r} to 'prompt'. If {_ORIGIN!r} is the "
-                    f"prompt, rename {_ORIGIN!r}",
-                )
+            is_longer = isinstance(value, str) and len(value.split()) > len(asked.split())
+            is_known = name in (*_ANSWERS, *PAIR) or belongs_to_prompt(name) is not None
+            if is_longer and not is_known:
+                others.append(str(name))
+    if others:
+        row.fail(
+            form.asks,
+            f"and {others[0]!r} may both be the prompt. Rename the column of the prompt to "
+            f"'prompt', or leave one out: add 'ignore': [{others[0]!r}] to the dataset's options",
+        )
 
 
 def _pair_of(data: Mapping[str, object]) -> tuple[str, str]:

@@ -120,6 +120,26 @@ def question_form(row: Mapping[str, object]) -> Form | None:
     return next(iter(filled or named), None)
 
 
+def other_questions(row: Mapping[str, object], form: Form) -> list[str]:
+    """Return the columns of further questions than the one of a form, with another text.
+
+    Example:
+        >>> row = {"instruction": "Add.", "question": "1+1?", "prompt": "Add. 1+1?"}
+        >>> other_questions(row, Form("question", "answer"))
+        ['instruction']
+    """
+    asked = str(row[form.asks]).strip()
+    others: list[str] = []
+    for other in FORMS:
+        text = row.get(other.asks)
+        is_one = isinstance(text, str) and is_filled(text) and not other.heading
+        if is_one and other.asks not in (form.asks, "source", *others):
+            assert isinstance(text, str)
+            if text.strip() not in asked and asked not in text:
+                others.append(other.asks)
+    return others
+
+
 def beside_text(form: Form, row: Iterable[object]) -> list[str]:
     """Return the keys that a question in the form of text reads beside itself."""
     given = () if form.heading else GIVEN
