@@ -25,6 +25,7 @@ from workbench.finetune.data.sources.files import (
     RowFiles,
     files_of,
     is_rows,
+    paths_in,
     rows_in,
     rows_within,
 )
@@ -315,7 +316,7 @@ def _from_path(path: Path, value: str) -> Dataset:
         )
     if is_folder(path):
         there = [each.name for each in rows_in(path)]
-        there += [f"{each.name}/" for each in sorted(path.iterdir()) if rows_within(each)]
+        there += [f"{each.name}/" for each in paths_in(path) if rows_within(each)]
         has = f"has {short_list(there)}" if there else "has no file of rows"
         raise ConfigError(
             f"dataset {value!r}: the folder has no train file, such as train.jsonl, and {has}. "

@@ -246,7 +246,12 @@ def is_rows(path: Path) -> bool:
 
 def rows_in(folder: Path) -> list[Path]:
     """Return the files of rows and the saved datasets in a folder, in order."""
-    return [path for path in sorted(folder.iterdir()) if is_rows(path)]
+    return [path for path in paths_in(folder) if is_rows(path)]
+
+
+def paths_in(folder: Path) -> list[Path]:
+    """Return all paths in a folder of rows, in order."""
+    return sorted(folder.iterdir())
 
 
 def _may_be_rows(path: Path) -> bool:
@@ -297,7 +302,7 @@ def files_of(folder: Path) -> RowFiles | None:
 def _unread(folder: Path, read: Collection[str]) -> list[str]:
     """Return the files and folders of rows in a folder that are not among the paths `read`."""
     names = []
-    for path in sorted(folder.iterdir()):
+    for path in paths_in(folder):
         is_unread = str(path) not in read and path.name not in _TABLES
         if any(str(each) not in read for each in rows_within(path)):
             names.append(f"{path.name}/")
@@ -315,7 +320,7 @@ def _parts(folder: Path, part: str) -> list[Path]:
 
     The files in a folder of the part's name come after the files with the name.
     """
-    named = [path for path in folder.iterdir() if _named(part).fullmatch(path.name)]
+    named = [path for path in paths_in(folder) if _named(part).fullmatch(path.name)]
     inner = [path for path in named if is_folder(path) and not is_saved(path)]
     by_end: dict[str, list[Path]] = {end: [] for end in (*ENDS, "")}
     for path in [path for path in named if is_rows(path)] or chain(*map(rows_in, inner)):
