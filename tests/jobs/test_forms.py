@@ -290,6 +290,30 @@ def test_rows_of_two_splits_are_not_all_learned(tmp_path: Path, name: str, held:
     assert prepared(write(tmp_path / "all.jsonl", rows[:2])).not_read == [name]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("keep", False), ("discard", 1), ("is_correct", 0), ("rejected", True)]
+)
+def test_a_turn_that_a_mark_of_rows_speaks_against_is_not_learned(name: str, value: object) -> None:
+    turns = [CHAT[0], {**CHAT[1], name: value}, *CHAT]
+    with pytest.raises(ConfigError, match=f"messages.1..{name} is .*, and the turn would be"):
+        row_from({"messages": turns}, "here")
+    turns[1] = {**turns[1], "weight": 0}
+    read = row_from({"messages": turns}, "here")
+    assert [turn.get("weight") for turn in read.messages] == [None, 0, None, None]
+    assert row_from({"messages": [*CHAT, CHAT[0], {**CHAT[1], name: not value}]}, "here").messages
+
+
+@pytest.mark.parametrize("beside", [{"label": 1}, {"label": "good"}, {"question": "Who?"}])
+def test_a_text_with_another_part_is_not_learned_alone(tmp_path: Path, beside: Row) -> None:
+    ((name, _),) = beside.items()
+    path = write(tmp_path / "rows.jsonl", [{"text": "Ann", **beside}] * 2)
+    with pytest.raises(ConfigError, match=f"{name} .*To learn the texts alone"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+    path = write(tmp_path / "whole.jsonl", [{"text": "Who? Ann", "question": "Who?"}] * 2)
+    assert prepared(path).not_read == ["question"]
+
+
 def test_rows_that_are_all_marked_as_not_learned_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", [{"text": "a", "train": False}] * 3)
     with pytest.raises(ConfigError, match=sentence("has a mark not to learn the row", "rows")):
@@ -768,7 +792,7 @@ def test_a_column_of_turns_is_named_as_the_messages(tmp_path: Path, name: str) -
         ({"question": "q", "a": "x", "b": "y", "answer": "b"}, "options 'A', 'B'"),
         ({"question": "q", "answer": True}, "Write the word"),
         ({"question": "q", "answer": {"value": "b"}}, "as in 'answer.value'"),
-        ({"question": "q", "answer": ["a", "b"]}, "the first text of a list"),
+        ({"question": "q", "answer": ["a", "b"]}, "name a list of answers in the option columns"),
     ],
 )
 def test_a_row_of_another_form_gets_advice_that_fits(

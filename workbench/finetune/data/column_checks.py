@@ -13,7 +13,13 @@ from typing import Any, NamedTuple
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
-from workbench.finetune.data.forms.marks import is_row_mark, refuse_lists, row_marks, truth_of
+from workbench.finetune.data.forms.marks import (
+    is_good,
+    is_row_mark,
+    refuse_lists,
+    row_marks,
+    truth_of,
+)
 from workbench.finetune.data.forms.messages import CHAT, TURN_KEYS, has_content, is_turn
 from workbench.finetune.data.forms.table import EVERY, GIVEN, option_columns
 from workbench.finetune.data.forms.telling import (
@@ -23,7 +29,6 @@ from workbench.finetune.data.forms.telling import (
     OTHERS,
     REJECTED,
     belongs_to_prompt,
-    is_good,
     is_rejected,
     is_thought,
     is_trained,

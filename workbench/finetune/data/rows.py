@@ -54,7 +54,7 @@ _SINGLE_TURN = (
     "is of a single turn, and a chat is a row. Write the turns of a chat as a list 'messages' of "
     "one row"
 )
-_IGNORED = "add 'ignore': ['role'] to the dataset's options"
+_ALONE = "To learn the texts alone, add 'ignore': ['{}'] to the dataset's options"
 BESIDE = "beside"
 """Key of the parts of a prepared row that only the job's method reads."""
 
@@ -133,7 +133,22 @@ def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None
         return _of_form(row, form)
     if ALONE in row.data:
         if isinstance(row.data.get("role"), str):
-            row.fail("role", f"{_SINGLE_TURN}. To learn every text alone, {_IGNORED}")
+            row.fail("role", f"{_SINGLE_TURN}. {_ALONE.format('role')}")
+        if is_filled(row.data.get("label")):
+            columns = {"source": ALONE, "target": "label"}
+            row.fail(
+                "label",
+                f"belongs to a text. To learn the label as the answer, add 'columns': {columns} to "
+                f"the dataset's options. {_ALONE.format('label')}",
+            )
+        others = other_questions(row.data, Form(ALONE, ALONE))
+        if others:
+            columns = {"source": others[0], "target": ALONE}
+            row.fail(
+                others[0],
+                f"is no part of {ALONE!r}. To learn {ALONE!r} as the answer, add 'columns': "
+                f"{columns} to the dataset's options. {_ALONE.format(others[0])}",
+            )
         return Example(source="", target=row.prose(ALONE))
     for key in CHAT_KEYS:
         if key in row.data:
@@ -247,7 +262,7 @@ def refuse_unknown(row: Fields) -> NoReturn:
     columns, is_near = suggested_columns(row.data)
     advice = "Name the columns of the question and of the answer"
     texts = [each for each in row.data.values() if isinstance(each, str)]
-    said = [] if len(texts) > 1 else _lists_of(row, str)
+    said = [name for name in _lists_of(row, str) if len(texts) < 2 and name not in LISTS]
     nested = [] if CHAT in columns else _lists_of(row, Mapping)
     if is_near:
         meant = [f"{field!r} for {name!r}" for field, name in columns.items() if field != name]
@@ -257,7 +272,7 @@ def refuse_unknown(row: Fields) -> NoReturn:
     elif nested:
         advice = (
             f"The column {nested[0]!r} is a list of objects. Write every object as a row of its "
-            "own. Otherwise, name the columns"
+            f"own, or the turns of a chat as a list {CHAT!r}. Otherwise, name the columns"
         )
     elif said:
         advice = (

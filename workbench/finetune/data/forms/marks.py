@@ -66,6 +66,13 @@ _ROWS = re.compile("(this|me|row|sample|example|instance|record)+$")
 """Words after a mark of a row."""
 _ROWS_UNCLEAR = frozenset(("filter", "filtered", "isfiltered"))
 """Marks that are true for the rows to learn, or for the others."""
+_GOOD = {"correct", "good", "accepted", "verified", "desirable", "passed"}
+_BAD = {
+    *("bad", "wrong", "incorrect", "undesirable", "toxic", "harmful", "unsafe", "flagged"),
+    *("duplicate", "corrupt", "corrupted", "broken", "failed", "rejected"),
+}
+_JUDGED = {"is", "was", "the", "answer", "response", "output", "completion", "row", "marked", "as"}
+"""Words before a judgement of the answer of a row."""
 _TRUTHS = {
     **dict.fromkeys(("true", "yes", "y", "on", "1", "1.0"), True),
     **dict.fromkeys(("false", "no", "n", "off", "0", "0.0"), False),
@@ -133,7 +140,36 @@ def may_be_learned(turn: Fields, role: str) -> bool:
     if len(set(verdicts.values())) > 1:
         names = " and ".join(map(repr, verdicts))
         turn.fail(next(iter(verdicts)), f"contradicts another mark of the turn: {names}")
-    return role != "assistant" or all(verdicts.values())
+    if role != "assistant":
+        return True
+    if not verdicts:
+        _refuse_doubts(turn)
+    return all(verdicts.values())
+
+
+def _refuse_doubts(turn: Fields) -> None:
+    """Raise ConfigError for an answer that a mark of rows or a judgement speaks against."""
+    for name, value in turn.data.items():
+        for learned in (_row_meaning(name), is_good(name)):
+            if learned is not None and truth_of(value) == (not learned):
+                turn.fail(
+                    str(name),
+                    f"is {short(value)}, and the turn would be learned. Write "
+                    '"weight": 0 for a turn that is read and not learned, or "weight": 1',
+                )
+
+
+def is_good(name: object) -> bool | None:
+    """Return whether a true value in a column praises the answer; None for no judgement.
+
+    Example:
+        >>> is_good("is_correct"), is_good("answer_is_wrong"), is_good("correct_answer")
+        (True, False, None)
+    """
+    *before, last = words_of(str(name)) or [""]
+    if not {*before} <= _JUDGED or last not in _GOOD | _BAD:
+        return None
+    return last in _GOOD
 
 
 def is_row_mark(name: object) -> bool:
@@ -200,6 +236,18 @@ def truth_of(value: object) -> bool | None:
         value = _of_text(value)
     figure = float(value) if isinstance(value, bool) else json_values.number(value)
     return bool(figure) if figure in (0, 1) else None
+
+
+def words_of(name: str) -> list[str]:
+    """Return the lower-case words of a name such as `chat_history` or `chatHistory`."""
+    apart = ""
+    before = ""
+    for letter in name:
+        if letter.isupper() and before.islower():
+            apart += " "
+        apart += letter if letter.isalnum() else " "
+        before = letter
+    return apart.casefold().split()
 
 
 def _of_text(text: str) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from workbench.finetune.data.forms.marks import is_row_mark
+from workbench.finetune.data.forms.marks import is_good, is_row_mark, words_of
 from workbench.finetune.data.forms.messages import SYSTEM_KEYS, TOOL_KEYS, TOOLS
 from workbench.finetune.data.forms.table import (
     CHOICE_KEYS,
@@ -41,13 +41,6 @@ _TURNS = {"message", "turn", "exchange", "utterance"}
 _EARLIER = {"past", "previous", "prior", "earlier", "history", "context"}
 _BETTER = {"winner", "winning", "preferred", "preference", "better", "best", "safer", "vote"}
 _ANSWERS = {"answer", "response", "completion", "output", "reply", "ref", "summary", "generation"}
-_GOOD = {"correct", "good", "accepted", "verified", "desirable", "passed"}
-_BAD = {
-    *("bad", "wrong", "incorrect", "undesirable", "toxic", "harmful", "unsafe", "flagged"),
-    *("duplicate", "corrupt", "corrupted", "broken", "failed", "rejected"),
-}
-_JUDGED = {"is", "was", "the", "answer", "response", "output", "completion", "row", "marked", "as"}
-"""Words before a judgement of the answer of a row."""
 _SPLITS = {"split", "splits", "set", "subset", "partition", "fold", "phase"}
 _TRAINED = {"train", "training"}
 _HELD_OUT = {
@@ -72,7 +65,7 @@ def belongs_to_prompt(name: object) -> str | None:
         >>> belongs_to_prompt("sys_prompt"), belongs_to_prompt("system_id")
         ('system', None)
     """
-    words = _words(str(name))
+    words = words_of(str(name))
     whole = "_".join(words)
     if whole in PROMPT_KEYS:
         return whole
@@ -106,19 +99,6 @@ def telling_columns(names: Iterable[str]) -> set[str]:
     return found
 
 
-def is_good(name: object) -> bool | None:
-    """Return whether a true value in a column praises the answer; None for no judgement.
-
-    Example:
-        >>> is_good("is_correct"), is_good("answer_is_wrong"), is_good("correct_answer")
-        (True, False, None)
-    """
-    *before, last = _words(str(name)) or [""]
-    if not {*before} <= _JUDGED or last not in _GOOD | _BAD:
-        return None
-    return last in _GOOD
-
-
 def is_rejected(name: object) -> bool:
     """Return whether a column has answers to avoid.
 
@@ -126,7 +106,7 @@ def is_rejected(name: object) -> bool:
         >>> is_rejected("rejected_messages"), is_rejected("score_rejected")
         (True, False)
     """
-    words = _words(str(name))
+    words = words_of(str(name))
     is_answer = bool(words) and words[-1].removesuffix("s") in {*_ANSWERS, *_TURNS}
     return str(name).strip().casefold() in REJECTED or (is_answer and words[0] == "rejected")
 
@@ -138,13 +118,13 @@ def is_thought(name: object) -> bool:
         >>> is_thought("reasoning_content"), is_thought("Complex_CoT"), is_thought("thought_id")
         (True, True, False)
     """
-    words = _words(str(name).replace("CoT", "cot"))
+    words = words_of(str(name).replace("CoT", "cot"))
     return bool(words) and bool(_THOUGHTS & {*words}) and words[-1] in _OF_THOUGHTS
 
 
 def names_split(name: object) -> bool:
     """Return whether a column may say if a row is for training or for evaluation."""
-    words = _words(str(name))
+    words = words_of(str(name))
     return bool(words) and words[-1] in _SPLITS
 
 
@@ -181,18 +161,6 @@ def verdict_columns(names: Iterable[str]) -> list[str]:
     if not stems:
         return []
     # A label of two sentences is an answer of its own.
-    of_answers = any(_ANSWERS & {*_words(stem)} for stem in stems) and names_form(there) is None
+    of_answers = any(_ANSWERS & {*words_of(stem)} for stem in stems) and names_form(there) is None
     words = _BETTER | ({"label", "labels"} if of_answers else set())
-    return [name for name in there if words & {*_words(name)}]
-
-
-def _words(name: str) -> list[str]:
-    """Return the lower-case words of a name such as `chat_history` or `chatHistory`."""
-    apart = ""
-    before = ""
-    for letter in name:
-        if letter.isupper() and before.islower():
-            apart += " "
-        apart += letter if letter.isalnum() else " "
-        before = letter
-    return apart.casefold().split()
+    return [name for name in there if words & {*words_of(name)}]
