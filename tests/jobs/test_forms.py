@@ -697,7 +697,8 @@ def test_the_context_of_a_chat_is_only_not_read_if_the_turns_have_it(
 ) -> None:
     asked = {"role": "user", "content": "On Ann: Ann came. Who?"}
     row = {"messages": [asked, CHAT[1]], name: CONTEXTS[name]}
-    assert prepared(write(tmp_path / "rows.jsonl", [row] * 2)).not_read == [name]
+    for end in ("jsonl", "csv"):
+        assert prepared(write(tmp_path / f"rows.{end}", [row] * 2)).not_read == [name]
     path = write(tmp_path / "apart.jsonl", [row, {**row, "messages": CHAT}])
     with pytest.raises(ConfigError, match=f"line 2: the column '{name}' belongs to the prompt"):
         prepared(path)
@@ -784,6 +785,7 @@ def test_a_column_of_turns_is_named_as_the_messages(tmp_path: Path, name: str) -
         ({"stem": "q", "choices": ["a", "b"], "answerKey": "A"}, {"choices": "choices"}),
         ({"goal": "q", "sol1": "a", "sol2": "b", "note": "c"}, {"target": "note"}),
         ({"prompt": "q", "A": "x", "B": "y", "label": "A"}, {"completion": "label"}),
+        ({"question": "q", "query": "SELECT 1"}, {"source": "question", "target": "query"}),
         ({"dialog": ["a", "b"]}, "Write every text as a turn of a list 'messages'"),
         ({"turns": ["a", "b"], "id": 7}, "Write every text as a turn of a list 'messages'"),
         ({"title": "t", "qas": [{"question": "q"}]}, "'qas' is a list of objects"),

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from workbench.base.errors import ConfigError, one_of
+from workbench.base.json_values import parse_json
 from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
 from workbench.finetune.data.forms.marks import (
@@ -392,7 +394,12 @@ def _stands_in(value: object, row: Example) -> bool:
 def _texts(value: object) -> Iterator[str]:
     match value:
         case str():
-            yield value
+            # A CSV table contains lists as JSON text.
+            inner: object = None
+            if value.lstrip()[:1] in ("[", "{"):
+                with suppress(ValueError):
+                    inner = parse_json(value)
+            yield from [value] if inner is None else _texts(inner)
         case Mapping():
             for each in value.values():
                 yield from _texts(each)

@@ -194,13 +194,15 @@ def suggested_columns(row: Mapping[str, object]) -> tuple[dict[str, str], bool]:
             return {CHAT: str(name), **beside}, False
     texts = _text_columns(row)
     names = texts if len(texts) > 1 else [str(name) for name in row]
+    questions = {form.asks for form in FORMS}
     best: dict[str, str] = {}
     highest = 0.0
     for form in FORMS:
         found = nearest_columns(form[:2], names)
         likeness = [_likeness(key, name) for key, name in found.items()]
-        # At least one of the columns is known by its name.
-        if len(found) == 2 and max(likeness) >= _LIKE and sum(likeness) > highest:
+        # At least one of the columns is known by its name. A question is no answer.
+        is_known = len(found) == 2 and max(likeness) >= _LIKE
+        if is_known and found[form.answers] not in questions and sum(likeness) > highest:
             best = found
             highest = sum(likeness)
     if len(names) < 2:
