@@ -267,6 +267,9 @@ def test_an_answer_that_is_marked_as_bad_is_not_learned_without_a_word(
     with pytest.raises(ConfigError, match=sentence("answers that are not good", "line", name)):
         prepared(path)
     assert prepared(path, ignore=[name]).not_read == [name]
+    # A row that a mark leaves out is not judged.
+    rows = [{**row, name: good, "keep": 1}] * 2 + [{**row, name: bad, "keep": 0}]
+    assert prepared(write(tmp_path / f"kept.{end}", rows)).not_read == [name]
     # Good answers alone are learned. A pair and a label have a judgement of their own.
     path = write(tmp_path / f"good.{end}", [{**row, name: good}] * 2)
     assert prepared(path).not_read == [name]

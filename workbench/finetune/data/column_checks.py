@@ -123,6 +123,8 @@ class RowTally:
         if names != self._last_names:
             self._look_at(data, {*self._ignore, *_all_columns(columns.values(), data)})
             self._last_names = names
+        if self._mark_of(data, where):
+            return
         for name in self._telling:
             if _says_nothing(data[name]):
                 continue
@@ -188,13 +190,18 @@ class RowTally:
         """
         if not self._marks or not isinstance(data, Mapping):
             return False
-        marks = row_marks(data, self._marks, where)
-        self._read |= marks.keys()
-        if not marks or any(marks.values()):
+        mark = self._mark_of(data, where)
+        if not mark:
             return False
-        self.marked[next(iter(marks))] += 1
+        self.marked[mark] += 1
         self._add(data)
         return True
+
+    def _mark_of(self, data: Mapping[str, object], where: str) -> str:
+        """Return the mark that takes a row from learning; empty if there is none."""
+        marks = row_marks(data, self._marks, where)
+        self._read |= marks.keys()
+        return next(iter(marks), "") if not any(marks.values()) else ""
 
     def without_ignored(self, data: object) -> object:
         """Return a row without the columns to leave out on purpose."""
@@ -244,7 +251,7 @@ class RowTally:
     ) -> None:
         """Raise ConfigError for a part of the prompt or of the answer that a form leaves out."""
         own, in_text = self._last_read
-        options = option_columns(data).values()
+        options = option_columns(data).values() if self._prompting else ()
         for name, key in self._prompting.items():
             if name in own or not _asks(name, data[name]):
                 continue

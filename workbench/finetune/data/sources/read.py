@@ -30,6 +30,7 @@ ENDS = tuple(
     if end != ".parquet" or not packed
 )
 """Suffixes of `FORMATS`, also with the suffixes of compressed files."""
+_DOCUMENTS = (".pdf", ".docx", ".doc", ".html", ".htm", ".xml", ".yaml", ".yml", ".py")
 # Unsupported formats of rows, and a remedy.
 _OTHERS = {
     **dict.fromkeys(
@@ -46,8 +47,7 @@ _OTHERS = {
         (".ipynb",), "is a notebook, not rows: run it, and name the file of rows that it writes"
     ),
     **dict.fromkeys(
-        (".pdf", ".docx", ".doc", ".html", ".htm", ".xml", ".yaml", ".yml", ".py"),
-        "is a document that is not read: write its texts as rows of a .jsonl file",
+        _DOCUMENTS, "is a document that is not read: write its texts as rows of a .jsonl file"
     ),
     **dict.fromkeys(
         (".db", ".sqlite", ".sqlite3"),
@@ -58,12 +58,7 @@ _OTHERS = {
         "is a pickle, which may run code and is not read: save it as Parquet or JSON",
     ),
 }
-UNREAD = frozenset(
-    (
-        *(".xlsx", ".xls", ".ods", ".zip", ".zst", ".7z", ".tgz", ".arrow", ".feather", ".orc"),
-        *(".db", ".sqlite", ".sqlite3", ".pkl", ".pickle"),
-    )
-)
+UNREAD = frozenset(_OTHERS) - {".ipynb", *_DOCUMENTS}
 """Suffixes of files that may hold rows, and are not read."""
 _PLAIN = (
     'is plain text, and rows are needed: write each text as a line {"text": "…"} of a .jsonl file'
