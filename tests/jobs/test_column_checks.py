@@ -154,8 +154,8 @@ def test_a_column_to_ignore_is_left_out_knowingly_and_named(tmp_path: Path, end:
 @pytest.mark.parametrize(
     ("row", "not_read"),
     [
-        ({"text": "Good.", "label": 1}, ["label"]),
-        ({"text": "Good.", "label": True}, ["label"]),
+        ({"text": "Good.", "grade": 1}, ["grade"]),
+        ({"text": "Good.", "label": ""}, ["label"]),
         (
             {"messages": CHAT, "images": [], "label": 3, "prompt": "Hi"},
             ["images", "label", "prompt"],
@@ -237,12 +237,12 @@ def test_the_parts_of_a_mix_are_named_and_counted_together(tmp_path: Path) -> No
         tmp_path / "one.jsonl",
         [{"instruction": "a", "output": "" if n < 2 else "b", "id": n} for n in range(9)],
     )
-    other = write(tmp_path / "other.csv", [{"text": "a", "label": 1}] * 9)
+    other = write(tmp_path / "other.csv", [{"text": "a", "grade": 1}] * 9)
     made = prepare(
         dataset_from({"kind": "mix", "parts": [{"dataset": str(one)}, {"dataset": str(other)}]}),
         tmp_path,
     )
-    assert (made.not_read, made.empty_answers) == (["id", "label"], 2)
+    assert (made.not_read, made.empty_answers) == (["id", "grade"], 2)
     bad = write(tmp_path / "bad.jsonl", [{"messages": CHAT, "label": False}] * 9)
     with pytest.raises(
         ConfigError,

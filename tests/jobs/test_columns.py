@@ -6,6 +6,7 @@ import ast
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,25 @@ def test_parts_of_a_mix_and_a_folder_for_the_hub_have_paths_too(tmp_path: Path) 
     mixed = prepare(dataset_from(mix), tmp_path / "mixed")
     assert mixed.train_rows == 3 + 14 and mixed.eval_rows == 3 + 1
     assert set(pairs(mixed.train)) <= set(EXPECTED[:15]) and sorted(mixed.not_read) == ["id", "url"]
+
+
+def test_the_pods_read_values_of_a_table_as_files_are_read(tmp_path: Path) -> None:
+    from workbench.finetune.data.training.rows import load
+
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    values = [date(2026, 1, 2), b"text", "text"]
+    for number, value in enumerate(values):
+        as_parquet(repository / f"{number}.parquet", [{"question": f"{number}?", "answer": value}])
+    for number, learned in enumerate(["2026-01-02", "text", "text"]):
+        path = repository / f"{number}.parquet"
+        files = prepare(RowFiles(train=str(path), eval=str(path)), tmp_path / "out")
+        assert pairs(files.train) == [(f"{number}?", learned)]
+        folder = tmp_path / f"hub-{number}"
+        folder.mkdir()
+        path.rename(folder / "train.parquet")
+        hub = Hub(name=str(folder), eval_split="train").model_dump()
+        assert [row.target for row in load(None, None, hub).train] == [learned]
 
 
 def test_the_pods_read_paths_and_shares_of_the_hub_alike(tmp_path: Path) -> None:

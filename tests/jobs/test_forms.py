@@ -147,7 +147,13 @@ def test_a_row_marked_as_not_learned_is_left_out_and_counted(
     assert (remark, count) == (f"the mark '{name}' not to learn the row (left out)", len(ROW_FALSE))
 
 
-@pytest.mark.parametrize("name", ["skip", "exclude_from_training", "masked", "doNotTrain"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("skip", "exclude_from_training", "masked", "doNotTrain"),
+        *("discard", "is_deleted", "removed", "drop_row", "to_delete", "invalid", "do_not_use"),
+    ],
+)
 def test_a_mark_of_a_row_to_leave_out_is_the_inverse(tmp_path: Path, name: str) -> None:
     rows = [{"text": f"{name} {value}", name: value} for value in (0, False, None, 1, "yes")]
     made = prepared(write(tmp_path / "rows.jsonl", rows))
@@ -168,7 +174,10 @@ def test_a_mark_of_rows_beside_named_columns_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "marks",
-    [{"weight": 0.5}, {"weight": "0.5"}, {"skip": 3}, {"mask": 1}, {"loss": 1, "train": False}],
+    [
+        *({"weight": 0.5}, {"weight": "0.5"}, {"skip": 3}, {"mask": 1}, {"filtered": True}),
+        *({"loss": 1, "train": False}, {"keep": 1, "is_valid": False}),
+    ],
 )
 @pytest.mark.parametrize("method", OF_METHODS)
 def test_a_mark_of_a_row_without_one_meaning_is_refused_with_the_way_out(
@@ -212,6 +221,100 @@ def test_a_column_with_the_better_of_two_answers_is_never_passed_over(
     # One answer alone has nothing to choose.
     path = write(tmp_path / "rows.jsonl", [{"question": "q", "answer": "a", name: value}] * 2)
     assert prepared(path).not_read == [name]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"prompt": "q", "A": "x", "B": "y", "winner": "A"},
+        {"prompt": "q", "a": "x", "b": "y", "preferred": "b"},
+        {"question": "q", "A": "x", "B": "y", "answer": "x", "better": "A"},
+        {"history": "q", "human_ref_A": "x", "human_ref_B": "y", "labels": 1},
+    ],
+)
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_two_answers_and_the_better_one_are_neither_options_nor_a_pair(
+    tmp_path: Path, columns: Row, method: str
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [columns] * 2)
+    with pytest.raises(ConfigError, match=sentence("which of several answers is better")):
+        prepared(path, method)
+
+
+def test_options_that_are_the_two_answers_of_a_pair_are_refused(tmp_path: Path) -> None:
+    row = {"prompt": "q", "A": "x", "B": "y", "chosen": "x", "rejected": "y"}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(
+        ConfigError, match=sentence("are the two answers themselves", "'A' and 'B'")
+    ):
+        prepared(path, "dpo")
+    assert {read.source for read in lines(prepared(path, "dpo", ignore=["A", "B"]))} == {"q"}
+    # Options of another question are asked.
+    path = write(tmp_path / "more.jsonl", [{**row, "C": "z"}] * 2)
+    assert {read.source for read in lines(prepared(path, "dpo"))} == {"q\nA. x\nB. y\nC. z"}
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [("is_correct", False), ("correct", 0), ("accepted", "no"), ("flagged", True)]
+)
+@pytest.mark.parametrize("end", ["jsonl", "csv"])
+def test_an_answer_that_is_marked_as_bad_is_not_learned_without_a_word(
+    tmp_path: Path, name: str, bad: Any, end: str
+) -> None:
+    good = "yes" if bad == "no" else not bad
+    row = {"question": "1+1?", "answer": "3"}
+    path = write(tmp_path / f"rows.{end}", [{**row, name: good}, {**row, name: bad}])
+    with pytest.raises(ConfigError, match=sentence("answers that are not good", "line", name)):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+    # A row that a mark leaves out is not judged.
+    rows = [{**row, name: good, "keep": 1}] * 2 + [{**row, name: bad, "keep": 0}]
+    assert prepared(write(tmp_path / f"kept.{end}", rows)).not_read == [name]
+    # Good answers alone are learned. A pair and a label have a judgement of their own.
+    path = write(tmp_path / f"good.{end}", [{**row, name: good}] * 2)
+    assert prepared(path).not_read == [name]
+    for method in ("dpo", "kto"):
+        path = write(tmp_path / f"{method}.{end}", [{**OF_METHODS[method], name: bad}] * 2)
+        assert prepared(path, method).not_read == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "held"), [("split", "test"), ("data_split", "Val"), ("set", "dev")]
+)
+def test_rows_of_two_splits_are_not_all_learned(tmp_path: Path, name: str, held: str) -> None:
+    rows = [{"text": str(n), name: split} for n, split in enumerate(["train", "train", held])]
+    path = write(tmp_path / "rows.jsonl", rows)
+    way = sentence("rows of one file are all for training", "line 3", name)
+    with pytest.raises(ConfigError, match=way):
+        prepared(path)
+    with pytest.raises(ConfigError, match=way):
+        prepared(path, columns={"text": "text"})
+    assert prepared(path, ignore=[name]).not_read == [name]
+    assert prepared(write(tmp_path / "all.jsonl", rows[:2])).not_read == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("keep", False), ("discard", 1), ("is_correct", 0), ("rejected", True)]
+)
+def test_a_turn_that_a_mark_of_rows_speaks_against_is_not_learned(name: str, value: object) -> None:
+    turns = [CHAT[0], {**CHAT[1], name: value}, *CHAT]
+    with pytest.raises(ConfigError, match=f"messages.1..{name} is .*, and the turn would be"):
+        row_from({"messages": turns}, "here")
+    turns[1] = {**turns[1], "weight": 0}
+    read = row_from({"messages": turns}, "here")
+    assert [turn.get("weight") for turn in read.messages] == [None, 0, None, None]
+    assert row_from({"messages": [*CHAT, CHAT[0], {**CHAT[1], name: not value}]}, "here").messages
+
+
+@pytest.mark.parametrize("beside", [{"label": 1}, {"label": "good"}, {"question": "Who?"}])
+def test_a_text_with_another_part_is_not_learned_alone(tmp_path: Path, beside: Row) -> None:
+    ((name, _),) = beside.items()
+    path = write(tmp_path / "rows.jsonl", [{"text": "Ann", **beside}] * 2)
+    with pytest.raises(ConfigError, match=f"{name} .*To learn the texts alone"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+    path = write(tmp_path / "whole.jsonl", [{"text": "Who? Ann", "question": "Who?"}] * 2)
+    assert prepared(path).not_read == ["question"]
 
 
 def test_rows_that_are_all_marked_as_not_learned_are_refused(tmp_path: Path) -> None:
@@ -500,7 +603,7 @@ BELONGING = {
     "system": ["system_instruction", "sys_prompt", "sys", "System Text"],
     "choices": ["answer_choices", "answerOptions"],
     "tools": ["available_tools", "api functions"],
-    "": ["chat_template_kwargs"],
+    "": ["chat_template_kwargs", "enable_thinking", "reasoning_effort"],
 }
 NAMES = [(key, name) for key, names in BELONGING.items() for name in names]
 
@@ -524,7 +627,7 @@ def test_a_column_of_the_prompt_under_another_name_is_refused_with_the_key(
     made = prepared(path, method, ignore=[name])
     assert made.not_read == [name]
     # Empty columns say nothing, and numbers are no text of a prompt.
-    nothing: list[Any] = ["", [], 3, True]
+    nothing: list[Any] = ["", [], *([3, True] if key else [])]
     for said in nothing:
         path = write(tmp_path / "empty.jsonl", [{**row, name: said}] * 2)
         assert prepared(path, method).not_read == [name]
@@ -584,9 +687,49 @@ def test_turns_beside_a_question_are_refused_under_every_name(tmp_path: Path, na
     assert [len(row.messages) for row in read] == [2, 2]
 
 
-def test_the_context_of_a_chat_or_of_a_text_is_only_not_read(tmp_path: Path) -> None:
-    rows = [{"messages": CHAT, "passage": "a"}, {"text": "b", "passage": "a"}]
-    assert prepared(write(tmp_path / "rows.jsonl", rows)).not_read == ["passage"]
+CONTEXTS: Mapping[str, Any] = {
+    "passage": "Ann came.",
+    "context": "Ann came.",
+    "documents": [{"title": "On Ann", "text": "Ann came."}],
+}
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_the_context_of_a_chat_is_only_not_read_if_the_turns_have_it(
+    tmp_path: Path, name: str
+) -> None:
+    asked = {"role": "user", "content": "On Ann: Ann came. Who?"}
+    row = {"messages": [asked, CHAT[1]], name: CONTEXTS[name]}
+    for end in ("jsonl", "csv"):
+        assert prepared(write(tmp_path / f"rows.{end}", [row] * 2)).not_read == [name]
+    path = write(tmp_path / "apart.jsonl", [row, {**row, "messages": CHAT}])
+    with pytest.raises(ConfigError, match=f"line 2: the column '{name}' belongs to the prompt"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+    # Plain text has everything in itself.
+    path = write(tmp_path / "text.jsonl", [{"text": "b", name: CONTEXTS[name]}] * 2)
+    assert prepared(path).not_read == [name]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "thinking", "Complex_CoT"])
+@pytest.mark.parametrize("row", [{"messages": CHAT}, ALPACA, {"question": "a", "answer": "b"}])
+def test_thoughts_beside_an_answer_are_never_only_listed(
+    tmp_path: Path, name: str, row: Row
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [{**row, name: "Let us see."}] * 2)
+    with pytest.raises(ConfigError, match=f"the column '{name}' belongs to the answer"):
+        prepared(path)
+    assert prepared(path, ignore=[name]).not_read == [name]
+    if "answer" in row:
+        columns = {"question": "question", "answer": f"<think>{{{name}}}</think>{{answer}}"}
+        read = lines(prepared(path, columns=columns))
+        assert {each.target for each in read} == {"<think>Let us see.</think>b"}
+        row = {**row, "answer": "<think>Let us see.</think>b"}
+        path = write(tmp_path / "whole.jsonl", [{**row, name: "Let us see."}] * 2)
+        assert prepared(path).not_read == [name]
+    # The judge of a pair may have thoughts of its own.
+    path = write(tmp_path / "pair.jsonl", [{**OF_METHODS["dpo"], name: "Let us see."}] * 2)
+    assert prepared(path, "dpo").not_read == [name]
 
 
 OPTION_NAMES = ["{}", "option_{}", "Option {}", "choice{}", "op{}", "opt-{}"]
@@ -632,6 +775,128 @@ def test_a_column_of_turns_is_named_as_the_messages(tmp_path: Path, name: str) -
         prepared(path)
     made = prepared(path, columns={"messages": name})
     assert [row.messages for row in lines(made)] == [tuple(CHAT)] * 2
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        (
+            {"id": "1", "context": "c", "question": "q", "answers": {"text": ["a", "b"]}},
+            {"question": "question", "answer": "answers.text", "context": "context"},
+        ),
+        ({"translation": {"en": "a", "fr": "b"}}, "translation.en"),
+        ({"stem": "q", "choices": ["a", "b"], "answerKey": "A"}, {"choices": "choices"}),
+        ({"goal": "q", "sol1": "a", "sol2": "b", "note": "c"}, {"target": "note"}),
+        ({"prompt": "q", "A": "x", "B": "y", "label": "A"}, {"completion": "label"}),
+        ({"question": "q", "query": "SELECT 1"}, {"source": "question", "target": "query"}),
+        ({"dialog": ["a", "b"]}, "Write every text as a turn of a list 'messages'"),
+        ({"turns": ["a", "b"], "id": 7}, "Write every text as a turn of a list 'messages'"),
+        ({"title": "t", "qas": [{"question": "q"}]}, "'qas' is a list of objects"),
+        ({"role": "user", "content": "q"}, "is of a single turn"),
+        ({"role": "user", "text": "q"}, "is of a single turn"),
+        ({"question": "q", "a": "x", "b": "y", "answer": "b"}, "options 'A', 'B'"),
+        ({"question": "q", "answer": True}, "Write the word"),
+        ({"question": "q", "answer": {"value": "b"}}, "as in 'answer.value'"),
+        ({"question": "q", "answer": ["a", "b"]}, "name a list of answers in the option columns"),
+    ],
+)
+def test_a_row_of_another_form_gets_advice_that_fits(
+    tmp_path: Path, row: Row, columns: Mapping[str, str] | str
+) -> None:
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError) as refused:
+        prepared(path)
+    named = columns if isinstance(columns, str) else str(columns)[1:-1]
+    assert named in str(refused.value)
+
+
+def test_advice_for_a_pair_names_no_column_that_does_not_fit(tmp_path: Path) -> None:
+    row = {"instruction": "q", "completions": [{"response": "a"}], "models": ["a"]}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError, match="'chosen': '…', 'rejected': '…'"):
+        prepared(path, "dpo")
+
+
+@pytest.mark.parametrize("field", ["context", "question", "{} so"])
+@pytest.mark.parametrize("several", [["a", "b"], [{"t": "a"}, {"t": "b"}]])
+def test_a_list_of_several_texts_is_no_question(
+    tmp_path: Path, field: str, several: list[Any]
+) -> None:
+    row = {"q": "q", "a": "a", "list": several}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    named = "list" if isinstance(several[0], str) else "list.t"
+    columns = {"question": "q", "answer": "a", field: named}
+    if "{" in field:
+        columns = {"question": field.format(f"{{{named}}}"), "answer": "a"}
+    with pytest.raises(ConfigError, match=sentence("only the first one would be read", "list")):
+        prepared(path, columns=columns)
+    # A list of answers has a first one.
+    columns = {"question": "q", "answer": named}
+    assert {read.target for read in lines(prepared(path, columns=columns))} == {"a"}
+
+
+def test_lists_of_the_prompt_are_read_whole_beside_named_columns(tmp_path: Path) -> None:
+    row = {"q": "q", "list": ["x", "y"], "a": 1}
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    made = prepared(path, columns={"question": "q", "answer": "a", "choices": "list"})
+    assert {(read.source, read.target) for read in lines(made)} == {("q\nA. x\nB. y", "B. y")}
+
+
+def test_words_of_tables_for_an_empty_cell_are_counted(tmp_path: Path) -> None:
+    rows = [{"question": "q", "answer": "nan" if n == 0 else "a"} for n in range(4)]
+    [(remark, count)] = prepared(write(tmp_path / "rows.csv", rows)).remarks.items()
+    assert "'nan'" in remark and count == 1
+    rows = [{"question": "q", "answer": "NaN"}] * 3
+    with pytest.raises(ConfigError, match=r"of .* rows have a question or an answer 'nan'"):
+        prepared(write(tmp_path / "all.csv", rows))
+
+
+TWO_QUESTIONS: Mapping[str, Row] = {
+    "sft": {"instruction": "Add.", "question": "1+1?", "answer": "2"},
+    "dpo": {"instruction": "Add.", "question": "1+1?", "chosen": "2", "rejected": "3"},
+    "grpo": {"instruction": "Add.", "question": "1+1?", "result": 2},
+}
+
+
+@pytest.mark.parametrize("method", TWO_QUESTIONS)
+def test_of_two_questions_none_is_left_out_without_a_word(tmp_path: Path, method: str) -> None:
+    row = TWO_QUESTIONS[method]
+    path = write(tmp_path / "rows.jsonl", [row] * 2)
+    with pytest.raises(ConfigError, match=r"'ignore': .'(question|instruction)'"):
+        prepared(path, method)
+    made = prepared(path, method, ignore=["instruction"])
+    assert {read.source for read in lines(made)} == {"1+1?"}
+    # A question that the other one contains is asked.
+    path = write(tmp_path / "whole.jsonl", [{**row, "instruction": "Add. 1+1?"}] * 2)
+    assert prepared(path, method).train_rows == 1
+
+
+SOURCES: Mapping[str, Row] = {
+    "dpo": {
+        "chosen": "\n\nHuman: 1+1?\n\nAssistant: 2",
+        "rejected": "\n\nHuman: 1+1?\n\nAssistant: 3",
+    },
+    "reward": {"task": "Add 1 and 1.", "chosen": "2", "rejected": "3"},
+    "grpo": {"task": "Add 1 and 1.", "answer": "2"},
+}
+
+
+@pytest.mark.parametrize("method", SOURCES)
+def test_where_a_row_is_from_is_no_prompt(tmp_path: Path, method: str) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"source": "web", **SOURCES[method]}] * 2)
+    with pytest.raises(ConfigError, match=r"line 1: source .*'ignore'"):
+        prepared(path, method)
+    chats: Row = {"chosen": CHAT, "rejected": [CHAT[0], {"role": "assistant", "content": "No."}]}
+    path = write(tmp_path / "chats.jsonl", [{"source": "web", **chats}] * 2)
+    if method != "grpo":
+        assert {read.source for read in lines(prepared(path, method))} == {"Hi"}
+
+
+def test_the_input_alone_is_the_prompt_of_a_pair(tmp_path: Path) -> None:
+    row = {"system": "s", "input": "q", "chosen": "x", "rejected": "y"}
+    made = prepared(write(tmp_path / "rows.jsonl", [row] * 2), "dpo")
+    assert {(read.source, read.target) for read in lines(made)} == {("q", "x")}
+    assert made.not_read == []
 
 
 # Empty questions.
@@ -697,6 +962,7 @@ QUESTION = {"instruction": "Say", "input": "Hi"}
             "rejected": {"from": "gpt", "value": "No."},
         },
         {"messages": CHAT, "rejected_response": "No."},
+        {"messages": CHAT, "rejected_messages": [CHAT[0], {"role": "assistant", "content": "No."}]},
         {"conversations": CHAT, "rejected_response": {"from": "gpt", "value": "No."}},
         {
             "input": {"messages": CHAT[:1], "tools": [], "parallel_tool_calls": True},
@@ -941,12 +1207,16 @@ def test_a_folder_s_rows_to_evaluate_on_have_every_usual_name(tmp_path: Path, na
 
 
 def test_files_of_rows_that_a_folder_does_not_use_are_named(tmp_path: Path) -> None:
-    for name in ("train.jsonl", "train.csv", "test.jsonl", "eval.jsonl", "val.jsonl", "more.json"):
-        write(tmp_path / name, [{"text": "a", "id": 1}] * 3)
-    (tmp_path / "README.md").write_text("Rows.")
-    made = prepare(dataset_from(str(tmp_path)), tmp_path / "out")
+    folder = tmp_path / "rows"
+    (folder / "test").mkdir(parents=True)
+    (folder / "lost+found").mkdir(mode=0)
+    for name in ("train.jsonl", "train.csv", "eval.jsonl", "val.jsonl", "more.json", "test/a.csv"):
+        write(folder / name, [{"text": "a", "id": 1}] * 3)
+    for name in ("README.md", "other.xlsx", "rows.jsonl.zip"):
+        (folder / name).write_text("Rows.")
+    made = prepare(dataset_from(str(folder)), tmp_path / "out")
     assert (made.train_rows, made.eval_rows) == (3, 3)
-    unread = ["more.json", "test.jsonl", "train.csv", "val.jsonl"]
+    unread = ["more.json", "other.xlsx", "rows.jsonl.zip", "test/", "train.csv", "val.jsonl"]
     assert list(made.not_read) == ["id", *(f"file {name}" for name in unread)]
 
 
@@ -961,12 +1231,21 @@ def test_a_clone_of_a_hub_dataset_is_a_dataset(tmp_path: Path) -> None:
     assert made.not_read == ["file test-00000-of-00001.jsonl"]
 
 
+def test_folders_of_the_usual_names_hold_the_parts_of_a_dataset(tmp_path: Path) -> None:
+    for name in ("train/a.jsonl", "train/b.jsonl", "val/a.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(tmp_path / name, [ALPACA] * 2)
+    made = prepare(dataset_from(str(tmp_path)), tmp_path / "out")
+    assert (made.train_rows, made.eval_rows, list(made.not_read)) == (4, 2, [])
+
+
 def test_a_folder_without_training_rows_names_what_it_has(tmp_path: Path) -> None:
     write(tmp_path / "rows.jsonl", [ALPACA])
     (tmp_path / "more").mkdir()
+    write(tmp_path / "more" / "train.jsonl", [ALPACA])
     with pytest.raises(
         ConfigError,
-        match=sentence("the folder has no train file", "rows.jsonl"),
+        match=sentence("the folder has no train file", "rows.jsonl, more/"),
     ):
         dataset_from(str(tmp_path))
 

@@ -139,6 +139,24 @@ def test_calls_of_every_published_form_are_one_row() -> None:
         row({"tool_calls": [sparse]}, {"name": "add"})
 
 
+@pytest.mark.parametrize("key", ["role", "from"])
+@pytest.mark.parametrize(
+    ("named", "role"),
+    [
+        *((name, "user") for name in ("human", "Human", "USER", "prompter")),
+        *((name, "assistant") for name in ("gpt", "Assistant", "bot", "AI", "model")),
+        *((name, "tool") for name in ("observation", "ipython", "tool_response", "tool-result")),
+    ],
+)
+def test_a_role_has_every_usual_name(key: str, named: str, role: str) -> None:
+    turns = said("user: 1?", "assistant: Look.", "tool: 1", "assistant: 1")
+    turns = [{key: turn["role"], "value": turn["content"]} for turn in turns]
+    for turn in turns:
+        turn[key] = named if turn[key] == role else turn[key]
+    read = row_from({"conversations": turns}, "here").messages
+    assert [turn["role"] for turn in read] == ["user", "assistant", "tool", "assistant"]
+
+
 def test_a_call_of_sharegpt_is_a_turn_of_the_assistant() -> None:
     written = {"name": "add", "arguments": {"a": 1, "b": 1}}
     schema = {"name": "add", "description": "Add.", "parameters": {"type": "object"}}

@@ -317,7 +317,7 @@ def test_of_a_hub_dataset_the_ranks_name_what_they_do_not_read_and_count_empty_a
     with pytest.raises(
         ConfigError,
         match=sentence(
-            "and method 'sft' would learn answers marked false too", "split train, row 0", "label"
+            "and answers that are not good would be learned too", "split train, row 0", "label"
         )
         + sentence("the column {} {}. To train"),
     ):

@@ -22,7 +22,7 @@ from workbench.finetune.data.forms.messages import (
     turns_of,
     unpacked,
 )
-from workbench.finetune.data.forms.table import ANSWERS, question_form
+from workbench.finetune.data.forms.table import ANSWERS, ASKED, question_form
 from workbench.finetune.data.lines import Fields, read_lines
 from workbench.finetune.data.rows import Example, row_from
 from workbench.finetune.data.sources.convert import read_tables
@@ -180,7 +180,8 @@ def _by_field(
     fields = {}
     for field, named in columns.items():
         if all(column in row for column in outer_columns(named, row)):
-            fields[field] = value_of(row, named, f"{where}: the column for {field!r},")
+            what = f"{where}: the column for {field!r},"
+            fields[field] = value_of(row, named, what, is_answer=field not in ASKED)
     return fields or row
 
 

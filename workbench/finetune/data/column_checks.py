@@ -7,21 +7,34 @@ for columns of the prompt that the row's form does not read. Other unread column
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from workbench.base.errors import ConfigError, one_of
+from workbench.base.json_values import parse_json
 from workbench.base.words import counted, plain
 from workbench.finetune.data.columns import outer_columns
-from workbench.finetune.data.forms.marks import is_row_mark, refuse_lists, row_marks
+from workbench.finetune.data.forms.marks import (
+    is_good,
+    is_row_mark,
+    refuse_lists,
+    row_marks,
+    truth_of,
+)
 from workbench.finetune.data.forms.messages import CHAT, TURN_KEYS, has_content, is_turn
 from workbench.finetune.data.forms.table import EVERY, GIVEN, option_columns
 from workbench.finetune.data.forms.telling import (
     CONTEXT,
+    LABEL,
     MEDIA,
     OTHERS,
     REJECTED,
     belongs_to_prompt,
+    is_rejected,
+    is_thought,
+    is_trained,
+    names_split,
     verdict_columns,
 )
 from workbench.finetune.data.lines import is_filled, short
@@ -30,6 +43,12 @@ from workbench.finetune.data.rows import Example, has_answer
 
 LEFT_OUT = "(left out)"
 """End of a remark on rows that are not among the dataset's rows."""
+_OF_MEDIA = (
+    "holds images, sound or video, and FineTune learns from text alone. Use a Script for a model "
+    "of media"
+)
+THOUGHTS = "thoughts"
+"""Kind of a column with the thoughts before the answer."""
 _EMPTY = f"an empty question or answer {LEFT_OUT}"
 _QUESTIONS = {form.asks for form in EVERY}
 _MOST = 200  # most names to keep; rows may have any number of keys
@@ -56,9 +75,7 @@ def check_media(data: Mapping[str, object], where: str) -> None:
     """
     for name, value in data.items():
         if str(name).casefold() in MEDIA and not _says_nothing(value):
-            raise ConfigError(
-                f"{where}: the column {name!r} {_problem(MEDIA[0], value, ())}; or drop the column"
-            )
+            raise ConfigError(f"{where}: the column {name!r} {_OF_MEDIA}; or drop the column")
 
 
 class RowTally:
@@ -91,9 +108,12 @@ class RowTally:
         # Most rows have the same columns as the row before, so its results are reused.
         self._last_names: tuple[object, ...] = ()
         self._telling: list[Any] = []
+        self._verdicts: set[str] = set()
         self._prompting: dict[Any, str] = {}
         self._marks: list[Any] = []
+        self._splits: dict[Any, bool] = {}
         self._last_shape: object = None
+        self._last_read: tuple[set[str], bool] = set(), False
 
     def check(self, data: object, columns: Mapping[str, str], where: str) -> None:
         """Raise ConfigError for a row of another kind of training than learning an answer."""
@@ -101,24 +121,10 @@ class RowTally:
             return
         names = tuple(data)
         if names != self._last_names:
-            meant = {*self._ignore, *_all_columns(columns.values(), data)}
-            self._telling = []
-            self._prompting = {}
-            self._marks = []
-            options = {*option_columns(names).values()}
-            others = OTHERS - self.reader.reads
-            verdicts = verdict_columns(map(str, names))
-            for name in names:
-                folded = str(name).strip().casefold()
-                if (folded in others or name in verdicts) and name not in meant:
-                    self._telling.append(name)
-                key = CONTEXT if name in options else belongs_to_prompt(name)
-                # The forms without columns of the user's own read a context by these names.
-                if key is not None and name not in meant and (columns or name not in GIVEN):
-                    self._prompting[name] = key
-                if is_row_mark(name) and name not in meant:
-                    self._marks.append(name)
+            self._look_at(data, {*self._ignore, *_all_columns(columns.values(), data)})
             self._last_names = names
+        if self._mark_of(data, where):
+            return
         for name in self._telling:
             if _says_nothing(data[name]):
                 continue
@@ -129,12 +135,52 @@ class RowTally:
                     for field, named in columns.items()
                     if _all_columns([named], data) <= data.keys()
                 ]
-            problem = _problem(name.casefold(), data[name], fields)
+            problem = self._split_problem(name, data[name])
+            chooses = name in self._verdicts
+            problem = problem or _problem(name, data[name], fields, chooses=chooses)
             if problem:
                 raise ConfigError(
                     f"{where}: the column {name!r} {problem}. To train without the column on "
                     f"purpose, add 'ignore': [{name!r}] to the dataset's options"
                 )
+
+    def _look_at(self, data: Mapping[str, object], meant: Collection[str]) -> None:
+        """Record the columns whose values say how a row is to be learned."""
+        self._telling = []
+        self._prompting = {}
+        self._marks = []
+        self._verdicts = {*verdict_columns(map(str, data))}
+        options = {*option_columns(data).values()}
+        others = OTHERS - self.reader.reads
+        is_of_pair = bool({*REJECTED} & self.reader.reads)
+        # A label, or a rejected answer, judges the answers of a row.
+        is_judged = is_of_pair or LABEL in self.reader.reads
+        for name in data:
+            if name in meant:
+                continue
+            judges = not is_judged and is_good(name) is not None
+            is_other = str(name).strip().casefold() in others
+            is_other = is_other or (not is_of_pair and is_rejected(name))
+            if is_other or judges or name in self._verdicts or names_split(name):
+                self._telling.append(name)
+            key = CONTEXT if name in options else belongs_to_prompt(name)
+            if key is None and not is_of_pair and is_thought(name):
+                key = THOUGHTS
+            if key is not None:
+                self._prompting[name] = key
+            if is_row_mark(name):
+                self._marks.append(name)
+
+    def _split_problem(self, name: str, value: object) -> str:
+        """Return the problem of rows for training among rows for evaluation; empty for others."""
+        trained = is_trained(value) if names_split(name) else None
+        if trained is None or self._splits.setdefault(name, trained) == trained:
+            return ""
+        return (
+            f"is {short(value)}, and rows before are of another split: rows of one file are all "
+            "for training, or all for evaluation. Write the rows of each split into a file of its "
+            "own, and name the files as 'train' and 'eval' of a dataset of kind 'files'"
+        )
 
     def is_unlearned(self, data: object, where: str) -> bool:
         """Return whether a mark takes a row, which was checked, from learning; count the row.
@@ -144,13 +190,18 @@ class RowTally:
         """
         if not self._marks or not isinstance(data, Mapping):
             return False
-        marks = row_marks(data, self._marks, where)
-        self._read |= marks.keys()
-        if not marks or any(marks.values()):
+        mark = self._mark_of(data, where)
+        if not mark:
             return False
-        self.marked[next(iter(marks))] += 1
+        self.marked[mark] += 1
         self._add(data)
         return True
+
+    def _mark_of(self, data: Mapping[str, object], where: str) -> str:
+        """Return the mark that takes a row from learning; empty if there is none."""
+        marks = row_marks(data, self._marks, where)
+        self._read |= marks.keys()
+        return next(iter(marks), "") if not any(marks.values()) else ""
 
     def without_ignored(self, data: object) -> object:
         """Return a row without the columns to leave out on purpose."""
@@ -176,24 +227,45 @@ class RowTally:
         # The form of a row depends on its columns, on the empty columns, and on whether the row is
         # a chat.
         shape = (tuple(data), [is_filled(value) for value in data.values()], bool(row.messages))
-        if shape == self._last_shape and not row.messages:
+        is_known = shape == self._last_shape and not row.messages
+        if not is_known:
+            self._last_shape = shape
+            own: set[str] = set()
+            read = self.reader.columns(fields)
+            for field in read:
+                own |= _all_columns([columns.get(field, field) if columns else field], data)
+            in_text = any(isinstance(fields.get(key), str) for key in _QUESTIONS & {*read})
+            self._last_read = own, in_text
+        own, in_text = self._last_read
+        self._check_prompt(data, columns, row, where)
+        if is_known:
             return
-        self._last_shape = shape
-        own: set[str] = set()
-        read = self.reader.columns(fields)
-        for field in read:
-            own |= _all_columns([columns.get(field, field) if columns else field], data)
-        in_text = any(isinstance(fields.get(key), str) for key in _QUESTIONS & {*read})
-        for name, key in self._prompting.items():
-            # Turns and plain text have context and options in themselves.
-            if name not in own and _asks(name, data[name]) and (in_text or key != CONTEXT):
-                problem = _unread_prompt(name, key, columns)
-                raise ConfigError(f"{where}: the column {name!r} {problem}")
         if in_text and not columns and not row.messages:
             self._check_turns(data, own, where)
         self._read |= own
         self._add(data)
         self._add(self.reader.unread_within(fields))
+
+    def _check_prompt(
+        self, data: Mapping[str, object], columns: Mapping[str, str], row: Example, where: str
+    ) -> None:
+        """Raise ConfigError for a part of the prompt or of the answer that a form leaves out."""
+        own, in_text = self._last_read
+        options = option_columns(data).values() if self._prompting else ()
+        for name, key in self._prompting.items():
+            if name in own or not _asks(name, data[name]):
+                continue
+            is_part = key in (CONTEXT, THOUGHTS)
+            # Forms to summarize read no context. Plain text has everything in itself.
+            if key == CONTEXT and in_text and name in GIVEN and not columns:
+                continue
+            if is_part and not in_text and (not row.messages or name in options):
+                continue
+            # Turns, and an answer with thoughts, often have the text in themselves.
+            if (key == THOUGHTS or (is_part and not in_text)) and _stands_in(data[name], row):
+                continue
+            problem = _unread_prompt(name, key, columns, is_chat=not in_text)
+            raise ConfigError(f"{where}: the column {name!r} {problem}")
 
     def _check_turns(self, data: Mapping[str, object], own: set[str], where: str) -> None:
         """Raise ConfigError for turns of a chat that a question and its answer leave out."""
@@ -308,13 +380,56 @@ def written(counts: tuple[int, int], train: RowTally, evaluation: RowTally, name
 
 def _asks(name: str, value: object) -> bool:
     """Return whether a column of the prompt has content. A number is one only as an option."""
+    key = belongs_to_prompt(name)
     is_number = isinstance(value, bool | int | float)
-    return has_content(value) and (not is_number or belongs_to_prompt(name) is None)
+    # An argument of a template has any value.
+    is_read = key == "" or (key is None and not is_thought(name))
+    return has_content(value) and (not is_number or is_read)
 
 
-def _unread_prompt(name: str, key: str, columns: Mapping[str, str]) -> str:
-    """Return the problem of a column of the prompt that the form of a row does not read."""
-    if belongs_to_prompt(name) is None:
+def _stands_in(value: object, row: Example) -> bool:
+    """Return whether the texts of a value are parts of a row's texts. A word is no text."""
+    said = [row.source, row.input, row.target]
+    for turn in row.messages:
+        said += [each for each in turn.values() if isinstance(each, str)]
+    texts = [text.strip() for text in _texts(value)]
+    # Some languages write no space between words.
+    prose = [text for text in texts if len(text.split()) > 1 or not text.isascii()]
+    return all(any(text in each for each in said) for text in prose)
+
+
+def _texts(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            # A CSV table contains lists as JSON text.
+            inner: object = None
+            if value.lstrip()[:1] in ("[", "{"):
+                with suppress(ValueError):
+                    inner = parse_json(value)
+            yield from [value] if inner is None else _texts(inner)
+        case Mapping():
+            for each in value.values():
+                yield from _texts(each)
+        case [*several]:
+            for each in several:
+                yield from _texts(each)
+
+
+def _unread_prompt(name: str, key: str, columns: Mapping[str, str], *, is_chat: bool) -> str:
+    """Return the problem of a column that the form of a row does not read."""
+    part = "prompt"
+    if key == THOUGHTS:
+        part = "answer"
+        remedy = f"Write the text into the answer, as in '<think>{{{name}}}</think>{{answer}}'"
+        remedy += " of the dataset's option columns"
+        if is_chat:
+            remedy = (
+                "Write the text into the assistant's turn: into 'content', or into a key that the "
+                "chat template reads, such as 'reasoning_content'"
+            )
+    elif is_chat and key == CONTEXT:
+        remedy = "Write the text into a turn of the chat"
+    elif belongs_to_prompt(name) is None:
         # An option of a question has a column of its own.
         remedy = f"Write {{{name}}} into the template of the question in columns"
     elif not key:
@@ -326,7 +441,7 @@ def _unread_prompt(name: str, key: str, columns: Mapping[str, str]) -> str:
     else:
         remedy = "Use rows of another form"
     return (
-        f"belongs to the prompt, and the form of the row does not read the column. {remedy}. To "
+        f"belongs to the {part}, and the form of the row does not read the column. {remedy}. To "
         f"train without the column on purpose, add 'ignore': [{name!r}] to the dataset's options"
     )
 
@@ -342,30 +457,34 @@ def _says_nothing(value: object) -> bool:
     return value is None or (isinstance(value, list | tuple | Mapping) and not value)
 
 
-def _problem(name: str, value: object, fields: Iterable[str]) -> str:
-    """Return the problem of a telling column and a remedy; empty if there is no problem."""
-    if name in MEDIA:
+def _problem(name: str, value: object, fields: Iterable[str], *, chooses: bool) -> str:
+    """Return the problem of a telling column and a remedy; empty if there is no problem.
+
+    `chooses` says that the column may name the better one of several answers.
+    """
+    folded = name.strip().casefold()
+    if folded in MEDIA:
+        return _OF_MEDIA
+    if is_rejected(name):
         return (
-            "holds images, sound or video, and FineTune learns from text alone. Use a Script for "
-            "a model of media"
+            "holds answers to avoid, and the job's method does not read the column. Use "
+            "method='dpo' to learn preferences"
         )
-    if name in REJECTED:
-        return (
-            "holds answers to avoid, and method 'sft' does not read the column. Use method='dpo' "
-            "to learn preferences"
-        )
-    if name not in OTHERS:
+    if chooses:
         return (
             f"is {short(value)}, which says which of several answers is better, and no form reads "
             "the column. Write the better answer of each row as 'chosen' and the other as "
             "'rejected', or the better one alone as the answer"
         )
-    is_verdict = isinstance(value, bool)
-    if isinstance(value, str):
+    is_verdict = folded in OTHERS and isinstance(value, bool)
+    if folded in OTHERS and isinstance(value, str):
         is_verdict = value.strip().casefold() in ("true", "false")
+    good = is_good(name)
+    if good is not None:
+        is_verdict = truth_of(value) == (not good)
     if is_verdict and has_answer([*fields]):
         return (
-            "is true or false beside an answer, and method 'sft' would learn answers marked false "
-            "too. Use method='kto', or keep only the rows marked true"
+            "is true or false beside an answer, and answers that are not good would be learned "
+            "too. Keep only the rows with good answers, or use method='kto'"
         )
     return ""

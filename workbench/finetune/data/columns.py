@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from workbench.base.errors import ConfigError, one_of
 from workbench.base.json_values import number
@@ -13,18 +13,20 @@ from workbench.finetune.data.lines import Fields, short
 _BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
-def value_of(row: Mapping[str, object], named: str, what: str) -> object:
+def value_of(row: Mapping[str, object], named: str, what: str, *, is_answer: bool = True) -> object:
     """Return the value of a column of a row, of a path within a column, or of a template.
 
-    A column of the exact name comes first. Of a list of texts, the first text is returned.
+    A column of the exact name comes first. Of a list of answers, the first one is returned.
 
     Args:
         row: The row.
         named: The name, the path or the template.
         what: Place and field, for errors.
+        is_answer: Whether the texts of a list are answers to choose from.
 
     Raises:
-        ConfigError: The row has no such column, or a field of the template has no text.
+        ConfigError: The row has no such column, a field of the template has no text, or a list of
+            several texts is no list of answers.
 
     Example:
         >>> row = {"translation": {"en": "Hi"}, "lang": "French", "answers": {"text": ["Salut"]}}
@@ -34,10 +36,10 @@ def value_of(row: Mapping[str, object], named: str, what: str) -> object:
         'Translate Hi to French'
     """
     if named not in row and _has_braces(named):
-        return _filled(row, named, what)
-    value = _within(row, named, what)
+        return _filled(row, named, what, is_answer=is_answer)
+    value = _within(row, named, what, is_answer=is_answer)
     if isinstance(value, list | tuple) and all(_is_text(item) for item in value):
-        return value[0] if value else None
+        return _first(value, named, what, is_answer=is_answer)
     return value
 
 
@@ -80,7 +82,17 @@ def _heads(path: str) -> Iterator[tuple[str, str]]:
         yield ".".join(parts[:count]), ".".join(parts[count:])
 
 
-def _within(row: Mapping[str, object], path: str, what: str) -> object:
+def _first(value: Sequence[object], named: str, what: str, *, is_answer: bool) -> object:
+    """Return the first item of a list; None for an empty list."""
+    if len(value) > 1 and not is_answer:
+        raise ConfigError(
+            f"{what} {named!r} is a list of {len(value)}, and only the first one would be read. "
+            "Join the list into one text in the rows"
+        )
+    return value[0] if value else None
+
+
+def _within(row: Mapping[str, object], path: str, what: str, *, is_answer: bool) -> object:
     data = row
     before = ""
     while True:
@@ -93,7 +105,7 @@ def _within(row: Mapping[str, object], path: str, what: str) -> object:
             return value
         value = Fields(data, what).parsed(before + head, value)
         while isinstance(value, list | tuple):
-            value = value[0] if value else None
+            value = _first(value, before + head, what, is_answer=is_answer)
         if value is None:
             return None
         before += f"{head}."
@@ -105,7 +117,7 @@ def _within(row: Mapping[str, object], path: str, what: str) -> object:
         data = value
 
 
-def _filled(row: Mapping[str, object], template: str, what: str) -> str:
+def _filled(row: Mapping[str, object], template: str, what: str, *, is_answer: bool) -> str:
     def text(field: re.Match[str]) -> str:
         if field[0] in ("{{", "}}"):
             return field[0][0]
@@ -115,7 +127,7 @@ def _filled(row: Mapping[str, object], template: str, what: str) -> str:
                 f"{what} {template!r} has braces without a name. Write {{column}} for the text of "
                 "a column, and {{ or }} for a brace"
             )
-        value = value_of(row, name, f"{what} in {template!r}:")
+        value = value_of(row, name, f"{what} in {template!r}:", is_answer=is_answer)
         if number(value) is not None:
             return json.dumps(value)
         if not isinstance(value, str):

@@ -108,12 +108,23 @@ class Fields:
     def words(self, key: str, value: object) -> str:
         """Check a text and collapse whitespace, for texts that are compared or counted."""
         if not isinstance(value, str):
-            self.fail(key, f"is {short(value)}; it must be text")
+            self.fail(key, f"is {short(value)}; it must be text{self._advice(key, value)}")
         try:
             value.encode()
         except UnicodeEncodeError:
             self.fail(key, f"is {short(value)}; half a surrogate pair is not a letter")
         return " ".join(value.split())
+
+    def _advice(self, key: str, value: object) -> str:
+        """Return advice on a value that is no text; empty if there is none."""
+        match value:
+            case bool():
+                return '. Write the word that the model shall read or write, such as "yes"'
+            case {**keys} if keys and not self.path:
+                return f". A path of the option columns reads it, as in '{key}.{next(iter(keys))}'"
+            case [str(), *_] if not self.path:
+                return ". Join the texts, or name a list of answers in the option columns"
+        return ""
 
     def prose(self, key: str, *, needed: bool = True) -> str:
         """Return a text as it is written; a number as JSON text.
@@ -199,4 +210,4 @@ def _read_line(line: bytes, where: str, *, of_run: bool) -> Iterator[tuple[str, 
 
 def no_constant(word: str) -> NoReturn:
     """Raise ValueError for numbers of Python's JSON that JSON does not allow."""
-    raise ValueError(f"{word} is not a JSON number")
+    raise ValueError(f"{word} is not a JSON number; write null for a missing value")

@@ -9,6 +9,9 @@ from workbench.finetune.data.forms.messages import unread_in_turns
 from workbench.finetune.data.rows import Example, columns_read, row_from
 from workbench.finetune.data.tasks import Table
 
+MISSING = "a question or an answer 'nan', as tables write an empty cell"
+_MISSING = ("nan", "<na>", "nat")
+
 
 class RowReader:
     """Read rows of questions and answers, chats, and plain text."""
@@ -36,8 +39,8 @@ class RowReader:
 
     def remark(self, row: Example) -> str:
         """Return a remark on an odd but valid row; empty for most rows."""
-        del row
-        return ""
+        texts = (row.source.strip().casefold(), row.target.strip().casefold())
+        return MISSING if any(text in _MISSING for text in texts) else ""
 
     def joined(self, rows: Iterable[Example]) -> Callable[[Example], Example] | None:
         """Return a function that changes a row to fit all rows of the dataset; None for most."""

@@ -27,6 +27,7 @@ from workbench.finetune.data.forms.messages import (
     answered,
     chat_key,
     completed_turns,
+    is_turn,
     last_of,
     tools_of,
     turns_of,
@@ -34,18 +35,26 @@ from workbench.finetune.data.forms.messages import (
 )
 from workbench.finetune.data.forms.table import (
     ALONE,
+    ASKED,
     FIELDS,
     FORMS,
+    LISTS,
     PAIR,
     beside_text,
     form_of,
     names_form,
+    other_questions,
     suggested_columns,
 )
-from workbench.finetune.data.lines import Fields, is_filled
+from workbench.finetune.data.lines import Fields, is_filled, short
 from workbench.finetune.data.task import Form
 from workbench.finetune.data.tasks import TASK, Table
 
+_SINGLE_TURN = (
+    "is of a single turn, and a chat is a row. Write the turns of a chat as a list 'messages' of "
+    "one row"
+)
+_ALONE = "To learn the texts alone, add 'ignore': ['{}'] to the dataset's options"
 BESIDE = "beside"
 """Key of the parts of a prepared row that only the job's method reads."""
 
@@ -123,6 +132,23 @@ def row_from(data: object, where: str, tables: Mapping[str, Table] | None = None
     if form is not None:
         return _of_form(row, form)
     if ALONE in row.data:
+        if isinstance(row.data.get("role"), str):
+            row.fail("role", f"{_SINGLE_TURN}. {_ALONE.format('role')}")
+        if is_filled(row.data.get("label")):
+            columns = {"source": ALONE, "target": "label"}
+            row.fail(
+                "label",
+                f"belongs to a text. To learn the label as the answer, add 'columns': {columns} to "
+                f"the dataset's options. {_ALONE.format('label')}",
+            )
+        others = other_questions(row.data, Form(ALONE, ALONE))
+        if others:
+            columns = {"source": others[0], "target": ALONE}
+            row.fail(
+                others[0],
+                f"is no part of {ALONE!r}. To learn {ALONE!r} as the answer, add 'columns': "
+                f"{columns} to the dataset's options. {_ALONE.format(others[0])}",
+            )
         return Example(source="", target=row.prose(ALONE))
     for key in CHAT_KEYS:
         if key in row.data:
@@ -186,7 +212,11 @@ def renamed(data: object, columns: Mapping[str, str], where: str) -> Mapping[str
     row = Fields(data, where)
     fields = {}
     for field, named in columns.items():
-        fields[field] = value_of(row.data, named, f"{where}: the column for {field!r},")
+        what = f"{where}: the column for {field!r},"
+        if field in LISTS and named in row.data:
+            fields[field] = row.data[named]
+        else:
+            fields[field] = value_of(row.data, named, what, is_answer=field not in ASKED)
     return fields
 
 
@@ -231,14 +261,39 @@ def refuse_unknown(row: Fields) -> NoReturn:
     present = _listed(row.data) or "nothing"
     columns, is_near = suggested_columns(row.data)
     advice = "Name the columns of the question and of the answer"
+    texts = [each for each in row.data.values() if isinstance(each, str)]
+    said = [name for name in _lists_of(row, str) if len(texts) < 2 and name not in LISTS]
+    nested = [] if CHAT in columns else _lists_of(row, Mapping)
     if is_near:
         meant = [f"{field!r} for {name!r}" for field, name in columns.items() if field != name]
         advice = f"Did you mean {' and '.join(meant)}? Rename the columns, or name them"
+    elif is_turn(row.data):
+        advice = f"A turn {_SINGLE_TURN}. Otherwise, name the columns"
+    elif nested:
+        advice = (
+            f"The column {nested[0]!r} is a list of objects. Write every object as a row of its "
+            f"own, or the turns of a chat as a list {CHAT!r}. Otherwise, name the columns"
+        )
+    elif said:
+        advice = (
+            f"The column {said[0]!r} is a list of texts. Write every text as a turn of a list "
+            f'{CHAT!r}, as {{"role": "user", "content": …}}. Otherwise, name the columns'
+        )
     elif len(row.data) < 2:
         advice = "A row has a question and an answer, or a text to continue. Name the columns"
     raise UnknownForm(
         f"{row.where}: no known form of a row has the columns {present}. {advice}", columns
     )
+
+
+def _lists_of(row: Fields, kind: type) -> list[str]:
+    """Return the columns that are lists of texts, or of objects."""
+    lists = {name: each for name, each in row.data.items() if isinstance(each, list | tuple)}
+    return [
+        str(name)
+        for name, several in lists.items()
+        if several and all(isinstance(each, kind) for each in several)
+    ]
 
 
 def _of_form(row: Fields, form: Form) -> Example:
@@ -251,6 +306,14 @@ def _of_form(row: Fields, form: Form) -> Example:
                 "is a list; let both 'prompt' and 'completion' "
                 "be lists of messages, or both be text",
             )
+    others = other_questions(row.data, form)
+    if others and is_filled(row.data[form.asks]):
+        named = {form.asks: f"{{{others[0]}}}\n{{{form.asks}}}", form.answers: form.answers}
+        row.fail(
+            form.asks,
+            f"and {others[0]!r} are both questions. To ask both, add 'columns': {named} to the "
+            f"dataset's options. To leave one out, add 'ignore': [{others[0]!r}]",
+        )
     table_id = None
     needed = True
     if form.asks == "source":
@@ -266,6 +329,14 @@ def _of_form(row: Fields, form: Form) -> Example:
         # Some published datasets have empty answers. Plain text must not be empty.
         asks = question.source or question.input
         answer = row.prose(form.answers, needed=bool(form.heading) or not asks)
+        mark = answer.strip()
+        if len(mark) == 1 and isinstance(row.data.get(mark), str):
+            row.fail(
+                form.answers,
+                f"is {short(answer)}, and the row has a column of this name. Call the columns of "
+                "options 'A', 'B' and so on, and the model reads them. To learn the letter alone, "
+                f"add 'ignore': [{mark!r}] to the dataset's options",
+            )
     if not question.is_chat:
         return Example(
             source=question.source, target=answer, table_id=table_id, input=question.input

@@ -10,7 +10,13 @@ from typing import ClassVar, NoReturn, cast
 
 from workbench.base.errors import ConfigError
 from workbench.base.json_values import Json, part, text
-from workbench.finetune.data.forms.asked import question_of, turns_before, turns_with
+from workbench.finetune.data.forms.asked import (
+    option_names,
+    options_of,
+    question_of,
+    turns_before,
+    turns_with,
+)
 from workbench.finetune.data.forms.messages import (
     CHAT,
     CHAT_KEYS,
@@ -23,6 +29,7 @@ from workbench.finetune.data.forms.messages import (
     chat_key,
     exchanges,
     has_content,
+    is_turn,
     last_of,
     listed,
     one_filled,
@@ -32,12 +39,14 @@ from workbench.finetune.data.forms.messages import (
     unread_in_turns,
 )
 from workbench.finetune.data.forms.table import (
+    FORMS,
     HISTORY,
     PAIR,
     PAIRS,
     PROMPT_KEYS,
     beside_text,
     nearest_columns,
+    other_questions,
     question_form,
 )
 from workbench.finetune.data.forms.telling import belongs_to_prompt
@@ -62,6 +71,10 @@ _READ_OF_INPUT = (CHAT, *SYSTEM_KEYS, *TOOL_KEYS)
 """Keys that are read of the object."""
 _TAGS = (LABEL, "kto_tag")
 _MARGIN = "margin"
+_ORIGIN = "source"
+"""Column that may be a prompt, or say where a row is from."""
+_ANSWERS = frozenset(form.answers for form in FORMS)
+_PROMPT_WORDS = 3  # least words of a prompt with which two answers begin
 _REJECTED_KEYS = tuple(rejected for _, rejected in PAIRS)
 
 
@@ -100,12 +113,19 @@ class MethodRows(RowReader):
         raise NotImplementedError
 
     def _missing(self, row: Fields, key: str) -> NoReturn:
-        names = [str(name) for name in row.data]
-        there = ", ".join(map(repr, names)) or "nothing"
+        there = ", ".join(repr(str(name)) for name in row.data) or "nothing"
+        # A list of other things than turns is no part of a row. Of columns such as `response_a`
+        # and `response_b`, nothing says which is meant.
+        alike = Counter(str(name)[:-1] for name in row.data)
+        names = []
+        for name, value in row.data.items():
+            is_part = not isinstance(value, list | tuple) or all(map(is_turn, value))
+            if is_part and alike[str(name)[:-1]] == 1:
+                names.append(str(name))
         raise UnknownForm(
             f"{row.where}: a row of method {self.method} has {self.needs}, and {key!r} is missing; "
             f"there is: {there}. Rename the columns, or name them",
-            nearest_columns(self.keys, names),
+            {**dict.fromkeys(self.keys, "…"), **nearest_columns(self.keys, names)},
         )
 
 
@@ -121,7 +141,7 @@ class PairRows(MethodRows):
         pair = _pair_of(data)
         columns = ["prompt", *pair]
         form = question_form(data)
-        if _holds_prompt(data.get(_INPUT)):
+        if _holds_prompt(data.get(_INPUT)) or _is_prompt(data):
             columns.append(_INPUT)
         elif _prompt_key(data) != "prompt":
             columns.append(_prompt_key(data))
@@ -162,7 +182,25 @@ class PairRows(MethodRows):
                 row.empty(form.asks)
             prompt_text, chosen, rejected = self._split(row, chosen, rejected)
             return _pair(prompt_text, "", chosen, rejected)
+        check_prompt(row, form)
         question = question_of(row, form)
+        if form.asks == _ORIGIN and len(_shared_text(chosen, rejected).split()) >= _PROMPT_WORDS:
+            row.fail(
+                _ORIGIN,
+                f"is {short(row.data[_ORIGIN])}, and chosen and rejected begin with the same "
+                f"words. If the words are the prompt, add 'ignore': [{_ORIGIN!r}] to the dataset's "
+                "options. If the column is the prompt, rename the column to 'prompt'",
+            )
+        options = options_of(row).values()
+        if {text.strip() for text in options} == {chosen.strip(), rejected.strip()}:
+            names = option_names(row)
+            row.fail(
+                form.asks,
+                f"has options in {' and '.join(map(repr, names))} that are the two answers "
+                "themselves. To leave the options out of the question, add "
+                f"'ignore': {names} to the dataset's options. To ask with options, write them into "
+                "the question too",
+            )
         if not question.is_chat:
             return _pair(question.source, question.input, chosen, rejected)
         turns = turns_with(row, Form(form.asks, PAIR[0]), question, chosen)
@@ -180,7 +218,10 @@ class PairRows(MethodRows):
             if not is_filled(value):
                 row.empty(name)
             data[key] = [value] if isinstance(value, Mapping) else value
-        if pair[0] in CHAT_KEYS:
+        other = data[PAIR[1]]
+        if pair[0] in CHAT_KEYS and isinstance(other, list | tuple) and len(other) > 1:
+            data |= {PAIR[0]: row.items(pair[0]), pair[0]: None}
+        elif pair[0] in CHAT_KEYS:
             *prompt, chosen = row.items(pair[0])
             data |= {"prompt": prompt, PAIR[0]: [chosen], pair[0]: None}
         # OpenAI's form has the turns of the prompt in an object.
@@ -201,6 +242,8 @@ class PairRows(MethodRows):
                     asked.fail(name, f"is another value than {name!r} of the row; keep one of both")
                 data[name] = value
             data[_INPUT] = None
+        elif _is_prompt(data):
+            data |= {"prompt": data[_INPUT], _INPUT: None}
         return Fields(data, row.where)
 
     def _chats(self, row: Fields) -> Example:
@@ -230,6 +273,8 @@ class PairRows(MethodRows):
             return [*question.before, (form.asks, question.turn)]
         # Whole chats begin with the question, and may go on with more turns.
         asked = [turn["content"].strip() for _, turn in shared if turn["role"] == "user"]
+        if form.asks == _ORIGIN and asked:
+            return shared
         if question.turn["content"].strip() not in asked:
             row.fail(
                 form.asks,
@@ -240,15 +285,7 @@ class PairRows(MethodRows):
 
     def _split(self, row: Fields, chosen: str, rejected: str) -> tuple[str, str, str]:
         """Return the common beginning of two texts, and the rest of both."""
-        shared = 0
-        for one, other in zip(chosen, rejected, strict=False):
-            if one != other:
-                break
-            shared += 1
-        # A word belongs to the answers whole.
-        while shared and not chosen[shared - 1].isspace():
-            shared -= 1
-        prompt = chosen[:shared].rstrip()
+        prompt = _shared_text(chosen, rejected)
         begin = len(prompt)
         answers = chosen[begin:], rejected[begin:]
         if not prompt.strip() or not all(answer.strip() for answer in answers):
@@ -390,6 +427,7 @@ class PromptRows(MethodRows):
             turns = asking_turns(row, key)
         else:
             assert form is not None
+            check_prompt(row, form)
             question = question_of(row, form)
             if not question.is_chat:
                 return Example(
@@ -397,6 +435,27 @@ class PromptRows(MethodRows):
                 )
             turns = turns_before(row, form, question)
         return Example(source=last_of(turns, "user"), target="", messages=turns, beside=beside)
+
+
+def check_prompt(row: Fields, form: Form) -> None:
+    """Raise ConfigError for a question if another column may be the prompt too."""
+    if form.asks == "prompt":
+        return
+    asked = str(row.data[form.asks])
+    others = other_questions(row.data, form)
+    if form.asks == _ORIGIN:
+        # A source may say where the row is from.
+        for name, value in row.data.items():
+            is_longer = isinstance(value, str) and len(value.split()) > len(asked.split())
+            is_known = name in (*_ANSWERS, *PAIR) or belongs_to_prompt(name) is not None
+            if is_longer and not is_known:
+                others.append(str(name))
+    if others:
+        row.fail(
+            form.asks,
+            f"and {others[0]!r} may both be the prompt. Rename the column of the prompt to "
+            f"'prompt', or leave one out: add 'ignore': [{others[0]!r}] to the dataset's options",
+        )
 
 
 def _pair_of(data: Mapping[str, object]) -> tuple[str, str]:
@@ -414,6 +473,25 @@ def _holds_prompt(value: object) -> bool:
     if isinstance(value, str):
         return value.lstrip().startswith('{"messages"')
     return isinstance(value, Mapping) and "messages" in value
+
+
+def _shared_text(one: str, other: str) -> str:
+    """Return the whole words with which two texts begin."""
+    shared = 0
+    for letter, its in zip(one, other, strict=False):
+        if letter != its:
+            break
+        shared += 1
+    # A word belongs to the answers whole.
+    while shared and not one[shared - 1].isspace():
+        shared -= 1
+    return one[:shared].rstrip()
+
+
+def _is_prompt(row: Mapping[str, object]) -> bool:
+    """Return whether `input` is the only question of a row, as in Argilla's pairs of Orca."""
+    is_alone = question_form(row) is None and not chat_key(row)
+    return is_alone and isinstance(row.get(_INPUT), str) and is_filled(row[_INPUT])
 
 
 def _pair(source: str, given: str, chosen: str, rejected: str) -> Example:

@@ -104,7 +104,7 @@ def answer_of_options(row: Fields, key: str) -> str:
             key,
             f"is {short(row.data[key])}, which {problem} {short(options)}; write the text of an "
             "option, its letter, or its position from 0. To leave the options out on purpose, add "
-            f"'ignore': {_option_names(row)} to the dataset's options",
+            f"'ignore': {option_names(row)} to the dataset's options",
         )
     letter = found.pop()
     return f"{letter}. {options[letter]}"
@@ -119,9 +119,12 @@ def options_of(row: Fields) -> Mapping[str, str]:
         return {mark: row.prose(name) for mark, name in sorted(filled.items())}
     value = row.parsed(key, row.data[key])
     labels: object = None
-    if isinstance(value, Mapping):  # as in ARC: lists of texts and of labels
+    if isinstance(value, Mapping) and "text" in value:  # as in ARC: lists of texts and of labels
         labels = value.get("label")
-        value = value.get("text")
+        value = value["text"]
+    elif isinstance(value, Mapping):  # as in MedQA: a text for every letter
+        labels = [*value]
+        value = [*value.values()]
     texts = [_text(each) for each in value] if isinstance(value, list | tuple) else []
     letters = list(ascii_uppercase[: len(texts)])
     if isinstance(labels, list | tuple):
@@ -136,7 +139,8 @@ def options_of(row: Fields) -> Mapping[str, str]:
     return dict(zip(letters, texts, strict=True))
 
 
-def _option_names(row: Fields) -> list[str]:
+def option_names(row: Fields) -> list[str]:
+    """Return the columns of the options of a question."""
     key = one_filled(row, CHOICE_KEYS)
     return [key] if key else [*option_columns(row.data).values()]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import NoReturn
 
 from workbench.base import json_values
@@ -43,39 +44,35 @@ _NO = (
     *("disable", "isnot", "notfor"),
 )
 """Words before a mark: the first keep the meaning of the mark, the others turn it round."""
-_UNCLEAR = frozenset(
-    (
-        "mask",
-        "traindetail",
-        "trainingdetail",
-        "messagefieldtrainingdetail",
-    )
-)
+_UNCLEAR = frozenset(("mask", "traindetail", "trainingdetail", "messagefieldtrainingdetail"))
 """Marks that mean opposite things in different trainers, or a part of a turn."""
-
 
 _ROWS_LEARNED = frozenset(
     (
-        "sampleweight",
-        "exampleweight",
-        "rowweight",
-        "instanceweight",
+        *("sampleweight", "exampleweight", "rowweight", "instanceweight"),
+        *("keep", "kept", "retain", "use", "usable", "include", "included", "select", "selected"),
+        *("valid", "approved"),
     )
 )
 """Further marks that are true for a row to learn."""
-_ROWS_MASKED = frozenset(
+_ROWS_MASKED = _MASKED | frozenset(
     (
-        "ignorerow",
-        "ignoresample",
-        "ignoreexample",
-        "skiprow",
-        "skipsample",
-        "skipexample",
-        "excluderow",
-        "donotuse",
+        *("discard", "discarded", "drop", "dropped", "remove", "removed"),
+        *("delete", "deleted", "invalid", "unusable", "filterout", "filteredout"),
     )
 )
 """Further marks that are true for a row that is not learned."""
+_ROWS = re.compile("(this|me|row|sample|example|instance|record)+$")
+"""Words after a mark of a row."""
+_ROWS_UNCLEAR = frozenset(("filter", "filtered", "isfiltered"))
+"""Marks that are true for the rows to learn, or for the others."""
+_GOOD = {"correct", "good", "accepted", "verified", "desirable", "passed"}
+_BAD = {
+    *("bad", "wrong", "incorrect", "undesirable", "toxic", "harmful", "unsafe", "flagged"),
+    *("duplicate", "corrupt", "corrupted", "broken", "failed", "rejected"),
+}
+_JUDGED = {"is", "was", "the", "answer", "response", "output", "completion", "row", "marked", "as"}
+"""Words before a judgement of the answer of a row."""
 _TRUTHS = {
     **dict.fromkeys(("true", "yes", "y", "on", "1", "1.0"), True),
     **dict.fromkeys(("false", "no", "n", "off", "0", "0.0"), False),
@@ -93,16 +90,26 @@ def is_mark(name: object) -> bool:
     return _meaning(name) is not None or _folded(name) in _UNCLEAR
 
 
-def _meaning(name: object) -> bool | None:
+def _meaning(
+    name: object, learned: Collection[str] = _LEARNED, masked: Collection[str] = _MASKED
+) -> bool | None:
     """Return whether a true mark allows the turn to be learned; None for no mark."""
     folded = _folded(name)
-    is_not = any(folded.startswith(word) and folded.removeprefix(word) in _LEARNED for word in _NO)
-    if is_not or folded.removeprefix("is") in _MASKED:
+    is_not = any(folded.startswith(word) and folded.removeprefix(word) in learned for word in _NO)
+    if is_not or any(folded.removeprefix(word) in masked for word in ("", "is", "to", "should")):
         return False
     for word in ("", *_YES):
-        if folded.startswith(word) and folded.removeprefix(word) in _LEARNED:
+        if folded.startswith(word) and folded.removeprefix(word) in learned:
             return True
     return None
+
+
+def _row_meaning(name: object) -> bool | None:
+    """Return whether a true mark allows the row to be learned; None for no mark."""
+    meaning = _meaning(name)
+    if meaning is not None:
+        return meaning
+    return _meaning(_ROWS.sub("", _folded(name)), _ROWS_LEARNED, _ROWS_MASKED)
 
 
 def may_be_learned(turn: Fields, role: str) -> bool:
@@ -133,12 +140,41 @@ def may_be_learned(turn: Fields, role: str) -> bool:
     if len(set(verdicts.values())) > 1:
         names = " and ".join(map(repr, verdicts))
         turn.fail(next(iter(verdicts)), f"contradicts another mark of the turn: {names}")
-    return role != "assistant" or all(verdicts.values())
+    if role != "assistant":
+        return True
+    if not verdicts:
+        _refuse_doubts(turn)
+    return all(verdicts.values())
+
+
+def _refuse_doubts(turn: Fields) -> None:
+    """Raise ConfigError for an answer that a mark of rows or a judgement speaks against."""
+    for name, value in turn.data.items():
+        for learned in (_row_meaning(name), is_good(name)):
+            if learned is not None and truth_of(value) == (not learned):
+                turn.fail(
+                    str(name),
+                    f"is {short(value)}, and the turn would be learned. Write "
+                    '"weight": 0 for a turn that is read and not learned, or "weight": 1',
+                )
+
+
+def is_good(name: object) -> bool | None:
+    """Return whether a true value in a column praises the answer; None for no judgement.
+
+    Example:
+        >>> is_good("is_correct"), is_good("answer_is_wrong"), is_good("correct_answer")
+        (True, False, None)
+    """
+    *before, last = words_of(str(name)) or [""]
+    if not {*before} <= _JUDGED or last not in _GOOD | _BAD:
+        return None
+    return last in _GOOD
 
 
 def is_row_mark(name: object) -> bool:
     """Return whether a column may decide whether the row is learned."""
-    return _folded(name) in _ROWS_LEARNED | _ROWS_MASKED or is_mark(name)
+    return _row_meaning(name) is not None or _folded(name) in _UNCLEAR | _ROWS_UNCLEAR
 
 
 def row_marks(data: Mapping[str, object], names: Iterable[str], where: str) -> dict[str, bool]:
@@ -180,14 +216,38 @@ def _verdict(name: str, value: object, where: str) -> bool | None:
     if figure is None:
         return None
     folded = _folded(name)
-    if folded in _UNCLEAR:
+    if folded in _UNCLEAR | _ROWS_UNCLEAR:
         problem = f"is {short(value)}, which other trainers read in different ways"
         _refuse_mark(where, name, problem)
     if figure not in (0, 1):
         problem = f"is {short(value)}; it must be 0 or 1, because a row is learned or not"
         _refuse_mark(where, name, problem)
-    learned = folded in _ROWS_LEARNED or bool(_meaning(name))
-    return (figure == 1) == learned
+    return (figure == 1) == _row_meaning(name)
+
+
+def truth_of(value: object) -> bool | None:
+    """Return the truth of a value: of a boolean, of 0 or 1, or of a word of truth; else None.
+
+    Example:
+        >>> truth_of("No"), truth_of(1), truth_of(0.5)
+        (False, True, None)
+    """
+    if isinstance(value, str):
+        value = _of_text(value)
+    figure = float(value) if isinstance(value, bool) else json_values.number(value)
+    return bool(figure) if figure in (0, 1) else None
+
+
+def words_of(name: str) -> list[str]:
+    """Return the lower-case words of a name such as `chat_history` or `chatHistory`."""
+    apart = ""
+    before = ""
+    for letter in name:
+        if letter.isupper() and before.islower():
+            apart += " "
+        apart += letter if letter.isalnum() else " "
+        before = letter
+    return apart.casefold().split()
 
 
 def _of_text(text: str) -> object:

@@ -43,24 +43,24 @@ TOOLS = "tools"
 TOOL_KEYS = (TOOLS, "functions")  # OpenAI's older name
 SYSTEM_KEYS = ("system", "system_prompt", "system_message")
 
+_CALLS = ("function_call", "tool_call")
+"""Roles of an assistant's turn with calls as JSON text, in ShareGPT's form and in ms-swift's."""
 _ROLES = {
     "system": "system",
     "user": "user",
     "assistant": "assistant",
     "tool": "tool",
     "developer": "system",  # OpenAI's newer name
-    "function": "tool",
+    **dict.fromkeys(_CALLS, "assistant"),
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "chatbot", "ai"), "assistant"),
+    **dict.fromkeys(
+        ("function", "observation", "ipython", "tool_response", "tool_result", "function_response"),
+        "tool",
+    ),
 }
-_CALL = "function_call"
-"""ShareGPT's name for an assistant turn with calls as JSON text."""
-_SHAREGPT = {
-    _CALL: "assistant",
-    "human": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "observation": "tool",
-}
+"""Meanings of the names of roles, in lower case."""
+_TEXT_PARTS = ("text", "input_text", "output_text")
 _TEXT = re.compile(r"\s*(\[\s*)?\{")
 _CALL_KEYS = {"id", "type", "function", "name", "arguments"}
 # Roles allowed after each role.
@@ -293,8 +293,12 @@ def _content_key(turn: Mapping[str, object]) -> str:
 
 
 def _role_of(turn: Mapping[str, object]) -> str:
-    named = str(turn.get("role", turn.get("from")))
-    return (_ROLES | _SHAREGPT).get(named, named)
+    named = _folded(turn.get("role", turn.get("from")))
+    return _ROLES.get(named, named)
+
+
+def _folded(role: object) -> str:
+    return str(role).casefold().replace("-", "_").replace(" ", "_")
 
 
 def is_turn(value: object) -> bool:
@@ -358,7 +362,14 @@ Placed = tuple[str, Message]
 
 def listed(row: Fields, key: str) -> list[Placed]:
     """Return the turns of a list, with their places in the row."""
-    return [_turn(row, f"{key}[{number}]", raw) for number, raw in enumerate(row.items(key))]
+    several = row.items(key)
+    if several and isinstance(several[0], str):
+        row.fail(
+            f"{key}[0]",
+            f"is {short(several[0])}; it must be an object. Write the text as a turn, as "
+            '{"role": "user", "content": …}',
+        )
+    return [_turn(row, f"{key}[{number}]", raw) for number, raw in enumerate(several)]
 
 
 def ordered(row: Fields, key: str, turns: Sequence[Placed]) -> tuple[Message, ...]:
@@ -384,14 +395,12 @@ def _turn(row: Fields, place: str, raw: object) -> tuple[str, Message]:
     key = _role_key(turn.data)
     value = _content_key(turn.data)
     named = turn.text(key)
-    others = {_CALL: "assistant"} if key == "role" else _SHAREGPT
-    roles = _ROLES | others
-    if named not in roles:
-        raise one_of(f"{row.where}: {place}.{key}", named, list(roles))
-    role = roles[named]
+    if _folded(named) not in _ROLES:
+        raise one_of(f"{row.where}: {place}.{key}", named, list(_ROLES))
+    role = _role_of(turn.data)
     calls = list(_calls(turn))
     content = _content(turn, value)
-    if named == _CALL:
+    if _folded(named) in _CALLS:
         calls = _written_calls(turn, value, content)
         content = ""
     if calls and role != "assistant":
@@ -491,7 +500,7 @@ def _content(turn: Fields, key: str) -> str:
             texts = []
             for part in parts:
                 match part:
-                    case {"type": "text", "text": str(text)}:
+                    case {"text": str(text)} if part.get("type", "text") in _TEXT_PARTS:
                         texts.append(text)
                     case _:
                         turn.fail(key, f"holds {short(part)}; only parts of type 'text' are read")
@@ -510,7 +519,12 @@ def _check_order(row: Fields, key: str, turns: Sequence[tuple[str, Message]]) ->
             follows = f"follows the turn of {before!r}" if before else "comes first"
             problem = f"{follows}; there must stand one of {' or '.join(map(repr, _AFTER[before]))}"
             if role == "system":
-                problem = "stands after other turns; a system turn comes first, once"
+                problem = (
+                    "stands after other turns; a system turn comes first, once. Join the texts of "
+                    "the system, or leave the turn out"
+                )
+            elif not before:
+                problem = f"{problem}. Leave the turn out, or write the question before the turn"
             elif (before, role) == ("tool", "user"):
                 problem = (
                     f"{problem}. Write the assistant's answer to the tool before the turn, or "

@@ -5,10 +5,13 @@ A new form is a line of `FORMS` and a test. Chats and tables have readers of the
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import SequenceMatcher
 from string import ascii_uppercase
 
+from workbench.base.json_values import number
 from workbench.finetune.data.forms.messages import (
     CHAT,
     CHAT_KEYS,
@@ -35,6 +38,9 @@ FORMS = (
     Form("question", "answer"),
     Form("question", "response"),
     Form("query", "response"),
+    Form("inputs", "targets"),  # FLAN, P3 and xP3
+    Form("problem", "solution"),  # MATH and NuminaMath
+    Form("problem", "answer"),
 )
 EVERY = (*FORMS, TASK.form)
 ANSWERS = {
@@ -51,6 +57,10 @@ CHOICE_KEYS = ("choices", "options")
 """Keys of the options of a question."""
 PROMPT_KEYS = (*SYSTEM_KEYS, HISTORY, *TOOL_KEYS, *CHOICE_KEYS)
 """Keys beside a question or a chat that change what a model is asked."""
+LISTS = (HISTORY, *TOOL_KEYS, *CHOICE_KEYS)
+"""Keys of lists, of which every item is read."""
+ASKED = frozenset((*(form.asks for form in EVERY), *GIVEN, ALONE, *SYSTEM_KEYS))
+"""Keys of a single text that a model is asked, or that it continues."""
 _OPTION_STEMS = ("option", "choice", "opt", "op")
 PAIR = ("chosen", "rejected")
 """Columns of two answers to a prompt, the better answer first."""
@@ -59,8 +69,9 @@ PAIRS = (
     ("preferred_output", "non_preferred_output"),  # OpenAI
     ("chosen_response", "rejected_response"),
     ("response_j", "response_k"),
-    # ms-swift: a whole chat with the better answer, and the text of the other one
+    # ms-swift: a whole chat with the better answer, and the other answer or its whole chat
     *((key, "rejected_response") for key in CHAT_KEYS),
+    *((key, "rejected_messages") for key in CHAT_KEYS),
 )
 """Columns of two answers in published datasets, the better answer first."""
 _QUESTION_KEYS = [key for form in EVERY for key in (form.asks, form.answers)]
@@ -68,6 +79,7 @@ FIELDS = dict.fromkeys(
     [*_QUESTION_KEYS, *GIVEN, ALONE, CHAT, *PROMPT_KEYS, *TASK.fields, *PAIR, "label", *CHAT_KEYS]
 )
 """Fields of all forms, which `columns` may name."""
+_IDENTITY = re.compile(r"(^|[ _.-])(id|uuid|guid|index|idx|url)$", re.IGNORECASE)
 _LIKE = 0.75  # least likeness of a column's name to a key
 _SAME = 0.6  # least likeness for a suggestion
 
@@ -106,6 +118,26 @@ def question_form(row: Mapping[str, object]) -> Form | None:
     named = [form for form in _BY_QUESTION if form.asks in row]
     filled = [form for form in named if is_filled(row[form.asks])]
     return next(iter(filled or named), None)
+
+
+def other_questions(row: Mapping[str, object], form: Form) -> list[str]:
+    """Return the columns of further questions than the one of a form, with another text.
+
+    Example:
+        >>> row = {"instruction": "Add.", "question": "1+1?", "prompt": "Add. 1+1?"}
+        >>> other_questions(row, Form("question", "answer"))
+        ['instruction']
+    """
+    asked = str(row[form.asks]).strip()
+    others: list[str] = []
+    for other in FORMS:
+        text = row.get(other.asks)
+        is_one = isinstance(text, str) and is_filled(text) and not other.heading
+        if is_one and other.asks not in (form.asks, "source", *others):
+            assert isinstance(text, str)
+            if text.strip() not in asked and asked not in text:
+                others.append(other.asks)
+    return others
 
 
 def beside_text(form: Form, row: Iterable[object]) -> list[str]:
@@ -153,28 +185,52 @@ def suggested_columns(row: Mapping[str, object]) -> tuple[dict[str, str], bool]:
     Example:
         >>> suggested_columns({"Prompt": "a", " completion": "b"})
         ({'prompt': 'Prompt', 'completion': ' completion'}, True)
-        >>> suggested_columns({"id": 7, "body": "a", "title": "b"})
-        ({'source': 'body', 'target': 'title'}, False)
+        >>> suggested_columns({"id": 7, "translation": {"en": "a", "fr": "b"}})
+        ({'source': 'translation.en', 'target': 'translation.fr'}, False)
     """
+    beside = {key: key for key in PROMPT_KEYS if is_filled(row.get(key))}
     for name, value in row.items():
         if isinstance(value, list | tuple) and value and all(map(is_turn, value)):
-            return {CHAT: str(name)}, False
-    texts = [str(name) for name, value in row.items() if isinstance(value, str)]
+            return {CHAT: str(name), **beside}, False
+    texts = _text_columns(row)
     names = texts if len(texts) > 1 else [str(name) for name in row]
+    questions = {form.asks for form in FORMS}
     best: dict[str, str] = {}
     highest = 0.0
     for form in FORMS:
         found = nearest_columns(form[:2], names)
         likeness = [_likeness(key, name) for key, name in found.items()]
-        # At least one of the columns is known by its name.
-        if len(found) == 2 and max(likeness) >= _LIKE and sum(likeness) > highest:
+        # At least one of the columns is known by its name. A question is no answer.
+        is_known = len(found) == 2 and max(likeness) >= _LIKE
+        if is_known and found[form.answers] not in questions and sum(likeness) > highest:
             best = found
             highest = sum(likeness)
-    if highest >= 2 * _LIKE:
-        return best, True
-    if len(names) > 1:
-        return best or {"source": names[0], "target": names[1]}, False
-    return {ALONE: names[0] if names else "…"}, False
+    if len(names) < 2:
+        return {ALONE: names[0] if names else "…"}, False
+    beside |= {key: key for key in GIVEN if key in texts}
+    own = best or {"source": names[0], "target": names[1]}
+    beside = {key: name for key, name in beside.items() if name not in own.values()}
+    return {**own, **beside}, highest >= 2 * _LIKE
+
+
+def _text_columns(row: Mapping[str, object]) -> list[str]:
+    """Return the columns and paths that may be a question or an answer: texts, then numbers."""
+    stems = Counter(str(name)[:-1] for name in row)
+    texts = []
+    numbers = []
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            for key, each in value.items():
+                several = each if isinstance(each, list | tuple) else [each]
+                if several and all(isinstance(text, str) for text in several):
+                    texts.append(f"{name}.{key}")
+        # Columns such as `response_a` and `response_b` are several answers.
+        elif stems[str(name)[:-1]] == 1:
+            if isinstance(value, str):
+                texts.append(str(name))
+            elif number(value) is not None:
+                numbers.append(str(name))
+    return [name for name in (*texts, *numbers) if not _IDENTITY.search(name)]
 
 
 def nearest_columns(keys: Sequence[str], names: Sequence[str]) -> dict[str, str]:

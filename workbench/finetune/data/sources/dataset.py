@@ -21,7 +21,14 @@ from workbench.finetune.data.column_checks import Written
 from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal, any_row
 from workbench.finetune.data.sources.convert import join_files, mix_files
-from workbench.finetune.data.sources.files import RowFiles, files_of, is_rows, rows_in
+from workbench.finetune.data.sources.files import (
+    RowFiles,
+    files_of,
+    is_rows,
+    paths_in,
+    rows_in,
+    rows_within,
+)
 from workbench.finetune.data.sources.hub import Hub
 from workbench.finetune.data.sources.read import FORMATS, refuse_other
 from workbench.finetune.data.wikisql.datasets import NAMES, Mini, Release, is_release
@@ -309,6 +316,7 @@ def _from_path(path: Path, value: str) -> Dataset:
         )
     if is_folder(path):
         there = [each.name for each in rows_in(path)]
+        there += [f"{each.name}/" for each in paths_in(path) if rows_within(each)]
         has = f"has {short_list(there)}" if there else "has no file of rows"
         raise ConfigError(
             f"dataset {value!r}: the folder has no train file, such as train.jsonl, and {has}. "

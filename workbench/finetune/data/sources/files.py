@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -20,7 +21,7 @@ from workbench.finetune.data.reading import ANSWER_ROWS, RowReader
 from workbench.finetune.data.rows import Refusal, check_columns
 from workbench.finetune.data.shares import is_share
 from workbench.finetune.data.sources.convert import Split, write_files
-from workbench.finetune.data.sources.read import ENDS, is_saved, refuse_other
+from workbench.finetune.data.sources.read import ENDS, UNREAD, format_of, is_saved, refuse_other
 from workbench.finetune.data.sources.stored import (
     StoredRows,
     check_rows_address,
@@ -200,7 +201,7 @@ class RowFiles(Record):
             found = files_of(first)
             if found is None:
                 raise ConfigError(f"dataset train: the folder {first} has no train file of rows")
-            others = [name for name in copies.unread if name.lower().endswith(ENDS)]
+            others = [name for name in copies.unread if _may_be_rows(Path(name))]
             options: dict[str, Any] = self.as_given()
             options |= {"train": found.train, "eval": found.eval, "tables": found.tables}
             # A second file of the same rows is copied too, and not read.
@@ -245,7 +246,27 @@ def is_rows(path: Path) -> bool:
 
 def rows_in(folder: Path) -> list[Path]:
     """Return the files of rows and the saved datasets in a folder, in order."""
-    return [path for path in sorted(folder.iterdir()) if is_rows(path)]
+    return [path for path in paths_in(folder) if is_rows(path)]
+
+
+def paths_in(folder: Path) -> list[Path]:
+    """Return all paths in a folder of rows, in order."""
+    return sorted(folder.iterdir())
+
+
+def _may_be_rows(path: Path) -> bool:
+    """Return whether the name of a file is that of rows, also in a format that is not read."""
+    return path.name.lower().endswith(ENDS) or format_of(path) in UNREAD
+
+
+def rows_within(path: Path) -> list[Path]:
+    """Return the files of rows in a folder beside other rows; empty for any other path."""
+    if path.name.startswith(".") or not is_folder(path) or is_saved(path):
+        return []
+    try:
+        return rows_in(path)
+    except PermissionError:  # as in a volume's lost+found
+        return []
 
 
 class RowFolder(RowFiles):
@@ -262,7 +283,7 @@ class RowFolder(RowFiles):
 
 
 def files_of(folder: Path) -> RowFiles | None:
-    """Return the dataset in a folder by its file names; None without a `train` file."""
+    """Return the dataset in a folder by its file names; None without training rows."""
     if is_saved(folder):
         return RowFiles(train=str(folder))
     train = _in_order(_parts(folder, "train"))
@@ -274,11 +295,20 @@ def files_of(folder: Path) -> RowFiles | None:
         evaluation = evaluation or _in_order(_parts(folder, name))
     tables = [folder / name for name in _TABLES]
     its_tables = _in_order([path for path in tables if is_there(path)])
-    read = {*train, *evaluation, *its_tables}
-    unread = [
-        path.name for path in rows_in(folder) if str(path) not in read and path.name not in _TABLES
-    ]
+    unread = _unread(folder, {*train, *evaluation, *its_tables})
     return RowFolder(train=train, eval=evaluation or None, tables=its_tables or None, unread=unread)
+
+
+def _unread(folder: Path, read: Collection[str]) -> list[str]:
+    """Return the files and folders of rows in a folder that are not among the paths `read`."""
+    names = []
+    for path in paths_in(folder):
+        is_unread = str(path) not in read and path.name not in _TABLES
+        if any(str(each) not in read for each in rows_within(path)):
+            names.append(f"{path.name}/")
+        elif is_unread and (is_saved(path) or _may_be_rows(path)):
+            names.append(path.name)
+    return names
 
 
 def _in_order(paths: Sequence[Path]) -> list[str]:
@@ -286,12 +316,15 @@ def _in_order(paths: Sequence[Path]) -> list[str]:
 
 
 def _parts(folder: Path, part: str) -> list[Path]:
-    """Return files such as `train.jsonl`, a saved `train/`, or `train-00000-of-00002.parquet`."""
-    named = _named(part)
+    """Return files such as `train.jsonl`, a saved `train/`, or `train-00000-of-00002.parquet`.
+
+    The files in a folder of the part's name come after the files with the name.
+    """
+    named = [path for path in paths_in(folder) if _named(part).fullmatch(path.name)]
+    inner = [path for path in named if is_folder(path) and not is_saved(path)]
     by_end: dict[str, list[Path]] = {end: [] for end in (*ENDS, "")}
-    for path in folder.iterdir():
-        if named.fullmatch(path.name) and is_rows(path):
-            by_end[_end_of(path)].append(path)
+    for path in [path for path in named if is_rows(path)] or chain(*map(rows_in, inner)):
+        by_end[_end_of(path)].append(path)
     # A folder may contain the same rows in two formats, or compressed and uncompressed.
     return next((paths for paths in by_end.values() if paths), [])
 

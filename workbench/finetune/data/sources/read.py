@@ -30,6 +30,7 @@ ENDS = tuple(
     if end != ".parquet" or not packed
 )
 """Suffixes of `FORMATS`, also with the suffixes of compressed files."""
+_DOCUMENTS = (".pdf", ".docx", ".doc", ".html", ".htm", ".xml", ".yaml", ".yml", ".py")
 # Unsupported formats of rows, and a remedy.
 _OTHERS = {
     **dict.fromkeys(
@@ -46,8 +47,7 @@ _OTHERS = {
         (".ipynb",), "is a notebook, not rows: run it, and name the file of rows that it writes"
     ),
     **dict.fromkeys(
-        (".pdf", ".docx", ".doc", ".html", ".htm", ".xml", ".yaml", ".yml", ".py"),
-        "is a document that is not read: write its texts as rows of a .jsonl file",
+        _DOCUMENTS, "is a document that is not read: write its texts as rows of a .jsonl file"
     ),
     **dict.fromkeys(
         (".db", ".sqlite", ".sqlite3"),
@@ -58,6 +58,8 @@ _OTHERS = {
         "is a pickle, which may run code and is not read: save it as Parquet or JSON",
     ),
 }
+UNREAD = frozenset(_OTHERS) - {".ipynb", *_DOCUMENTS}
+"""Suffixes of files that may hold rows, and are not read."""
 _PLAIN = (
     'is plain text, and rows are needed: write each text as a line {"text": "…"} of a .jsonl file'
 )
@@ -134,12 +136,13 @@ def read_rows(
     for named in columns.values():
         known |= possible_columns(named)
     names = {}
-    first = islice(_text_rows(path, encoding), _FIRST_ROWS)
-    for number, (_, data) in enumerate(first):
+    only: object = None
+    for number, (_, data) in enumerate(islice(_text_rows(path, encoding), _FIRST_ROWS)):
+        only = None if number else data
         if isinstance(data, Mapping):
-            if number == 0:
-                _refuse_columns(data, path.name)
             names |= dict.fromkeys(name for name in data if name in known)
+    if isinstance(only, Mapping):
+        _refuse_columns(only, path.name)
     for where, data in _text_rows(path, encoding):
         if isinstance(data, Mapping):
             yield where, {**data, **{name: None for name in names if name not in data}}
@@ -232,6 +235,11 @@ def _json_rows(file: TextIO, path: Path, encoding: str | None) -> Iterator[tuple
         if isinstance(data, Mapping):
             _refuse_columns(data, path.name)
             lists = {name: value for name, value in data.items() if isinstance(value, list)}
+            if len(data) > 1 and all(isinstance(value, Mapping) for value in data.values()):
+                raise ConfigError(
+                    f"{path.name} is an object of {len(data)} objects, and a list of rows is "
+                    "needed, as in [{…}, …]"
+                )
         if len(lists) > 1:
             names = ", ".join(map(repr, lists))
             raise ConfigError(
@@ -384,7 +392,10 @@ def _csv_rows(file: TextIO, path: Path) -> Iterator[tuple[str, object]]:
                 )
             yield where, {name: cell or None for name, cell in zip(names, cells, strict=True)}
     except csv.Error as error:
-        raise ConfigError(f"{path.name}, line {begun}: {error}; is a quote missing?") from error
+        raise ConfigError(
+            f"{path.name}, line {begun}: {error}; is a quote missing? A quote within a cell is "
+            'written twice: ""'
+        ) from error
 
 
 def _delimiter(file: TextIO, usual: str) -> str:

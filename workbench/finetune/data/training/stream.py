@@ -28,7 +28,7 @@ def main() -> None:
     code = 0
     try:
         for row in _rows(request):
-            sys.stdout.write(_line(row))
+            sys.stdout.write(json_line(row))
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has enough rows
         pass
@@ -122,11 +122,22 @@ def _wanted(columns: Sequence[str], names: Sequence[str], ignore: Sequence[str])
     return [name for name in names if name in wanted]
 
 
-def _line(row: Any) -> str:
+def json_line(row: Any) -> str:
+    """Return a row of a table as a line of JSON, in which dates and decimals are text."""
     try:
-        return json.dumps(row, allow_nan=False, default=str) + "\n"
+        return json.dumps(row, allow_nan=False, default=_plain) + "\n"
     except ValueError:
-        return json.dumps(_finite(row), default=str) + "\n"
+        return json.dumps(_finite(row), default=_plain) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a table in a form that JSON has. Binary text is text."""
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"bytes": len(value)}
 
 
 def _finite(value: Any) -> Any:
