@@ -247,9 +247,25 @@ CARRIED_OUT: Mapping[str, tuple[Use, Use]] = {
         lambda _folder: objects(image=""),
         lambda _folder: objects(image="x/y:1"),
     ),
-    "or change the option of KubernetesPods or PodSpec": (
+    "pods of this cluster have {}; leave the line out{}": (
         template({"spec": {"restartPolicy": "Always"}}),
         template({"spec": {}}),
+    ),
+    "or give {}= of KubernetesPods": (
+        template({"spec": {"activeDeadlineSeconds": 60}}),
+        kubernetes(deadline_s=60),
+    ),
+    "or give another PodSpec": (
+        template(spec_of([{**WORKER, "resources": {"limits": {"memory": "1Gi"}}}], "containers")),
+        lambda _folder: objects(spec=PodSpec(memory_gib=1)).pod(0, None),
+    ),
+    "the field's name is serviceAccountName; rename it": (
+        template({"spec": {"serviceAccount": "lab"}}),
+        template({"spec": {"serviceAccountName": "lab"}}),
+    ),
+    "each GPU carries a rank; give PodSpec(gpus=…)": (
+        template(spec_of([{**WORKER, "resources": {"limits": {"x.com/gpu": 1}}}], "containers")),
+        lambda _folder: objects(spec=PodSpec(gpus=1), gpu_resource="x.com/gpu").pod(0, None),
     ),
     "give an object of names to values": (
         template({"metadata": {"labels": ["a"]}}),
