@@ -373,7 +373,7 @@ def test_a_pod_template_is_merged_below_the_workbenchs_pod(tmp_path: Path) -> No
         ),
         (
             {"spec": {"containers": [{"name": "worker", "resources": {"limits": {MIG: 1}}}]}},
-            r"has nvidia.com/mig-1g.10gb: each GPU carries a rank; give PodSpec\(gpus=…\)",
+            r"has nvidia.com/mig-1g.10gb: a GPU carries a rank; give PodSpec\(gpus=…\)",
         ),
         # A field of the container would replace the pod's field.
         (

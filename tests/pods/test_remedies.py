@@ -263,7 +263,7 @@ CARRIED_OUT: Mapping[str, tuple[Use, Use]] = {
         template({"spec": {"serviceAccount": "lab"}}),
         template({"spec": {"serviceAccountName": "lab"}}),
     ),
-    "each GPU carries a rank; give PodSpec(gpus=…)": (
+    "a GPU carries a rank; give PodSpec(gpus=…)": (
         template(spec_of([{**WORKER, "resources": {"limits": {"x.com/gpu": 1}}}], "containers")),
         lambda _folder: objects(spec=PodSpec(gpus=1), gpu_resource="x.com/gpu").pod(0, None),
     ),

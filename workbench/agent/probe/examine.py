@@ -25,11 +25,12 @@ from workbench.agent.site.setup import setup_variables
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3
+_DRIVER_S = 10.0  # a driver without persistence starts for some seconds
 _BUILD_LOCK_S = 30.0  # a build starts a compiler within a second of taking the lock
 
 
 def examine(address: str, folder: Path) -> dict[str, object]:
-    gpus = [gpu for gpu in GpuWatch().latest() if "error" not in gpu]
+    gpus = [gpu for gpu in GpuWatch(patience_s=_DRIVER_S).latest() if "error" not in gpu]
     gpu_gib, memory_limit_gib = limits(gpus)
     return {
         "time_s": time.time(),

@@ -170,7 +170,7 @@ def _check_levels(ours: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
             if name not in own and _GPU.search(str(name)):
                 raise _refusal(
                     f"{at}.resources has {name}",
-                    "each GPU carries a rank; give PodSpec(gpus=…), and gpu_resource= for another"
+                    "a GPU carries a rank; give PodSpec(gpus=…), and gpu_resource= for another"
                     " name",
                 )
         if "restartPolicy" in container:
