@@ -57,6 +57,7 @@ fail() {{
     exit "$2"
 }}
 env -0 >{before}
+set -a  # the ranks have each variable that is set, as by NAME=VALUE alone
 {lines}
 env -0 >{after}
 """
@@ -193,7 +194,7 @@ def _set_up(place: Path, lines: Sequence[str], variables: dict[str, str]) -> str
             return f"the setup lines did not end in {_SETUP_S:g} s"
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_BYTES))
         last = errors.read().decode(errors="replace").strip()[-500:]
-    if not after.exists():
+    if code or not after.exists():
         return last or f"the setup lines ended with exit code {code}"
     earlier, now = _variables(before), _variables(after)
     for name, text in now.items():
