@@ -14,14 +14,13 @@ from pathlib import Path
 from workbench.agent.gpus import GpuWatch
 from workbench.agent.machine import (
     address_for_others,
-    cores,
     interface_of,
     interfaces,
-    memory_limit_bytes,
     own_addresses,
 )
 from workbench.agent.site.nccl import own_interfaces
 from workbench.agent.site.setup import setup_variables
+from workbench.base.machine.limits import cores, memory_limit_bytes
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.files.folders import remove_folder, weakness
+from workbench.base.machine.limits import cores, memory_limit_bytes
 from workbench.base.machine.nvml import VISIBLE
 from workbench.base.machine.seats import gpus_here, leave_seats, seat_variables, take_seats
 from workbench.base.process import (
@@ -161,7 +162,7 @@ def enter(
         "gpus": len(usable),
         "seats": variables.get(VISIBLE, "") if gpus else "",
         "passed_over": taken,
-        "cores": _cores(),
+        "cores": cores(),
         "memory_gib": _memory_gib(),
         "daemon": [*login[2:], boot_id()],
     }
@@ -237,18 +238,14 @@ def _ours(root: str) -> list[Process]:
     return [table[pid] for pid in ours if not table[pid].zombie]
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _memory_gib() -> float:
+    limit = memory_limit_bytes(os.getpid())
+    limits = [] if limit is None else [limit / 2**30]
     for line in _read("/proc/meminfo").splitlines():
         words = line.split()
         if words[0] == "MemTotal:":
-            return int(words[1]) / 2**20
-    return 0.0
+            limits.append(int(words[1]) / 2**20)
+    return min(limits, default=0.0)
 
 
 def _read(path: str | Path) -> str:
