@@ -284,6 +284,15 @@ _RULES: tuple[_Rule, ...] = (
         ),
     ),
     _Rule(
+        r"unable to find (address|interface) for|no socket interface found",
+        "A network interface is not on the pod",
+        (
+            "correct GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, or leave both out: the pods then use"
+            " the interface of their address. gloo reads whole names, without = and ^",
+            "PodSpec(interfaces=…) is checked on every pod before a run",
+        ),
+    ),
+    _Rule(
         r"timed out|timeout|ncclremoteerror|nccl error|no route to host|connection refused"
         r"|closed by peer",
         "The ranks lost touch with each other",
