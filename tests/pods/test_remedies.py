@@ -411,6 +411,10 @@ CARRIED_OUT: Mapping[str, tuple[Use, Use]] = {
         in_pyxis(setup=["module load cuda"]),
         in_pyxis(),
     ),
+    "Leave PodSpec.memory_gib or the option out": (
+        lambda _folder: SlurmPods(options=["--mem-per-cpu=4G"])._check(PodSpec(memory_gib=8)),
+        slurm(options=["--mem-per-cpu=4G"]),
+    ),
     "and PodSpec.gpus is 0": (slurm(gpu_type="a100"), slurm()),
 }
 
