@@ -14,7 +14,6 @@ LIBRARY = "libnvidia-ml.so.1"
 _SECOND_FORM = 2 << 24  # NVML's mark of a structure of version 2, beside its size
 _NAME_BYTES = 96
 _MOST_DIGITS = 9
-_UUIDS = ("GPU-", "MIG-")
 
 
 class Memory(ctypes.Structure):
@@ -147,18 +146,17 @@ def visible(count: int, given: str | None) -> list[tuple[int, str]]:
     """Return index and, if given by UUID, the UUID of every GPU that a process may use.
 
     `given` is the value of `CUDA_VISIBLE_DEVICES`; None: all GPUs. As in CUDA, the list ends before
-    the first number without a GPU, before an empty entry, before words such as `NoDevFiles` of
-    Slurm, and where numbers and UUIDs change. No GPU is visible if the list names one twice.
+    the first number without a GPU, before an empty entry, and before words such as `NoDevFiles` of
+    Slurm. No GPU is visible if the list has an entry twice.
     """
     if given is None:
         return [(index, "") for index in range(count)]
-    has_uuids = given.strip().startswith(_UUIDS)
     found = []
     for place, name in enumerate(part.strip() for part in given.split(",")):
         is_number = name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS
-        if has_uuids and name.startswith(_UUIDS):
+        if name.startswith(("GPU-", "MIG-")):
             found.append((place, name))
-        elif not has_uuids and is_number and int(name) < count:
+        elif is_number and int(name) < count:
             found.append((int(name), ""))
         else:
             break
