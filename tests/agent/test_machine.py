@@ -122,6 +122,18 @@ def test_the_smallest_limit_around_a_process_counts(proc: Proc) -> None:
     assert limits.memory_limit_bytes(2) == 7000
 
 
+def test_the_memory_of_a_host_is_that_of_its_container(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
+    assert limits.most_memory_gib() is None
+    proc.write("/proc/meminfo", f"MemTotal: {64 << 20} kB\nMemAvailable: {1 << 20} kB\n")
+    assert (limits.most_memory_gib(), limits.memory_gib("MemAvailable")) == (64.0, 1.0)
+    proc.groups = {1: {"": "a"}}
+    proc.group("a", 0, memory_max=8 * GIB)
+    assert limits.most_memory_gib() == 8.0
+
+
 def test_the_cores_of_a_pod_are_its_cpu_set_or_its_smallest_quota(
     proc: Proc, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -385,15 +385,6 @@ def test_a_setup_line_that_fails_is_named(
     assert words in answer["setup"]
 
 
-def test_a_host_in_a_container_has_the_memory_of_the_container(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(remote_helper, "memory_limit_bytes", lambda _pid: None)
-    whole_gib = remote_helper._memory_gib()
-    monkeypatch.setattr(remote_helper, "memory_limit_bytes", lambda _pid: 2**28)
-    assert remote_helper._memory_gib() == 0.25 < whole_gib
-
-
 def test_a_setup_line_that_hangs_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,23 @@ def memory_limit_bytes(pid: int) -> int | None:
     return min(limits, default=None)
 
 
+def most_memory_gib() -> float | None:
+    """Return the memory of the machine, or less by a limit, in GiB; None: unknown."""
+    limit = memory_limit_bytes(os.getpid())
+    found = [memory_gib("MemTotal"), None if limit is None else limit / 2**30]
+    return min((each for each in found if each is not None), default=None)
+
+
+def memory_gib(name: str) -> float | None:
+    """Return a size of `/proc/meminfo` in GiB, such as `MemAvailable`; None: unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    sizes = dict(line.split(":", 1) for line in lines)
+    return int(sizes[name].split()[0]) / 2**20
+
+
 def cores() -> float:
     """Return the processor cores that this process may use: its CPU set, or less by a quota."""
     limits = [float(len(os.sched_getaffinity(0)))]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.files.folders import remove_folder, weakness
-from workbench.base.machine.limits import cores, memory_limit_bytes
+from workbench.base.machine.limits import cores, most_memory_gib
 from workbench.base.machine.nvml import VISIBLE
 from workbench.base.machine.seats import gpus_here, leave_seats, seat_variables, take_seats
 from workbench.base.process import (
@@ -163,7 +163,7 @@ def enter(
         "seats": variables.get(VISIBLE, "") if gpus else "",
         "passed_over": taken,
         "cores": cores(),
-        "memory_gib": _memory_gib(),
+        "memory_gib": most_memory_gib() or 0.0,
         "daemon": [*login[2:], boot_id()],
     }
 
@@ -236,16 +236,6 @@ def _ours(root: str) -> list[Process]:
     table = process_table()
     ours = descendants(table, marked) - ancestors(table, os.getpid())
     return [table[pid] for pid in ours if not table[pid].zombie]
-
-
-def _memory_gib() -> float:
-    limit = memory_limit_bytes(os.getpid())
-    limits = [] if limit is None else [limit / 2**30]
-    for line in _read("/proc/meminfo").splitlines():
-        words = line.split()
-        if words[0] == "MemTotal:":
-            limits.append(int(words[1]) / 2**20)
-    return min(limits, default=0.0)
 
 
 def _read(path: str | Path) -> str:
