@@ -247,6 +247,10 @@ CARRIED_OUT: Mapping[str, tuple[Use, Use]] = {
         lambda _folder: objects(image=""),
         lambda _folder: objects(image="x/y:1"),
     ),
+    "which has several YAML documents; keep the document of the pod alone": (
+        template("spec: {}\n---\nkind: Service\n"),
+        template("---\nspec: {}\n"),
+    ),
     "pods of this cluster have {}; leave the line out{}": (
         template({"spec": {"restartPolicy": "Always"}}),
         template({"spec": {}}),

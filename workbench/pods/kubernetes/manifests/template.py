@@ -64,9 +64,10 @@ def read_template(template: object) -> object:
         # The file may be another than the user meant, so no word of it is repeated.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f", line {mark.line + 1}"
-        raise ConfigError(
-            f"KubernetesPods.pod_template is the file {path}, which is no YAML{where}"
-        ) from None
+        why = f"which is no YAML{where}"
+        if "single document" in str(getattr(error, "context", "")):
+            why = "which has several YAML documents; keep the document of the pod alone"
+        raise ConfigError(f"KubernetesPods.pod_template is the file {path}, {why}") from None
     if not isinstance(found, dict):
         raise ConfigError(
             f"KubernetesPods.pod_template is the file {path}, which must hold one pod as YAML:"
