@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.nvml import fake_gpus
+from tests.poll import until
 from workbench import Cluster, Function, LocalPods, PodSpec
 from workbench.agent import gpus
 from workbench.agent.gpus import GpuWatch, cores_near_gpus
@@ -121,6 +123,7 @@ class Nvml:
         self.reads = 0
         self.code = 0
         self.lost: set[int] = set()
+        self.slow: dict[int, threading.Event] = {}
         self.near: dict[int, set[int]] = {}
         self.now_s = 100.0
         self.library = self
@@ -144,6 +147,8 @@ class Nvml:
 
     def nvmlDeviceGetHandleByIndex_v2(self, index: Any, device: Any) -> int:  # noqa: N802 (NVML's name)
         device._obj.value = index.value + 1
+        if index.value in self.slow:
+            self.slow[index.value].wait(60)
         return 15 if index.value in self.lost else 0
 
     def nvmlDeviceGetHandleByUUID(self, name: bytes, device: Any) -> int:  # noqa: N802 (NVML's name)
@@ -206,6 +211,41 @@ def test_a_gpu_that_is_lost_costs_its_own_readings_and_is_asked_again(nvml: Nvml
     assert watch.latest() == [FIRST, SECOND]
 
 
+def test_a_slow_driver_delays_its_figures_and_nothing_else(nvml: Nvml) -> None:
+    """A driver in trouble takes seconds or minutes; the agent answers the keeper meanwhile."""
+    slow = threading.Event()
+    nvml.slow = {1: slow}
+    watch = GpuWatch()
+    began_s = time.perf_counter()
+    assert watch.latest() == [FIRST]
+    nvml.now_s += 5
+    assert watch.latest() == [FIRST]
+    nvml.now_s += 25
+    assert watch.latest() == [FIRST, {"index": 1, "error": 10.0}]
+    assert time.perf_counter() - began_s < 2
+    slow.set()
+    until(lambda: threading.active_count() == 1, 10)
+    nvml.now_s += 5
+    assert watch.latest() == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [("0,GPU-b", [0, 1]), ("1,0", [1, 0]), ("GPU-a", [0]), (None, [])]
+)
+def test_a_driver_that_never_answers_costs_the_gpus_that_the_pod_was_given(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, given: str | None, found: list[int]
+) -> None:
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    slow = threading.Event()
+    monkeypatch.setattr(nvml, "nvmlInit_v2", lambda: int(not slow.wait(60)))
+    watch = GpuWatch()
+    assert watch.latest() == []
+    nvml.now_s += 30
+    assert watch.latest() == [{"index": index, "error": 10.0} for index in found]
+    slow.set()
+
+
 def test_a_driver_that_lists_no_gpus_is_asked_again(
     nvml: Nvml, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -236,6 +276,10 @@ def test_without_a_driver_there_are_no_gpus(nvml: Nvml, library: str) -> None:
         ("-1,0", []),
         *((word, []) for word in ("NoDevFiles", "none", "²", "--1", "1" * 5000)),
         (",", []),
+        # CUDA and torch show no GPU at all where one is named twice.
+        *((twice, []) for twice in ("0,0", "0,1,0", "GPU-a,GPU-a", "00,0")),
+        *((ended, [1]) for ended in ("1,,0", "1,-1,0")),
+        ("1,GPU-a", [1, 1]),
         ("GPU-a", [0]),
         ("MIG-b,GPU-a", [0, 1]),
     ],

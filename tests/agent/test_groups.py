@@ -37,7 +37,8 @@ def started(
     ("env", "use_cpu"),
     [
         ({"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": ""}, "true"),
-        ({"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "-1"}, "true"),
+        ({"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "-1,0"}, "true"),
+        ({"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "NoDevFiles"}, "true"),
         ({"WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "false"}, "false"),
         ({"WORLD_SIZE": "1", "CUDA_VISIBLE_DEVICES": ""}, None),
         ({"CUDA_VISIBLE_DEVICES": ""}, None),

@@ -11,6 +11,7 @@ import pytest
 from tests.support.sentences import says
 from workbench.agent import machine
 from workbench.agent.machine import OomWatch
+from workbench.base.machine import limits
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -25,8 +26,9 @@ class Proc:
         self.root.mkdir(parents=True)
         self.groups: dict[int, dict[str, str]] = {}
         monkeypatch.setattr(machine, "Path", self.path)
-        monkeypatch.setattr(machine, "_ROOT", self.root)
-        monkeypatch.setattr(machine, "control_groups", lambda pid: self.groups.get(pid, {}))
+        monkeypatch.setattr(limits, "Path", self.path)
+        monkeypatch.setattr(limits, "_ROOT", self.root)
+        monkeypatch.setattr(limits, "control_groups", lambda pid: self.groups.get(pid, {}))
 
     def path(self, name: str) -> Path:
         return self.folder / name.lstrip("/")
@@ -69,30 +71,30 @@ def test_a_process_that_ended_has_no_memory(proc: Proc) -> None:
 
 def test_the_memory_group_of_a_process_is_found_in_both_versions(proc: Proc) -> None:
     proc.groups = {1: {"": "a/b"}, 2: {"memory": "v1"}, 3: {"": "c"}, 4: {"memory": "elsewhere"}}
-    assert machine.memory_group(1) is None
+    assert limits.memory_group(1) is None
     proc.group("a/b", 0)
     proc.group("unified/c", 0)
     version_1 = proc.group("memory/v1")
     (version_1 / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    assert machine.memory_group(1) == proc.root / "a" / "b"
-    assert machine.memory_group(2) == version_1
-    assert machine.memory_group(3) == proc.root / "unified" / "c"
-    assert machine.memory_group(4) is None
+    assert limits.memory_group(1) == proc.root / "a" / "b"
+    assert limits.memory_group(2) == version_1
+    assert limits.memory_group(3) == proc.root / "unified" / "c"
+    assert limits.memory_group(4) is None
     # In a container the mount shows only the container's own group.
     proc.group("memory", 0)
-    assert machine.memory_group(4) == proc.root / "memory"
+    assert limits.memory_group(4) == proc.root / "memory"
     proc.groups[5] = {"": "elsewhere"}
     proc.group("", 0)
-    assert machine.memory_group(5) == proc.root
+    assert limits.memory_group(5) == proc.root
 
 
 def test_the_group_of_a_dead_process_is_known_in_version_2_alone(proc: Proc) -> None:
     proc.group("a", 0)
     proc.group("memory/v1", 0)
     proc.groups = {1: {"": "a (deleted)"}, 2: {"memory": "v1"}}
-    assert machine.memory_group(1, ended=True) == proc.root / "a"
-    assert machine.memory_group(2, ended=True) is None
-    assert machine.memory_group(2) == proc.root / "memory" / "v1"
+    assert limits.memory_group(1, ended=True) == proc.root / "a"
+    assert limits.memory_group(2, ended=True) is None
+    assert limits.memory_group(2) == proc.root / "memory" / "v1"
 
 
 def test_a_group_without_a_counter_of_kills_is_none(proc: Proc) -> None:
@@ -100,43 +102,55 @@ def test_a_group_without_a_counter_of_kills_is_none(proc: Proc) -> None:
     folder = proc.group("a")
     for text in ("", "oom 9\n", "oom_kill\n", "oom_kill much\n", "oom_kill 1 2\n"):
         (folder / "memory.events").write_text(text)
-        assert machine.memory_group(1) is None
+        assert limits.memory_group(1) is None
     (folder / "memory.oom_control").write_text("oom_kill 0\n")
-    assert machine.memory_group(1) == folder
+    assert limits.memory_group(1) == folder
 
 
 def test_the_smallest_limit_around_a_process_counts(proc: Proc) -> None:
     proc.groups = {1: {"": "a/b"}, 2: {"": "c"}}
-    assert machine.memory_limit_bytes(1) is None
+    assert limits.memory_limit_bytes(1) is None
     proc.group("a/b", 0, memory_max=3000)
     proc.group("a", memory_max=2000)
     proc.group("", memory_max="max")
     # A file outside of the groups is no limit.
     (proc.root.parent / "memory.max").write_text("5")
-    assert machine.memory_limit_bytes(1) == 2000
+    assert limits.memory_limit_bytes(1) == 2000
     proc.group("c", 0, memory_max=1 << 60)
-    assert machine.memory_limit_bytes(2) is None
+    assert limits.memory_limit_bytes(2) is None
     proc.group("c", memory_max="max", memory_limit_in_bytes=7000)
-    assert machine.memory_limit_bytes(2) == 7000
+    assert limits.memory_limit_bytes(2) == 7000
+
+
+def test_the_memory_of_a_host_is_that_of_its_container(
+    proc: Proc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
+    assert limits.most_memory_gib() is None
+    proc.write("/proc/meminfo", f"MemTotal: {64 << 20} kB\nMemAvailable: {1 << 20} kB\n")
+    assert (limits.most_memory_gib(), limits.memory_gib("MemAvailable")) == (64.0, 1.0)
+    proc.groups = {1: {"": "a"}}
+    proc.group("a", 0, memory_max=8 * GIB)
+    assert limits.most_memory_gib() == 8.0
 
 
 def test_the_cores_of_a_pod_are_its_cpu_set_or_its_smallest_quota(
     proc: Proc, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _pid: set(range(16)))  # type: ignore[attr-defined]
-    monkeypatch.setattr(machine.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
-    assert machine.cores() == 16.0
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _pid: set(range(16)))  # type: ignore[attr-defined]
+    monkeypatch.setattr(limits.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
+    assert limits.cores() == 16.0
     proc.groups = {1: {"": "a/b"}}
     proc.group("a/b", cpu_max="max 100000")
-    assert machine.cores() == 16.0
+    assert limits.cores() == 16.0
     proc.group("a", cpu_max="650000 100000")
-    assert machine.cores() == 6.5
+    assert limits.cores() == 6.5
     # Version 1, where the mount shows the container's group alone.
     proc.groups = {1: {"cpu": "docker/x"}}
     proc.group("cpu", **{"cpu_cfs_quota_us": "-1", "cpu_cfs_period_us": "100000"})
-    assert machine.cores() == 16.0
+    assert limits.cores() == 16.0
     proc.group("cpu", **{"cpu_cfs_quota_us": "300000"})
-    assert machine.cores() == 3.0
+    assert limits.cores() == 3.0
 
 
 @pytest.mark.parametrize(
@@ -145,13 +159,13 @@ def test_the_cores_of_a_pod_are_its_cpu_set_or_its_smallest_quota(
 def test_a_quota_that_is_none_limits_no_cores(
     proc: Proc, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _pid: set(range(16)))  # type: ignore[attr-defined]
-    monkeypatch.setattr(machine.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
+    monkeypatch.setattr(limits.os, "sched_getaffinity", lambda _pid: set(range(16)))  # type: ignore[attr-defined]
+    monkeypatch.setattr(limits.os, "getpid", lambda: 1)  # type: ignore[attr-defined]
     proc.groups = {1: {"": "a", "cpu": "b"}}
     proc.group("a", cpu_max=text)
     quota, _, period = text.partition(" ")
     proc.group("cpu", **{"cpu_cfs_quota_us": quota, "cpu_cfs_period_us": period})
-    assert machine.cores() == 16.0
+    assert limits.cores() == 16.0
 
 
 def test_kills_are_counted_from_the_start_of_the_run(proc: Proc) -> None:

@@ -18,6 +18,7 @@ from workbench.agent.ranks.records import (
     read_record,
     write_record,
 )
+from workbench.base.machine.limits import memory_group
 
 PROGRAMS = {
     "plain": ("raise KeyError('a')", "KeyError", "'a'"),
@@ -168,7 +169,7 @@ def test_records_are_written_whole_or_not_at_all(tmp_path):
 @pytest.fixture
 def small_group():
     """A memory cgroup of 40 MiB, version 1 or 2."""
-    mine = machine.memory_group(os.getpid())
+    mine = memory_group(os.getpid())
     if mine is None:
         pytest.skip("this machine has no memory cgroup with an oom_kill counter")
     group = mine / f"workbench-test-{os.getpid()}"

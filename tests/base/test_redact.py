@@ -70,6 +70,11 @@ def test_ordinary_lines_stay_what_they_are(text: str) -> None:
                 *("TEXT_KEY", "LABEL_KEYS", "FEATURE_KEY", "INPUT_KEY"),
             )
         ],
+        *[
+            (name, "=bond0.100,ib1", False)
+            for name in ("NCCL_SOCKET_IFNAME", "UCX_NET_DEVICES", "OMPI_MCA_btl_tcp_if_include")
+        ],
+        ("NCCL_AUTH_TOKEN", "=bond0.100,ib1", True),
         *[("SESSION_COOKIE", value, True) for value in ("abcdef", "<secret", "[a1B2]")],
         *[
             (name, value, False)

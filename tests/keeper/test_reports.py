@@ -379,6 +379,17 @@ def test_a_gpu_that_does_not_answer_is_named_once_and_again_when_it_answers(hand
     assert sample is not None and sample.gpus == (well,)
 
 
+def test_a_gpu_that_is_lost_again_and_again_has_few_notes(hand: Hand) -> None:
+    sampler = Sampler(hand)
+    told = [
+        str(event.data["message"])
+        for gpu in [{"index": 1, "error": 15}, {"index": 1, "used_gib": 2.0}] * 50
+        for event in sampler.lost_gpus(report(gpus=[gpu]))
+    ]
+    assert len(told) == 6
+    assert says(told[4], "Further losses of {} are not noted", "GPU 1 of pod-0")
+
+
 def test_after_an_hour_samples_are_rarer(hand: Hand) -> None:
     sampler = Sampler(hand)
     hand.now += 3599.0

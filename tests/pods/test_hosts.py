@@ -354,7 +354,7 @@ def test_setup_lines_run_once_on_a_host_and_the_agent_has_their_variables(
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / ".bash_profile").write_text(PROFILE)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    lines = ["module load cuda", "export LAB='a b'; set -- x", "export PYTHONPATH=/opt/site"]
+    lines = ["module load cuda", "LAB='a b'; set -- x", "export PYTHONPATH=/opt/site"]
     answer = enter(root=str(tmp_path / "wb"), folder=f"c-{'0' * 16}", pod="pod-0", setup=lines)
     place = Path(answer["root"])
     found = setup_variables(place)
@@ -372,6 +372,7 @@ def test_setup_lines_run_once_on_a_host_and_the_agent_has_their_variables(
         (["echo 'open", "true"], "the setup line echo 'open ended with exit code"),
         (["exit 3"], "the setup lines ended with exit code 3"),
         (["exit 0"], "the setup lines ended with exit code 0"),
+        (["PATH=/nothing"], "env: "),
     ],
 )
 def test_a_setup_line_that_fails_is_named(

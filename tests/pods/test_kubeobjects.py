@@ -12,6 +12,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.client import V1Pod
 
 from tests.fakes.kubeplace import MANIFESTS
 from tests.support.sentences import sentence
@@ -256,6 +257,7 @@ def test_all_options_arrive() -> None:
 
 
 GPU = "nvidia.com/gpu"
+MIG = "nvidia.com/mig-1g.10gb"
 TEMPLATE = """
 apiVersion: v1
 kind: Pod
@@ -367,9 +369,25 @@ def test_a_pod_template_is_merged_below_the_workbenchs_pod(tmp_path: Path) -> No
         ),
         (
             {"spec": {"containers": [{"name": "worker", "resources": {"limits": {GPU: 8}}}]}},
-            "limits.nvidia.com/gpu 8",
+            "limits.nvidia.com/gpu '8'.*give another PodSpec",
         ),
-        ({"kind": "PodTemplate", "template": {"spec": {}}}, "template: .*leave the field out"),
+        (
+            {"spec": {"containers": [{"name": "worker", "resources": {"limits": {MIG: 1}}}]}},
+            r"has nvidia.com/mig-1g.10gb: a GPU carries a rank; give PodSpec\(gpus=…\)",
+        ),
+        # A field of the container would replace the pod's field.
+        (
+            {"spec": {"containers": [{"name": "worker", "securityContext": {"runAsUser": 0}}]}},
+            "worker.*securityContext.runAsUser 0: .*1000.*give run_as_user=",
+        ),
+        (
+            {"spec": {"containers": [{"name": "worker", "restartPolicy": "Always"}]}},
+            "worker.*restartPolicy 'Always': .*'Never'",
+        ),
+        ({"spec": {"serviceAccount": "x"}}, "spec.serviceAccount: .*serviceAccountName"),
+        # No option of KubernetesPods changes the field.
+        ({"spec": {"terminationGracePeriodSeconds": 600}}, "600: .* have 30; leave the line out$"),
+        ({"kind": "PodTemplate", "template": {"spec": {}}}, "kind: PodTemplate is no pod"),
         ([{"spec": {}}], "is a list; it must be an object"),
         ("no such file.yaml", "no such file.yaml"),
     ],
@@ -398,7 +416,7 @@ OF_SITES: dict[str, dict[str, Any]] = {
         "resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "h100"}],
         "containers": [{"name": "worker", "resources": {"claims": [{"name": "gpus"}]}}],
     },
-    "devices": {"containers": [{"name": "worker", "resources": {"limits": {"rdma/hca": 1}}}]},
+    "devices": {"containers": [{"name": "worker", "resources": {"limits": {"rdma/hca": "1"}}}]},
     "variables of a map": {
         "containers": [{"name": "worker", "envFrom": [{"configMapRef": {"name": "site"}}]}]
     },
@@ -419,6 +437,22 @@ def test_what_sites_write_is_in_the_pod_beside_all_of_the_workbenchs_own(
     pod: Any = objects(pod_template={"spec": spec}).pod(0, None)
     kubernetes_validate.validate(pod, VERSIONS[-1], strict=True)
     assert lacks(plain, pod) == lacks({"spec": spec}, pod) == []
+
+
+def test_amounts_are_compared_as_kubernetes_reads_them() -> None:
+    """In YAML an amount is often a number, and equal amounts have several spellings."""
+    resources: Any = {
+        "limits": {GPU: 1, "rdma/hca": 4, "memory": "8Gi"},
+        "requests": {"cpu": 2, "memory": "8192Mi"},
+    }
+    template: Any = {"spec": {"containers": [{"name": "worker", "resources": resources}]}}
+    template["spec"]["overhead"] = {"cpu": 0.25}
+    plain: Any = objects().pod(0, None)
+    pod: Any = objects(pod_template=template).pod(0, None)
+    V1Pod.model_validate(pod)  # as when a pod is created
+    assert pod["spec"].pop("overhead") == {"cpu": "0.25"}
+    assert pod["spec"]["containers"][0]["resources"]["limits"].pop("rdma/hca") == "4"
+    assert pod == plain
 
 
 def lacks(wanted: Any, found: Any, at: str = "") -> list[str]:

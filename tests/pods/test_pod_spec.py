@@ -53,10 +53,10 @@ def test_interfaces_that_are_no_names_are_refused(given: Any) -> None:
         PodSpec(interfaces=given)
 
 
-@pytest.mark.parametrize("given", ["", "-1", "NoDevFiles", "none", ",", "-1,0"])
+@pytest.mark.parametrize("given", ["", "-1", "NoDevFiles", "none", ",", "-1,0", "1,1"])
 def test_visible_gpus_without_a_gpu_contradict_the_number_of_gpus(given: str) -> None:
     env = {"CUDA_VISIBLE_DEVICES": given}
-    with pytest.raises(ConfigError, match=sentence("which names no GPU", 2)):
+    with pytest.raises(ConfigError, match=sentence("CUDA shows no GPU", 2)):
         PodSpec(gpus=2, env=env)
     assert PodSpec(env=env).env == env
 

@@ -247,9 +247,29 @@ CARRIED_OUT: Mapping[str, tuple[Use, Use]] = {
         lambda _folder: objects(image=""),
         lambda _folder: objects(image="x/y:1"),
     ),
-    "or change the option of KubernetesPods or PodSpec": (
+    "which has several YAML documents; keep the document of the pod alone": (
+        template("spec: {}\n---\nkind: Service\n"),
+        template("---\nspec: {}\n"),
+    ),
+    "pods of this cluster have {}; leave the line out{}": (
         template({"spec": {"restartPolicy": "Always"}}),
         template({"spec": {}}),
+    ),
+    "or give {}= of KubernetesPods": (
+        template({"spec": {"activeDeadlineSeconds": 60}}),
+        kubernetes(deadline_s=60),
+    ),
+    "or give another PodSpec": (
+        template(spec_of([{**WORKER, "resources": {"limits": {"memory": "1Gi"}}}], "containers")),
+        lambda _folder: objects(spec=PodSpec(memory_gib=1)).pod(0, None),
+    ),
+    "the field's name is serviceAccountName; rename it": (
+        template({"spec": {"serviceAccount": "lab"}}),
+        template({"spec": {"serviceAccountName": "lab"}}),
+    ),
+    "a GPU carries a rank; give PodSpec(gpus=…)": (
+        template(spec_of([{**WORKER, "resources": {"limits": {"x.com/gpu": 1}}}], "containers")),
+        lambda _folder: objects(spec=PodSpec(gpus=1), gpu_resource="x.com/gpu").pod(0, None),
     ),
     "give an object of names to values": (
         template({"metadata": {"labels": ["a"]}}),
@@ -394,6 +414,10 @@ CARRIED_OUT: Mapping[str, tuple[Use, Use]] = {
     "pyxis starts the pod inside the container": (
         in_pyxis(setup=["module load cuda"]),
         in_pyxis(),
+    ),
+    "Leave PodSpec.memory_gib or the option out": (
+        lambda _folder: SlurmPods(options=["--mem-per-cpu=4G"])._check(PodSpec(memory_gib=8)),
+        slurm(options=["--mem-per-cpu=4G"]),
     ),
     "and PodSpec.gpus is 0": (slurm(gpu_type="a100"), slurm()),
 }

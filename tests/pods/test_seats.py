@@ -226,8 +226,14 @@ def test_the_slices_of_a_gpu_are_seats_in_its_place(here: FakeGpus, tmp_path: Pa
     try:
         taken, _ = take_seats([place], "ada", 1, first)
         assert [gpu.key for gpu in taken[0]] == [first]
-        more, others = take_seats([tmp_path], "bob", 2, f"{first},{second}")
+        more, others = take_seats([tmp_path], "bob", 1, first)
         assert (more, [other["cluster"] for other in others]) == ([], ["ada"])
+        # CUDA shows a rank one slice: a pod with two ranks cannot use two.
+        more, others = take_seats([tmp_path], "bob", 2, f"{whole},{second}")
+        assert (more, list(map(taken_words, others))) == (
+            [],
+            [f"GPU {second}: a slice (MIG), and only a pod with gpus=1 can use slices"],
+        )
     finally:
         leave_seats(place)
 

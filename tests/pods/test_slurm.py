@@ -805,7 +805,10 @@ module() { test "$2" != none && export CUDA_HOME="/opt/$2" LD_LIBRARY_PATH=/opt/
         (["true", "module load none"], 1, "the setup line module load none ended with exit code 1"),
         (["echo 'open", "true"], 2, "the setup line echo 'open ended with exit code"),
         (["nosuch"], 127, "nosuch: command not found"),
-        (["exit 3"], 3, ""),
+        (["exit 3"], 3, "the setup lines ended with exit code 3"),
+        (["exit 0"], 0, "the setup lines ended with exit code 0"),
+        (["ROOT=/opt/x", "LAB=$ROOT/lib"], 0, "[('LAB', '/opt/x/lib'), ('ROOT', '/opt/x')]"),
+        (["set -eu", "cd /tmp", "echo hello", "LAB=1"], 0, "[('LAB', '1')]"),
     ],
 )
 def test_setup_lines_run_on_a_node_before_the_pod(
@@ -837,7 +840,7 @@ def test_setup_lines_run_on_a_node_before_the_pod(
     assert done.stdout == f"*** pod-0 has ended with exit code {code} ***\n"
     written = (folder / "pod-0.log").read_text()
     assert log in written
-    assert ("pod-0-ab12.json" in written) == (code == 0)
+    assert ("pod-0-ab12.json" in written) == (code == 0 and "setup" not in log)
 
 
 APPTAINER = """#!/bin/sh

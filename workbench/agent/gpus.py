@@ -5,7 +5,12 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
+import threading
 import time
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
 
 from workbench.base.machine.nvml import (
     LIBRARY,
@@ -21,24 +26,76 @@ from workbench.base.machine.nvml import (
 
 _log = logging.getLogger(__name__)
 _EVERY_S = 5.0
+_PATIENCE_S = 0.1  # a driver without trouble answers within milliseconds
+_SOON_S = 1.0
+_LATE_S = 30.0  # a busy driver may take some seconds
+_TIMEOUT = 10.0  # NVML's code of a time-out
 _AGAIN_S = 60.0  # until a driver that gave no list of GPUs is asked again
 _GIB = 1024**3
 _CPU_WORDS = 64  # of 64 cores each
+_Answer = TypeVar("_Answer")
 
 
 class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
+class Question(Generic[_Answer]):
+    """A question to the driver, asked in a thread. A driver in trouble may take minutes.
+
+    The agent's loop must not wait so long: the keeper would lose the ranks of the pod.
+    """
+
+    def __init__(self, ask: Callable[[], _Answer]):
+        self._ask = ask
+        self._thread: threading.Thread | None = None
+        self._asked_s = 0.0
+        self._answer: _Answer | None = None
+        self._error: Exception | None = None
+
+    def begin(self) -> None:
+        """Ask, unless the driver still works on the last question. Raises RuntimeError."""
+        if self._thread is None or not self._thread.is_alive():
+            self._asked_s = time.monotonic()
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        self._error = None
+        try:
+            self._answer = self._ask()
+        except Exception as error:  # thread boundary: the caller receives the error
+            self._error = error
+
+    def answer(self, wait_s: float) -> _Answer | None:
+        """Return the latest answer, or raise its error. None: no answer yet, or none for long."""
+        if self._thread is not None:
+            self._thread.join(wait_s)
+            if self._error is not None:
+                raise self._error
+            if self._thread.is_alive() and self.is_late:
+                return None
+        return self._answer
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() - self._asked_s >= _LATE_S
+
+
 class GpuWatch:
     """Read the pod's GPUs every few seconds."""
 
-    def __init__(self, library: str = LIBRARY):
+    def __init__(self, library: str = LIBRARY, patience_s: float = _PATIENCE_S):
+        """Set the longest wait for the driver, in seconds."""
         self._name = library
+        self._patience_s = patience_s
         self._library: ctypes.CDLL | None = None
         self._given_up = os.environ.get(VISIBLE, "all").strip() == ""
         self._due = 0.0
         self._found: list[dict[str, float]] = []
+        self._names: list[tuple[int, str]] = []
+        self._list = Question(self._visible)
+        self._readings: dict[tuple[int, str], Question[dict[str, float]]] = {}
 
     def latest(self) -> list[dict[str, float]]:
         """Return the latest reading, after a new reading if the last is more than 5 s old.
@@ -57,22 +114,49 @@ class GpuWatch:
             _log.info("no GPUs to watch: %s", error)
             self._given_up = True
             self._found = []
-        except NvmlError as error:
+        except RuntimeError as error:  # of the driver, or of a thread that cannot start
             _log.info("the driver lists no GPUs: %s", error)
             self._due = now + _AGAIN_S
             self._found = []
         return self._found
 
-    def _read_all(self) -> list[dict[str, float]]:
+    def _visible(self) -> list[tuple[int, str]]:
         if self._library is None:
             self._library = open_nvml(self._name)
-        readings = []
-        for index, name in visible(count_of(self._library), os.environ.get(VISIBLE)):
-            try:
-                readings.append({"index": index, **_figures(self._library, index, name)})
-            except NvmlError as error:
-                readings.append({"index": index, "error": error.code})
-        return readings
+        return visible(count_of(self._library), os.environ.get(VISIBLE))
+
+    def _reading(self, index: int, name: str) -> dict[str, float]:
+        assert self._library is not None
+        try:
+            return {"index": index, **_figures(self._library, index, name)}
+        except NvmlError as error:
+            return {"index": index, "error": error.code}
+
+    def _read_all(self) -> list[dict[str, float]]:
+        self._list.begin()
+        names = self._list.answer(self._patience_s)
+        if names is None and not self._list.is_late:  # the driver is starting
+            self._due -= _EVERY_S - _SOON_S
+            return []
+        if names is None:
+            return self._unanswered()
+        self._names = names
+        for name in names:
+            self._readings.setdefault(name, Question(partial(self._reading, *name))).begin()
+        found = []
+        for name in names:
+            question = self._readings[name]
+            figures = question.answer(self._patience_s / len(names))
+            if figures is not None:
+                found.append(figures)
+            elif question.is_late:
+                found.append({"index": name[0], "error": _TIMEOUT})
+        return found
+
+    def _unanswered(self) -> list[dict[str, float]]:
+        given = os.environ.get(VISIBLE)
+        names = self._names or (visible(sys.maxsize, given) if given else [])
+        return [{"index": index, "error": _TIMEOUT} for index, _ in names]
 
 
 def cores_near_gpus(given: str | None, library: str = LIBRARY) -> list[set[int]]:

@@ -1,4 +1,4 @@
-"""The agent's machine: memory of processes, memory limits, out-of-memory kills, network."""
+"""The agent's machine: memory of processes, out-of-memory kills, network."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ import contextlib
 import ipaddress
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from workbench.base.process import control_groups
+from workbench.base.machine.limits import first_number, kills_in, limit_in_bytes, memory_group
 
-_ROOT = Path("/sys/fs/cgroup")
-_COUNTERS = ("memory.events", "memory.oom_control")
-_LIMITS = ("memory.max", "memory.limit_in_bytes")
 _HIGHEST = ("memory.peak", "memory.max_usage_in_bytes")
 _FULL = 0.99
-_UNLIMITED_BYTES = 1 << 60
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -56,70 +52,6 @@ def memory(pid: int) -> tuple[int, int]:
     return size.bytes, size.peak_bytes
 
 
-def memory_group(pid: int, *, ended: bool = False) -> Path | None:
-    """Return the folder of a process's memory cgroup, or None."""
-    paths = {}
-    for name, path in control_groups(pid).items():
-        paths[name] = path.removesuffix(" (deleted)")
-    candidates: list[Path] = []
-    # In a container the path may be the host's, while the mount shows only the container's group.
-    if "memory" in paths and not ended:
-        candidates.append(_ROOT / "memory" / paths["memory"])
-        candidates.append(_ROOT / "memory")
-    if "" in paths:
-        candidates.append(_ROOT / paths[""])
-        candidates.append(_ROOT / "unified" / paths[""])
-        candidates.append(_ROOT)
-    for folder in candidates:
-        if _counter(folder) is not None:
-            return folder
-    return None
-
-
-def memory_limit_bytes(pid: int) -> int | None:
-    """Return the smallest limit of the memory groups around a process, in bytes; None: no limit."""
-    group = memory_group(pid)
-    if group is None:
-        return None
-    limits = []
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(_ROOT):
-            continue
-        limit = _limit_bytes(folder)
-        if limit is not None:
-            limits.append(limit)
-    return min(limits, default=None)
-
-
-def cores() -> float:
-    """Return the processor cores that this process may use: its CPU set, or less by a quota."""
-    limits = [float(len(os.sched_getaffinity(0)))]
-    paths = control_groups(os.getpid())
-    groups = [
-        _ROOT / paths.get("", "").removesuffix(" (deleted)"),
-        _ROOT / "cpu" / paths.get("cpu", ""),
-        _ROOT / "cpu",
-    ]
-    for group in groups:
-        for folder in (group, *group.parents):
-            if folder.is_relative_to(_ROOT):
-                limits += _quota(folder)
-    return min(limits)
-
-
-def _quota(group: Path) -> list[float]:
-    """Return the limit of a group in cores, in either version's form; empty for none."""
-    words: list[str] = []
-    for name in ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"):
-        with contextlib.suppress(OSError, ValueError):
-            words += (group / name).read_text().split()
-    with contextlib.suppress(ValueError):  # "max" has no number, and -1 means no limit
-        quota, period = map(int, words)
-        if quota > 0 and period > 0:
-            return [quota / period]
-    return []
-
-
 @dataclass(slots=True)
 class OomWatch:
     """Count of out-of-memory kills in the memory groups of our processes."""
@@ -131,22 +63,22 @@ class OomWatch:
         if group is not None and group not in self._before:
             before = 0
             if not ended:
-                before = _counter(group) or 0
+                before = kills_in(group) or 0
             self._before[group] = before
         return group
 
     def counts(self) -> Mapping[Path, int]:
         kills = {}
         for group, before in self._before.items():
-            now = _counter(group) or 0
+            now = kills_in(group) or 0
             kills[group] = max(0, now - before)
         return kills
 
     def may_follow(self) -> bool:
         """Whether a kill may still be counted: a group has been as full as the limit allows."""
         for group in self._before:
-            limit = _limit_bytes(group)
-            highest = _first_number(group, _HIGHEST)
+            limit = limit_in_bytes(group)
+            highest = first_number(group, _HIGHEST)
             if limit is None or highest is None:
                 continue
             if highest >= _FULL * limit:
@@ -165,38 +97,9 @@ class OomWatch:
         kills = counts[full]
         if not kills:
             return ""
-        limit = _limit_bytes(full)
+        limit = limit_in_bytes(full)
         at = f" of {limit / 2**20:.0f} MiB" if limit else ""
         return f"out of memory: the memory limit{at} was reached (oom_kill counter +{kills})"
-
-
-def _counter(group: Path) -> int | None:
-    for name in _COUNTERS:
-        try:
-            lines = (group / name).read_text().splitlines()
-            pairs = [line.split() for line in lines]
-            kills = [int(pair[1]) for pair in pairs if len(pair) == 2 and pair[0] == "oom_kill"]
-        except (OSError, ValueError):
-            continue
-        if kills:
-            return kills[0]
-    return None
-
-
-def _limit_bytes(group: Path) -> int | None:
-    value = _first_number(group, _LIMITS)
-    if value is None or value >= _UNLIMITED_BYTES:
-        return None
-    return value
-
-
-def _first_number(group: Path, names: Sequence[str]) -> int | None:
-    for name in names:
-        try:
-            return int((group / name).read_text())
-        except (OSError, ValueError):
-            continue
-    return None
 
 
 def address_for_others(address: str) -> str:

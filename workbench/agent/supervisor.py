@@ -28,6 +28,7 @@ from workbench.agent.ranks.request import (
 )
 from workbench.agent.tasks import Tasks
 from workbench.base.clock import now_s
+from workbench.base.machine.limits import cores
 from workbench.base.process import Process, descendants, family_table, process_table
 
 _log = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ class Agent:
             "address": address,
             "interface": interface,
             "interfaces": machine.interfaces(),
-            "cores": machine.cores(),
+            "cores": cores(),
             "lease_s": self.lease_s,
             "replaced": self.replaced,
             "warm": self.warm.state,

@@ -123,6 +123,8 @@ _DEEPEST = 200
 _PLAIN = re.compile(r"[a-z_-]*|[A-Z_-]*|[\d.,:+-]*|[/~.][\w./:+~-]*")
 _LEAST = 4  # characters of a value whose name says that it is a secret
 _LEAST_UNNAMED = 8
+# Interfaces and devices, such as bond0.100, are readable in the log of NCCL.
+_NETWORK = ("NCCL_", "GLOO_", "FI_", "UCX_", "OMPI_MCA_")
 _DIGIT = re.compile(r"\d")
 _LETTER = re.compile(r"[A-Za-z]")
 _STAR = re.compile(r"\*")
@@ -213,6 +215,8 @@ def is_secret(name: str, value: str) -> bool:
         return False
     if is_secret_name(name):
         return len(value) >= _LEAST
+    if name.startswith(_NETWORK):
+        return False
     return len(value) >= _LEAST_UNNAMED and not _PLAIN.fullmatch(value)
 
 

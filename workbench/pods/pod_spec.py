@@ -134,8 +134,8 @@ class PodSpec(Record):
         given = self.env.get(VISIBLE)
         if self.gpus and given is not None and not visible(sys.maxsize, given):
             raise ConfigError(
-                f"pods gpus={self.gpus}, and {VISIBLE} in env is {given!r}, which names no GPU:"
-                f" name {self.gpus} or more, or leave {VISIBLE} out"
+                f"pods gpus={self.gpus}, and {VISIBLE} in env is {given!r}, by which CUDA shows"
+                f" no GPU: name {self.gpus} or more without repetition, or leave {VISIBLE} out"
             )
         if self.gpus and self.ranks:
             raise ConfigError(

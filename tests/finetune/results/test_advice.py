@@ -73,6 +73,23 @@ CASES = [
     ),
     ("RunError", "gradient norm is inf at step 3", "The loss is no longer a number"),
     ("DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "A port was taken"),
+    ("AcceleratorError", "CUDA error: invalid device ordinal", "A rank cannot use its GPU"),
+    ("RuntimeError", "No CUDA GPUs are available", "A rank cannot use its GPU"),
+    (
+        "DistBackendError",
+        "NCCL error: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000",
+        "A rank cannot use its GPU",
+    ),
+    (
+        "RuntimeError",
+        "[enforce fail at device.cc:84] ifa != nullptr. Unable to find address for: =lo",
+        "A network interface is not on the pod",
+    ),
+    (
+        "DistBackendError",
+        "NCCL error: Bootstrap : no socket interface found",
+        "A network interface is not on the pod",
+    ),
     ("exit", "ended early with 0 while others waited for it", "One rank ended before the others"),
     (
         "RuntimeError",

@@ -14,22 +14,22 @@ from pathlib import Path
 from workbench.agent.gpus import GpuWatch
 from workbench.agent.machine import (
     address_for_others,
-    cores,
     interface_of,
     interfaces,
-    memory_limit_bytes,
     own_addresses,
 )
 from workbench.agent.site.nccl import own_interfaces
 from workbench.agent.site.setup import setup_variables
+from workbench.base.machine.limits import cores, memory_gib, most_memory_gib
 from workbench.base.versions import installed_versions
 
 _GIB = 1024**3
+_DRIVER_S = 10.0  # a driver without persistence starts for some seconds
 _BUILD_LOCK_S = 30.0  # a build starts a compiler within a second of taking the lock
 
 
 def examine(address: str, folder: Path) -> dict[str, object]:
-    gpus = [gpu for gpu in GpuWatch().latest() if "error" not in gpu]
+    gpus = [gpu for gpu in GpuWatch(patience_s=_DRIVER_S).latest() if "error" not in gpu]
     gpu_gib, memory_limit_gib = limits(gpus)
     return {
         "time_s": time.time(),
@@ -42,7 +42,7 @@ def examine(address: str, folder: Path) -> dict[str, object]:
         "versions": installed_versions(),
         "gpus": gpus,
         "gpu_gib": gpu_gib,
-        "memory_gib": _memory_gib("MemAvailable"),
+        "memory_gib": memory_gib("MemAvailable"),
         "memory_limit_gib": memory_limit_gib,
         "disk": _room(folder),
         "shm": _room(Path("/dev/shm")),
@@ -53,15 +53,8 @@ def examine(address: str, folder: Path) -> dict[str, object]:
 
 def limits(gpus: Sequence[Mapping[str, float]]) -> tuple[float | None, float | None]:
     """Return the most GPU and host memory that a job can have here, regardless of current use."""
-    limit = memory_limit_bytes(os.getpid())
-    whole = _memory_gib("MemTotal")
-    memory_gib = []
-    if whole is not None:
-        memory_gib.append(whole)
-    if limit is not None:
-        memory_gib.append(limit / _GIB)
     gpu_gib = [gpu["total_gib"] for gpu in gpus if "total_gib" in gpu]
-    return min(gpu_gib, default=None), min(memory_gib, default=None)
+    return min(gpu_gib, default=None), most_memory_gib()
 
 
 def extensions_folder() -> Path:
@@ -121,16 +114,6 @@ def _room(folder: Path) -> dict[str, float] | None:
     except OSError:
         return None
     return {"free_gib": usage.free / _GIB, "total_gib": usage.total / _GIB}
-
-
-def _memory_gib(name: str) -> float | None:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    sizes = dict(line.split(":", 1) for line in lines)
-    size_kib = sizes[name].split()[0]
-    return int(size_kib) * 1024 / _GIB
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -16,6 +16,7 @@ _OPENED = "group-opened"
 _FIRST = "group-first"  # the rank, or a child, is the first of a group
 _USE_CPU = "ACCELERATE_USE_CPU"
 _USE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+_GPU_NAMES = (*"0123456789", "GPU-", "MIG-")
 _GPU_DEVICES = ("nvidia", "nvhost", "nvgpu", "dxg", "kfd", "accel", "davinci")
 
 
@@ -34,7 +35,8 @@ def install(when_imported: Callable[[str, Callable[[Any], None]], None]) -> None
 def has_gpu(devices: str = "/dev") -> bool:
     """Whether this process may see a GPU, as far as is known without a library."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and visible.strip() in ("", "-1"):
+    # CUDA ends the list before -1 and before words, such as Slurm's NoDevFiles.
+    if visible is not None and not visible.strip().startswith(_GPU_NAMES):
         return False
     try:
         return any(name.startswith(_GPU_DEVICES) for name in os.listdir(devices))  # noqa: PTH208

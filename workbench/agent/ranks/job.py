@@ -8,9 +8,10 @@ import os
 import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from workbench.agent.gpus import cores_near_gpus
+from workbench.agent.gpus import Question, cores_near_gpus
 from workbench.agent.machine import OomWatch
 from workbench.agent.ranks import stacks
 from workbench.agent.ranks.memory import MemoryWatch
@@ -38,6 +39,7 @@ from workbench.base.process import (
 )
 
 _OOM_COUNTED_S = 0.05
+_BIND_S = 0.1
 _OOM_COUNTED_LATE_S = 3.0
 # Helpers of an ended program (multiprocessing's resource tracker) may take this long to end.
 _STRAGGLER_S = 0.5
@@ -108,7 +110,8 @@ class PodRun:
         """Record the process of a rank. A process that starts after `stop` is ended at once."""
         rank.begin(pid, how)
         request = self.request
-        bind(
+        binding = partial(
+            bind,
             pid,
             rank.place.local_rank,
             len(self.ranks),
@@ -116,6 +119,13 @@ class PodRun:
             request.binding,
             request.env,
         )
+        # The driver names the cores near a GPU, at once or after minutes.
+        asked = Question(binding)
+        try:
+            asked.begin()
+            asked.answer(_BIND_S)
+        except RuntimeError as error:  # no thread can start
+            _log.info("rank %d is not bound to cores: %s", rank.place.rank, error)
         rank.group = self._oom.add_group_of(pid)
         self._settled = False
         if self.stopping and rank.process is not None:

@@ -146,19 +146,19 @@ def visible(count: int, given: str | None) -> list[tuple[int, str]]:
     """Return index and, if given by UUID, the UUID of every GPU that a process may use.
 
     `given` is the value of `CUDA_VISIBLE_DEVICES`; None: all GPUs. As in CUDA, the list ends before
-    the first number without a GPU, and before words such as `NoDevFiles` of Slurm.
+    the first number without a GPU, before an empty entry, and before words such as `NoDevFiles` of
+    Slurm. No GPU is visible if the list has an entry twice.
     """
     if given is None:
         return [(index, "") for index in range(count)]
     found = []
     for place, name in enumerate(part.strip() for part in given.split(",")):
-        if not name:
-            continue
+        is_number = name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS
         if name.startswith(("GPU-", "MIG-")):
             found.append((place, name))
-            continue
-        is_number = name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS
-        if not is_number or int(name) >= count:
+        elif is_number and int(name) < count:
+            found.append((int(name), ""))
+        else:
             break
-        found.append((int(name), ""))
-    return found
+    distinct = {name or index for index, name in found}
+    return found if len(distinct) == len(found) else []

@@ -109,9 +109,13 @@ def take_seats(
     Takes none if too few are free for all pods. Raises OSError and ValueError.
     """
     with _turn() as shared:
-        free, taken = _sorted_out(shared, gpus_here(given), wanted * len(places))
+        gpus = gpus_here(given)
+        # CUDA shows a process a single slice, so the second rank would find no GPU.
+        slices = [gpu for gpu in gpus if wanted > 1 and gpu.name.startswith("MIG-")]
+        whole = [gpu for gpu in gpus if gpu not in slices]
+        free, taken = _sorted_out(shared, whole, wanted * len(places))
         if len(free) < wanted * len(places):
-            return [], taken
+            return [], taken + [{"gpu": gpu.name, "is_slice": True} for gpu in slices]
         parts = []
         for number, place in enumerate(places):
             parts.append(free[number * wanted : (number + 1) * wanted])
@@ -157,6 +161,8 @@ def seat_variables(gpus: Sequence[Gpu]) -> dict[str, str]:
 def taken_words(taken: Mapping[str, Any]) -> str:
     """Return why a GPU is not free, as text."""
     gpu = taken["gpu"]
+    if "is_slice" in taken:
+        return f"GPU {gpu}: a slice (MIG), and only a pod with gpus=1 can use slices"
     if "used_gib" in taken:
         used = f"{taken['used_gib']:.1f} GiB"
         return f"GPU {gpu}: programs without a seat use {used} of its memory"

@@ -198,6 +198,19 @@ _RULES: tuple[_Rule, ...] = (
         lacked_memory=True,
     ),
     _Rule(
+        r"invalid device ordinal|no cuda gpus are available|found no nvidia driver"
+        r"|duplicate gpu detected|cuda-capable devices? (is|are) (busy|detected)"
+        r"|driver version is insufficient|driver on your system is too old|ecc error",
+        "A rank cannot use its GPU",
+        (
+            "cluster.doctor() shows the GPUs of every pod beside the number that was asked for",
+            "a pod needs a whole GPU for each rank: check CUDA_VISIBLE_DEVICES of the pod and of"
+            " env, and that no slices (MIG) stand in for GPUs",
+            "nvidia-smi and the kernel's log on the pod's machine show the driver's version and"
+            " broken GPUs",
+        ),
+    ),
+    _Rule(
         r"too many open files|errno 24\b|no free file descriptor",
         "Too few file descriptors",
         (
@@ -281,6 +294,15 @@ _RULES: tuple[_Rule, ...] = (
             "let every rank take the same number of steps and "
             "collectives: no early `return` or `sys.exit` on one of them",
             "the other ranks wait in a collective: run.stacks() of a live run shows which",
+        ),
+    ),
+    _Rule(
+        r"unable to find (address|interface) for|no socket interface found",
+        "A network interface is not on the pod",
+        (
+            "correct GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME, or leave both out: the pods then use"
+            " the interface of their address. gloo reads whole names, without = and ^",
+            "PodSpec(interfaces=…) is checked on every pod before a run",
         ),
     ),
     _Rule(

@@ -9,6 +9,7 @@ import logging
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,7 @@ _LATER_S = 30.0
 _HOUR_S = 3600.0
 _GIB = 1024**3
 _LOST_AT_MOST = 1024  # GPUs that are named; a pod may say anything
+_LOSSES_AT_MOST = 3  # notes on a GPU that is lost and found again and again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,6 +232,7 @@ class Sampler:
         self._begun = clock()
         self._due: dict[str, float] = {}
         self._silent: set[tuple[str, float]] = set()
+        self._losses: Counter[tuple[str, float]] = Counter()
 
     def lost_gpus(self, report: PodReport) -> list[Event]:
         """Return a note for each GPU that has ceased to answer, and for each that answers again."""
@@ -238,17 +241,25 @@ class Sampler:
             index = gpu.get("index", -1)
             key = (report.pod.name, index)
             name = f"GPU {index:.0f} of {report.pod.name}"
-            if "error" in gpu and key not in self._silent and len(self._silent) < _LOST_AT_MOST:
+            is_lost = "error" in gpu
+            if is_lost == (key in self._silent):
+                continue
+            if key not in self._losses and len(self._losses) >= _LOST_AT_MOST:
+                continue
+            if is_lost:
                 self._silent.add(key)
+                self._losses[key] += 1
                 message = (
                     f"{name} does not answer its driver (NVML code {gpu['error']:.0f}), so its"
                     " figures are missing; look at nvidia-smi and the kernel's log on the pod's"
                     " machine"
                 )
-            elif "error" not in gpu and key in self._silent:
+                if self._losses[key] == _LOSSES_AT_MOST:
+                    message += f". Further losses of {name} are not noted"
+            else:
                 self._silent.remove(key)
                 message = f"{name} answers its driver again"
-            else:
+            if self._losses[key] > _LOSSES_AT_MOST:
                 continue
             events.append(
                 Event(time_s=now_s(), rank=None, kind=EventKind.NOTE, data={"message": message})

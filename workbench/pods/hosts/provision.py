@@ -23,7 +23,7 @@ from workbench.base import process, versions
 from workbench.base.errors import ConfigError, PodError, PodTimeout, RemoteError, WorkbenchError
 from workbench.base.files import folders
 from workbench.base.json_values import items, parts
-from workbench.base.machine import nvml, seats
+from workbench.base.machine import limits, nvml, seats
 from workbench.base.versions import VERSION
 from workbench.pods.hosts import remote_helper
 from workbench.pods.hosts.names import Host
@@ -70,7 +70,7 @@ class HostFacts:
     versions: Mapping[str, str]
     gpus: int
     """GPUs that are usable by the login."""
-    cores: int
+    cores: float
     """Processor cores that are usable by the login."""
     memory_gib: float
     seats: str = ""
@@ -85,7 +85,7 @@ class HostFacts:
         versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
         own = f", taken: {self.seats}" if self.seats else ""
         return (
-            f"{self.cores} cores, {self.memory_gib:.0f} GiB, "
+            f"{self.cores:g} cores, {self.memory_gib:.0f} GiB, "
             f"{self.gpus} GPUs{own}; {self.python}: {versions}; {self.root}"
         )
 
@@ -264,7 +264,7 @@ def _lacks(pod: Pod, host: HostFacts, spec: PodSpec) -> list[str]:
     if host.gpus < wanted:
         lacks.append(f"{host.gpus} GPUs, {wanted} are asked for")
     if spec.cpus is not None and host.cores < spec.cpus:
-        lacks.append(f"{host.cores} cores, {spec.cpus:g} are asked for")
+        lacks.append(f"{host.cores:g} cores, {spec.cpus:g} are asked for")
     if spec.memory_gib is not None and host.memory_gib < spec.memory_gib:
         lacks.append(f"{host.memory_gib:.1f} GiB of memory, {spec.memory_gib:g} are asked for")
     return lacks
@@ -309,7 +309,7 @@ def far_end_script() -> str:
 @cache
 def _far_end_script() -> str:
     head = _HEAD.format(oldest=_OLDEST_PYTHON, answer=remote_helper.ANSWER)
-    modules = (folders, process, versions, nvml, seats, remote_helper)
+    modules = (folders, process, versions, nvml, limits, seats, remote_helper)
     return head + "".join(map(_without_own_imports, modules))
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from workbench.base.files.folders import remove_folder, weakness
+from workbench.base.machine.limits import cores, most_memory_gib
 from workbench.base.machine.nvml import VISIBLE
 from workbench.base.machine.seats import gpus_here, leave_seats, seat_variables, take_seats
 from workbench.base.process import (
@@ -57,6 +58,7 @@ fail() {{
     exit "$2"
 }}
 env -0 >{before}
+set -a  # the ranks have each variable that is set, as by NAME=VALUE alone
 {lines}
 env -0 >{after}
 """
@@ -160,8 +162,8 @@ def enter(
         "gpus": len(usable),
         "seats": variables.get(VISIBLE, "") if gpus else "",
         "passed_over": taken,
-        "cores": _cores(),
-        "memory_gib": _memory_gib(),
+        "cores": cores(),
+        "memory_gib": most_memory_gib() or 0.0,
         "daemon": [*login[2:], boot_id()],
     }
 
@@ -193,7 +195,7 @@ def _set_up(place: Path, lines: Sequence[str], variables: dict[str, str]) -> str
             return f"the setup lines did not end in {_SETUP_S:g} s"
         errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_BYTES))
         last = errors.read().decode(errors="replace").strip()[-500:]
-    if not after.exists():
+    if code or not after.exists():
         return last or f"the setup lines ended with exit code {code}"
     earlier, now = _variables(before), _variables(after)
     for name, text in now.items():
@@ -234,20 +236,6 @@ def _ours(root: str) -> list[Process]:
     table = process_table()
     ours = descendants(table, marked) - ancestors(table, os.getpid())
     return [table[pid] for pid in ours if not table[pid].zombie]
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _memory_gib() -> float:
-    for line in _read("/proc/meminfo").splitlines():
-        words = line.split()
-        if words[0] == "MemTotal:":
-            return int(words[1]) / 2**20
-    return 0.0
 
 
 def _read(path: str | Path) -> str:

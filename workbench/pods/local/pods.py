@@ -24,6 +24,7 @@ from pydantic import PrivateAttr
 from workbench.base.errors import BackendError, ConfigError, PodError, WorkbenchError
 from workbench.base.files import gate
 from workbench.base.files.private import cluster_folder, make_cluster_folder
+from workbench.base.machine.limits import cores
 from workbench.base.machine.nvml import VISIBLE
 from workbench.base.machine.seats import leave_seats
 from workbench.base.process import FORK_SERVER_NAME, FORK_SERVER_SOCKET, POD_MARK, end_all
@@ -113,7 +114,7 @@ class LocalPods(Place):
         find_sshd()
         loopback = machine.loopback_addresses(count)
         addresses = {f"pod-{number}": address for number, address in enumerate(loopback)}
-        if few := spec.few_cores(len(os.sched_getaffinity(0)) / count):
+        if few := spec.few_cores(cores() / count):
             context.report(f"each local pod has {few}")
         if words := left_out():
             context.report(words)

@@ -49,25 +49,23 @@ until wait; do :; done
 
 _SETUP = """\
 fail() {{
+    trap - EXIT
     echo "the setup line $1 ended with exit code $2" >&2
     exit "$2"
 }}
+trap 'echo "the setup lines ended with exit code $?" >&2' EXIT
 workbench_pod=$1
-exec {fd}< <(env -0)
+{before}
 {lines}
-exec env PYTHONPATH={home} {python} "$workbench_pod" {fd}
-"""
-"""Program of a step with setup lines. The worker reads the variables before the lines from `fd`."""
-_BEFORE_FD = 3
-_SETUP_FOR_CONTAINER = """\
-fail() {{
-    echo "the setup line $1 ended with exit code $2" >&2
-    exit "$2"
-}}
-workbench_pod=$1
-{lines}
+trap - EXIT
 {run}
 """
+"""Program of a step with setup lines, which may end the shell."""
+_BEFORE_FD = 3
+_BEFORE = f"""\
+exec {_BEFORE_FD}< <(env -0)
+set -a  # the ranks have each variable that is set, as by NAME=VALUE alone"""
+"""Commands before the lines. The worker reads the earlier variables from the descriptor."""
 
 
 def config_of(folder: Path, pod: str, name: str) -> Path:
@@ -112,16 +110,12 @@ def script(
         worker = f"{inside} python3 -P -m {entries.SLURM_WORKER}"
         if container.runner is Runner.APPTAINER:
             run = container.around(f'{worker} "$workbench_pod"')
-            program = _SETUP_FOR_CONTAINER.format(lines=lines, run=run)
+            program = _SETUP.format(before="", lines=lines, run=run)
             shell = "bash -l" if setup else "sh"
             worker = f"{shell} -c {shlex.quote(program)} sh"
     elif setup:
-        program = _SETUP.format(
-            lines=lines,
-            home=shlex.quote(HOME),
-            python=worker,
-            fd=_BEFORE_FD,
-        )
+        run = f'exec env PYTHONPATH={shlex.quote(HOME)} {worker} "$workbench_pod" {_BEFORE_FD}'
+        program = _SETUP.format(before=_BEFORE, lines=lines, run=run)
         worker = f"bash -l -c {shlex.quote(program)} bash"
     words = [] if container is None else container.srun_words
     return _SCRIPT.format(

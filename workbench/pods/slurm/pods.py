@@ -155,6 +155,13 @@ class SlurmPods(Place):
                 f"SlurmPods.gpu_type is {self.gpu_type!r}, and PodSpec.gpus is 0. Give"
                 " PodSpec(gpus=…), or leave gpu_type out"
             )
+        by_core = [word for word in self.arguments if word.startswith("--mem-per-c")]
+        if by_core and spec.memory_gib is not None:
+            raise ConfigError(
+                f"SlurmPods options has {by_core[0]!r}, and PodSpec.memory_gib is"
+                f" {spec.memory_gib:g}: sbatch takes a single amount of memory. Leave"
+                " PodSpec.memory_gib or the option out"
+            )
 
     def _launch_job(
         self,

@@ -42,7 +42,7 @@ def early_end(progress: Progress, saved_step: int, ends_s: float | None, now_s: 
     """
     if ends_s is None or progress.state.is_terminal:
         return ""
-    ends = f"the pods end at {moment(ends_s, _MOMENT)}"
+    ends = f"the pods end at {moment(ends_s, _MOMENT)}, in {duration(max(0.0, ends_s - now_s))}"
     left_s = progress.eta_s
     if left_s is None:
         return f"{ends}; the pace of the run is unknown until its first steps"

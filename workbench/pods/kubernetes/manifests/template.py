@@ -7,6 +7,7 @@ Two different values for one field are a contradiction, which is refused.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,25 @@ WORKER = "worker"
 """Name of the container that runs the ranks."""
 OURS = ("app.kubernetes.io/managed-by", "deepspeed-workbench/", "kueue.x-k8s.io/")
 """First letters of the labels and annotations that the workbench sets itself."""
+_OPTIONS = {
+    "activeDeadlineSeconds": "deadline_s",
+    "affinity": "affinity",
+    "annotations": "annotations",
+    "capabilities": "capabilities",
+    "image": "image",
+    "labels": "labels",
+    "nodeSelector": "node_selector",
+    "priorityClassName": "priority_class",
+    "readOnlyRootFilesystem": "read_only_root",
+    "runAsUser": "run_as_user",
+    "serviceAccountName": "service_account",
+    "shm": "shm_gib",
+}
+"""Options of `KubernetesPods` by a word in the path of their field."""
+_RESOURCES = ".resources."
+_AMOUNTS = ("limits", "requests", "overhead")
+"""Fields with amounts of resources by name."""
+_GPU = re.compile(r"/(gpu(\.shared)?|mig-.*)$")
 _KEYS = {"volumeMounts": "mountPath"}
 _NAMED = ("containers", "initContainers", "volumes", "env", "ports", "volumeMounts")
 _JOINED = ("tolerations", "topologySpreadConstraints", "imagePullSecrets", "supplementalGroups")
@@ -44,9 +64,10 @@ def read_template(template: object) -> object:
         # The file may be another than the user meant, so no word of it is repeated.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f", line {mark.line + 1}"
-        raise ConfigError(
-            f"KubernetesPods.pod_template is the file {path}, which is no YAML{where}"
-        ) from None
+        why = f"which is no YAML{where}"
+        if "single document" in str(getattr(error, "context", "")):
+            why = "which has several YAML documents; keep the document of the pod alone"
+        raise ConfigError(f"KubernetesPods.pod_template is the file {path}, {why}") from None
     if not isinstance(found, dict):
         raise ConfigError(
             f"KubernetesPods.pod_template is the file {path}, which must hold one pod as YAML:"
@@ -86,12 +107,12 @@ def _written_twice(root: Any) -> int | None:
 def check_template(template: Mapping[str, Any]) -> Mapping[str, Any]:
     """Refuse a template that no pod of the workbench can follow."""
     known = ("apiVersion", "kind", "metadata", "spec")
-    template = _without_nulls(template)
+    template = _as_read(template)
+    if template.get("kind", "Pod") != "Pod":
+        raise _refusal("kind", f"{template['kind']} is no pod; give metadata and spec of a pod")
     for key in template:
         if key not in known:
             raise _refusal(key, "a pod template has metadata and spec alone; leave the field out")
-    if template.get("kind", "Pod") not in ("Pod", "PodTemplate"):
-        raise _refusal("kind", f"{template['kind']} is no pod; give metadata and spec of a pod")
     metadata = _mapping(template.get("metadata"), "metadata")
     spec = _mapping(template.get("spec"), "spec")
     for key in metadata:
@@ -109,6 +130,8 @@ def check_template(template: Mapping[str, Any]) -> Mapping[str, Any]:
                     "the workbench sets and selects by this name itself; leave the line out, and"
                     " give queue= for Kueue",
                 )
+    if "serviceAccount" in spec:
+        raise _refusal("spec.serviceAccount", "the field's name is serviceAccountName; rename it")
     for name in _names(spec.get("containers"), "spec.containers"):
         if name != WORKER:
             raise _refusal(
@@ -133,15 +156,43 @@ def merged(pod: Mapping[str, Any], template: Mapping[str, Any]) -> dict[str, obj
         ConfigError: The template has another value for a field of the workbench's pod.
     """
     more = {key: value for key, value in template.items() if key in ("metadata", "spec")}
-    return _merged_maps(pod, _without_nulls(more), "")
+    result = _merged_maps(pod, _as_read(more), "")
+    _check_levels(pod["spec"], result["spec"])
+    return result
 
 
-def _without_nulls(value: Any) -> Any:
-    """Return a value without the fields that are null. Kubernetes takes such a field as absent."""
+def _check_levels(ours: Mapping[str, Any], spec: Mapping[str, Any]) -> None:
+    """Refuse a field of the worker that replaces the pod's field, and GPUs without ranks."""
+    for container in spec.get("containers", ()):
+        at = f"spec.containers[{container['name']}]"
+        wanted = container.get("resources", {})
+        for name in {**wanted.get("requests", {}), **wanted.get("limits", {})}:
+            own = ours["containers"][0]["resources"]["limits"]
+            if name not in own and _GPU.search(str(name)):
+                raise _refusal(
+                    f"{at}.resources has {name}",
+                    "a GPU carries a rank; give PodSpec(gpus=…), and gpu_resource= for another"
+                    " name",
+                )
+        if "restartPolicy" in container:
+            _equal(ours["restartPolicy"], container["restartPolicy"], f"{at}.restartPolicy")
+        of_pod = ours.get("securityContext", {})
+        for key, value in container.get("securityContext", {}).items():
+            if key in of_pod:
+                _equal(of_pod[key], value, f"{at}.securityContext.{key}")
+
+
+def _as_read(value: Any, key: str = "") -> Any:
+    """Return a value as Kubernetes reads it: null is no field, and amounts are text."""
     if isinstance(value, Mapping):
-        fields = {key: each for key, each in value.items() if each is not None}
-        return {key: _without_nulls(each) for key, each in fields.items()}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+        fields = {name: each for name, each in value.items() if each is not None}
+        kind = key if key in _AMOUNTS else ""
+        return {name: _as_read(each, kind or name) for name, each in fields.items()}
+    if isinstance(value, list):
+        return [_as_read(each) for each in value]
+    # YAML reads `nvidia.com/gpu: 8` as a number; Kubernetes' client wants text.
+    is_amount = key in (*_AMOUNTS, "sizeLimit") and type(value) in (int, float)
+    return str(value) if is_amount else value
 
 
 def _merged_maps(ours: Mapping[str, Any], more: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -165,13 +216,26 @@ def _merged(ours: Any, more: Any, key: str, where: str) -> Any:
 
 
 def _equal(ours: Any, more: Any, where: str) -> Any:
-    if ours != more:
-        raise _refusal(
-            f"{where} {more!r}",
-            f"pods of this cluster have {ours!r}; leave the line out, or change the option of"
-            " KubernetesPods or PodSpec",
-        )
-    return ours
+    if ours == more or (_RESOURCES in where and _is_same_amount(ours, more)):
+        return ours
+    option = next((option for word, option in _OPTIONS.items() if word in where), "")
+    instead = f", or give {option}= of KubernetesPods" if option else ""
+    if _RESOURCES in where:
+        instead = ", or give another PodSpec"
+    raise _refusal(
+        f"{where} {more!r}",
+        f"pods of this cluster have {ours!r}; leave the line out{instead}",
+    )
+
+
+def _is_same_amount(ours: Any, more: Any) -> bool:
+    """Whether two quantities are equal, as 8 and "8", or "64" and "64000m"."""
+    from kubernetes.utils.quantity import parse_quantity
+
+    try:
+        return bool(parse_quantity(ours) == parse_quantity(more))
+    except (ValueError, TypeError):
+        return False
 
 
 def _merged_items(
