@@ -170,9 +170,9 @@ def match_that_hangs(command: str) -> Use:
     return use
 
 
-def read_configuration(name: str) -> Use:
+def read_configuration(name: str, more: str = "") -> Use:
     def use(folder: Path) -> None:
-        (folder / "config").write_text("Host lab\n  HostName 192.0.2.1\n  User ada\n")
+        (folder / "config").write_text(f"Host lab\n  HostName 192.0.2.1\n  User ada\n{more}")
         SSHPods(["lab"], ssh_config=str(folder / name))._complete(names.Host(address="lab"))
 
     return use
@@ -242,6 +242,10 @@ CARRIED_OUT: Mapping[str, tuple[Use, Use]] = {
         lambda _folder: SSHPods(["a", "b"], key="k").hosts_for(2),
     ),
     "SSHPods ssh_config is the folder": (read_configuration("."), read_configuration("config")),
+    "has ForkAfterAuthentication, which hides the end of a connection": (
+        read_configuration("config", "  ForkAfterAuthentication yes\n  SessionType none\n"),
+        read_configuration("config"),
+    ),
     # Kubernetes.
     "Kubernetes pods need an image with sshd and the pinned": (
         lambda _folder: objects(image=""),
@@ -421,6 +425,10 @@ ELSEWHERE: Mapping[str, str] = {
         "test_kubeaccess.py::test_an_auth_provider_without_a_token_is_named"
     ),
     "does not answer as a Kubernetes API server": SERVER_ANSWERS,
+    "there is no TLS connection to the Kubernetes API server": SERVER_ANSWERS,
+    "Choose KubernetesPods(context=NAME) of": (
+        "test_kubeaccess.py::test_a_context_needs_no_current_one_beside_it"
+    ),
     "; KubernetesPods(…, connect_timeout_s={}) waits longer": (
         "test_kubernetes.py::test_the_shipped_role_allows_what_is_called_and_no_more"
     ),
@@ -479,7 +487,9 @@ ELSEWHERE: Mapping[str, str] = {
     ". Or name the account of the host: SSHPods(…, user=NAME)": NAMELESS,
     "The account has the shell nologin": ("test_logins.py::test_commands_and_files_pass_any_login"),
     "~/.cshrc) exit or start another shell": LOGIN_SERVES,
-    "Its start-up files leave no sh in PATH: let them add to PATH.": LOGIN_SERVES,
+    "Its start-up files leave no sh or no base64 in PATH: let them add to PATH.": LOGIN_SERVES,
+    "look in its start-up files for a command that waits": LOGIN_SERVES,
+    "let them start it with </dev/null": LOGIN_SERVES,
     "Let them read nothing without a terminal: COMMAND": LOGIN_SERVES,
     "add its .pub to ~/.ssh/authorized_keys there": KEY_MENDED,
     "Plug the key into this machine": "test_ssh_configurations.py::"

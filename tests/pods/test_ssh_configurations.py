@@ -115,6 +115,27 @@ def token(site: Site) -> Path:
     )
 
 
+@pytest.mark.parametrize(
+    ("more", "words", "advises"),
+    [
+        (
+            "  UserKnownHostsFile none\n",
+            sentence("The ssh configuration notes no keys (UserKnownHostsFile", "none"),
+            True,
+        ),
+        ("  RevokedHostKeys {revoked}\n", sentence("as revoked; nothing was sent there"), False),
+    ],
+)
+def test_a_host_key_that_no_file_vouches_for_is_named_and_never_believed(
+    site: Site, context: LaunchContext, more: str, words: str, advises: bool
+) -> None:
+    revoked = site.host.folder / "host_key.pub"
+    config = site.config(site.entry("lab", site.host, more.format(revoked=revoked)))
+    with pytest.raises(WorkbenchError, match=words) as caught:
+        site.backend("lab", config).launch(PodSpec(), 1, context)
+    assert ("trust=" in str(caught.value)) == advises
+
+
 def chain(site: Site) -> Path:
     first, second = site.hops
     return site.config(

@@ -160,7 +160,7 @@ class SSHPods(Place):
     setup: SetupLines = ()
     """Shell commands that run once on every host before the pod starts: `module load cuda` and
     others, in a login shell of bash. The ranks have the variables that the commands set, except
-    `PYTHONPATH`."""
+    `PYTHONPATH` and `PYTHONHOME`."""
     connect_timeout_s: Annotated[Positive, Unit("s")] = provision.CONNECT_S
     """Time limit for the login to all hosts, in seconds. Failed hosts are then named and the start
     fails. Default 5; a line with a round trip of two seconds needs 30."""

@@ -16,6 +16,7 @@ from workbench.pods.slurm.container import Container, Runner
 from workbench.pods.slurm.notice import LEAVING
 
 _NOTICE = "Slurm will end this job soon"
+_WITH_REASON = " DUE TO "
 _OF_JOB = re.compile(r"\*\*\* (JOB [^*\n]+) \*\*\*")
 _OF_STEP = re.compile(r"\*\*\* (STEP (\d{1,20})\.[^*\n]+) \*\*\*")
 _SCRIPT = """\
@@ -55,7 +56,7 @@ fail() {{
 workbench_pod=$1
 exec {fd}< <(env -0)
 {lines}
-exec env PYTHONPATH={home} {python} "$workbench_pod" {fd}
+exec env -u PYTHONHOME PYTHONPATH={home} {python} "$workbench_pod" {fd}
 """
 """Program of a step with setup lines. The worker reads the variables before the lines from `fd`."""
 _BEFORE_FD = 3
@@ -189,15 +190,18 @@ def log_of(folder: Path, job: str) -> Path:
 
 
 def why_job_ended(log: str) -> str:
-    """Return Slurm's line on the end of a job in its log; empty without a line.
+    """Return Slurm's line on the end of a job in its log, and the notice; empty without both.
 
     Example:
         >>> why_job_ended("slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***")
         'JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT'
     """
-    notice = _NOTICE if f"*** {_NOTICE} ***" in log else ""
     lines: list[str] = _OF_JOB.findall(log)
-    return (lines or [notice])[-1]
+    said = lines[-1:]
+    # A job that is cancelled after the notice has a line without a reason.
+    if f"*** {_NOTICE} ***" in log and _WITH_REASON not in "".join(said):
+        said.insert(0, _NOTICE)
+    return "; ".join(said)
 
 
 def why_step_ended(log: str, job: str) -> str:
