@@ -17,6 +17,7 @@ import workbench
 from tests.pods.test_kubeobjects import objects
 from tests.support.sentences import says, templates
 from workbench.base.errors import WorkbenchError
+from workbench.base.redact import mask_secrets
 from workbench.pods.hosts import names
 from workbench.pods.hosts.note import make_folder
 from workbench.pods.hosts.pods import SSHPods
@@ -482,6 +483,8 @@ ELSEWHERE: Mapping[str, str] = {
     "Write it in OpenSSH's form": "test_openssh.py::"
     "test_a_key_of_another_program_is_named_with_the_command_that_converts_it",
     "its lines end with carriage returns": KEY_MENDED,
+    "its last line has no line end. Add the end": KEY_MENDED,
+    "Make a key without a passphrase": KEY_MENDED,
     "and add its .pub to the hosts' authorized_keys": KEY_MENDED,
     '. Or give SSHPods(…, trust={"{}": FINGERPRINT})': NAMELESS,
     ". Or name the account of the host: SSHPods(…, user=NAME)": NAMELESS,
@@ -602,6 +605,7 @@ def test_the_trouble_is_gone_once_the_advice_is_followed(
     except (WorkbenchError, ValueError) as error:
         said = error
     assert says(said, words), said
+    assert mask_secrets(str(said)) == str(said)
     advised(tmp_path)
 
 

@@ -179,22 +179,28 @@ def passphrase_advice(path: Path) -> str:
     """Report a key with a passphrase, and the remedy."""
     return (
         f"the key {path} has a passphrase, and the keeper cannot ask for the passphrase. Make"
-        " a key without a passphrase:"
-        f" ssh-keygen -t ed25519 -N '' -f {shlex.quote(f'{path}_workbench')}, and add its .pub to"
-        " the hosts' authorized_keys"
+        f" a key without a passphrase: {_new_key(path)}"
     )
+
+
+def _new_key(path: Path) -> str:
+    new = shlex.quote(f"{path}_workbench")
+    return f"ssh-keygen -t ed25519 -N '' -f {new}, and add its .pub to the hosts' authorized_keys"
 
 
 def not_usable(path: Path, said: str) -> str:
     """Report a file that is no private key, its format, and the command to convert the file."""
-    begin = b""
+    begin = end = b""
     with contextlib.suppress(OSError):
         begin = begin_of(path)
+        end = path.read_bytes()[-1:]
     name = shlex.quote(str(path))
     remedy = said
     if begin.startswith((b"-----BEGIN PRIVATE KEY", b"-----BEGIN ENCRYPTED PRIVATE KEY")):
         remedy = (
-            f"it is in the form PKCS#8. Write it in OpenSSH's form: ssh-keygen -p -N '' -f {name}"
+            f"it is in the form PKCS#8. Write it in OpenSSH's form: ssh-keygen -p -N '' -f {name}."
+            " OpenSSH before 9.6 cannot read an ed25519 key in this form. In that case make another"
+            f" key: {_new_key(path)}"
         )
     elif begin.startswith(b"PuTTY-User-Key-File"):
         remedy = (
@@ -211,6 +217,8 @@ def not_usable(path: Path, said: str) -> str:
             "its lines end with carriage returns, as on Windows. Remove them:"
             f" sed -i 's/\\r$//' {name}"
         )
+    elif end != b"\n":
+        remedy = f"its last line has no line end. Add the end: echo >> {name}"
     return f"{path} is no usable private key: {remedy}"
 
 
