@@ -495,6 +495,9 @@ ELSEWHERE: Mapping[str, str] = {
     "let them start it with </dev/null": LOGIN_SERVES,
     "Let them read nothing without a terminal: COMMAND": LOGIN_SERVES,
     "add its .pub to ~/.ssh/authorized_keys there": KEY_MENDED,
+    "Name the right one: SSHPods(key=PATH)": (
+        "test_ssh_configurations.py::test_more_keys_than_a_host_takes_need_the_right_ones_name"
+    ),
     "Plug the key into this machine": "test_ssh_configurations.py::"
     "test_a_security_key_that_is_not_there_is_named_with_what_it_needs",
     "` in a terminal shows which keys ssh tried": (
@@ -554,6 +557,7 @@ OUT_OF_REACH: Mapping[str, str] = {
     "does not hold the jobs of all pods; start another cluster": AGAIN,
     "look for a failing disk or memory on either side": OTHERS,
     "the start-up files of the login take": OTHERS,
+    "Ask its administrators for a login by key or certificate alone": OTHERS,
     "`ssh HOST echo works` must print works": "a command that shows the cause",
     "; ask for fewer or smaller pods, or for a larger quota": OTHERS,
     "SlurmPods works on a login node or inside an allocation": OTHERS,

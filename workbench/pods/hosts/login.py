@@ -33,6 +33,8 @@ _OFFENDING = re.compile(r"Offending (?:\S+ )?key in (\S+:\d+)")
 _SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
 _DENIED = re.compile(r"(?<!\S)(\S{1,200})@([^\s@]{1,200}): Permission denied")
 _UNSIGNED = re.compile(r"signing failed for \S+-SK\b")
+_METHODS = re.compile(r"Permission denied \(([\w,@.-]*)\)")
+_MANY = "Too many authentication failures"
 _LOOK_S = 5.0
 
 
@@ -141,7 +143,7 @@ class Logins:
             )
         if _CHANGED.search(said):
             return changed(host, said)
-        if "Permission denied" in said or "Too many authentication failures" in said:
+        if "Permission denied" in said or _MANY in said:
             hop = self._refusing_hop(host, said)
             asked = hop or host
             kind = ConfigError if asked.key and key_remedy(Path(asked.key)) else PodError
@@ -189,6 +191,17 @@ class Logins:
             return (
                 "The security key did not sign. Plug the key into this machine; a key with a"
                 " library of its own needs SecurityKeyProvider in the ssh configuration"
+            )
+        methods = _METHODS.search(said)
+        if methods and "publickey" not in methods[1]:
+            return (
+                "The host asks for a password or a code, and a keeper can answer neither. Ask its"
+                " administrators for a login by key or certificate alone"
+            )
+        if _MANY in said:
+            return (
+                "ssh offered more keys than the host takes. Name the right one: SSHPods(key=PATH),"
+                " or IdentityFile with IdentitiesOnly yes in the ssh configuration"
             )
         if host.key:
             return (

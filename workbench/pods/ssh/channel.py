@@ -200,9 +200,10 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float, last: bytes = 
     if exit_code == -1 and channel.is_lost:
         stream._keep(bytes(errors))
         raise ConnectionError("the connection was lost")
-    if not stream.opening.is_over and exit_code != -1:
+    if not stream.opening.is_over:
         stream._keep(bytes(errors))
-        raise stream.no_command()
+        if exit_code != -1:
+            raise stream.no_command()
     return Completed(
         exit_code=exit_code,
         stdout=output.decode(errors="backslashreplace"),

@@ -98,6 +98,8 @@ class SSHConnection:
             done = complete(stream, stdin, time.monotonic() + timeout_s + self._login_s, last)
             if done.exit_code == -1 and _REFUSED in done.stderr:
                 raise few_sessions(self.pod, _SESSIONS, _REFUSED)
+            if not stream.opening.is_over:
+                raise stream.no_command()
             self._login_s = done.login_s
             return done
         except Lingers:
@@ -157,12 +159,6 @@ class SSHConnection:
         finally:
             for stream in opened:
                 stream.close()
-        if not self.is_open:
-            raise RemoteError(
-                "the host ends the connection at its first command. The log of its sshd has the"
-                " reason",
-                host=self.pod.address,
-            )
 
     def size(self, remote: str | PurePosixPath) -> int:
         size = self._line.size(remote)
