@@ -197,13 +197,11 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float, last: bytes = 
         channel.await_output(0.02 if pending or exited_s else 0.25)
     exit_code = channel.exit_code
     assert exit_code is not None
+    stream._keep(bytes(errors))
     if exit_code == -1 and channel.is_lost:
-        stream._keep(bytes(errors))
         raise ConnectionError("the connection was lost")
-    if not stream.opening.is_over:
-        stream._keep(bytes(errors))
-        if exit_code != -1:
-            raise stream.no_command()
+    if not stream.opening.is_over and exit_code != -1:
+        raise stream.no_command()
     return Completed(
         exit_code=exit_code,
         stdout=output.decode(errors="backslashreplace"),
