@@ -547,7 +547,10 @@ def test_a_context_needs_no_current_one_beside_it(tmp_path: Path, server: Server
     del content["current-context"]
     (tmp_path / "config").write_text(json.dumps(content))
     place = KubernetesPods(image="x", kubeconfig=str(tmp_path / "config"))
-    for context, words in (("", "has no current-context"), ("prod", "has no context 'prod'")):
+    for context, words in (
+        ("", "no current-context is set"),
+        ("prod", "there is no context 'prod'"),
+    ):
         with pytest.raises(ConfigError) as caught:
             KubeApi(place.replace(context=context))
         assert says(caught.value, "Choose KubernetesPods(context=NAME) of: {}", words, "c")

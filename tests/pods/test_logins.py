@@ -186,7 +186,7 @@ def test_commands_and_files_pass_any_login(
         ("reads-line", r"start-up files of the login read its standard input"),
         ("no-path", r"runs no commands.*exit code 127.*PATH"),
         ("no-base64", r"runs no commands.*exit code 127.*base64.*PATH"),
-        ("waits", r"started no command in 2 s and printed 'Project\?.*a command that waits"),
+        ("waits", r"started no command in 2 s and printed 'Project\?.*a waiting command"),
         ("lingers", r"has answered and does not end.*start-up files.*</dev/null"),
         ("endless", r"the login prints without end: 'welcome"),
         ("file-only", r"runs no commands.*one command only"),
@@ -213,7 +213,7 @@ def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
         ("reads", "COMMAND </dev/null", "cat </dev/null >/dev/null\n"),
         ("reads-line", "COMMAND </dev/null", "read -r line </dev/null\n"),
         ("no-path", "let them add to PATH", "export PATH=/nowhere:$PATH\n"),
-        ("waits", "for a command that waits", "[ -t 0 ] && sleep 90\n"),
+        ("waits", "for a waiting command", "[ -t 0 ] && sleep 90\n"),
         ("lingers", "with </dev/null >/dev/null 2>&1", "sleep 90 </dev/null >/dev/null 2>&1 &\n"),
     ],
 )

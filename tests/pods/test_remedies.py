@@ -480,7 +480,7 @@ ELSEWHERE: Mapping[str, str] = {
     "add this line to /etc/passwd": (
         f"{REMEDIES}::test_a_user_without_a_name_has_one_after_the_advised_line"
     ),
-    "Write it in OpenSSH's form": "test_openssh.py::"
+    "Write the key in OpenSSH's form": "test_openssh.py::"
     "test_a_key_of_another_program_is_named_with_the_command_that_converts_it",
     "its lines end with carriage returns": KEY_MENDED,
     "its last line has no line end. Add the end": KEY_MENDED,
@@ -491,11 +491,11 @@ ELSEWHERE: Mapping[str, str] = {
     "The account has the shell nologin": ("test_logins.py::test_commands_and_files_pass_any_login"),
     "~/.cshrc) exit or start another shell": LOGIN_SERVES,
     "Its start-up files leave no sh or no base64 in PATH: let them add to PATH.": LOGIN_SERVES,
-    "look in its start-up files for a command that waits": LOGIN_SERVES,
-    "let them start it with </dev/null": LOGIN_SERVES,
+    "look in the start-up files for a waiting command": LOGIN_SERVES,
+    "start the program with </dev/null": LOGIN_SERVES,
     "Let them read nothing without a terminal: COMMAND": LOGIN_SERVES,
     "add its .pub to ~/.ssh/authorized_keys there": KEY_MENDED,
-    "Name the right one: SSHPods(key=PATH)": (
+    "Name the right key: SSHPods(key=PATH)": (
         "test_ssh_configurations.py::test_more_keys_than_a_host_takes_need_the_right_ones_name"
     ),
     "Plug the key into this machine": "test_ssh_configurations.py::"

@@ -141,7 +141,7 @@ def test_more_keys_than_a_host_takes_need_the_right_ones_name(
 ) -> None:
     files = "".join(f"  IdentityFile {new_key(site.folder / f'k{n}')}\n" for n in range(7))
     config = site.config(site.entry("lab", site.host, files))
-    with pytest.raises(PodError, match=sentence("Name the right one: SSHPods(key=PATH)")):
+    with pytest.raises(PodError, match=sentence("Name the right key: SSHPods(key=PATH)")):
         site.backend("lab", config).launch(PodSpec(), 1, context)
     backend = site.backend("lab", config, key=str(site.key))
     backend.launch(PodSpec(), 1, context)

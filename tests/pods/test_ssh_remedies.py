@@ -130,7 +130,7 @@ def foreign(key: Path, place: HostsPlace) -> None:
         (locked, r"a passphrase: (ssh-keygen .*), and add its \.pub", "_workbench"),
         (of_windows, r"Remove them: (sed .*)$", ""),
         (without_an_end, r"Add the end: (echo .*)$", ""),
-        (of_openssl, r"make another key: (ssh-keygen .*), and add its \.pub", "_workbench"),
+        (of_openssl, r"needs another key: (ssh-keygen .*), and add its \.pub", "_workbench"),
         (open_to_all, r"run: (chmod .*)$", ""),
         (foreign, "", ""),
     ],

@@ -200,7 +200,7 @@ class Logins:
             )
         if _MANY in said:
             return (
-                "ssh offered more keys than the host takes. Name the right one: SSHPods(key=PATH),"
+                "ssh offered more keys than the host takes. Name the right key: SSHPods(key=PATH),"
                 " or IdentityFile with IdentitiesOnly yes in the ssh configuration"
             )
         if host.key:

@@ -242,9 +242,9 @@ def _check_context(content: ConfigNode, asked: str) -> None:
     names = [str(each["name"]) for each in content.value.get("contexts") or ()]
     name = asked or content.value.get("current-context")
     if name not in names:
-        wrong = f"has no context {name!r}" if name else "has no current-context"
+        wrong = f"there is no context {name!r}" if name else "no current-context is set"
         raise ValueError(
-            f"it {wrong}. Choose KubernetesPods(context=NAME) of: {', '.join(names) or 'none'}"
+            f"{wrong}. Choose KubernetesPods(context=NAME) of: {', '.join(names) or 'none'}"
         )
 
 

@@ -104,9 +104,8 @@ class SSHConnection:
             return done
         except Lingers:
             raise stream.error(
-                "has answered and does not end. A program that the start-up files of the login"
-                " leave running holds the connection: let them start it with </dev/null >/dev/null"
-                " 2>&1"
+                "has answered and does not end. A background program of the login's start-up files"
+                " holds the connection: start the program with </dev/null >/dev/null 2>&1"
             ) from None
         except TimeoutError:
             raise stream.error(f"did not end within {timeout_s:g} s and was left running") from None
@@ -144,8 +143,8 @@ class SSHConnection:
                     if time.monotonic() > deadline:
                         raise RemoteError(
                             f"the login started no command in {_SESSIONS_S:g} s and printed"
-                            f" {stream.opening.words!r}: look in its start-up files for a command"
-                            " that waits",
+                            f" {stream.opening.words!r}: look in the start-up files for a waiting"
+                            " command",
                             host=self.pod.address,
                         )
                     stream.channel.await_output(0.25)
