@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -66,8 +68,8 @@ REFUSED = {
     "reads-line": Login(files={".bashrc": "read -r line\n"}),
     "no-path": Login(files={".bashrc": "export PATH=/nowhere\n"}),
     "no-base64": Login(files={".bashrc": "mkdir -p ~/b; ln -sf /bin/sh ~/b/sh; export PATH=~/b\n"}),
-    "waits": Login(files={".bashrc": "printf 'Project? '; sleep 90\n"}),
-    "lingers": Login(files={".bashrc": "sleep 90 &\n"}),
+    "waits": Login(files={".bashrc": "printf 'Project? '; echo $$ >>~/pids; exec sleep 90\n"}),
+    "lingers": Login(files={".bashrc": "sleep 90 & echo $! >>~/pids\n"}),
     "endless": Login(files={".bashrc": "exec yes welcome\n"}),
 }
 EVERY = {**PRINTS, **SHELLS, **REFUSED, "file-only": Login(), "few": Login()}
@@ -125,6 +127,10 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strangers]:
     made = strangers(tmp_path_factory.mktemp("strangers"), "127.0.0.31", settings=SETTINGS)
     yield made
     made.host.stop()
+    for file in made.host.folder.parent.glob("homes/*/pids"):
+        for pid in file.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def try_files(pod: Pod, identity: Identity, folder: Path) -> None:
@@ -214,7 +220,11 @@ def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
         ("reads-line", "COMMAND </dev/null", "read -r line </dev/null\n"),
         ("no-path", "let them add to PATH", "export PATH=/nowhere:$PATH\n"),
         ("waits", "for a waiting command", "[ -t 0 ] && sleep 90\n"),
-        ("lingers", "with </dev/null >/dev/null 2>&1", "sleep 90 </dev/null >/dev/null 2>&1 &\n"),
+        (
+            "lingers",
+            "with </dev/null >/dev/null 2>&1",
+            "sleep 90 </dev/null >/dev/null 2>&1 & echo $! >>~/pids\n",
+        ),
     ],
 )
 def test_a_login_serves_once_its_start_up_file_follows_the_advice(
