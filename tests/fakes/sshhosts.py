@@ -33,7 +33,7 @@ AuthorizedKeysFile {folder}/authorized_keys
 PidFile none
 PermitRootLogin prohibit-password
 PasswordAuthentication no
-KbdInteractiveAuthentication no
+KbdInteractiveAuthentication {questions}
 UsePAM no
 StrictModes no
 AllowTcpForwarding {forwarding}
@@ -119,6 +119,7 @@ class SSHHost:
     public_key: str
     forwarding: str = "no"
     key_type: str = "ed25519"
+    questions: str = "no"
     subsystem: str = "Subsystem sftp internal-sftp"
     settings: str = ""
     """More lines of sshd_config."""

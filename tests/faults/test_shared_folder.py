@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.support.sentences import sentence
 from workbench import Cluster, LocalPods, PodSpec
 from workbench.base.files import read_json, write_json
 from workbench.base.files.private import cluster_folder
+from workbench.client import lifecycle
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv
 from workbench.rundir.paths import ClusterPaths
@@ -84,6 +86,9 @@ def test_a_folder_for_keys_that_cannot_be_had_is_said(
 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    unknown = replace(cluster_status(tmp_path / "none"), phase="unknown", alive=True)
+    # As with HOME=/root after `su`: nothing in the folder can be read.
+    monkeypatch.setattr(lifecycle, "cluster_status", lambda _root: unknown)
     with pytest.raises(ConfigError, match=sentence("no folder for the keys of the cluster in")):
         Cluster(LocalPods(), PodSpec(cpus=1), path=tmp_path / "c", warm=False).start()
 

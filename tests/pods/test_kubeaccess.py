@@ -500,6 +500,16 @@ def test_an_answer_that_is_not_kubernetes_is_named(
         assert says(str(caught.value), "does not answer as a Kubernetes API server", server.url)
 
 
+def test_an_answer_that_is_no_pod_is_named(
+    tmp_path: Path, server: Server, context: LaunchContext
+) -> None:
+    """A list is no answer to the making of a pod."""
+    place = kubeconfig(tmp_path / "config", server.url, {"token": "t"})
+    with pytest.raises(BackendError) as caught:
+        place.launch(PodSpec(), 1, context)
+    assert says(caught.value, "does not answer as a Kubernetes API server", '{"items": []')
+
+
 def test_a_gateway_before_the_api_server_is_quoted_without_tags(
     tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -536,8 +546,15 @@ def test_a_context_needs_no_current_one_beside_it(tmp_path: Path, server: Server
     content = json.loads((tmp_path / "config").read_text())
     del content["current-context"]
     (tmp_path / "config").write_text(json.dumps(content))
-    place = KubernetesPods(image="x", kubeconfig=str(tmp_path / "config"), context="c")
-    assert KubeApi(place).namespace == "lab"
+    place = KubernetesPods(image="x", kubeconfig=str(tmp_path / "config"))
+    for context, words in (
+        ("", "no current-context is set"),
+        ("prod", "there is no context 'prod'"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            KubeApi(place.replace(context=context))
+        assert says(caught.value, "Choose KubernetesPods(context=NAME) of: {}", words, "c")
+    assert KubeApi(place.replace(context="c")).namespace == "lab"
 
 
 def test_the_server_answers_after_the_advice_of_a_refusal(tmp_path: Path, server: Server) -> None:
@@ -588,6 +605,17 @@ def test_the_server_answers_after_the_advice_of_a_refusal(tmp_path: Path, server
     assert says(refused(asks), "Install it, or use another kubeconfig")
     (tmp_path / "installed").rename(tmp_path / "asks")
     works(asks)
+
+    # A server without TLS, and a path that is none of the API server's.
+    assert says(
+        refused(new, url=server.url.replace("http:", "https:")),
+        "there is no TLS connection to the Kubernetes API server",
+    )
+    server.before = lambda _token, _path: None
+    server.status, server.body, server.type = 404, "404 page not found", "text/plain"
+    assert says(refused(new), "does not answer as a Kubernetes API server", "404 page not found")
+    server.before, server.type = answer, "application/json"
+    works(new)
 
     # Another server than the API's.
     page = Server()

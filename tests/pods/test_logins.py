@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from workbench.pods.hosts import provision
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Pod
 from workbench.pods.pod_spec import PodSpec
+from workbench.pods.ssh import channel as channels
+from workbench.pods.ssh import connection as connections
 from workbench.pods.ssh.bulk.transfer import fetch_file, route_to, send_file
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
@@ -43,6 +47,15 @@ PRINTS = {
             "json.py": "raise SystemExit('another json')\n",
         }
     ),
+    "late": Login(
+        files={
+            ".bashrc": "trap 'echo Bye' EXIT\nsh() { echo mine; }\nexport PYTHONHOME=/nowhere\n",
+        }
+    ),
+    "zsh-late": Login("zsh", {".zshenv": "TRAPEXIT() { echo Bye }\nalias sh=zsh\n"}),
+    "fish-late": Login(
+        "fish", {".config/fish/config.fish": "function bye --on-event fish_exit; echo Bye; end\n"}
+    ),
     "tcsh-prints": Login("tcsh", {".cshrc": "echo Welcome; printf 'last login: '\n"}),
 }
 SHELLS = {shell: Login(shell) for shell in ("bash", "dash", "ksh", "zsh", "fish", "tcsh")}
@@ -54,6 +67,10 @@ REFUSED = {
     "reads": Login(files={".bashrc": "cat >/dev/null\n"}),
     "reads-line": Login(files={".bashrc": "read -r line\n"}),
     "no-path": Login(files={".bashrc": "export PATH=/nowhere\n"}),
+    "no-base64": Login(files={".bashrc": "mkdir -p ~/b; ln -sf /bin/sh ~/b/sh; export PATH=~/b\n"}),
+    "waits": Login(files={".bashrc": "printf 'Project? '; echo $$ >>~/pids; exec sleep 90\n"}),
+    "lingers": Login(files={".bashrc": "sleep 90 & echo $! >>~/pids\n"}),
+    "endless": Login(files={".bashrc": "exec yes welcome\n"}),
 }
 EVERY = {**PRINTS, **SHELLS, **REFUSED, "file-only": Login(), "few": Login()}
 SETTINGS = """\
@@ -95,11 +112,25 @@ def strangers(folder: Path, address: str, **options: str) -> Strangers:
     return Strangers(host.start(), user, folder / "pods")
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Let a login that waits for ever be named soon."""
+    login = getattr(request.node, "callspec", None) and request.node.callspec.params.get("login")
+    if login == "waits":
+        monkeypatch.setattr(connections, "_SESSIONS_S", 2.0)
+    if login == "lingers":
+        monkeypatch.setattr(channels, "_LINGERS_S", 0.5)
+
+
 @pytest.fixture(scope="module")
 def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strangers]:
     made = strangers(tmp_path_factory.mktemp("strangers"), "127.0.0.31", settings=SETTINGS)
     yield made
     made.host.stop()
+    for file in made.host.folder.parent.glob("homes/*/pids"):
+        for pid in file.read_text().split():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def try_files(pod: Pod, identity: Identity, folder: Path) -> None:
@@ -160,12 +191,19 @@ def test_commands_and_files_pass_any_login(
         ("reads", r"start-up files of the login read its standard input"),
         ("reads-line", r"start-up files of the login read its standard input"),
         ("no-path", r"runs no commands.*exit code 127.*PATH"),
+        ("no-base64", r"runs no commands.*exit code 127.*base64.*PATH"),
+        ("waits", r"started no command in 2 s and printed 'Project\?.*a waiting command"),
+        ("lingers", r"has answered and does not end.*start-up files.*</dev/null"),
+        ("endless", r"the login prints without end: 'welcome"),
         ("file-only", r"runs no commands.*one command only"),
         ("few", r"pod-0 .*opens no further session.*MaxSessions 10"),
     ],
 )
 def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
-    there: Strangers, context: LaunchContext, login: str, words: str
+    there: Strangers,
+    context: LaunchContext,
+    login: str,
+    words: str,
 ) -> None:
     with pytest.raises((ConfigError, PodError), match=words) as caught:
         there.pods(login).launch(PodSpec(), 1, context)
@@ -181,10 +219,20 @@ def test_a_login_that_cannot_serve_is_named_before_anything_is_made(
         ("reads", "COMMAND </dev/null", "cat </dev/null >/dev/null\n"),
         ("reads-line", "COMMAND </dev/null", "read -r line </dev/null\n"),
         ("no-path", "let them add to PATH", "export PATH=/nowhere:$PATH\n"),
+        ("waits", "for a waiting command", "[ -t 0 ] && sleep 90\n"),
+        (
+            "lingers",
+            "with </dev/null >/dev/null 2>&1",
+            "sleep 90 </dev/null >/dev/null 2>&1 & echo $! >>~/pids\n",
+        ),
     ],
 )
 def test_a_login_serves_once_its_start_up_file_follows_the_advice(
-    there: Strangers, context: LaunchContext, login: str, advice: str, mended: str
+    there: Strangers,
+    context: LaunchContext,
+    login: str,
+    advice: str,
+    mended: str,
 ) -> None:
     backend = there.pods(login)
     with pytest.raises((ConfigError, PodError), match=advice):

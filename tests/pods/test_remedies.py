@@ -17,6 +17,7 @@ import workbench
 from tests.pods.test_kubeobjects import objects
 from tests.support.sentences import says, templates
 from workbench.base.errors import WorkbenchError
+from workbench.base.redact import mask_secrets
 from workbench.pods.hosts import names
 from workbench.pods.hosts.note import make_folder
 from workbench.pods.hosts.pods import SSHPods
@@ -170,9 +171,9 @@ def match_that_hangs(command: str) -> Use:
     return use
 
 
-def read_configuration(name: str) -> Use:
+def read_configuration(name: str, more: str = "") -> Use:
     def use(folder: Path) -> None:
-        (folder / "config").write_text("Host lab\n  HostName 192.0.2.1\n  User ada\n")
+        (folder / "config").write_text(f"Host lab\n  HostName 192.0.2.1\n  User ada\n{more}")
         SSHPods(["lab"], ssh_config=str(folder / name))._complete(names.Host(address="lab"))
 
     return use
@@ -242,6 +243,10 @@ CARRIED_OUT: Mapping[str, tuple[Use, Use]] = {
         lambda _folder: SSHPods(["a", "b"], key="k").hosts_for(2),
     ),
     "SSHPods ssh_config is the folder": (read_configuration("."), read_configuration("config")),
+    "has ForkAfterAuthentication, which hides the end of a connection": (
+        read_configuration("config", "  ForkAfterAuthentication yes\n  SessionType none\n"),
+        read_configuration("config"),
+    ),
     # Kubernetes.
     "Kubernetes pods need an image with sshd and the pinned": (
         lambda _folder: objects(image=""),
@@ -445,6 +450,10 @@ ELSEWHERE: Mapping[str, str] = {
         "test_kubeaccess.py::test_an_auth_provider_without_a_token_is_named"
     ),
     "does not answer as a Kubernetes API server": SERVER_ANSWERS,
+    "there is no TLS connection to the Kubernetes API server": SERVER_ANSWERS,
+    "Choose KubernetesPods(context=NAME) of": (
+        "test_kubeaccess.py::test_a_context_needs_no_current_one_beside_it"
+    ),
     "; KubernetesPods(…, connect_timeout_s={}) waits longer": (
         "test_kubernetes.py::test_the_shipped_role_allows_what_is_called_and_no_more"
     ),
@@ -495,17 +504,24 @@ ELSEWHERE: Mapping[str, str] = {
     "add this line to /etc/passwd": (
         f"{REMEDIES}::test_a_user_without_a_name_has_one_after_the_advised_line"
     ),
-    "Write it in OpenSSH's form": "test_openssh.py::"
+    "Write the key in OpenSSH's form": "test_openssh.py::"
     "test_a_key_of_another_program_is_named_with_the_command_that_converts_it",
     "its lines end with carriage returns": KEY_MENDED,
+    "its last line has no line end. Add the end": KEY_MENDED,
+    "Make a key without a passphrase": KEY_MENDED,
     "and add its .pub to the hosts' authorized_keys": KEY_MENDED,
     '. Or give SSHPods(…, trust={"{}": FINGERPRINT})': NAMELESS,
     ". Or name the account of the host: SSHPods(…, user=NAME)": NAMELESS,
     "The account has the shell nologin": ("test_logins.py::test_commands_and_files_pass_any_login"),
     "~/.cshrc) exit or start another shell": LOGIN_SERVES,
-    "Its start-up files leave no sh in PATH: let them add to PATH.": LOGIN_SERVES,
+    "Its start-up files leave no sh or no base64 in PATH: let them add to PATH.": LOGIN_SERVES,
+    "look in the start-up files for a waiting command": LOGIN_SERVES,
+    "start the program with </dev/null": LOGIN_SERVES,
     "Let them read nothing without a terminal: COMMAND": LOGIN_SERVES,
     "add its .pub to ~/.ssh/authorized_keys there": KEY_MENDED,
+    "Name the right key: SSHPods(key=PATH)": (
+        "test_ssh_configurations.py::test_more_keys_than_a_host_takes_need_the_right_ones_name"
+    ),
     "Plug the key into this machine": "test_ssh_configurations.py::"
     "test_a_security_key_that_is_not_there_is_named_with_what_it_needs",
     "` in a terminal shows which keys ssh tried": (
@@ -565,6 +581,7 @@ OUT_OF_REACH: Mapping[str, str] = {
     "does not hold the jobs of all pods; start another cluster": AGAIN,
     "look for a failing disk or memory on either side": OTHERS,
     "the start-up files of the login take": OTHERS,
+    "Ask its administrators for a login by key or certificate alone": OTHERS,
     "`ssh HOST echo works` must print works": "a command that shows the cause",
     "; ask for fewer or smaller pods, or for a larger quota": OTHERS,
     "SlurmPods works on a login node or inside an allocation": OTHERS,
@@ -616,6 +633,7 @@ def test_the_trouble_is_gone_once_the_advice_is_followed(
     except (WorkbenchError, ValueError) as error:
         said = error
     assert says(said, words), said
+    assert mask_secrets(str(said)) == str(said)
     advised(tmp_path)
 
 

@@ -6,7 +6,6 @@ the shell prints; for a shell that reads none, the login prints before the shell
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from workbench.pods.ssh import child, openssh
 from workbench.pods.ssh.bulk.transfer import SshRoute, fetch_file, send_file
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
+from workbench.pods.ssh.login import line_of
 from workbench.pods.ssh.openssh import run_over_openssh
 
 NASTY = "a'b\"c!d\\e\n\nf  g * $HOME `x` é \t#~ %s {a,b} \udcff"
@@ -40,9 +40,9 @@ def login_of(shell: str, home: Path, noise: bytes) -> Callable[[Sequence[str]], 
         file = home / READS[shell]
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"{show}\n")
-        return lambda words: [*known, program, "-c", shlex.join(words)]
+        return lambda words: [*known, program, "-c", line_of(words)]
     before = f'{show}; exec "$@"'
-    return lambda words: [*known, "sh", "-c", before, "sh", program, "-c", shlex.join(words)]
+    return lambda words: [*known, "sh", "-c", before, "sh", program, "-c", line_of(words)]
 
 
 @pytest.fixture
@@ -115,5 +115,5 @@ def test_the_shells_read_the_files_that_print(tmp_path: Path) -> None:
     """Without this, silence of a start-up file would pass for a marker that works."""
     for shell in filter(shutil.which, READS):
         login = login_of(shell, tmp_path / shell, b"Welcome\n")
-        done = subprocess.run(login(["echo", "own"]), capture_output=True, timeout=180)
+        done = subprocess.run(login(["printf", "own\\n"]), capture_output=True, timeout=180)
         assert done.stdout == b"Welcome\nown\n", shell

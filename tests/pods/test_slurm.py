@@ -35,7 +35,7 @@ from workbench.pods.pod_spec import PodSpec
 from workbench.pods.slurm import commands, worker
 from workbench.pods.slurm.container import Container, Runner
 from workbench.pods.slurm.job import sbatch_options, script
-from workbench.pods.slurm.nodes import node_of
+from workbench.pods.slurm.nodes import node_of, nodes
 from workbench.pods.slurm.pods import JOBS, SlurmPods, _StartWatch
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
@@ -420,6 +420,12 @@ def job(state: str, reason: str = "") -> commands.Job:
             Phase.FAILED,
             "job 7 is TIMEOUT (TimeLimit): JOB 7 ON n1 CANCELLED AT 12:00 DUE TO TIME LIMIT",
         ),
+        (
+            job("CANCELLED"),
+            "*** Slurm will end this job soon ***\n*** JOB 7 ON n1 CANCELLED AT 12:00 ***",
+            Phase.FAILED,
+            "job 7 is CANCELLED: Slurm will end this job soon; JOB 7 ON n1 CANCELLED AT 12:00",
+        ),
         (job("RUNNING"), "*** pod-1 has ended with exit code 1 ***", Phase.RUNNING, ""),
         (
             job("RUNNING"),
@@ -586,6 +592,29 @@ def test_slurm_is_asked_at_most_every_five_seconds(
     for _ in range(3):
         watched.refresh()
     assert asked == [["7"]]
+
+
+@pytest.mark.parametrize("before", ["", "**** maintenance tonight ****\nnode\n7x\n", "\x1b[1mhi\n"])
+@pytest.mark.parametrize(
+    "id_line", ["42", "42;cluster", "Submitted batch job 42", "Submitted batch job 42 on cluster c"]
+)
+def test_a_sites_own_commands_may_print_more_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, id_line: str
+) -> None:
+    row = "gpu*|n1|idle|0/8/0/8|16000|0|gpu:2|gpu:0|none|"
+    answers = {"sbatch": id_line, "squeue": "42", "sinfo": f"{row}\nnode:n1"}
+    for name, line in answers.items():
+        (tmp_path / f"{name}.out").write_text(f"{before}{line}\nThank you\n")
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat >/dev/null\ncat {tmp_path}/{name}.out\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert commands.submit([], "#!/bin/sh") == "42"
+    assert commands.jobs_named("workbench") == ["42"]
+    assert commands.node_addresses() == ["n1"]
+    assert [node.name for node in nodes(SlurmPods(), PodSpec(cpus=1), 1).nodes] == ["n1"]
+    (tmp_path / "sbatch.out").write_text(f"{before}Thank you\n")
+    with pytest.raises(BackendError, match=sentence("sbatch printed no id of a job", "Thank you")):
+        commands.submit([], "#!/bin/sh")
 
 
 def test_without_slurms_commands_the_error_says_so(

@@ -115,6 +115,75 @@ def token(site: Site) -> Path:
     )
 
 
+@pytest.mark.parametrize(
+    ("more", "words", "advises"),
+    [
+        (
+            "  UserKnownHostsFile none\n",
+            sentence("The ssh configuration notes no keys (UserKnownHostsFile", "none"),
+            True,
+        ),
+        ("  RevokedHostKeys {revoked}\n", sentence("as revoked; nothing was sent there"), False),
+    ],
+)
+def test_a_host_key_that_no_file_vouches_for_is_named_and_never_believed(
+    site: Site, context: LaunchContext, more: str, words: str, advises: bool
+) -> None:
+    revoked = site.host.folder / "host_key.pub"
+    config = site.config(site.entry("lab", site.host, more.format(revoked=revoked)))
+    with pytest.raises(WorkbenchError, match=words) as caught:
+        site.backend("lab", config).launch(PodSpec(), 1, context)
+    assert ("trust=" in str(caught.value)) == advises
+
+
+def test_more_keys_than_a_host_takes_need_the_right_ones_name(
+    site: Site, context: LaunchContext
+) -> None:
+    files = "".join(f"  IdentityFile {new_key(site.folder / f'k{n}')}\n" for n in range(7))
+    config = site.config(site.entry("lab", site.host, files))
+    with pytest.raises(PodError, match=sentence("Name the right key: SSHPods(key=PATH)")):
+        site.backend("lab", config).launch(PodSpec(), 1, context)
+    backend = site.backend("lab", config, key=str(site.key))
+    backend.launch(PodSpec(), 1, context)
+    backend.stop()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("ChrootDirectory /nowhere", sentence("runs no commands", "safely_chroot")),
+        (
+            "ForceCommand sh -c 'kill -9 $PPID'",
+            sentence("the host let us in and then ended the connection", "closed by remote host"),
+        ),
+        (
+            "AuthenticationMethods publickey,keyboard-interactive",
+            sentence("The host asks for a password or a code"),
+        ),
+    ],
+    ids=["chroot", "ends", "second-factor"],
+)
+def test_a_host_that_wants_more_than_a_key_or_ends_the_login_is_named(
+    site: Site, context: LaunchContext, settings: str, words: str
+) -> None:
+    host = SSHHost(
+        site.folder / "strict",
+        "127.0.0.8",
+        site.host.port,
+        site.place.user.public_key,
+        prefix=site.place.prefix,
+        questions="yes",
+        settings=settings,
+    ).start()
+    try:
+        trust = {"lab": host.fingerprint}
+        config = site.config(site.entry("lab", host))
+        with pytest.raises(PodError, match=words):
+            site.backend("lab", config, trust=trust).launch(PodSpec(), 1, context)
+    finally:
+        host.stop()
+
+
 def chain(site: Site) -> Path:
     first, second = site.hops
     return site.config(

@@ -19,6 +19,7 @@ from tests.fakes.sshhosts import HostsPlace, SSHHost
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError, WorkbenchError
 from workbench.base.files.private import cluster_folder
+from workbench.base.redact import mask_secrets
 from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.pod import LaunchContext, Pod
@@ -103,6 +104,17 @@ def of_windows(key: Path, place: HostsPlace) -> None:
     key.chmod(0o600)
 
 
+def without_an_end(key: Path, place: HostsPlace) -> None:
+    key.write_bytes(place.user.key.read_bytes().rstrip(b"\n"))
+    key.chmod(0o600)
+
+
+def of_openssl(key: Path, place: HostsPlace) -> None:
+    argv = ["openssl", "genpkey", "-algorithm", "ed25519", "-out", str(key)]
+    subprocess.run(argv, check=True, capture_output=True, timeout=180)
+    key.chmod(0o600)
+
+
 def open_to_all(key: Path, place: HostsPlace) -> None:
     key.write_bytes(place.user.key.read_bytes())
     key.chmod(0o644)
@@ -117,6 +129,8 @@ def foreign(key: Path, place: HostsPlace) -> None:
     [
         (locked, r"a passphrase: (ssh-keygen .*), and add its \.pub", "_workbench"),
         (of_windows, r"Remove them: (sed .*)$", ""),
+        (without_an_end, r"Add the end: (echo .*)$", ""),
+        (of_openssl, r"needs another key: (ssh-keygen .*), and add its \.pub", "_workbench"),
         (open_to_all, r"run: (chmod .*)$", ""),
         (foreign, "", ""),
     ],
@@ -364,6 +378,7 @@ def test_a_user_without_a_name_has_one_after_the_advised_line() -> None:
     ask = [*user, "ssh", "-G", "-F", "none", "127.0.0.1"]
     assert "No user exists" in as_user("", *ask)
     said = as_user("", sys.executable, "-c", program)
-    line = said.strip().rpartition("to /etc/passwd: ")[2]
+    # As people see it: the line is no secret.
+    line = mask_secrets(said).strip().rpartition("to /etc/passwd: ")[2]
     assert line.startswith(f"workbench:x:{NAMELESS}:"), said
     assert "hostname 127.0.0.1" in as_user(f"{line}\n", *ask)

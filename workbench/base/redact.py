@@ -179,7 +179,7 @@ _LOOKS = [
             "sig=",
         ),
         (
-            r"(?i:token|secret|passw(?:or)?d|pwd|api[_-]?key|access[_-]?key|auth|credential)s?\\?[\"']?\s{0,2}[:=]"
+            r"(?i:token|secret|password|(?<!/etc/)passwd|pwd|api[_-]?key|access[_-]?key|auth|credential)s?\\?[\"']?\s{0,2}[:=]"
             rf"\s{{0,2}}\\?[\"']?((?!{_NUMBER})(?=[^\s\"',;&\d]{{0,100}}+\d)(?=[^\s\"',;&A-Za-z]{{0,100}}+[A-Za-z])"
             r"[\w+=%!#^*-][^\s\"',;&<>(){}\[\]\\]{7,})",
             *(

@@ -36,6 +36,7 @@ from workbench.rundir.make.prepare import make_root
 from workbench.rundir.paths import ClusterPaths
 from workbench.rundir.registered import (
     is_tidied,
+    make_own_folder,
     prune,
     register,
     registered,
@@ -87,6 +88,8 @@ def spawn(paths: ClusterPaths, spec: ClusterSpec, leash: Leash) -> subprocess.Po
             ) from error
         if not paths.config.exists() and not gate.is_empty(root, ignored=paths.lock.name):
             raise ConfigError(_foreign(root))
+        # Without access to the folder, the state of the directory would be unknown.
+        make_own_folder(paths)
         if _is_in_use(root):
             raise ConfigError(occupied(root))
         holder = {

@@ -23,14 +23,18 @@ from workbench.pods.ssh import master
 from workbench.pods.ssh.identity import check_key_file, fingerprint, key_remedy
 from workbench.pods.ssh.master import Master
 
-_NOWHERE = "/dev/null"
+_NOWHERE = ("/dev/null", "none")
 _UNKNOWN = re.compile(r"No (\S+) host key is known for (\S+)")
 _CHANGED = re.compile(r"IDENTIFICATION HAS CHANGED")
-_REVOKED = re.compile(r"marked as revoked")
+_REVOKED = re.compile(r"marked as revoked|revoked by file")
+# ssh says no more about an unknown key with `UserKnownHostsFile none`.
+_UNSAID = re.compile(r"Host key verification failed\.?")
 _OFFENDING = re.compile(r"Offending (?:\S+ )?key in (\S+:\d+)")
 _SHOWN = re.compile(r"SHA256:[A-Za-z0-9+/]+")
 _DENIED = re.compile(r"(?<!\S)(\S{1,200})@([^\s@]{1,200}): Permission denied")
 _UNSIGNED = re.compile(r"signing failed for \S+-SK\b")
+_METHODS = re.compile(r"Permission denied \(([\w,@.-]*)\)")
+_MANY = "Too many authentication failures"
 _LOOK_S = 5.0
 
 
@@ -129,8 +133,9 @@ class Logins:
         self, host: Host, said: str, error: WorkbenchError, until: float
     ) -> WorkbenchError:
         """Return the error for people: the words of ssh, and the next step."""
-        if unknown := _UNKNOWN.search(said):
-            return self._unknown_key(host, said, unknown[2], until)
+        unknown = _UNKNOWN.search(said)
+        if unknown or _UNSAID.fullmatch(said):
+            return self._unknown_key(host, said, unknown[2] if unknown else "", until)
         if _REVOKED.search(said):
             return ConfigError(
                 f"{self._known_hosts or 'known_hosts'} marks a host key of {host} as revoked;"
@@ -138,7 +143,7 @@ class Logins:
             )
         if _CHANGED.search(said):
             return changed(host, said)
-        if "Permission denied" in said or "Too many authentication failures" in said:
+        if "Permission denied" in said or _MANY in said:
             hop = self._refusing_hop(host, said)
             asked = hop or host
             kind = ConfigError if asked.key and key_remedy(Path(asked.key)) else PodError
@@ -156,7 +161,7 @@ class Logins:
                 line, key = self._shown_key(each, ",".join(master.KINDS), until)
             except WorkbenchError:  # such as a host behind the one whose key is unknown
                 continue
-            if line.split(" ")[0] == name:
+            if name in ("", line.split(" ")[0]):
                 return unknown(each, key, host.known_hosts)
         return PodError(
             f"{host}: {said}. Log in there once with ssh in a terminal, and compare the fingerprint"
@@ -187,11 +192,23 @@ class Logins:
                 "The security key did not sign. Plug the key into this machine; a key with a"
                 " library of its own needs SecurityKeyProvider in the ssh configuration"
             )
+        methods = _METHODS.search(said)
+        if methods and "publickey" not in methods[1]:
+            return (
+                "The host asks for a password or a code, and a keeper can answer neither. Ask its"
+                " administrators for a login by key or certificate alone"
+            )
+        if _MANY in said:
+            return (
+                "ssh offered more keys than the host takes. Name the right key: SSHPods(key=PATH),"
+                " or IdentityFile with IdentitiesOnly yes in the ssh configuration"
+            )
         if host.key:
             return (
                 key_remedy(Path(host.key))
-                or f"The account has not the key {host.key}: add its .pub to"
-                " ~/.ssh/authorized_keys there, or name another user or key"
+                or f"The account does not accept the key {host.key}: add its .pub to"
+                " ~/.ssh/authorized_keys there, take the others' right to write in the home folder"
+                " (chmod go-w ~ ~/.ssh ~/.ssh/authorized_keys), or name another user or key"
             )
         command = shlex.join(["ssh", "-v", *self._shown_options(), host.address])
         return (
@@ -225,10 +242,11 @@ def unknown(host: Host, key: str, configured: Sequence[str]) -> PodError:
     mark = fingerprint(key)
     kind = key.split(" ")[0].removeprefix("ssh-").partition("-")[0]
     noting = 'log in there once with ssh to note the key, and give known_hosts="~/.ssh/known_hosts"'
-    if _NOWHERE in configured:
+    nowhere = [file for file in configured if file in _NOWHERE]
+    if nowhere:
         noting = (
             "give known_hosts=PATH of a file with the key. The ssh configuration notes no keys"
-            f" (UserKnownHostsFile {_NOWHERE})"
+            f" (UserKnownHostsFile {nowhere[0]})"
         )
     return PodError(
         f"the host key of {host} is unknown: {mark}. Compare this fingerprint with the output"

@@ -75,7 +75,8 @@ class Host:
 
     @property
     def where(self) -> str:
-        return f"{self.reached or self.address}:{self.port}"
+        reached = self.reached or self.address
+        return f"{reached}:{self.port}" if self.port else reached
 
     @property
     def between(self) -> str:
@@ -145,6 +146,11 @@ def resolved(host: Host, options: Sequence[str]) -> Host:
     `options`: those of `ssh` for the host. The way to the host is OpenSSH's own matter.
     """
     told = ask_ssh([*options, "--", host.address])
+    if told.get("forkafterauthentication") == ["yes"]:
+        raise ConfigError(
+            f"the ssh configuration of {host.address} has ForkAfterAuthentication, which hides the"
+            " end of a connection. Remove the line, or let it hold for other names"
+        )
     hops = _jumps(told)
     reached = told["hostname"][0]
     if not host.internal_address:  # the other hosts use the address, and so do the launchers

@@ -161,7 +161,7 @@ class SSHPods(Place):
     setup: SetupLines = ()
     """Shell commands that run once on every host before the pod starts: `module load cuda` and
     others, in a login shell of bash. The ranks have the variables that the commands set, except
-    `PYTHONPATH`."""
+    `PYTHONPATH` and `PYTHONHOME`."""
     connect_timeout_s: Annotated[Positive, Unit("s")] = provision.CONNECT_S
     """Time limit for the login to all hosts, in seconds. Failed hosts are then named and the start
     fails. Default 5; a line with a round trip of two seconds needs 30."""
@@ -435,16 +435,26 @@ class SSHPods(Place):
 
         def enter(number: int) -> provision.HostFacts:
             connection = self._connections[f"pod-{number}"]
-            host = provision.create_pod_folder(
-                connection,
-                root=self.root,
-                folder=self._folder,
-                python=self.python,
-                setup=self.setup,
-                spec=spec,
-                cluster=context.cluster_id,
-                report=context.report,
-            )
+            try:
+                host = provision.create_pod_folder(
+                    connection,
+                    root=self.root,
+                    folder=self._folder,
+                    python=self.python,
+                    setup=self.setup,
+                    spec=spec,
+                    cluster=context.cluster_id,
+                    report=context.report,
+                )
+            except PodError as error:
+                own = self._masters.get(connection.pod.name)
+                if own is None or own.master.is_up or self._stopped:
+                    raise
+                said = own.master.note_end().rstrip(".") or "nothing"
+                raise PodError(
+                    f"{own.master.host}: the host let us in and then ended the connection. ssh"
+                    f" says: {said}. The log of the host's sshd has the reason"
+                ) from error
             pod = provision.with_facts(connection.pod, host)
             connection.pod = pod
             self._pods[number] = pod

@@ -49,9 +49,9 @@ _KILL_S = 1.0
 _LOG_LINES = 200
 _LAST_BYTES = 4096
 _SETUP_S = 45.0  # below the time limit of the whole request
-_OF_THE_SHELL = ("_", "LC_CTYPE", "OLDPWD", "PWD", "PYTHONPATH", "SHLVL")
-"""Variables of bash and Python themselves. A module's `PYTHONPATH` would replace the packages of
-the environment."""
+_OF_THE_SHELL = ("_", "LC_CTYPE", "OLDPWD", "PWD", "PYTHONHOME", "PYTHONPATH", "SHLVL")
+"""Variables of bash and Python themselves. A module's `PYTHONPATH` or `PYTHONHOME` would
+replace the packages of the environment."""
 _SETUP = """\
 fail() {{
     echo "the setup line $1 ended with exit code $2" >&2

@@ -94,6 +94,7 @@ def find_access(options: KubernetesOptions, wait: LoginWait) -> tuple[Any, str, 
     _check_exists(where, bool(named))
     try:
         merged = _Merger(where)
+        _check_context(merged.config, options.context)
         loader = _Loader(
             wait,
             config_dict=merged.config,
@@ -234,6 +235,17 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]
             temp_file_path=self._temp_file_path,
         )
         return str(data.as_file())
+
+
+def _check_context(content: ConfigNode, asked: str) -> None:
+    """Refuse a context that is neither chosen nor there; the client's words name none."""
+    names = [str(each["name"]) for each in content.value.get("contexts") or ()]
+    name = asked or content.value.get("current-context")
+    if name not in names:
+        wrong = f"there is no context {name!r}" if name else "no current-context is set"
+        raise ValueError(
+            f"{wrong}. Choose KubernetesPods(context=NAME) of: {', '.join(names) or 'none'}"
+        )
 
 
 def _misshapen(value: object, shape: object, place: str = "") -> str:

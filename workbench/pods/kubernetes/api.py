@@ -33,6 +33,7 @@ _AT_ONCE = 16
 _PATIENCE_S = 15.0
 _AGAIN = (429, 500, 502, 503, 504)
 _WATCH_S = 240
+_WRONG_PLACE = (400, 404, 405, 426)  # statuses that another server may answer in plain words
 _FOREIGN = 200  # the status of an answer that is not Kubernetes's: no wait and no Role helps
 _PAGE = re.compile(r"\s*<(!doctype|html|head|body|\?xml)\b", re.IGNORECASE)
 _TITLE = re.compile(r"<title[^<>]*>([^<>]+)<", re.IGNORECASE)
@@ -78,7 +79,10 @@ class KubeApi:
     def create(self, kind: Kind, manifest: Manifest) -> Manifest:
         function = self._function("create", kind)
         try:
-            return self._call("create", kind, function, self.namespace, manifest)
+            made = self._call("create", kind, function, self.namespace, manifest)
+            if "uid" not in part(made, "metadata"):
+                raise self._foreign(json.dumps(made))
+            return made
         except _MadeBefore:  # by an earlier try whose answer was lost: the names are ours alone
             if kind != "pod":
                 return manifest
@@ -380,7 +384,15 @@ class KubeApi:
         status = int(error.status or 0)
         body = error.body or ""
         page = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
-        if 200 <= status < 400 or (status < 500 and _PAGE.match(page)):
+        if not status:
+            return ApiRefusal(
+                f"there is no TLS connection to the Kubernetes API server {self.host}:"
+                f" {plain(str(error.reason))}. Check server:, the certificate authority and the"
+                " client's certificate in the kubeconfig. A proxy on the way may have answered",
+                _FOREIGN,
+            )
+        is_foreign = _PAGE.match(page) or (status in _WRONG_PLACE and not _is_status(page))
+        if 200 <= status < 400 or (status < 500 and is_foreign):
             return self._foreign(page or f"{status} {error.reason}")
         words = _message(error)
         advice = _namespace_advice(status, words, self.namespace)
@@ -445,6 +457,14 @@ def _pause_s(error: ApiRefusal, tries: int) -> float:
     if asked_s is None:
         asked_s = min(5.0, 0.2 * 2**tries)
     return asked_s * random.uniform(1.0, 1.2)
+
+
+def _is_status(body: str) -> bool:
+    """Whether an answer is an object of Kubernetes, as all its refusals of a right address are."""
+    try:
+        return isinstance(json.loads(body), dict)
+    except ValueError:
+        return False
 
 
 def _message(error: Any) -> str:

@@ -15,6 +15,7 @@ from workbench.base.errors import BackendError, ConfigError
 from workbench.pods.bootstrap.process import is_session_variable
 from workbench.pods.slurm.gres import gpus_of
 
+_NODE = "node:"  # a site's own sinfo may print more lines
 _LIMIT_S = 60.0  # sbatch itself waits for a busy controller for some ten seconds
 _DEFAULTS = frozenset(
     f"SBATCH_{name}"
@@ -23,6 +24,8 @@ _DEFAULTS = frozenset(
 """Variables with a user's defaults for `sbatch`."""
 _OTHERS = frozenset(("HOME", "USER", "LOGNAME", "SHELL", "SLURM_CONF", *_DEFAULTS))
 _SPEAKER = re.compile(r"^(?:\w+: )?(?:error: |fatal: )?")
+# A site's own sbatch may print more lines, or ignore --parsable.
+_SUBMITTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:;\S*| on cluster \S+)?\s*$", re.M)
 _GONE = ("Invalid job id", "already completing or completed")
 _LIVES = frozenset(
     [
@@ -95,7 +98,10 @@ class Step:
 def submit(argv: Sequence[str], script: str) -> str:
     """Submit a batch job and return its id."""
     answer = call("sbatch", "--parsable", *argv, text=script)
-    return answer.strip().partition(";")[0]
+    found: list[str] = _SUBMITTED.findall(answer)
+    if not found:
+        raise BackendError(f"sbatch printed no id of a job: {words_of(answer)}")
+    return found[-1]
 
 
 def jobs(ids: Sequence[str]) -> dict[str, Job]:
@@ -134,7 +140,7 @@ def _job(line: str) -> Job:
 def jobs_named(name: str) -> list[str]:
     """Return the ids of the user's live jobs of a name."""
     answer = call("squeue", "--noheader", "--me", f"--name={name}", "--format=%i")
-    return answer.split()
+    return [line for line in answer.split() if line.isdecimal()]
 
 
 def steps(job: str) -> dict[str, Step]:
@@ -165,7 +171,9 @@ def cancel(ids: Sequence[str]) -> None:
 def node_addresses(partition: str = "") -> list[str]:
     """Return addresses or names of the cluster's nodes, as Slurm reaches the nodes."""
     limits = [f"--partition={partition}"] if partition else []
-    return call("sinfo", "--noheader", "--Node", "--format=%o", *limits).split()
+    answer = call("sinfo", "--noheader", "--Node", f"--format={_NODE}%o", *limits)
+    lines = answer.splitlines()
+    return [line.removeprefix(_NODE).strip() for line in lines if line.startswith(_NODE)]
 
 
 def gpu_nodes(partition: str | None, gpu_type: str) -> list[tuple[int, int]]:

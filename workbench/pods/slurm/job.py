@@ -16,6 +16,7 @@ from workbench.pods.slurm.container import Container, Runner
 from workbench.pods.slurm.notice import LEAVING
 
 _NOTICE = "Slurm will end this job soon"
+_WITH_REASON = " DUE TO "
 _OF_JOB = re.compile(r"\*\*\* (JOB [^*\n]+) \*\*\*")
 _OF_STEP = re.compile(r"\*\*\* (STEP (\d{1,20})\.[^*\n]+) \*\*\*")
 _SCRIPT = """\
@@ -114,7 +115,7 @@ def script(
             shell = "bash -l" if setup else "sh"
             worker = f"{shell} -c {shlex.quote(program)} sh"
     elif setup:
-        run = f'exec env PYTHONPATH={shlex.quote(HOME)} {worker} "$workbench_pod" {_BEFORE_FD}'
+        run = f'exec env -u PYTHONHOME PYTHONPATH={shlex.quote(HOME)} {worker} "$workbench_pod" {_BEFORE_FD}'
         program = _SETUP.format(before=_BEFORE, lines=lines, run=run)
         worker = f"bash -l -c {shlex.quote(program)} bash"
     words = [] if container is None else container.srun_words
@@ -183,15 +184,18 @@ def log_of(folder: Path, job: str) -> Path:
 
 
 def why_job_ended(log: str) -> str:
-    """Return Slurm's line on the end of a job in its log; empty without a line.
+    """Return Slurm's line on the end of a job in its log, and the notice; empty without both.
 
     Example:
         >>> why_job_ended("slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***")
         'JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT'
     """
-    notice = _NOTICE if f"*** {_NOTICE} ***" in log else ""
     lines: list[str] = _OF_JOB.findall(log)
-    return (lines or [notice])[-1]
+    said = lines[-1:]
+    # A job that is cancelled after the notice has a line without a reason.
+    if f"*** {_NOTICE} ***" in log and _WITH_REASON not in "".join(said):
+        said.insert(0, _NOTICE)
+    return "; ".join(said)
 
 
 def why_step_ended(log: str, job: str) -> str:

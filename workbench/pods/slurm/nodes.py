@@ -33,6 +33,8 @@ def nodes(place: SlurmPods, asked: PodSpec, count: int) -> NodeTable:
     answer = call("sinfo", "--noheader", "--Node", f"--Format={_FORM}")
     table = []
     for line in answer.splitlines():
+        if line.count("|") < len(_FIELDS):  # not a line of Slurm's
+            continue
         row = dict(zip(_FIELDS, (text.strip() for text in line.split("|")), strict=False))
         partition = row["Partition"]
         # sinfo marks the default partition.
@@ -65,7 +67,7 @@ def node_of(row: dict[str, str], asked: PodSpec, gpu_type: str) -> Node:
         for name, wanted, free, whole, unit in (
             ("cores", cores_to_ask(asked, [(cores or 0, gpus)]), idle or 0, cores or 0, ""),
             ("memory", asked.memory_gib or 0, round(free_gib, 1), round(memory_gib, 1), "GiB "),
-            ("GPUs", asked.gpus, gpus - taken, gpus, ""),
+            ("GPUs", asked.gpus, max(0, gpus - taken), gpus, ""),
         )
         if wanted > free
     ]

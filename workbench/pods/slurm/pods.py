@@ -100,7 +100,7 @@ class SlurmPods(Place):
     """More options of `sbatch` in the long form: `--qos=high`, `--constraint=ib` and others."""
     setup: SetupLines = ()
     """Shell commands that run on every node before the pod starts: `module load cuda` and others.
-    The ranks have the variables that the commands set, except `PYTHONPATH`."""
+    The ranks have the variables that the commands set, except `PYTHONPATH` and `PYTHONHOME`."""
     notice_s: NoticeTime = 60
     """Time between the notice of the time limit and the limit, in seconds. The ranks have 35 s less
     for a checkpoint. Default 60."""

@@ -22,7 +22,7 @@ from workbench.pods.slurm.notice import leaving_file, notice_in
 
 _GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
 """Variables by which Slurm names the GPUs of a step."""
-_NOT_PASSED_ON = ("_", "LC_CTYPE", "OLDPWD", "PWD", "PYTHONPATH", "SHLVL")
+_NOT_PASSED_ON = ("_", "LC_CTYPE", "OLDPWD", "PWD", "PYTHONHOME", "PYTHONPATH", "SHLVL")
 """Variables of bash and Python themselves. A module's `PYTHONPATH` would replace the packages of
 the environment."""
 

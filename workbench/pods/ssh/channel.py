@@ -10,6 +10,7 @@ from workbench.base.errors import RemoteError
 from workbench.pods.ssh.login import NoCommand, Opening, why_no_command
 
 _AFTER_EXIT_S = 0.5
+_LINGERS_S = 10.0
 _STDERR_KEPT_BYTES = 65_536
 _READ_BYTES = 65_536
 _SHOWN_LETTERS = 100
@@ -156,13 +157,18 @@ def _short(command: str) -> str:
     return repr(f"{line[:_SHOWN_LETTERS]} …")
 
 
-def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
-    """Feed and drain a command until it ends."""
+class Lingers(TimeoutError):
+    """The command has printed its last line, and its output stays open."""
+
+
+def complete(stream: RemoteStream, stdin: bytes, deadline: float, last: bytes = b"") -> Completed:
+    """Feed and drain a command until it ends. `last`: the beginning of its last line, if known."""
     channel = stream.channel
     pending = memoryview(stdin)
     output = bytearray()
     errors = bytearray()
     exited_s: float | None = None
+    printed_s: float | None = None
     if not pending:
         channel.end_input()
     while True:
@@ -182,17 +188,19 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
             exited_s = exited_s or now
         if has_ended or (exited_s is not None and now - exited_s > _AFTER_EXIT_S):
             break
+        if printed_s is None and _has_line(output, last):
+            printed_s = now
+            deadline = min(deadline, now + _LINGERS_S)
         if now > deadline:
             stream._keep(bytes(errors))
-            raise TimeoutError
+            raise Lingers if printed_s else TimeoutError
         channel.await_output(0.02 if pending or exited_s else 0.25)
     exit_code = channel.exit_code
     assert exit_code is not None
+    stream._keep(bytes(errors))
     if exit_code == -1 and channel.is_lost:
-        stream._keep(bytes(errors))
         raise ConnectionError("the connection was lost")
     if not stream.opening.is_over and exit_code != -1:
-        stream._keep(bytes(errors))
         raise stream.no_command()
     return Completed(
         exit_code=exit_code,
@@ -200,6 +208,10 @@ def complete(stream: RemoteStream, stdin: bytes, deadline: float) -> Completed:
         stderr=errors.decode(errors="backslashreplace"),
         login_s=stream.opening.took_s,
     )
+
+
+def _has_line(output: bytes | bytearray, beginning: bytes) -> bool:
+    return bool(beginning) and beginning in output and output.endswith(b"\n")
 
 
 def _send(channel: Channel, data: bytes) -> int:

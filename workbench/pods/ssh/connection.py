@@ -25,7 +25,7 @@ from workbench.base.files.disk import full_disk_named
 from workbench.base.json_values import text, whole
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import LARGE, far_end_answer, far_end_argv
-from workbench.pods.ssh.channel import Completed, RemoteStream, complete
+from workbench.pods.ssh.channel import Completed, Lingers, RemoteStream, complete
 from workbench.pods.ssh.child import MasterLine
 from workbench.pods.ssh.direct import DirectLine, few_sessions, where
 from workbench.pods.ssh.identity import Identity
@@ -38,7 +38,7 @@ _KILLED_AT_MOST = 3
 _KILLED = 128 + signal.SIGKILL  # the code of a login shell such as dash, which waits for a command
 _DONE = {"take": "written", "holds": "read", "size": "read"}
 _SESSIONS = 3  # of a connection at a time: the agent's, a large file's and a command's
-_SESSIONS_S = 60.0
+_SESSIONS_S = 40.0
 _REFUSED = "Session open refused"
 
 
@@ -86,18 +86,27 @@ class SSHConnection:
         """Close the connection; remote commands are not killed. Idempotent."""
         self._line.close()
 
-    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
-        """Run a command to its end. Background processes that hold its output are not awaited.
+    def run(
+        self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0, last: bytes = b""
+    ) -> Completed:
+        """Run a command to its end. `last`: the beginning of its last line, if known.
 
         The time of a slow login, once known, is added to the limit.
         """
         stream = self.stream(argv)
         try:
-            done = complete(stream, stdin, time.monotonic() + timeout_s + self._login_s)
+            done = complete(stream, stdin, time.monotonic() + timeout_s + self._login_s, last)
             if done.exit_code == -1 and _REFUSED in done.stderr:
                 raise few_sessions(self.pod, _SESSIONS, _REFUSED)
+            if not stream.opening.is_over:
+                raise stream.no_command()
             self._login_s = done.login_s
             return done
+        except Lingers:
+            raise stream.error(
+                "has answered and does not end. A background program of the login's start-up files"
+                " holds the connection: start the program with </dev/null >/dev/null 2>&1"
+            ) from None
         except TimeoutError:
             raise stream.error(f"did not end within {timeout_s:g} s and was left running") from None
         except (OSError, paramiko.SSHException) as error:
@@ -128,15 +137,22 @@ class SSHConnection:
                 while not stream.opening.is_over and stream.exit_code is None:
                     if stream.channel.has_output():
                         stream.opening.strip(stream.channel.output())
-                    if stream.channel.at_end or time.monotonic() > deadline:
+                    if stream.channel.at_end:
                         stream.wait(1.0)
                         break
+                    if time.monotonic() > deadline:
+                        raise RemoteError(
+                            f"the login started no command in {_SESSIONS_S:g} s and printed"
+                            f" {stream.opening.words!r}: look in the start-up files for a waiting"
+                            " command",
+                            host=self.pod.address,
+                        )
                     stream.channel.await_output(0.25)
                 if _REFUSED in stream.stderr:
                     raise few_sessions(self.pod, _SESSIONS, _REFUSED)
         except OSError as error:
             raise RemoteError(
-                f"the connection breaks at session {len(opened) + 1} of {_SESSIONS}: {error}",
+                f"the first commands of the connection fail: {error}",
                 host=self.pod.address,
             ) from error
         finally:

@@ -33,6 +33,7 @@ _KEY_LINE = re.compile(
 )
 
 _KEY_BEGIN = 100
+_KEY_BYTES = 65_536  # a whole key file has fewer
 _PUBLIC = re.compile(
     rb"(?:(?:ssh|ecdsa|sk)-[\w@.-]+ |---- BEGIN SSH2 PUBLIC|-----BEGIN [A-Z ]*PUBLIC)"
 )
@@ -179,22 +180,28 @@ def passphrase_advice(path: Path) -> str:
     """Report a key with a passphrase, and the remedy."""
     return (
         f"the key {path} has a passphrase, and the keeper cannot ask for the passphrase. Make"
-        " a key without a passphrase:"
-        f" ssh-keygen -t ed25519 -N '' -f {shlex.quote(f'{path}_workbench')}, and add its .pub to"
-        " the hosts' authorized_keys"
+        f" a key without a passphrase: {_new_key(path)}"
     )
+
+
+def _new_key(path: Path) -> str:
+    new = shlex.quote(f"{path}_workbench")
+    return f"ssh-keygen -t ed25519 -N '' -f {new}, and add its .pub to the hosts' authorized_keys"
 
 
 def not_usable(path: Path, said: str) -> str:
     """Report a file that is no private key, its format, and the command to convert the file."""
-    begin = b""
+    content = b""
     with contextlib.suppress(OSError):
-        begin = begin_of(path)
+        content = begin_of(path, _KEY_BYTES)
+    begin = content[:_KEY_BEGIN]
     name = shlex.quote(str(path))
     remedy = said
     if begin.startswith((b"-----BEGIN PRIVATE KEY", b"-----BEGIN ENCRYPTED PRIVATE KEY")):
         remedy = (
-            f"it is in the form PKCS#8. Write it in OpenSSH's form: ssh-keygen -p -N '' -f {name}"
+            "the key has the form PKCS#8. Write the key in OpenSSH's form:"
+            f" ssh-keygen -p -N '' -f {name}. OpenSSH before 9.6 cannot read an ed25519 key in"
+            f" PKCS#8 and needs another key: {_new_key(path)}"
         )
     elif begin.startswith(b"PuTTY-User-Key-File"):
         remedy = (
@@ -211,13 +218,15 @@ def not_usable(path: Path, said: str) -> str:
             "its lines end with carriage returns, as on Windows. Remove them:"
             f" sed -i 's/\\r$//' {name}"
         )
+    elif not content.endswith(b"\n"):
+        remedy = f"its last line has no line end. Add the end: echo >> {name}"
     return f"{path} is no usable private key: {remedy}"
 
 
-def begin_of(key: Path) -> bytes:
+def begin_of(key: Path, count: int = _KEY_BEGIN) -> bytes:
     """Return the first bytes of a key file, enough to recognize the format."""
     with key.open("rb") as file:
-        return file.read(_KEY_BEGIN).lstrip()
+        return file.read(count).lstrip()
 
 
 def known_hosts_name(address: str, port: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import secrets
 import shlex
 import time
@@ -18,10 +19,14 @@ from workbench.base.words import plain
 
 # In single quotes: no line break, no quote of that kind, no `!` and no backslash, since csh and
 # fish give these a meaning inside quotes.
-_START = 'echo {marker}; eval "$(printf %s "$@" | base64 -d)"'
+_START = (
+    'unset PYTHONHOME; base64 </dev/null && echo {marker} && eval "$(printf %s "$@" | base64 -d)"'
+)
 _LETTERS = 900  # of a word; an old csh takes few more. Divides by four: no word begins with `=`
 _MOST_BYTES = 64 << 20
 _SHOWN = 300
+_OURS = re.compile(r"(?:[A-Za-z0-9+/=]{60,}\s*)+")  # words of a command, quoted by a shell
+_NO_SH = re.compile(r"\b(?:sh|base64)\b")
 
 
 class NoCommand(RemoteError):
@@ -72,9 +77,17 @@ def marked(argv: Sequence[str]) -> tuple[list[str], bytes]:
     return ["sh", "-c", start, "sh", *words], f"{marker}\n".encode()
 
 
+def line_of(words: Sequence[str]) -> str:
+    """Return the line for a login shell that becomes the command.
+
+    A shell that stays may print at its end, by a trap of a start-up file.
+    """
+    return f"exec {shlex.join(words)}"
+
+
 def why_no_command(host: str, exit_code: int | None, said: str) -> str:
     """Describe a login that ended without starting the command, with the next step."""
-    words = plain(said)[-_SHOWN:]
+    words = plain(_OURS.sub("…", said))[-_SHOWN:]
     return (
         f"the login on {host} runs no commands: it ended with exit code {exit_code} and printed"
         f" {repr(words) if words else 'nothing'}."
@@ -91,12 +104,13 @@ def to_bytes(command: str) -> bytes:
 
 
 def _cause(exit_code: int | None, said: str) -> str:
-    if exit_code in (126, 127):
-        return "Its start-up files leave no sh in PATH: let them add to PATH."
-    if exit_code == 0:
+    if exit_code in (126, 127) and _NO_SH.search(said):
+        return "Its start-up files leave no sh or no base64 in PATH: let them add to PATH."
+    if exit_code in (0, 127):
         return (
             "Its start-up files (~/.bashrc, ~/.zshenv, ~/.cshrc) exit or start another shell:"
-            " let them do so only with a terminal."
+            " let them do so only with a terminal. Or its key, or the host's sshd, allows one"
+            " command only."
         )
     if "not available" in said:
         return "The account has the shell nologin: give it a shell, or name another user."

@@ -22,7 +22,7 @@ from workbench.base.files import write_text
 from workbench.pods.hostfile import check_address
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity, nameless
-from workbench.pods.ssh.login import marked, why_no_command
+from workbench.pods.ssh.login import line_of, marked, why_no_command
 
 
 def ssh_argv(
@@ -36,7 +36,7 @@ def ssh_argv(
         path = child_environment()["PYTHONPATH"]
         client = ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", entries.SSH]
         return [*client, str(identity.folder), json.dumps(pod.to_dict()), *command]
-    remote = [shlex.join(command)] if command else []
+    remote = [line_of(command)] if command else []
     config = str(identity.ssh_config)
     return ["ssh", *options, "-F", config, "--", check_address(pod.address), *remote]
 
