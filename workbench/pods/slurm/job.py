@@ -115,7 +115,8 @@ def script(
             shell = "bash -l" if setup else "sh"
             worker = f"{shell} -c {shlex.quote(program)} sh"
     elif setup:
-        run = f'exec env -u PYTHONHOME PYTHONPATH={shlex.quote(HOME)} {worker} "$workbench_pod" {_BEFORE_FD}'
+        inside = f"env -u PYTHONHOME PYTHONPATH={shlex.quote(HOME)}"
+        run = f'exec {inside} {worker} "$workbench_pod" {_BEFORE_FD}'
         program = _SETUP.format(before=_BEFORE, lines=lines, run=run)
         worker = f"bash -l -c {shlex.quote(program)} bash"
     words = [] if container is None else container.srun_words
