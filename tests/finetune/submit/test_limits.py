@@ -342,6 +342,18 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         {},
         ["config.json", "auto_map", "never run"],
     ),
+    **{
+        f"{key} as text": (positions(**{key: "2"}), {}, ["config.json", key, "'2'"])
+        for key in ("num_hidden_layers", "vocab_size", "rms_norm_eps", "head_dim", "n_layer")
+    },
+    **{
+        f"a format that torch has not, {key}": (
+            positions(**{key: "fp16"}),
+            {},
+            ["config.json", key, "'fp16'", "'bfloat16'"],
+        )
+        for key in ("dtype", "torch_dtype")
+    },
     "attention of GPUs": (
         positions(attn_implementation="flash_attention_2"),
         {},

@@ -6,11 +6,12 @@ ranks call `check_loaded` for a model of the hub, whose files may be unknown on 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError
+from workbench.base.errors import ConfigError, shortened
 from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import Json, part, text, whole
 from workbench.finetune.deepspeed.defaults import on_base
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
 _MARK = "\ufeff"
+_SIZE = re.compile(r"^(num|n|d|max)_|_(size|dim|layers|heads|theta|eps|epsilon)$")
+_FORMAT = re.compile(r"auto|half|(b?float|u?int)\d*(_\w+)?|double")
 # Encoder-decoder models whose configuration has no decoder start token by itself.
 _WITHOUT_START = (
     "encoder-decoder",
@@ -87,6 +90,7 @@ def check_configuration(job: FineTuneOptions) -> None:
     too_large = too_many_parts(config)
     if too_large:
         raise ConfigError(f"{source} has {too_large}; take the file from the model's author")
+    _check_forms(config, source)
     check_architecture(job, config, source)
     check_not_quantized(job, config, source)
     rows = embeddings_of(config)
@@ -98,6 +102,23 @@ def check_configuration(job: FineTuneOptions) -> None:
     _check_special_tokens(job, config, place, tokens)
     if rows:
         check_ids(tokens, rows, source, place, template_of(job, place))
+
+
+def _check_forms(config: Json, source: str) -> None:
+    """Raise ConfigError for a size as text, or a number format that torch has not."""
+    for inner in (config, part(config, "text_config"), part(config, "decoder")):
+        for key, value in inner.items():
+            if isinstance(value, str) and _SIZE.search(key):
+                raise ConfigError(
+                    f"{source} has {key} {shortened(value)}; it must be a number. Correct the "
+                    "value, or take the file from the model's author"
+                )
+            is_format = key in ("dtype", "torch_dtype") and isinstance(value, str)
+            if is_format and _FORMAT.fullmatch(str(value)) is None:
+                raise ConfigError(
+                    f"{source} has {key} {shortened(value)}; it must be a number format of torch, "
+                    "such as 'bfloat16'. Correct the value, or remove the key"
+                )
 
 
 def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
