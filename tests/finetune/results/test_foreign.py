@@ -237,5 +237,6 @@ def test_the_cluster_that_its_run_json_names_is_not_looked_into_unless_that_name
     )
     make_cluster_folder(paths.root)
     list_runs(paths.store, KnownRun(id=str(info["id"]), path=root))
+    paths.own_state.write_text(json.dumps(state))
     run = Run(root)
     assert (CANARY in run.message) is not ended, "its own cluster, which names it too, is believed"
