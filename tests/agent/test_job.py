@@ -16,10 +16,11 @@ from workbench.agent.ranks.job import PodRun, bind, shares
 from workbench.agent.ranks.memory import MemoryWatch
 from workbench.agent.ranks.output import OutputPump
 from workbench.agent.ranks.rank import Rank
+from workbench.agent.ranks.records import DONE, done_record, write_record
 from workbench.agent.ranks.request import RunRequest
 from workbench.agent.ranks.stacks import AT_ONCE, SIGNAL
 from workbench.agent.tasks import Tasks
-from workbench.base.process import Process, RankPlace
+from workbench.base.process import Process, RankPlace, boot_id
 
 KILL, TERM, CONT, INT = signal.SIGKILL, signal.SIGTERM, signal.SIGCONT, signal.SIGINT
 
@@ -156,7 +157,7 @@ def test_a_run_without_a_rank_of_the_pod_is_refused(world: World, tmp_path: Path
 def test_an_agent_that_takes_over_knows_what_its_ranks_left(world: World, pod: Path) -> None:
     first = PodRun(request(), pod)
     (first.folder / "rank-2" / "stdout.log").touch()
-    (first.folder / "rank-2" / "done.json").touch()
+    write_record(first.folder / "rank-2" / DONE, done_record(2))
     run = PodRun(request(attempt=9, restart=9), pod, inherited=True)
     assert (run.attempt, run.restart) == (4, 3)
     done, never = run.ranks.values()
@@ -196,7 +197,7 @@ def test_a_rank_runs_from_its_begin_to_its_end(run: PodRun, world: World) -> Non
     assert (first.phase, first.done, first.exit_code) == ("exited", True, 0)
     assert first.error is None and first.ended_s and second.phase == "running"
     done = json.loads((first.folder / "done.json").read_text())
-    assert (done["rank"], done["exit_code"]) == (2, 0)
+    assert (done["rank"], done["boot"]) == (2, boot_id())
     run.ended(50, 1)
     assert first.exit_code == 0, "a later process may have the same pid"
     assert run.hurried, "leftover processes are looked for"
@@ -649,3 +650,18 @@ def test_a_rank_has_two_streams_and_their_order(tmp_path: Path) -> None:
     for name, data in (("stdout", b"1"), ("stderr", b"22")):
         made.streams[name]._take(data)
     assert (tmp_path / "order.log").read_text() == "stdout 1\n"
+
+
+def test_a_rank_that_was_done_before_the_machine_restarted_is_not_known_to_be_whole(
+    run: PodRun, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut, the files that the rank wrote before its record may be empty."""
+    first, second = begin(run, world)
+    (first.folder / "stdout.log").touch()
+    run.ended(50, 0)
+    first.recover()
+    assert (first.done, first.stopped) == (True, False)
+    monkeypatch.setattr("workbench.agent.ranks.records.boot_id", lambda: "another")
+    first.recover()
+    assert (first.done, first.stopped) == (False, True)
+    assert second.phase == "running"

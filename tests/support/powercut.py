@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from workbench import Cluster, FineTune, LocalPods, PodSpec, Run, Script
@@ -99,7 +100,8 @@ def at_random(image: str, disk: str, cut: str, seed: str) -> dict[str, object]:
     # No process syncs anything more; the copy is repeated until the kernel has written its last.
     for pid in process_table():
         if pid not in (1, os.getpid()):
-            os.kill(pid, signal.SIGSTOP)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
     while True:
         for copy in (cut, f"{cut}.again"):
             subprocess.run(["cp", "--sparse=always", image, copy], check=True)

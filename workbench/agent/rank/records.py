@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from workbench.agent import machine
-from workbench.agent.ranks.records import only_lost_its_peer, write_record
+from workbench.agent.ranks.records import DONE, done_record, only_lost_its_peer, write_record
 from workbench.base.errors import RunError
 
 _GIB = 1024**3
@@ -38,7 +38,7 @@ def write_error(folder: Path, rank: int, error: BaseException) -> None:
 
 def write_done(folder: Path, rank: int) -> None:
     """Write `done.json`: the rank has finished all requested work."""
-    write_record(folder / "done.json", {"rank": rank})
+    write_record(folder / DONE, done_record(rank))
 
 
 def memory() -> dict[str, float]:

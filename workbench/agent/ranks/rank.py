@@ -14,10 +14,13 @@ from workbench.agent.rank.groups import worked_alone
 from workbench.agent.ranks.memory import MemoryWatch
 from workbench.agent.ranks.output import OutputOrder, OutputStream
 from workbench.agent.ranks.records import (
+    DONE,
     LEAVE_ASKED,
     LEAVE_LISTENS,
     Failure,
+    done_record,
     failure_from,
+    is_done,
     only_lost_its_peer,
     read_record,
     write_record,
@@ -92,7 +95,7 @@ class Rank:
             stream.drain()
         self.error = read_record(self.folder / "error.json")
         if self.success == "exit code" and exit_code == 0 and not self.stopped:
-            _keep(self.folder / "done.json", {"rank": self.place.rank, "exit_code": 0})
+            _keep(self.folder / DONE, done_record(self.place.rank))
             self.done = True
         self.done = self.done or self._left_its_record()
         has_reason = self.error is not None or self.done or self.stopped
@@ -132,7 +135,7 @@ class Rank:
 
     def _left_its_record(self) -> bool:
         """Whether the rank proves success by a record and `done.json` exists."""
-        return self.success == "record" and (self.folder / "done.json").exists()
+        return self.success == "record" and (self.folder / DONE).exists()
 
     def recover(self) -> None:
         """Set the state of an ended agent's rank from the folder, if the rank was ever started."""
@@ -140,7 +143,7 @@ class Rank:
             self.phase = "exited"
             self.swept = True
             self.error = read_record(self.folder / "error.json")
-            self.done = (self.folder / "done.json").exists()
+            self.done = is_done(self.folder)
             self.stopped = not self.done and self.error is None
 
     def _fail(self, failure: Failure) -> None:

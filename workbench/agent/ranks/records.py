@@ -14,7 +14,10 @@ from workbench.base.clock import now_s
 from workbench.base.errors import DiskFull
 from workbench.base.files import open_record, write_bytes, write_json
 from workbench.base.messages.lines import from_line
+from workbench.base.process import boot_id
 
+DONE = "done.json"
+"""File in the rank's folder: the rank has finished all requested work."""
 LEAVE_LISTENS = "leave-listens"
 """File in the rank's folder: the rank looks for `LEAVE_ASKED` after every step."""
 LEAVE_ASKED = "leave-asked"
@@ -169,6 +172,20 @@ def read_record(path: Path) -> dict[str, object] | None:
     except (OSError, ValueError):
         return None
     return record
+
+
+def done_record(rank: int) -> dict[str, object]:
+    """Return the content of `DONE`: the rank, and the start of the machine."""
+    return {"rank": rank, "boot": boot_id()}
+
+
+def is_done(folder: Path) -> bool:
+    """Whether the record of a rank says that its work is done, and that its files are whole.
+
+    After a restart of the machine, other files of the rank may be empty: the power may have gone.
+    """
+    record = read_record(folder / DONE)
+    return record is not None and record.get("boot") == boot_id()
 
 
 def write_record(path: Path, record: Mapping[str, object]) -> None:
