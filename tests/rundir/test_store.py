@@ -138,6 +138,24 @@ def test_no_flipped_bit_changes_a_row_that_is_read(
         assert list(contents.decisions) == decisions
 
 
+def test_a_store_is_whole_from_its_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A keeper that is killed while it writes the store again leaves none, or a whole one."""
+    path = tmp_path / "store.db"
+    decisions = [decision(number=number) for number in range(5)]
+    monkeypatch.setattr(module, "_make_room", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    child = os.fork()
+    if child == 0:
+        create_store(path, ENTRY, [A], decisions)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    contents = read_store(path)
+    assert contents.is_whole
+    assert (contents.registration, list(contents.runs)) == (ENTRY, [A])
+    assert list(contents.decisions) == decisions
+
+
 def test_a_file_that_is_no_store_is_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     path.write_bytes(b"no store" * 1000)
@@ -229,7 +247,7 @@ def test_room_that_cannot_be_kept_is_no_error(
     path = tmp_path / "store.db"
     written(path)
 
-    def fail(_store: object) -> None:
+    def fail(*_: object) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(module, "_make_room", fail)

@@ -203,8 +203,10 @@ class DecisionLog:
     def _append(self) -> None:
         if not os.path.lexists(self._path):
             logger.warning("%s was removed; all decisions are written again", self._path)
-            create_store(self._path, self.registration)
-            self._written = 0
+            runs = [KnownRun(id=run.run, path=run.path) for run in self._runs.values()]
+            create_store(self._path, self.registration, runs, self._decisions)
+            self._written = len(self._decisions)
+            return
         late = self._decisions[self._written :]
         names = dict.fromkeys(decision.run for decision in late)
         write_store(

@@ -130,21 +130,34 @@ class Contents:
     """Whether every row could be read."""
 
 
-def create_store(path: Path, registration: Registration) -> None:
-    """Replace the store of an earlier cluster by one without runs.
+def create_store(
+    path: Path,
+    registration: Registration,
+    runs: Sequence[KnownRun] = (),
+    decisions: Sequence[Decision] = (),
+) -> None:
+    """Replace an earlier store. The new one is whole from its first moment at the path.
 
     Raise OSError if the folder takes no store, or its file system has no locks.
     """
+    part = path.with_name(f".{path.name}.part")
     try:
         remove_store(path)
-        with _opened(path, "rwc") as store:
+        remove_store(part)
+        with _opened(part, "rwc") as store:
             store.executescript(f"{_SCHEMA} PRAGMA user_version = {FORMAT};")
             with store:
                 _add(store, "INSERT INTO cluster", [_row_of_registration(registration)])
-            _make_room(store)
+                _add(store, "INSERT INTO run", map(_row_of_run, runs))
+                rows = map(_row_of_decision, count(1), decisions)
+                _add(store, "INSERT INTO decision", rows)
+        gate.remove(journal_of(part))
+        gate.move(part, path, path.parent)
+        with _opened(path, "rw") as store:
+            _make_room(store, path)
     except OSError as error:
         with suppress(OSError):
-            remove_store(path)
+            remove_store(part)
         raise OSError(
             f"no store can be made in {path.parent}: {error}; set XDG_STATE_HOME to a folder of "
             "yours with room, on a file system with locks (fcntl)"
@@ -188,7 +201,7 @@ def write_store(
             rows = map(_row_of_decision, count(first), decisions)
             _add(store, "INSERT OR REPLACE INTO decision", rows)
         try:
-            _make_room(store)
+            _make_room(store, path)
         except sqlite3.Error as error:
             logger.info("no room is kept in %s: %s", path, error)
 
@@ -315,12 +328,14 @@ def _add(store: sqlite3.Connection, command: str, rows: Iterable[_Row]) -> None:
         store.execute(f"{command} VALUES ({', '.join('?' * len(row))})", row)
 
 
-def _make_room(store: sqlite3.Connection) -> None:
+def _make_room(store: sqlite3.Connection, path: Path) -> None:
     """Keep free pages in the file, and a journal of their size."""
     (page_bytes,) = store.execute("PRAGMA page_size").fetchone()
     (free,) = store.execute("PRAGMA freelist_count").fetchone()
     pages = _ROOM_BYTES // page_bytes
-    if free >= pages // 2:
+    journal = journal_of(path)
+    has_journal = journal.exists() and journal.stat().st_size >= _ROOM_BYTES
+    if free >= pages // 2 and has_journal:
         return
     store.execute("CREATE TABLE IF NOT EXISTS room (n INTEGER, filler BLOB)")
     with store:
