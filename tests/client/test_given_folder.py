@@ -35,12 +35,13 @@ from workbench.pods.hosts.note import make_folder, note_of
 from workbench.pods.hosts.pods import SSHPods
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.registered import (
+from workbench.rundir.register.registered import (
     NotRegistered,
     register,
     registered,
     registration,
 )
+from workbench.rundir.register.store import KnownRun
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
@@ -48,7 +49,6 @@ from workbench.rundir.status import (
     is_keeper,
     own_runs,
 )
-from workbench.rundir.store import KnownRun
 
 LOCAL = {"kind": "local"}
 WAYS: dict[str, Callable[[ClusterPaths], object]] = {

@@ -19,8 +19,8 @@ from tests.support.runstores import list_runs
 from workbench.base.files import read_json, write_json
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.register.store import KnownRun
 from workbench.rundir.spec import ClusterSpec
-from workbench.rundir.store import KnownRun
 
 CANARY = "canary-of-the-reader-7c1e"
 _MIB = 1 << 20

@@ -38,9 +38,9 @@ from workbench.rundir.events import Event
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import RankError, RankStatus
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.status import ClusterStatus, result_file
-from workbench.rundir.store import DecisionKind
 
 LEASE_S = 30.0
 BEGIN_S = 1000.0

@@ -28,10 +28,10 @@ from workbench.base.process import find
 from workbench.client.takeover import take_over
 from workbench.rundir.figures.samples import SampleTail
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.registered import register
+from workbench.rundir.register.registered import register
+from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.state import RunState
 from workbench.rundir.status import cluster_status
-from workbench.rundir.store import DecisionKind
 
 if TYPE_CHECKING:
     from .conftest import World

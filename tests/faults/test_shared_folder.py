@@ -19,9 +19,9 @@ from workbench.client import lifecycle
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.openssh import ssh_argv
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.registered import registration
+from workbench.rundir.register.registered import registration
+from workbench.rundir.register.store import KnownRun, runs_in
 from workbench.rundir.status import cluster_status
-from workbench.rundir.store import KnownRun, runs_in
 
 pytestmark = pytest.mark.slow
 OWN = {

@@ -39,9 +39,9 @@ from workbench.keeper.decisions import replay
 from workbench.keeper.run.runner import Runner
 from workbench.rundir.checkpoints import newest_good
 from workbench.rundir.make.prepare import prepare_run
+from workbench.rundir.register.store import DecisionKind, journal_of, read_store
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.status import result_file
-from workbench.rundir.store import DecisionKind, journal_of, read_store
 
 FINAL = ("succeeded", "failed", "cancelled", "stopped")
 CANCELLED_AT_S = 100.0

@@ -29,9 +29,9 @@ from workbench.keeper.requests import OfRun, Submit
 from workbench.keeper.run.runner import Runner
 from workbench.keeper.run_queue import IdleTime, RunQueue
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import ClusterStatus, own_runs
-from workbench.rundir.store import DecisionKind
 
 KEEPER = Path(workbench.keeper.__file__).parent
 PLACES = {

@@ -19,7 +19,7 @@ from workbench.jobs.script import Script
 from workbench.keeper.decisions import DecisionLog, RunDecisions
 from workbench.keeper.link import context as module
 from workbench.keeper.link.context import RunContext
-from workbench.rundir.store import DecisionKind
+from workbench.rundir.register.store import DecisionKind
 
 
 class Single(Script):

@@ -15,7 +15,7 @@ import pytest
 from tests.support.runstores import decisions_in, empty
 from workbench.base.redact import Redactor
 from workbench.keeper.decisions import DecisionLog
-from workbench.rundir.store import DecisionKind
+from workbench.rundir.register.store import DecisionKind
 
 LIFE: Sequence[tuple[DecisionKind, int]] = [
     (DecisionKind.SUBMITTED, 0),
@@ -247,7 +247,7 @@ def test_a_fault_at_any_call_of_the_store_loses_and_doubles_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect = partial(sqlite3.connect, factory=Faulty)
-    monkeypatch.setattr("workbench.rundir.store.sqlite3.connect", connect)
+    monkeypatch.setattr("workbench.rundir.register.store.sqlite3.connect", connect)
     for number in itertools.count(1):
         path = tmp_path / str(number)
         log = DecisionLog(path)

@@ -27,9 +27,9 @@ from workbench.pods.pod import Phase, Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.register.store import DecisionKind, Registration, create_store, runs_in
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import ClusterStatus
-from workbench.rundir.store import DecisionKind, Registration, create_store, runs_in
 
 PODS = [Pod(name=f"pod-{n}", address=f"10.0.0.{n}", phase=Phase.RUNNING) for n in (0, 1)]
 

@@ -19,8 +19,14 @@ from workbench.jobs.script import Script
 from workbench.keeper.run.runner import Runner
 from workbench.rundir.events import read_events
 from workbench.rundir.outcome import RankError
+from workbench.rundir.register.store import (
+    DecisionKind,
+    Registration,
+    create_store,
+    read_store,
+    write_store,
+)
 from workbench.rundir.status import result_file
-from workbench.rundir.store import DecisionKind, Registration, create_store, read_store, write_store
 
 RUNS_ON = Plan(others=Fate())
 KILLED = Fate(3.0, RankError(kind="signal", message="killed by SIGKILL"), -9)

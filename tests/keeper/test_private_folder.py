@@ -14,7 +14,7 @@ from workbench.keeper import private_dir as module
 from workbench.keeper.private_dir import PrivateDir
 from workbench.keeper.spawn import take_lock
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.store import journal_of
+from workbench.rundir.register.store import journal_of
 
 
 class Kept:

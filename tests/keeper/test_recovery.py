@@ -21,9 +21,9 @@ from workbench.keeper import recovery as module
 from workbench.keeper.recovery import inherited_runs, run_context, wanted_pods
 from workbench.keeper.run.runner import Runner
 from workbench.pods.pod_spec import PodSpec
+from workbench.rundir.register.store import DecisionKind, KnownRun, Registration
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import ClusterStatus, result_file
-from workbench.rundir.store import DecisionKind, KnownRun, Registration
 
 
 class Single(Script):

@@ -44,7 +44,7 @@ from workbench.rundir.events import read_events
 from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import RankError
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.store import DecisionKind
+from workbench.rundir.register.store import DecisionKind
 
 
 def port_taken(number: int) -> Plan:

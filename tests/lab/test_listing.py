@@ -20,7 +20,7 @@ from workbench.lab import resubmit_cell
 from workbench.lab.listing import Listing
 from workbench.rundir.catalog.store import write_label
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.registered import NotRegistered
+from workbench.rundir.register.registered import NotRegistered
 from workbench.rundir.spec import ClusterSpec, RunSpec
 
 

@@ -20,6 +20,7 @@ from workbench.base.files.private import make_cluster_folder
 from workbench.base.process import Process, boot_id, process_start_time
 from workbench.rundir import status
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.register.store import KnownRun, runs_in
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
     ClusterStatus,
@@ -45,7 +46,6 @@ from workbench.rundir.status import (
     was_taken,
     write_cluster_state,
 )
-from workbench.rundir.store import KnownRun, runs_in
 
 
 @pytest.fixture(autouse=True)

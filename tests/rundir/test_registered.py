@@ -17,7 +17,7 @@ from workbench.base.errors import ConfigError
 from workbench.base.files import read_json, write_json
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.registered import (
+from workbench.rundir.register.registered import (
     NotRegistered,
     prune,
     register,
@@ -26,7 +26,7 @@ from workbench.rundir.registered import (
     unregister,
     why_not_registered,
 )
-from workbench.rundir.store import create_store
+from workbench.rundir.register.store import create_store
 
 STORED = {"backend": {"kind": "local"}, "count": 2, "pods": {"env": {"TOKEN": "…"}}}
 

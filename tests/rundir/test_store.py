@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from tests.fakes.smalldisk import small_disk
 from workbench.base.errors import RunError, Unreadable
-from workbench.rundir import store as module
-from workbench.rundir.store import (
+from workbench.rundir.register import store as module
+from workbench.rundir.register.store import (
     DamagedStore,
     Decision,
     DecisionKind,
@@ -197,7 +197,7 @@ def test_a_writer_that_is_killed_leaves_whole_transactions(tmp_path: Path) -> No
     create_store(path, ENTRY)
     code = (
         "import sys, pathlib\n"
-        "from workbench.rundir.store import *\n"
+        "from workbench.rundir.register.store import *\n"
         "path = pathlib.Path(sys.argv[1])\n"
         "for n in range(1, 10_000, 2):\n"
         "    pair = [Decision(time_s=1.0, run='a', what=DecisionKind.STAGED)] * 2\n"
@@ -291,7 +291,7 @@ def test_a_file_system_without_locks_takes_no_store(tmp_path: Path) -> None:
     )
     code = (
         "import sys, pathlib\n"
-        "from workbench.rundir import store\n"
+        "from workbench.rundir.register import store\n"
         "store._WAIT_S = 0.1\n"
         "try: store.create_store(pathlib.Path(sys.argv[1]), store.Registration())\n"
         "except OSError as error: print(error)\n"

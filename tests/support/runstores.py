@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from workbench.keeper.decisions import DecisionLog
-from workbench.rundir.store import (
+from workbench.rundir.register.store import (
     Decision,
     KnownRun,
     Registration,

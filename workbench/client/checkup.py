@@ -21,7 +21,7 @@ from workbench.pods.pod import Pod
 from workbench.pods.slurm.pods import SlurmPods
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.registered import registered
+from workbench.rundir.register.registered import registered
 from workbench.rundir.spec import ClusterSpec
 
 

@@ -32,7 +32,7 @@ from workbench.pods.place import Place
 from workbench.pods.pod import Pod
 from workbench.pods.pod_spec import PodSpec
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.registered import registered
+from workbench.rundir.register.registered import registered
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import cluster_status, settled_status, silence_of
 

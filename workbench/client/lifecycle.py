@@ -34,7 +34,7 @@ from workbench.pods.backends import remove_left
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.make.prepare import make_root
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.registered import (
+from workbench.rundir.register.registered import (
     is_tidied,
     make_own_folder,
     prune,

@@ -27,7 +27,8 @@ from workbench.pods.ssh.identity import Identity
 from workbench.rundir.checkpoints import Checkpoint
 from workbench.rundir.make.unstarted import fail_unstarted
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.registered import registered, unregister, why_not_registered
+from workbench.rundir.register.registered import registered, unregister, why_not_registered
+from workbench.rundir.register.store import runs_in
 from workbench.rundir.spec import ClusterSpec, RunSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
@@ -44,7 +45,6 @@ from workbench.rundir.status import (
     was_taken,
     write_cluster_state,
 )
-from workbench.rundir.store import runs_in
 
 logger = logging.getLogger(__name__)
 _START_S = 30.0

@@ -31,7 +31,7 @@ from workbench.rundir.checkpoints import (
     read_manifest,
 )
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.registered import why_not_registered
+from workbench.rundir.register.registered import why_not_registered
 from workbench.rundir.status import cluster_of, is_listed
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from workbench.base.clock import now_s
 from workbench.base.errors import RunError
 from workbench.base.json_values import Json, items, part, text, whole
 from workbench.base.redact import Redactor
-from workbench.rundir.store import (
+from workbench.rundir.register.store import (
     Contents,
     DamagedStore,
     Decision,

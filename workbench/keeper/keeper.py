@@ -47,6 +47,7 @@ from workbench.keeper.run_queue import IdleTime, RunQueue
 from workbench.keeper.spawn import STAY, TAKEN, log_to, process_facts, take_lock
 from workbench.rundir.checkpoints import CHECKPOINT, newest_good
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.register.store import DecisionKind, KnownRun
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.state import RunState
 from workbench.rundir.status import (
@@ -55,7 +56,6 @@ from workbench.rundir.status import (
     result_file,
     write_cluster_state,
 )
-from workbench.rundir.store import DecisionKind, KnownRun
 
 logger = logging.getLogger(__name__)
 _MEND_S = 2.0

@@ -15,7 +15,7 @@ from workbench.base.files import gate, read_bytes, write_bytes
 from workbench.base.files.private import cluster_folder, make_cluster_folder
 from workbench.keeper.spawn import inode_at, take_lock
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.store import journal_of
+from workbench.rundir.register.store import journal_of
 
 logger = logging.getLogger(__name__)
 _LARGEST_BYTES = 1 << 20

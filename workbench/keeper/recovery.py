@@ -20,10 +20,10 @@ from workbench.keeper.run.attempt import AttemptDeps
 from workbench.keeper.run.runner import Runner
 from workbench.pods.hostfile import Hostfile
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.register.store import DecisionKind, KnownRun
 from workbench.rundir.spec import ClusterSpec, RunSpec, resolved
 from workbench.rundir.state import RunState
 from workbench.rundir.status import ClusterStatus, is_run_of, result_file
-from workbench.rundir.store import DecisionKind, KnownRun
 from workbench.rundir.stores.address import secrets_of
 
 logger = logging.getLogger(__name__)

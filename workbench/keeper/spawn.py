@@ -28,7 +28,7 @@ from workbench.base.messages.lines import to_line
 from workbench.base.process import boot_id, process_start_time
 from workbench.base.redact import Redactor
 from workbench.rundir.paths import ClusterPaths
-from workbench.rundir.registered import make_own_folder
+from workbench.rundir.register.registered import make_own_folder
 from workbench.rundir.spec import ClusterSpec
 from workbench.rundir.status import write_cluster_state
 

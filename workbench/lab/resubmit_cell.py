@@ -11,7 +11,7 @@ from workbench.base.words import plain
 from workbench.display.kit.code import call_lines, literal, start_code, submit_code
 from workbench.pods.backends import backend_from_dict
 from workbench.rundir.paths import RunPaths
-from workbench.rundir.registered import registration
+from workbench.rundir.register.registered import registration
 from workbench.rundir.spec import RunSpec, hide_values
 from workbench.rundir.status import cluster_of, cluster_status, id_of
 

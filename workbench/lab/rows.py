@@ -14,7 +14,7 @@ from workbench.display.kit.plots.figure import look_of_run
 from workbench.jobs.registry import DEFAULT
 from workbench.rundir.catalog.store import RunRecord
 from workbench.rundir.paths import ClusterPaths, RunPaths
-from workbench.rundir.registered import registration
+from workbench.rundir.register.registered import registration
 from workbench.rundir.status import cluster_status, silence_of
 
 Row = dict[str, Any]

@@ -81,7 +81,7 @@ class ClusterPaths:
 
     @property
     def store(self) -> Path:
-        """What only the user's own processes write about the cluster: see `rundir/store.py`."""
+        """SQLite file that only the user's own processes write: see `rundir/register/store.py`."""
         return cluster_folder(self.root) / STORE
 
     @property

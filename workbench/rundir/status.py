@@ -41,8 +41,8 @@ from workbench.base.words import printable
 from workbench.pods.pod import Pod
 from workbench.rundir.format import check_format
 from workbench.rundir.paths import ClusterPaths, RunPaths
+from workbench.rundir.register.store import KnownRun, known_runs, runs_in
 from workbench.rundir.state import RunState
-from workbench.rundir.store import KnownRun, known_runs, runs_in
 
 logger = logging.getLogger(__name__)
 UNKNOWN = "unknown"

@@ -22,8 +22,8 @@ from workbench.client.kinds import recipe_for
 from workbench.finetune.export.recipe import recipe_of
 from workbench.rundir.make.prepare import prepare_run
 from workbench.rundir.paths import ClusterPaths
+from workbench.rundir.register.store import KnownRun
 from workbench.rundir.spec import ClusterSpec, RunSpec
-from workbench.rundir.store import KnownRun
 from workbench.rundir.view import RunView
 
 pytestmark = pytest.mark.slow  # a minute in all

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
 _MARK = "\ufeff"
-_SIZE = re.compile(r"^(num|n|d|max)_|_(size|dim|layers|heads|theta|eps|epsilon)$")
-_FORMAT = re.compile(r"auto|half|(b?float|u?int)\d*(_\w+)?|double")
+_KEY_OF_SIZE = re.compile(r"^(num|n|d|max)_|_(size|dim|layers|heads|theta|eps|epsilon)$")
+_TORCH_FORMAT = re.compile(r"auto|half|(b?float|u?int)\d*(_\w+)?|double")
 # Encoder-decoder models whose configuration has no decoder start token by itself.
 _WITHOUT_START = (
     "encoder-decoder",
@@ -108,13 +108,13 @@ def _check_forms(config: Json, source: str) -> None:
     """Raise ConfigError for a size as text, or a number format that torch has not."""
     for inner in (config, part(config, "text_config"), part(config, "decoder")):
         for key, value in inner.items():
-            if isinstance(value, str) and _SIZE.search(key):
+            if isinstance(value, str) and _KEY_OF_SIZE.search(key):
                 raise ConfigError(
                     f"{source} has {key} {shortened(value)}; it must be a number. Correct the "
                     "value, or take the file from the model's author"
                 )
             is_format = key in ("dtype", "torch_dtype") and isinstance(value, str)
-            if is_format and _FORMAT.fullmatch(str(value)) is None:
+            if is_format and _TORCH_FORMAT.fullmatch(str(value)) is None:
                 raise ConfigError(
                     f"{source} has {key} {shortened(value)}; it must be a number format of torch, "
                     "such as 'bfloat16'. Correct the value, or remove the key"
@@ -242,16 +242,13 @@ def template_of(job: FineTuneOptions, folder: Path) -> str:
 
 
 def _unused_templates(job: FineTuneOptions, folder: Path) -> str:
-    """Return a note on chat templates in a folder that write no row; empty without such templates.
-
-    transformers reads a template of a certain name for some rows alone, and chat_template.json
-    for rows with images alone.
-    """
+    """Return a note on a folder's chat templates that write no row; empty without such ones."""
     is_open = job.prompt in (None, "chat") and job.chat_template is None
     if not is_open or template_of(job, folder):
         return ""
     found = [f"{name!r}" for name in templates_of(read_object(folder / "tokenizer_config.json"))]
     found += [path.name for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    # transformers reads chat_template.json for rows with images alone.
     found += [name for name in ("chat_template.json",) if is_there(folder / name)]
     if not found:
         return ""

@@ -23,8 +23,8 @@ from workbench.pods.hostfile import Hostfile
 from workbench.pods.pod import Pod
 from workbench.pods.ssh.identity import Identity
 from workbench.rundir.paths import PodRunPaths, RunPaths
+from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.spec import RunSpec
-from workbench.rundir.store import DecisionKind
 
 logger = logging.getLogger(__name__)
 _STACKS_S = 10.0  # The agent itself waits 2 s for its ranks.

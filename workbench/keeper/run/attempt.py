@@ -41,9 +41,9 @@ from workbench.rundir.journal import Journal
 from workbench.rundir.outcome import MemoryPeaks, first_cause, only_echoes
 from workbench.rundir.output.collect import mask_file
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
-from workbench.rundir.store import DecisionKind
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

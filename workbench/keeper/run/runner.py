@@ -42,10 +42,10 @@ from workbench.keeper.run.verdict import fault_of, in_users_files, verdict
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.outcome import MemoryPeaks
 from workbench.rundir.paths import RunPaths
+from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 from workbench.rundir.status import result_file
-from workbench.rundir.store import DecisionKind
 from workbench.rundir.totals import RunTotals
 
 logger = logging.getLogger(__name__)

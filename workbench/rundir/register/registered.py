@@ -21,7 +21,7 @@ from workbench.base.files.locks import is_locked
 from workbench.base.files.private import cluster_folder, clusters_folder, make_cluster_folder
 from workbench.base.process import boot_id
 from workbench.rundir.paths import STORE, ClusterPaths
-from workbench.rundir.store import Registration, close_store, create_store, registration_in
+from workbench.rundir.register.store import Registration, close_store, create_store, registration_in
 
 logger = logging.getLogger(__name__)
 _PRUNE_S = 3600.0  # a start that makes its folder now is younger

@@ -1,0 +1,1 @@
+"""Whose a cluster is, and what its keeper decided."""
