@@ -110,19 +110,23 @@ def test_a_finetune_rank_that_ends_with_0_without_its_record_has_failed(agent):
     assert not rank["done"] and rank["error"]["message"] == "ended early with 0"
 
 
-def test_the_record_of_the_rank_itself_wins_and_is_seen_before_it_ends(agent):
-    code = """
+def test_the_record_of_the_rank_itself_wins_and_is_seen_before_it_ends(agent, tmp_path):
+    seen = tmp_path / "seen"
+    code = f"seen = {str(seen)!r}\n"
+    code += """
 import json, os, time
 own = {"rank": 0, "kind": "Mine", "message": "m", "traceback": "t", "time_s": 1.0, "echo": True}
 path = os.environ["WORKBENCH_RANK_DIR"] + "/error.json"
 open(path + "x", "w").write(json.dumps(own)); os.rename(path + "x", path)
-time.sleep(1); raise SystemExit(5)
+while not os.path.exists(seen): time.sleep(0.02)
+raise SystemExit(5)
 """
     agent.start("r", code, success="record")
     answer = agent.until("r", lambda a: a["ranks"][0]["error"])
     assert (
         answer["ranks"][0]["phase"] == "running" and answer["ranks"][0]["error"]["kind"] == "Mine"
     )
+    seen.touch()
     assert agent.until_exited("r")["ranks"][0]["error"]["kind"] == "Mine"
 
 
