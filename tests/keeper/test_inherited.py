@@ -21,20 +21,16 @@ from workbench.keeper.decisions import RunDecisions
 from workbench.keeper.link.agent import PodGone
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.run import restart as module
+from workbench.keeper.run.policy import Loss
 from workbench.keeper.run.restart import (
     InheritedRanks,
-    Loss,
-    describe_loss,
     end_earlier_ranks,
     inherited_ranks,
-    pods_lost,
     replace_lost_pods,
     restart_on,
 )
-from workbench.keeper.watch.ledger import RunLedger
 from workbench.pods.pod import Phase
 from workbench.rundir.events import Event
-from workbench.rundir.result import RunFault
 from workbench.rundir.totals import RunTotals
 
 Answer = Mapping[str, object]
@@ -354,47 +350,7 @@ def test_earlier_ranks_that_do_not_end_are_left_after_some_seconds(kept: Kept, h
     assert 15.0 <= hand.now - began < 16.0
 
 
-# Losses.
-
-
-def test_a_loss_is_read_back_from_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    loss = Loss(what="pod-1 was lost", why="evicted", pods=["pod-1"], lost_s=5.5)
-    assert Loss.read(loss.to_facts()) == loss
-    monkeypatch.setattr(module, "now_s", lambda: 9.0)
-    assert Loss.read({}) == Loss(what="", why="", pods=[], lost_s=9.0)
-
-
-def test_a_loss_that_ends_a_run_blames_its_first_pod() -> None:
-    loss = Loss(what="pods were lost", why="evicted", pods=["pod-1", "pod-2"], lost_s=5.5)
-    assert (loss.fault.kind, loss.fault.pod, loss.fault.message) == ("pod", "pod-1", "evicted")
-    bare = replace(loss, why="", pods=[]).fault
-    assert (bare.pod, bare.message) == ("", "pods were lost")
-
-
-@pytest.mark.parametrize(
-    ("lost", "fault", "pods", "what"),
-    [
-        ([], RunFault(kind="pod", pod="pod-1"), ["pod-1"], "pod-1 was lost"),
-        (["pod-0"], RunFault(kind="pod", pod="pod-1"), ["pod-0", "pod-1"], "were lost"),
-        (["pod-0"], RunFault(kind="signal", pod="pod-1"), ["pod-0"], "pod-0 was lost"),
-        (
-            [],
-            RunFault(kind="signal", rank=1, pod="pod-1", message="killed by SIGKILL"),
-            [],
-            "rank 1 on pod-1 was killed",
-        ),
-        ([], RunFault(kind="signal", pod="pod-1", message="killed by SIGSEGV"), [], ""),
-        ([], RunFault(kind="exit", pod="pod-1", message="killed by SIGKILL"), [], ""),
-    ],
-)
-def test_lost_pods_are_those_of_the_ledger_and_of_the_fault(
-    lost: Sequence[str], fault: RunFault, pods: Sequence[str], what: str
-) -> None:
-    ledger = RunLedger(pods=["pod-0", "pod-1"], world_size=2, lost=dict.fromkeys(lost, "gone"))
-    assert sorted(pods_lost(ledger, fault)) == pods
-    described = describe_loss(ledger, fault)
-    assert what in described
-    assert bool(described) is bool(what)
+# Restarts.
 
 
 def test_pods_are_replaced_and_those_that_stay_lost_are_left_out(kept: Kept) -> None:

@@ -24,6 +24,7 @@ from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.resource_limits import retry_on_exhaustion
 from workbench.keeper.run.packages import Packages, PackagesError
+from workbench.keeper.run.policy import blame, stopped_by_others
 from workbench.keeper.run.restart import inherited_ranks
 from workbench.keeper.run.stage import (
     check_hostfile,
@@ -34,7 +35,7 @@ from workbench.keeper.run.stage import (
     sent_inputs,
 )
 from workbench.keeper.run.stalls import StallGuard
-from workbench.keeper.run.verdict import fault_of, lost_pod, place_words, stopped_by_others
+from workbench.keeper.run.verdict import fault_of, lost_pod, place_words
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport, PodWatch, Sampler, why_agent_lost
 from workbench.rundir.journal import Journal
@@ -351,12 +352,14 @@ class Attempt:
             gone = fault_of(self._context, self._gone)
             self.ledger.lost[gone.pod] = gone.message
             return gone
+        rebooted = self._context.restarted
         while True:
             self._record_next()
             self._ask_again()
             if first_cause(self.ledger.ranks.values()) is not None:
                 self._settle()
-                return self._blame()
+                fault = blame(self.ledger, unwatched=self._unwatched, rebooted=rebooted)
+                return fault or lost_pod(self._context, self.ledger)
             if self._requests.cancel.is_set():
                 return None
             if self.ledger.lost:
@@ -364,7 +367,7 @@ class Attempt:
             if self.ledger.over:
                 if self.ledger.all_done or self._unwanted:
                     return None
-                return stopped_by_others(self.ledger, self._context, unwatched=self._unwatched)
+                return stopped_by_others(self.ledger, unwatched=self._unwatched, rebooted=rebooted)
             fault = self._launcher_fault()
             if fault is None:
                 fault = self._stalls.check(self.ledger, self._launcher)
@@ -441,14 +444,6 @@ class Attempt:
     def _unexplained(self) -> bool:
         silent = bool(self.ledger.silent(_UNANSWERED_S)) and not self.ledger.lost
         return silent and only_echoes(self.ledger.ranks.values())
-
-    def _blame(self) -> RunFault | None:
-        ranks = self.ledger.ranks.values()
-        if self._unwatched and only_echoes(ranks):
-            return stopped_by_others(self.ledger, self._context, unwatched=True)
-        if self.ledger.lost and only_echoes(ranks):
-            return lost_pod(self._context, self.ledger)
-        return first_cause(ranks)
 
     def _launcher_fault(self) -> RunFault | None:
         if self._launcher is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -28,11 +27,9 @@ from workbench.keeper.link.files import TransferProgress
 from workbench.keeper.resource_limits import retry_on_exhaustion
 from workbench.keeper.run.attempt import Attempt, AttemptDeps
 from workbench.keeper.run.outputs import PulledOutputs, bring_back, clear, output_facts
+from workbench.keeper.run.policy import AttemptEnd, Loss, Outcome, judge, loss_of
 from workbench.keeper.run.restart import (
-    Loss,
-    describe_loss,
     end_earlier_ranks,
-    pods_lost,
     replace_lost_pods,
     restart_on,
 )
@@ -51,7 +48,6 @@ from workbench.rundir.totals import RunTotals
 logger = logging.getLogger(__name__)
 # Do not wait for a pod with a longer silence, unless the run succeeded.
 _SILENT_S = 12.0
-_PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
 class Runner:
@@ -244,7 +240,8 @@ class Runner:
         collector = self._new_collector()
         collector.start()
         fault = self._attempt.run()
-        if fault is not None and self._port_was_taken(fault):
+        end = self._end_of_attempt(fault)
+        if judge(end, can_restart=False, can_repeat=True) is Outcome.PORT_TAKEN:
             logger.warning(
                 "another process took port %d; once more with another", self._attempt.master_port
             )
@@ -263,20 +260,23 @@ class Runner:
     def _loss(self, fault: RunFault | None) -> Loss | None:
         """Return the loss of the last attempt. Return None if no restart is due."""
         context = self.context
-        if fault is None or self._unwanted or context.restart >= context.spec.job.restarts:
-            return None
         # A dead keeper had copied the outputs back: the run was over.
-        if context.decided is not None and context.decided.brought:
+        was_over = context.decided is not None and context.decided.brought
+        end = self._end_of_attempt(fault)
+        can_restart = context.restart < context.spec.job.restarts and not was_over
+        if judge(end, can_restart=can_restart, can_repeat=False) is not Outcome.LOST:
             return None
+        return loss_of(end)
+
+    def _end_of_attempt(self, fault: RunFault | None) -> AttemptEnd:
         ledger = self._attempt.ledger
-        what = describe_loss(ledger, fault)
-        if not what:
-            return None
-        return Loss(
-            what=what,
-            why=fault.message,
-            pods=sorted(pods_lost(ledger, fault)),
-            lost_s=now_s(),
+        return AttemptEnd(
+            fault=fault,
+            lost=ledger.lost,
+            port=self._attempt.master_port,
+            has_trained=ledger.totals.training,
+            is_unwanted=self._unwanted,
+            time_s=now_s(),
         )
 
     def _prepare_restart(self, loss: Loss, collector: CheckpointCollector) -> bool:
@@ -495,15 +495,6 @@ class Runner:
             adopted=self._adopted,
             around=self._around,
         )
-
-    def _port_was_taken(self, fault: RunFault) -> bool:
-        """Whether another process took the port of torch's rendezvous, as named in the error."""
-        text = fault.message + fault.traceback
-        if re.search(rf"\b{self._attempt.master_port}\b", text) is None:
-            return False
-        if _PORT_TAKEN.search(text) is None:
-            return False
-        return not self._attempt.ledger.totals.training
 
     def _bring_back(self, fault: RunFault | None, progress: TransferProgress) -> RunFault | None:
         context = self.context
