@@ -410,9 +410,9 @@ def stepping(tmp_path: Path) -> Kept:
     return kept
 
 
-def test_a_restart_is_another_attempt_that_this_keeper_starts(stepping: Kept) -> None:
+def test_a_restart_keeps_its_numbers_and_is_started_by_this_keeper(stepping: Kept) -> None:
     context, event = restarted(stepping, None)
-    assert (context.attempt, context.restart, context.inherited) == (4, 2, False)
+    assert (context.attempt, context.restart, context.inherited) == (3, 1, False)
     assert event.kind == "restarted" and event.rank is None
     assert event.data == {
         "what": "pod-1 was lost",

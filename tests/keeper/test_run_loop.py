@@ -38,6 +38,7 @@ from workbench.base.files import read_json, write_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.script import Script
 from workbench.keeper.run.restart import _make_ready
+from workbench.keeper.run.states import Phase, State
 from workbench.rundir.outcome import RankError
 from workbench.rundir.state import RunState
 
@@ -434,7 +435,6 @@ def test_a_cancel_while_pods_are_replaced_ends_the_run(tmp_path: Path) -> None:
 
     sim.restore = cancelled  # type: ignore[method-assign]
     runner.context = replace(runner.context, restore=cancelled)
-    runner._attempt = runner._new_attempt()
     assert runner.run() == "cancelled"
     assert sim.attempts == 1
     assert not any(pod.running for pod in sim.pods)
@@ -599,7 +599,7 @@ def test_a_run_that_was_ended_in_memory_is_written_while_the_keeper_lives(tmp_pa
     sim.paths.state.mkdir()
     secret = "hf_" + "a1B2" * 8
     runner._journal.finish_in_memory(RunState.FAILED, f"no file descriptor was free, {secret}")
-    runner._ended = True
+    runner._state = State(phase=Phase.ENDED)
     sim.paths.state.rmdir()
     runner.keep_state()
     for file in (sim.paths.result, sim.paths.state):

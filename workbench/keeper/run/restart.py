@@ -61,7 +61,7 @@ def restart_on(
     loss: Loss,
     returned: PulledCheckpoints,
 ) -> tuple[RunContext, Event]:
-    """Prepare another attempt on the given pods, from the newest good checkpoint.
+    """Prepare the attempt of the context on the given pods, from the newest good checkpoint.
 
     Return the context of the attempt, and the event of the restart.
     """
@@ -69,8 +69,6 @@ def restart_on(
         raise RunError(context.unstartable)
     new = replace(
         context.on(links),
-        restart=context.restart + 1,
-        attempt=context.attempt + 1,
         inherited=False,
     )
     # A dead keeper may have rewritten the inputs for another number of ranks already.
@@ -165,6 +163,8 @@ class InheritedRanks:
     """Number of the attempt of the ranks."""
     restart: int
     """Number of restarts before the attempt."""
+    gone: PodGone | None = None
+    """Loss of a pod before its ranks were found again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
