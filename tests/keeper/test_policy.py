@@ -26,6 +26,7 @@ from workbench.keeper.watch.ledger import RunLedger
 from workbench.keeper.watch.pod import PodReport
 from workbench.pods.pod import Pod
 from workbench.rundir.outcome import RankError, RankStatus
+from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.result import RunFault
 
 A, B = Pod(name="pod-0", address="10.0.0.0"), Pod(name="pod-1", address="10.0.0.1")
@@ -89,7 +90,7 @@ def test_only_a_pod_or_rank_that_was_lost_from_outside_is_a_loss(
     if loss is not None and fault is not None:
         assert what in loss.what
         assert (loss.pods, loss.why, loss.lost_s) == (pods, fault.message, 5.5)
-    expected = Outcome.LOST if what else Outcome.OVER
+    expected = DecisionKind.RESTARTED if what else Outcome.OVER
     assert judge(end, can_restart=True, can_repeat=True) is expected
 
 

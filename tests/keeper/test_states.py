@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -16,9 +15,9 @@ from workbench.keeper.decisions import RunDecisions
 from workbench.keeper.run.policy import AttemptEnd, Outcome
 from workbench.keeper.run.states import (
     ACTIONS,
+    ANYWHERE,
     TRANSITIONS,
     Fact,
-    FactKind,
     Phase,
     State,
     recovered,
@@ -26,7 +25,6 @@ from workbench.keeper.run.states import (
 )
 from workbench.rundir.register.store import Decision, DecisionKind
 from workbench.rundir.result import RunFault
-from workbench.rundir.state import RunState
 
 STRUCTURE = Path(__file__).parents[2] / "docs" / "structure.md"
 LOST = RunFault(kind="pod", pod="pod-1", message="evicted")
@@ -38,9 +36,8 @@ ENDS = {
     "failed": AttemptEnd(fault=FAILED),
     "done": AttemptEnd(),
 }
-KINDS = [*FactKind, *Outcome]
 FACTS = st.one_of(
-    st.sampled_from([kind for kind in KINDS if kind is not Outcome.LOST]).map(
+    st.sampled_from([*Outcome, *DecisionKind]).map(
         lambda kind: Fact(kind=kind, attempt=3, restart=1)
     ),
     st.sampled_from(sorted(ENDS)).map(lambda end: Fact(kind=Outcome.OVER, end=ENDS[end])),
@@ -60,20 +57,16 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in rows]
 
 
+def written(kind: Outcome | DecisionKind) -> str:
+    return f"`{kind}`" if isinstance(kind, DecisionKind) else "none"
+
+
 def test_the_page_has_the_transitions_of_the_code() -> None:
+    tables = {**TRANSITIONS, "any not terminal": ANYWHERE}
     rows = [
-        (
-            phase,
-            kind,
-            then,
-            ACTIONS[then],
-            ", ".join(f"`{decision}`" for decision in decisions) or "none",
-        )
-        for (phase, kind), (then, decisions) in TRANSITIONS.items()
-    ]
-    rows += [
-        ("not ended", "withdrawn", "withdrawn", "none", "`withdrawn`"),
-        ("not ended", "error of the keeper", "ended", "none", "`ended`"),
+        (phase, kind, then, ACTIONS.get(then, "none"), written(kind))
+        for phase, facts in tables.items()
+        for kind, then in facts.items()
     ]
     page = STRUCTURE.read_text()
     found = page[page.index("| state | fact | next state |") :].split("\n\n")[0].splitlines()[2:]
@@ -99,8 +92,10 @@ def test_the_page_names_the_state_in_which_the_next_keeper_continues() -> None:
 
 
 def test_every_phase_has_an_action_and_is_reached() -> None:
-    assert set(ACTIONS) == set(Phase)
-    reached = {then for then, _ in TRANSITIONS.values()} | {Phase.WITHDRAWN}
+    assert set(ACTIONS) == set(TRANSITIONS) - {Phase.ENDED}
+    assert {phase for phase in Phase if not phase.is_terminal} < set(ACTIONS)
+    reached = {then for facts in TRANSITIONS.values() for then in facts.values()}
+    reached |= set(ANYWHERE.values())
     begun = {Phase.QUEUED, Phase.FINDING, Phase.ENDING}
     assert reached | begun == set(Phase)
 
@@ -109,8 +104,9 @@ def test_only_a_restart_or_a_taken_port_repeats_a_phase() -> None:
     """So every run ends: the policy bounds both."""
     edges = {
         (phase, then)
-        for (phase, kind), (then, _) in TRANSITIONS.items()
-        if kind not in (Outcome.LOST, Outcome.PORT_TAKEN) and phase is not then
+        for phase, facts in TRANSITIONS.items()
+        for kind, then in facts.items()
+        if kind not in (DecisionKind.RESTARTED, Outcome.PORT_TAKEN) and phase is not then
     }
     seen: set[Phase] = set()
     left = set(Phase)
@@ -128,22 +124,21 @@ def test_every_fact_in_every_state_is_a_row_of_the_table_or_refused(
     state: State, fact: Fact
 ) -> None:
     try:
-        then, decisions = step(state, fact)
+        then, decision = step(state, fact)
     except ValueError as error:
         assert str(state.phase) in str(error)
-        assert not state.phase.is_terminal
         return
     if state.phase.is_terminal:
         assert then.phase.is_terminal
-        assert set(decisions) <= {DecisionKind.CLEARED}, "a run ends once"
-    assert then.attempt >= state.attempt or fact.kind in (FactKind.FOUND, FactKind.FOUND_LATER)
-    if then.phase is Phase.RESTARTING and state.phase is not Phase.ENDING:
+        assert decision not in (DecisionKind.ENDED, DecisionKind.WITHDRAWN), "a run ends once"
+    assert then.attempt >= state.attempt or decision is DecisionKind.STARTED
+    if fact.end is not None and then.phase is Phase.RESTARTING:
         assert then.restart == state.restart + 1 <= state.restarts
-        assert decisions == (DecisionKind.RESTARTED,)
+        assert decision is DecisionKind.RESTARTED
         assert not state.is_brought
         assert then.loss is not None
-    ends = {DecisionKind.ENDED, DecisionKind.WITHDRAWN} & set(decisions)
-    assert bool(ends) is (then.phase.is_terminal and not state.phase.is_terminal)
+    ends = decision in (DecisionKind.ENDED, DecisionKind.WITHDRAWN)
+    assert ends is (then.phase.is_terminal and not state.phase.is_terminal)
 
 
 class KeeperDiedError(Exception):
@@ -178,41 +173,40 @@ class World:
         numbers = state.attempt, state.restart
         match state.phase:
             case Phase.QUEUED:
-                return Fact(kind=FactKind.TURN)
+                return Fact(kind=Outcome.READY)
             case Phase.FINDING:
                 if self.ranks is None or self.ranks[2] == "waiting":
-                    return Fact(kind=FactKind.NONE_FOUND)
+                    return Fact(kind=Outcome.READY)
                 attempt, restart, _ = self.ranks
-                kind = FactKind.FOUND if attempt == state.attempt else FactKind.FOUND_LATER
-                return Fact(kind=kind, attempt=attempt, restart=restart)
+                return Fact(kind=DecisionKind.STARTED, attempt=attempt, restart=restart)
             case Phase.ENDING:
                 self.ranks = None
-                return Fact(kind=FactKind.RANKS_ENDED)
+                return Fact(kind=Outcome.READY)
             case Phase.PREPARING:
                 assert self.ranks is None or self.ranks[2] != "running"
                 self.ranks = (*numbers, "waiting")
-                return Fact(kind=FactKind.PREPARED)
+                return Fact(kind=DecisionKind.STAGED)
             case Phase.STAGED:
                 assert self.ranks == (*numbers, "waiting")
                 self.ranks = (*numbers, "running")
                 self.starts += 1
-                return Fact(kind=FactKind.STARTED)
+                return Fact(kind=DecisionKind.STARTED)
             case Phase.RUNNING:
                 self.ranks = (*numbers, "exited")
                 end = [*self.ends, *["done"] * self.starts][self.starts - 1]
                 return Fact(kind=Outcome.OVER, end=ENDS[end])
             case Phase.RESTARTING:
-                return Fact(kind=FactKind.READY)
+                return Fact(kind=Outcome.READY)
             case Phase.BRINGING:
                 self.brought += 1
-                return Fact(kind=FactKind.BROUGHT)
+                return Fact(kind=DecisionKind.BROUGHT)
             case Phase.WRITING:
                 assert not self.result
                 self.result = "succeeded" if state.fault is None else state.fault.message
-                return Fact(kind=FactKind.WRITTEN, ended_as=RunState.SUCCEEDED)
+                return Fact(kind=DecisionKind.ENDED)
             case Phase.CLEARING:
                 self.ranks = None
-                return Fact(kind=FactKind.EMPTIED)
+                return Fact(kind=DecisionKind.CLEARED)
         raise AssertionError(state.phase)
 
     def live(self, restarts: int) -> State:
@@ -235,8 +229,8 @@ class World:
             self.passes()
             fact = self.act(state)
             self.passes()
-            then, decisions = step(state, fact)
-            for what in decisions:
+            then, what = step(state, fact)
+            if what is not None:
                 facts: dict[str, object] = {"restart": then.restart, "state": "succeeded"}
                 if then.loss is not None and what is DecisionKind.RESTARTED:
                     facts["loss"] = then.loss.to_facts()
@@ -279,8 +273,8 @@ def test_a_restart_of_a_dead_keeper_continues_with_its_numbers() -> None:
     assert (state.phase, state.attempt, state.first, state.restart) == (Phase.ENDING, 2, 2, 1)
     assert state.suspects == ["pod-0", "pod-1"], "any pod may have been lost since"
     assert state.fault is not None and state.fault.message == "evicted"
-    then, decisions = step(state, Fact(kind=FactKind.RANKS_ENDED))
-    assert (then.phase, then.loss, decisions) == (Phase.RESTARTING, state.loss, ())
+    then, decision = step(state, Fact(kind=Outcome.READY))
+    assert (then.phase, then.loss, decision) == (Phase.RESTARTING, state.loss, None)
 
 
 def test_a_run_without_a_log_continues_after_the_restarts_of_its_events() -> None:
@@ -299,5 +293,5 @@ def test_an_attempt_is_repeated_once_for_its_port() -> None:
 
 
 def test_a_fact_without_a_meaning_is_refused_in_words() -> None:
-    with pytest.raises(ValueError, match=re.escape("queued has no step for the fact: pods clear")):
-        step(State(), Fact(kind=FactKind.EMPTIED))
+    with pytest.raises(ValueError, match="no step follows queued for the fact cleared"):
+        step(State(), Fact(kind=DecisionKind.CLEARED))

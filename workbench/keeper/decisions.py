@@ -87,6 +87,7 @@ class RunDecisions:
                 if event:
                     self.events.append(event)
             case DecisionKind.STARTED:
+                self.restart = max(self.restart, whole(facts.get("restart")) or 0)
                 self.started = True
             case DecisionKind.BROUGHT:
                 self.brought = True

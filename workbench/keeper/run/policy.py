@@ -11,6 +11,7 @@ from workbench.base.clock import now_s
 from workbench.base.json_values import Json, items, number, text
 from workbench.keeper.watch.ledger import RunLedger
 from workbench.rundir.outcome import first_cause, only_echoes
+from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.result import RunFault
 from workbench.rundir.state import RunState
 
@@ -20,12 +21,12 @@ _PORT_TAKEN = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 
 
 class Outcome(StrEnum):
-    """Meaning of an attempt's end."""
+    """Outcome of an action that is no decision."""
 
+    READY = "ready"
+    """The next action can begin."""
     OVER = "over"
-    """No attempt follows."""
-    LOST = "lost"
-    """A pod or a rank was lost from outside. Another attempt follows and counts as a restart."""
+    """No attempt follows, or nothing is left to do."""
     PORT_TAKEN = "port taken"
     """Another process has the port of torch's rendezvous. The attempt is repeated."""
 
@@ -80,15 +81,15 @@ class Loss:
         return RunFault(kind="pod", pod=pod, message=self.why or self.what)
 
 
-def judge(end: AttemptEnd, *, can_restart: bool, can_repeat: bool) -> Outcome:
-    """Decide what follows an attempt.
+def judge(end: AttemptEnd, *, can_restart: bool, can_repeat: bool) -> Outcome | DecisionKind:
+    """Decide what follows an attempt: nothing, a restart after a loss, or the attempt again.
 
     `can_restart`: a restart is left. `can_repeat`: no attempt was repeated for its port yet.
     """
     if can_repeat and _port_was_taken(end):
         return Outcome.PORT_TAKEN
     if can_restart and not end.is_unwanted and loss_of(end) is not None:
-        return Outcome.LOST
+        return DecisionKind.RESTARTED
     return Outcome.OVER
 
 

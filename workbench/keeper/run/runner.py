@@ -39,7 +39,7 @@ from workbench.keeper.run.restart import (
     restart_on,
 )
 from workbench.keeper.run.stage import check_hostfile, fetch_logs, resumed_from
-from workbench.keeper.run.states import Fact, FactKind, Phase, State, recovered, step
+from workbench.keeper.run.states import Fact, Phase, State, recovered, step
 from workbench.keeper.run.uploads import CheckpointUploader
 from workbench.keeper.run.verdict import fault_of, in_users_files, verdict
 from workbench.rundir.events import Event, EventKind
@@ -182,7 +182,6 @@ class Runner:
             RunState.FAILED,
             f"the run could not continue: {error}",
             RunFault(kind=kind, message=str(error)),
-            FactKind.BROKEN,
         )
 
     def _run(self) -> RunState:
@@ -205,7 +204,7 @@ class Runner:
     def _advance(self, *until: Phase) -> None:
         """Carry out the actions of the run's phases, until one of the given or the last phase."""
         actions: Mapping[Phase, Callable[[], Fact]] = {
-            Phase.QUEUED: lambda: Fact(kind=FactKind.TURN),
+            Phase.QUEUED: lambda: Fact(kind=Outcome.READY),
             Phase.FINDING: partial(self._in_attempt, self._find),
             Phase.ENDING: self._end_earlier,
             Phase.PREPARING: self._prepare,
@@ -220,36 +219,22 @@ class Runner:
             self._take(actions[self._state.phase]())
 
     def _take(self, fact: Fact) -> None:
-        """Take the step of a fact: write its decisions, and enter the next state."""
-        state, decisions = step(self._state, fact)
-        context = replace(self.context, attempt=state.attempt, restart=state.restart)
-        self.context = context
-        for what in decisions:
-            context.decide(what, **self._facts_of(what, state, fact))
+        """Take the step of a fact: write its decision, and enter the next state."""
+        before = self._state
+        state, decision = step(before, fact)
+        self.context = replace(self.context, attempt=state.attempt, restart=state.restart)
+        logger.info("run %s is %s: attempt %d", self.context.run_id, state.phase, state.attempt)
+        if decision is not None:
+            facts = {"restart": state.restart, **fact.facts}
+            if state.loss is not None:
+                facts["loss"] = state.loss.to_facts()
+            if before.event is not None:
+                facts["event"] = {"time_s": before.event.time_s, "data": dict(before.event.data)}
+            self.context.decide(decision, **facts)
         # A restart counts once all pods are prepared. A new keeper writes a missing event.
-        if state.phase is Phase.STAGED and self._state.event is not None:
-            self._take_restart(self._state.event)
-        if state != self._state:
-            logger.info("run %s is %s: attempt %d", context.run_id, state.phase, state.attempt)
+        if decision is DecisionKind.STAGED and before.event is not None:
+            self._take_restart(before.event)
         self._state = state
-
-    def _facts_of(self, what: DecisionKind, state: State, fact: Fact) -> dict[str, object]:
-        match what:
-            case DecisionKind.RESTARTED:
-                assert state.loss is not None
-                return {"restart": state.restart, "loss": state.loss.to_facts()}
-            case DecisionKind.STAGED:
-                facts: dict[str, object] = {
-                    "pods": [link.pod.name for link in self.context.links],
-                    "restart": state.restart,
-                }
-                event = self._state.event
-                if event is not None:
-                    facts["event"] = {"time_s": event.time_s, "data": dict(event.data)}
-                return facts
-            case DecisionKind.ENDED | DecisionKind.WITHDRAWN:
-                return {"state": fact.ended_as, "message": fact.message}
-        return {}
 
     def _store_checkpoints(self) -> None:
         """Wait for the uploads to the object store, if the job has one."""
@@ -300,15 +285,13 @@ class Runner:
                 gone=error,
             )
         if found is None:
-            return Fact(kind=FactKind.NONE_FOUND)
-        kind = FactKind.FOUND
+            return Fact(kind=Outcome.READY)
         self.context = replace(context, attempt=found.attempt, restart=found.restart)
         if found.attempt != context.attempt:
-            kind = FactKind.FOUND_LATER
             self._count_unrecorded()
         self._attempt = self._new_attempt(found)
         self._attempt.watch()
-        return Fact(kind=kind, attempt=found.attempt, restart=found.restart)
+        return Fact(kind=DecisionKind.STARTED, attempt=found.attempt, restart=found.restart)
 
     def _count_unrecorded(self) -> None:
         """Count the restarts before an attempt that the log of decisions does not know."""
@@ -327,7 +310,7 @@ class Runner:
 
     def _end_earlier(self) -> Fact:
         end_earlier_ranks(self.context)
-        return Fact(kind=Outcome.OVER if self._unwanted else FactKind.RANKS_ENDED)
+        return Fact(kind=Outcome.OVER if self._unwanted else Outcome.READY)
 
     def _prepare(self) -> Fact:
         self._attempt = self._new_attempt()
@@ -335,12 +318,15 @@ class Runner:
 
     def _stage(self) -> Fact:
         self._attempt.stage()
-        return Fact(kind=Outcome.OVER if self._attempt.is_unwanted else FactKind.PREPARED)
+        if self._attempt.is_unwanted:
+            return Fact(kind=Outcome.OVER)
+        pods = [link.pod.name for link in self.context.links]
+        return Fact(kind=DecisionKind.STAGED, facts={"pods": pods})
 
     def _launch(self) -> Fact:
         self._forward_stop()
         self._attempt.launch()
-        return Fact(kind=FactKind.STARTED)
+        return Fact(kind=DecisionKind.STARTED)
 
     def _follow(self) -> RunFault | None:
         # A file was written before the start of ranks, but not by a keeper that died.
@@ -369,7 +355,7 @@ class Runner:
             return Fact(kind=Outcome.OVER, fault=replace(fault, message=why))
         self._collector = self._new_collector()
         self._collector.start()
-        return Fact(kind=FactKind.READY, event=event)
+        return Fact(kind=Outcome.READY, event=event)
 
     def _new_collector(self) -> CheckpointCollector:
         return CheckpointCollector(
@@ -483,20 +469,26 @@ class Runner:
                 "all ranks finished; the results were copied back later",
                 output_facts(context.paths),
             )
+            self._take(Fact(kind=DecisionKind.BROUGHT))
         else:
             self._journal.amend(
                 "the files on the pods were copied back later", output_facts(context.paths)
             )
-        self._take(Fact(kind=FactKind.FETCHED))
         notes = [*returned.notes, *brought.notes]
         notes += [f"{name} stays there" for name in brought.strange]
         return notes
 
     def abandon(self, why: str) -> None:
         """End a run that this keeper never started as cancelled. Raises nothing."""
-        self._end(RunState.CANCELLED, why, None, FactKind.WITHDRAWN)
+        self._end(RunState.CANCELLED, why, None, DecisionKind.WITHDRAWN)
 
-    def _end(self, state: RunState, message: str, fault: RunFault | None, kind: FactKind) -> None:
+    def _end(
+        self,
+        state: RunState,
+        message: str,
+        fault: RunFault | None,
+        kind: DecisionKind = DecisionKind.ENDED,
+    ) -> None:
         if self.over:
             return
         # The run's folder may be stale or gone. The keeper and its log then have the result.
@@ -505,12 +497,12 @@ class Runner:
             "writing the result",
             end=lambda _: self._journal.finish_in_memory(state, message),
         ):
-            if kind is FactKind.WITHDRAWN and self.context.inherited:
+            if kind is DecisionKind.WITHDRAWN and self.context.inherited:
                 # Ranks may have printed events that the dead keeper has not written.
                 record, _ = self._journal.recover(self.context.spec.job.traits.events)
                 self._started_s = record.started_s or self._started_s
             self._write_result(state, message, fault)
-        self._take(Fact(kind=kind, ended_as=state, message=message))
+        self._take(Fact(kind=kind, facts={"state": state, "message": message}))
 
     def _new_attempt(self, found: InheritedRanks | None = None) -> Attempt:
         return Attempt(
@@ -547,8 +539,8 @@ class Runner:
             if fault is None and isinstance(error, RemoteError):
                 fault = replace(fault_of(context, error), message=why)
             fault = fault or RunFault(kind=type(error).__name__, message=why)
-            return Fact(kind=FactKind.NOT_BROUGHT, fault=fault)
-        return Fact(kind=FactKind.BROUGHT)
+            return Fact(kind=Outcome.OVER, fault=fault)
+        return Fact(kind=DecisionKind.BROUGHT)
 
     def _write(self) -> Fact:
         fault = self._state.fault
@@ -564,14 +556,14 @@ class Runner:
         )
         # Write the result first. Otherwise another keeper would find empty pods and train again.
         self._write_result(state, message, fault)
-        is_whole = fault is None and ledger.all_done and not ledger.cut
-        kind = FactKind.WRITTEN_APART
-        # The copies on the pods are the only ones while the disk does not have the files.
-        if is_whole and self._journal.is_synced:
-            kind = FactKind.WRITTEN
-        return Fact(kind=kind, ended_as=state, message=message)
+        return Fact(kind=DecisionKind.ENDED, facts={"state": state, "message": message})
 
     def _clear(self) -> Fact:
+        ledger = self._attempt.ledger
+        is_whole = self._state.fault is None and ledger.all_done and not ledger.cut
+        # The copies on the pods are the only ones while the disk does not have the files.
+        if not (is_whole and self._journal.is_synced):
+            return Fact(kind=Outcome.OVER)
         for link in self.context.links:
             name = link.pod.name
             if name in self._brought.keeps:
@@ -581,7 +573,7 @@ class Runner:
                 clear(link, folders, all_but_checkpoints=self._keeps_checkpoints)
                 self._emptied.add(name)
         is_kept = self._keeps_checkpoints or self._brought.keeps
-        return Fact(kind=FactKind.KEPT if is_kept else FactKind.EMPTIED)
+        return Fact(kind=Outcome.OVER if is_kept else DecisionKind.CLEARED)
 
     def _command(self) -> str:
         if self._attempt.command is not None:

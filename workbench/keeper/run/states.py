@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from workbench.keeper.decisions import RunDecisions
@@ -11,7 +11,6 @@ from workbench.keeper.run.policy import AttemptEnd, Loss, Outcome, judge, loss_o
 from workbench.rundir.events import Event
 from workbench.rundir.register.store import DecisionKind
 from workbench.rundir.result import RunFault
-from workbench.rundir.state import RunState
 
 
 class Phase(StrEnum):
@@ -57,58 +56,29 @@ ACTIONS: Mapping[Phase, str] = {
     Phase.RESTARTING: "replace lost pods, choose a checkpoint",
     Phase.BRINGING: "copy the outputs back",
     Phase.WRITING: "write the result",
-    Phase.CLEARING: "clear the pods",
-    Phase.ENDED: "none",
-    Phase.CLEARED: "none",
-    Phase.WITHDRAWN: "none",
+    Phase.CLEARING: "clear the pods of a whole run",
 }
-
-
-class FactKind(StrEnum):
-    """What the runner reports after an action. `Outcome` has the meanings of an attempt's end."""
-
-    TURN = "turn"
-    """Pods are free."""
-    WITHDRAWN = "withdrawn"
-    """The run was cancelled before its start."""
-    FOUND = "ranks found"
-    FOUND_LATER = "ranks of a later attempt found"
-    """The dead keeper could not write the rows of the attempt: its disk was full."""
-    NONE_FOUND = "no ranks found"
-    RANKS_ENDED = "ranks ended"
-    PREPARED = "pods prepared"
-    STARTED = "ranks started"
-    READY = "ready for another attempt"
-    BROUGHT = "outputs copied"
-    NOT_BROUGHT = "outputs not copied"
-    WRITTEN = "result written"
-    """No file of the run is missing here or on the disk."""
-    WRITTEN_APART = "result written, files missing"
-    EMPTIED = "pods cleared"
-    KEPT = "files left on pods"
-    FETCHED = "files fetched"
-    BROKEN = "error of the keeper"
+"""Action of every phase that another follows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fact:
     """A fact that moves a run from one phase to the next."""
 
-    kind: FactKind | Outcome
+    kind: Outcome | DecisionKind
+    """A decision is written to the store before the next action."""
     end: AttemptEnd | None = None
     """End of an attempt. The failure policy replaces `kind` then."""
     fault: RunFault | None = None
-    """Fault of the run, for `Outcome.OVER` and `NOT_BROUGHT`."""
+    """Fault of the run, for `Outcome.OVER`."""
     attempt: int = 0
-    """Number of the attempt that was found."""
+    """Number of the attempt of the ranks that were found. 0: this keeper started the ranks."""
     restart: int = 0
     """Number of restarts before the attempt that was found."""
     event: Event | None = None
-    """Event of the restart, for `READY`."""
-    ended_as: RunState | None = None
-    """Final state of the run, for facts that end the run."""
-    message: str = ""
-    """Final message of the run."""
+    """Event of a restart that is ready."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """Further facts of the decision."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,84 +106,83 @@ class State:
     """Fault of the last attempt."""
 
 
-_D = DecisionKind
-_P = Phase
-_F = FactKind
-_Row = tuple[Phase, tuple[DecisionKind, ...]]
-# An attempt that ends before its ranks start leaves nothing on the pods.
-TRANSITIONS: Mapping[tuple[Phase, FactKind | Outcome], _Row] = {
-    (_P.QUEUED, _F.TURN): (_P.PREPARING, ()),
-    (_P.FINDING, _F.FOUND): (_P.RUNNING, ()),
-    (_P.FINDING, _F.FOUND_LATER): (_P.RUNNING, (_D.STAGED, _D.STARTED)),
-    (_P.FINDING, _F.NONE_FOUND): (_P.PREPARING, ()),
-    (_P.FINDING, Outcome.LOST): (_P.RESTARTING, (_D.RESTARTED,)),
-    (_P.FINDING, Outcome.OVER): (_P.BRINGING, ()),
-    (_P.ENDING, _F.RANKS_ENDED): (_P.RESTARTING, ()),
-    (_P.ENDING, Outcome.OVER): (_P.BRINGING, ()),
-    (_P.PREPARING, _F.PREPARED): (_P.STAGED, (_D.STAGED,)),
-    (_P.PREPARING, Outcome.PORT_TAKEN): (_P.PREPARING, ()),
-    (_P.PREPARING, Outcome.LOST): (_P.RESTARTING, (_D.RESTARTED,)),
-    (_P.PREPARING, Outcome.OVER): (_P.WRITING, ()),
-    (_P.STAGED, _F.STARTED): (_P.RUNNING, (_D.STARTED,)),
-    (_P.STAGED, Outcome.PORT_TAKEN): (_P.PREPARING, ()),
-    (_P.STAGED, Outcome.LOST): (_P.RESTARTING, (_D.RESTARTED,)),
-    (_P.STAGED, Outcome.OVER): (_P.BRINGING, ()),
-    (_P.RUNNING, Outcome.PORT_TAKEN): (_P.PREPARING, ()),
-    (_P.RUNNING, Outcome.LOST): (_P.RESTARTING, (_D.RESTARTED,)),
-    (_P.RUNNING, Outcome.OVER): (_P.BRINGING, ()),
-    (_P.RESTARTING, _F.READY): (_P.PREPARING, ()),
-    (_P.RESTARTING, Outcome.OVER): (_P.BRINGING, ()),
-    (_P.BRINGING, _F.BROUGHT): (_P.WRITING, (_D.BROUGHT,)),
-    (_P.BRINGING, _F.NOT_BROUGHT): (_P.WRITING, ()),
-    (_P.WRITING, _F.WRITTEN): (_P.CLEARING, (_D.ENDED,)),
-    (_P.WRITING, _F.WRITTEN_APART): (_P.ENDED, (_D.ENDED,)),
-    (_P.CLEARING, _F.EMPTIED): (_P.CLEARED, (_D.CLEARED,)),
-    (_P.CLEARING, _F.KEPT): (_P.ENDED, ()),
-    (_P.ENDED, _F.FETCHED): (_P.ENDED, ()),
+_READY = Outcome.READY
+_OVER = Outcome.OVER
+_PORT_TAKEN = Outcome.PORT_TAKEN
+_STARTED = DecisionKind.STARTED
+_RESTARTED = DecisionKind.RESTARTED
+TRANSITIONS: Mapping[Phase, Mapping[Outcome | DecisionKind, Phase]] = {
+    Phase.QUEUED: {_READY: Phase.PREPARING},
+    Phase.FINDING: {
+        _STARTED: Phase.RUNNING,
+        _READY: Phase.PREPARING,
+        _RESTARTED: Phase.RESTARTING,
+        _OVER: Phase.BRINGING,
+    },
+    Phase.ENDING: {_READY: Phase.RESTARTING, _OVER: Phase.BRINGING},
+    Phase.PREPARING: {
+        DecisionKind.STAGED: Phase.STAGED,
+        _PORT_TAKEN: Phase.PREPARING,
+        _RESTARTED: Phase.RESTARTING,
+        # Nothing of the attempt is on the pods.
+        _OVER: Phase.WRITING,
+    },
+    Phase.STAGED: {
+        _STARTED: Phase.RUNNING,
+        _PORT_TAKEN: Phase.PREPARING,
+        _RESTARTED: Phase.RESTARTING,
+        _OVER: Phase.BRINGING,
+    },
+    Phase.RUNNING: {
+        _PORT_TAKEN: Phase.PREPARING,
+        _RESTARTED: Phase.RESTARTING,
+        _OVER: Phase.BRINGING,
+    },
+    Phase.RESTARTING: {_READY: Phase.PREPARING, _OVER: Phase.BRINGING},
+    Phase.BRINGING: {DecisionKind.BROUGHT: Phase.WRITING, _OVER: Phase.WRITING},
+    Phase.WRITING: {DecisionKind.ENDED: Phase.CLEARING},
+    Phase.CLEARING: {DecisionKind.CLEARED: Phase.CLEARED, _OVER: Phase.ENDED},
+    # By a user's `run.fetch()`.
+    Phase.ENDED: {DecisionKind.BROUGHT: Phase.ENDED},
 }
-"""Next phase and decisions by phase and fact. `_ANYWHERE` has the facts of every phase."""
-_ANYWHERE: Mapping[FactKind | Outcome, _Row] = {
-    _F.WITHDRAWN: (_P.WITHDRAWN, (_D.WITHDRAWN,)),
-    _F.BROKEN: (_P.ENDED, (_D.ENDED,)),
+"""Next phase by phase and fact. `ANYWHERE` has the facts of every phase that is not terminal."""
+ANYWHERE: Mapping[Outcome | DecisionKind, Phase] = {
+    DecisionKind.WITHDRAWN: Phase.WITHDRAWN,
+    # An error of the keeper or of the run's folder.
+    DecisionKind.ENDED: Phase.ENDED,
 }
 
 
-def step(state: State, fact: Fact) -> tuple[State, Sequence[DecisionKind]]:
-    """Return the state after a fact, and the decisions to write before its action.
-
-    A terminal state ignores all facts that its rows do not name.
+def step(state: State, fact: Fact) -> tuple[State, DecisionKind | None]:
+    """Return the state after a fact, and the decision to write before its action.
 
     Raises:
         ValueError: The fact has no meaning in the state.
 
     Example:
-        >>> state, decisions = step(State(phase=Phase.STAGED), Fact(kind=FactKind.STARTED))
-        >>> state.phase.value, [decision.value for decision in decisions]
-        ('running', ['started'])
+        >>> state, decision = step(State(phase=Phase.STAGED), Fact(kind=DecisionKind.STARTED))
+        >>> state.phase.value, decision.value
+        ('running', 'started')
     """
     kind = fact.kind
     fault = fact.fault
     if fact.end is not None:
         can_restart = state.restart < state.restarts and not state.is_brought
-        can_repeat = state.attempt == state.first
-        kind = judge(fact.end, can_restart=can_restart, can_repeat=can_repeat)
+        kind = judge(fact.end, can_restart=can_restart, can_repeat=state.attempt == state.first)
         fault = fact.end.fault
-    row = TRANSITIONS.get((state.phase, kind))
-    if row is None and state.phase.is_terminal:
-        return state, ()
-    row = row or _ANYWHERE.get(kind)
-    if row is None:
-        raise ValueError(f"a run that is {state.phase} has no step for the fact: {kind}")
-    phase, decisions = row
-    state = replace(state, phase=phase)
+    rows = TRANSITIONS.get(state.phase, {})
+    if not state.phase.is_terminal:
+        rows = {**ANYWHERE, **rows}
+    if kind not in rows:
+        raise ValueError(f"no step follows {state.phase} for the fact {kind}")
+    state = replace(state, phase=rows[kind])
     match kind:
-        case _F.FOUND | _F.FOUND_LATER:
+        case DecisionKind.STAGED:
+            state = replace(state, loss=None, suspects=(), event=None)
+        case DecisionKind.STARTED if fact.attempt:
             state = replace(state, attempt=fact.attempt, restart=fact.restart)
-        case Outcome.LOST:
-            assert fact.end is not None
+        case DecisionKind.RESTARTED if fact.end is not None and (loss := loss_of(fact.end)):
             attempt = state.attempt + 1
-            loss = loss_of(fact.end)
-            assert loss is not None
             state = replace(
                 state,
                 attempt=attempt,
@@ -224,17 +193,15 @@ def step(state: State, fact: Fact) -> tuple[State, Sequence[DecisionKind]]:
                 event=None,
                 fault=fault,
             )
+        case DecisionKind.BROUGHT:
+            state = replace(state, is_brought=True)
         case Outcome.PORT_TAKEN:
             state = replace(state, attempt=state.attempt + 1)
-        case Outcome.OVER | _F.NOT_BROUGHT:
+        case Outcome.OVER:
             state = replace(state, fault=fault)
-        case _F.READY:
-            state = replace(state, event=fact.event, fault=None)
-        case _F.PREPARED:
-            state = replace(state, loss=None, suspects=(), event=None)
-        case _F.BROUGHT | _F.FETCHED:
-            state = replace(state, is_brought=True)
-    return state, decisions
+        case Outcome.READY:
+            state = replace(state, event=fact.event)
+    return state, kind if isinstance(kind, DecisionKind) else None
 
 
 def recovered(decided: RunDecisions | None, *, restarts: int, counted: int = 0) -> State:
@@ -245,19 +212,17 @@ def recovered(decided: RunDecisions | None, *, restarts: int, counted: int = 0) 
         restarts: Number of restarts that the job allows.
         counted: Number of restarts among the run's events, for a log without an attempt.
     """
-    if decided is None or (not decided.attempt and not decided.over):
+    if decided is None or not (decided.attempt or decided.over):
         return State(phase=Phase.FINDING, restart=counted, restarts=restarts)
     state = State(
-        phase=Phase.FINDING,
+        phase=Phase(decided.last) if decided.over else Phase.FINDING,
         attempt=decided.attempt,
         restart=decided.restart,
         restarts=restarts,
         first=decided.first,
         is_brought=decided.brought,
     )
-    if decided.over:
-        return replace(state, phase=Phase(decided.last))
-    if decided.loss is None:
+    if decided.over or decided.loss is None:
         return state
     loss = Loss.read(decided.loss)
     # Any pod may have been lost since the decision.
