@@ -54,6 +54,7 @@ from workbench.rundir.totals import RunTotals
 logger = logging.getLogger(__name__)
 # Do not wait for a pod with a longer silence, unless the run succeeded.
 _SILENT_S = 12.0
+_BEFORE_RANKS = (Phase.QUEUED, Phase.FINDING, Phase.ENDING, Phase.PREPARING)
 
 
 class Runner:
@@ -147,13 +148,14 @@ class Runner:
 
     def _forward_stop(self) -> None:
         """Forward a request to stop, if the phase has ranks that can be asked."""
-        can_ask = {"file": (Phase.STAGED, Phase.RUNNING), "signal": (Phase.RUNNING,)}
-        by = self.context.spec.job.rules.stop.by
-        if self._requests.stop.is_set() and self._state.phase in can_ask.get(by, ()):
+        can_ask = [Phase.RUNNING]
+        if self.context.spec.job.rules.stop.by == "file":
+            can_ask.append(Phase.STAGED)
+        if self._requests.stop.is_set() and self._state.phase in can_ask:
             self._attempt.stop()
 
     def stacks(self) -> dict[int, str]:
-        if self._state.phase.is_before_ranks:
+        if self._state.phase in _BEFORE_RANKS:
             raise RunError("the ranks have not been started yet")
         return self.context.stacks()
 
@@ -175,7 +177,7 @@ class Runner:
 
     def fail(self, error: Exception) -> None:
         """End the run as failed after an error in its folder or on this machine. Raises nothing."""
-        if not self._state.phase.is_before_ranks or self.context.inherited:
+        if self._state.phase is not Phase.QUEUED:
             stop_ranks(self.context.links, self.context.run_id)
         kind = type(error).__name__
         self._end(
@@ -264,7 +266,7 @@ class Runner:
             is_unwanted=self._unwanted,
             time_s=now_s(),
         )
-        return Fact(kind=Outcome.OVER, end=end)
+        return Fact(end=end)
 
     def _find(self) -> Fact:
         self._journal.hint("a new keeper takes over from a dead keeper, and looks for the ranks")
@@ -319,7 +321,7 @@ class Runner:
     def _stage(self) -> Fact:
         self._attempt.stage()
         if self._attempt.is_unwanted:
-            return Fact(kind=Outcome.OVER)
+            return Fact()
         pods = [link.pod.name for link in self.context.links]
         return Fact(kind=DecisionKind.STAGED, facts={"pods": pods})
 
@@ -347,12 +349,12 @@ class Runner:
             returned = self._collector.finish(loss.pods)
             links = replace_lost_pods(context, self._state.suspects, self._requests)
             if links is None:
-                return Fact(kind=Outcome.OVER)
+                return Fact()
             prepare = partial(restart_on, context, links, self._totals, loss, returned)
             self.context, event = retry_on_exhaustion(prepare, self._journal.hint)
         except (WorkbenchError, OSError) as error:
             why = f"{fault.message}; the run could not continue: {error}"
-            return Fact(kind=Outcome.OVER, fault=replace(fault, message=why))
+            return Fact(fault=replace(fault, message=why))
         self._collector = self._new_collector()
         self._collector.start()
         return Fact(kind=Outcome.READY, event=event)
@@ -539,7 +541,7 @@ class Runner:
             if fault is None and isinstance(error, RemoteError):
                 fault = replace(fault_of(context, error), message=why)
             fault = fault or RunFault(kind=type(error).__name__, message=why)
-            return Fact(kind=Outcome.OVER, fault=fault)
+            return Fact(fault=fault)
         return Fact(kind=DecisionKind.BROUGHT)
 
     def _write(self) -> Fact:
@@ -563,7 +565,7 @@ class Runner:
         is_whole = self._state.fault is None and ledger.all_done and not ledger.cut
         # The copies on the pods are the only ones while the disk does not have the files.
         if not (is_whole and self._journal.is_synced):
-            return Fact(kind=Outcome.OVER)
+            return Fact()
         for link in self.context.links:
             name = link.pod.name
             if name in self._brought.keeps:

@@ -14,58 +14,46 @@ from workbench.rundir.result import RunFault
 
 
 class Phase(StrEnum):
-    """Where a run stands. Every phase has one action of the runner, in `ACTIONS`."""
+    """Where a run stands. The first sentence of a phase is the action of the runner there."""
 
     QUEUED = "queued"
+    """Wait for free pods."""
     FINDING = "finding"
-    """A keeper has died, and ranks of the attempt may be alive."""
+    """Ask the agents for the ranks of a dead keeper."""
     ENDING = "ending"
-    """A keeper has died after the decision to restart."""
+    """End the ranks of the lost attempt. A keeper has died after the decision to restart."""
     PREPARING = "preparing"
+    """Prepare all pods."""
     STAGED = "staged"
-    """All pods are prepared for the attempt. A restart counts from now on."""
+    """Start the ranks. A restart counts from now on."""
     RUNNING = "running"
+    """Follow the ranks, then end them."""
     RESTARTING = "restarting"
+    """Replace lost pods, and choose a checkpoint."""
     BRINGING = "bringing"
+    """Copy the outputs back."""
     WRITING = "writing"
+    """Write the result."""
     CLEARING = "clearing"
-    """The result is written, and the pods may be cleared."""
+    """Clear the pods of a whole run."""
     ENDED = "ended"
-    """The result is written, and the pods may have files of the run."""
+    """Do nothing. The pods may have files of the run."""
     CLEARED = "cleared"
+    """Do nothing. The pods have nothing of the run."""
     WITHDRAWN = "withdrawn"
+    """Do nothing. No rank was started."""
 
     @property
     def is_terminal(self) -> bool:
         """Whether the run has its result, so that no rank starts again."""
         return self in (Phase.CLEARING, Phase.ENDED, Phase.CLEARED, Phase.WITHDRAWN)
 
-    @property
-    def is_before_ranks(self) -> bool:
-        """Whether no rank of the attempt is known to have started."""
-        return self in (Phase.QUEUED, Phase.FINDING, Phase.ENDING, Phase.PREPARING)
-
-
-ACTIONS: Mapping[Phase, str] = {
-    Phase.QUEUED: "wait for free pods",
-    Phase.FINDING: "ask the agents for the ranks",
-    Phase.ENDING: "end ranks of the lost attempt",
-    Phase.PREPARING: "prepare all pods",
-    Phase.STAGED: "start the ranks",
-    Phase.RUNNING: "follow the ranks, then end them",
-    Phase.RESTARTING: "replace lost pods, choose a checkpoint",
-    Phase.BRINGING: "copy the outputs back",
-    Phase.WRITING: "write the result",
-    Phase.CLEARING: "clear the pods of a whole run",
-}
-"""Action of every phase that another follows."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fact:
     """A fact that moves a run from one phase to the next."""
 
-    kind: Outcome | DecisionKind
+    kind: Outcome | DecisionKind = Outcome.OVER
     """A decision is written to the store before the next action."""
     end: AttemptEnd | None = None
     """End of an attempt. The failure policy replaces `kind` then."""
