@@ -291,6 +291,17 @@ def test_a_restart_of_a_dead_keeper_continues_with_its_numbers() -> None:
     assert (then.phase, then.loss, decision) == (Phase.RESTARTING, state.loss, None)
 
 
+def test_no_attempt_follows_outputs_that_were_copied_back() -> None:
+    """The keeper dies after the row, and a pod before the next keeper."""
+    for last, then in [
+        (DecisionKind.STARTED, Phase.RESTARTING),
+        (DecisionKind.BROUGHT, Phase.BRINGING),
+    ]:
+        state = recovered(after(DecisionKind.STAGED, last), restarts=1)
+        state, _ = step(state, Fact(kind=DecisionKind.STARTED, attempt=1))
+        assert step(state, Fact(end=ENDS["lost"]))[0].phase is then
+
+
 def test_a_run_without_a_log_continues_after_the_restarts_of_its_events() -> None:
     expected = State(phase=Phase.FINDING, restart=2, restarts=3)
     assert recovered(None, restarts=3, counted=2) == expected
