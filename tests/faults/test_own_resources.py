@@ -416,13 +416,18 @@ def test_a_restart_whose_keeper_dies_is_done_by_another_keeper_and_counts_once(
     (restart,) = result.restarts
     assert restart.what == "pod-1 was lost"
     assert all(f"rank {rank} line 299\n" in printed(run, rank) for rank in range(2))
-    made = [
-        (each.what, each.attempt)
-        for each in decisions_in(ClusterPaths(cluster.path).store)
-        if each.run == run.id
-        and each.what in (DecisionKind.STAGED, DecisionKind.RESTARTED, DecisionKind.ENDED)
-    ]
-    assert made == [("staged", 1), ("restarted", 2), ("staged", 2), ("ended", 2)]
+
+    def made() -> list[tuple[str, int]]:
+        return [
+            (each.what, each.attempt)
+            for each in decisions_in(ClusterPaths(cluster.path).store)
+            if each.run == run.id
+            and each.what in (DecisionKind.STAGED, DecisionKind.RESTARTED, DecisionKind.ENDED)
+        ]
+
+    # The row of the end follows the result.
+    world.until(lambda: ("ended", 2) in made(), 60)
+    assert made() == [("staged", 1), ("restarted", 2), ("staged", 2), ("ended", 2)]
 
 
 @pytest.mark.long
