@@ -217,13 +217,17 @@ def keep_attempt(folder: Path, attempt: int, restart: int) -> None:
 
 
 def read_attempt(folder: Path) -> tuple[int, int]:
-    """Return the attempt of a run's ranks and its restarts. Attempt 0: unknown."""
+    """Return the attempt of a run's ranks and the number of restarts before.
+
+    Attempt 0: unknown. The number of restarts is then that of the last folder of logs.
+    """
     kept = read_record(folder / _ATTEMPT) or {}
     attempt = kept.get("attempt")
     restart = kept.get("restart")
     if isinstance(attempt, int) and isinstance(restart, int):
         return attempt, restart
-    return 0, 0
+    numbers = [path.name.removeprefix("attempt-") for path in folder.glob("attempt-*")]
+    return 0, max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def _from_signal(signum: int, last: Failure | None, stderr: str, oom_hint: str) -> Failure:

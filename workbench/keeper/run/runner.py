@@ -347,7 +347,14 @@ class Runner:
 
     def _recover(self) -> None:
         """Continue the journal of a dead keeper, at the attempt that its log of decisions names."""
-        recovered, events = self._journal.recover(self.context.spec.job.traits.events)
+        decided = self.context.decided
+        recover = partial(
+            self._journal.recover,
+            self.context.spec.job.traits.events,
+            # The keeper may have died between the line of the log and the event.
+            [] if decided is None else _events_of(decided),
+        )
+        recovered, events = retry_on_exhaustion(recover)
         self._started_s = recovered.started_s or self._started_s
         of_pod = {link.pod.name: link.pod.address for link in self.context.links}
         addresses = {place.rank: of_pod[place.pod] for place in self.context.places}
@@ -355,13 +362,10 @@ class Runner:
         totals = RunTotals.of(events)
         restart = len(totals.restarts)
         attempt = self.context.attempt
-        unrecorded: Sequence[Event] = ()
-        decided = self.context.decided
         # The keeper may have died between the run's files and its first line in the log.
         if decided is not None and decided.attempt:
             restart = decided.restart
             attempt = decided.attempt
-            unrecorded = _events_of(decided)[len(totals.restarts) :]
             if decided.loss is not None:
                 self._unfinished = Loss.read(decided.loss)
                 restart -= 1
@@ -369,9 +373,6 @@ class Runner:
         self.context = replace(self.context, restart=restart, attempt=attempt)
         self._attempt = self._new_attempt(rejoin=True)
         self._attempt.ledger.totals = totals
-        # The keeper died between the line of the log and the event.
-        for event in unrecorded:
-            self._take_restart(event)
         if recovered.wish == "cancel":
             self._requests.cancel.set()
         elif recovered.wish == "stop":
