@@ -6,13 +6,13 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from workbench.base.clock import now_s
 from workbench.base.errors import DiskFull
-from workbench.base.files import open_record, write_bytes, write_json
+from workbench.base.files import gate, open_record, write_bytes, write_json
 from workbench.base.messages.lines import from_line
 from workbench.base.process import boot_id
 
@@ -226,7 +226,10 @@ def read_attempt(folder: Path) -> tuple[int, int]:
     restart = kept.get("restart")
     if isinstance(attempt, int) and isinstance(restart, int):
         return attempt, restart
-    numbers = [path.name.removeprefix("attempt-") for path in folder.glob("attempt-*")]
+    folders: Sequence[Path] = ()
+    with contextlib.suppress(OSError):
+        folders = gate.folders_in(folder, "attempt-*")
+    numbers = [path.name.removeprefix("attempt-") for path in folders]
     return 0, max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
