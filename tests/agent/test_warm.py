@@ -181,7 +181,12 @@ def test_a_forked_rank_is_the_agent_s_own_and_has_its_own_place(warm):
         }
         assert facts["cwd"] == str(warm.root / "runs/r") and facts["sid"] and facts["threads"] == 1
         assert facts["oom"] == "500" and facts["argv"] == ["toy_job:facts"] and facts["term"] == "0"
-        assert facts["fds"] == ["null", "rank-0.stderr.pipe", "rank-0.stdout.pipe", "stacks.txt"]
+        assert facts["fds"] == [
+            "null",
+            f"rank-{rank}.stderr.pipe",
+            f"rank-{rank}.stdout.pipe",
+            "stacks.txt",
+        ]
 
 
 def test_a_kernel_that_ignores_sigterm_ends_its_fork_server_and_ranks_hear_the_signal(
