@@ -39,7 +39,7 @@ def kill_keeper(cluster: Cluster) -> int:
 
 def printed(run: Run, rank: int) -> str:
     """Return what has come of a rank's output."""
-    path = run.paths.rank_log(rank, "stdout")
+    path = run.paths.rank_log(0, rank, "stdout")
     return path.read_text(errors="replace") if path.exists() else ""
 
 

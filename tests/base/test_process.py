@@ -499,11 +499,11 @@ def test_output_goes_to_a_pipe_that_is_read_and_else_to_a_private_log(
 ) -> None:
     put: dict[int, int] = {}
     monkeypatch.setattr(process, "_put", lambda opened, number: put.update({number: opened}))
-    os.mkfifo(tmp_path / ".stdout.pipe")
-    os.mkfifo(tmp_path / ".stderr.pipe")
+    os.mkfifo(tmp_path / "stdout.pipe")
+    os.mkfifo(tmp_path / "stderr.pipe")
     (tmp_path / "stderr.log").write_text("before\n")
-    reader = os.open(tmp_path / ".stdout.pipe", os.O_RDONLY | os.O_NONBLOCK)
-    open_output(tmp_path)
+    reader = os.open(tmp_path / "stdout.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    open_output([tmp_path / "stdout.log", tmp_path / "stderr.log"])
     try:
         assert sorted(put) == [0, 1, 2]
         assert os.read(put[0], 1) == b""
@@ -515,7 +515,7 @@ def test_output_goes_to_a_pipe_that_is_read_and_else_to_a_private_log(
         assert not (tmp_path / "stdout.log").exists()
         os.close(reader)
         os.close(put[1])
-        open_output(tmp_path)
+        open_output([tmp_path / "stdout.log", tmp_path / "stderr.log"])
         assert (tmp_path / "stdout.log").stat().st_mode & 0o777 == 0o600
     finally:
         for opened in put.values():

@@ -146,7 +146,7 @@ def test_a_kernel_that_is_killed_in_the_middle_loses_nothing(tmp_path: Path) -> 
         )
 
     def beats() -> bool:
-        logs = list(folder.glob("*/logs/rank-0.stdout.log"))
+        logs = list(folder.glob("*/logs/attempt-0/rank-0.stdout.log"))
         return len(logs) == 2 and any(" line 3" in log.read_text() for log in logs)
 
     killed = kernel(1)

@@ -20,11 +20,11 @@ from unittest import mock
 from tests.fakes.runloop import RUN, SimLink, SimPod, SimQueue, SimRank, Simulation, SimWatch
 from workbench.base.errors import RemoteError
 from workbench.base.messages import rpc
+from workbench.base.process import rank_log
 from workbench.keeper.link.agent import AgentLink
 from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.files import ContentStore, PodFiles
 from workbench.keeper.run import restart
-from workbench.keeper.run.stage import LOG_STREAMS
 from workbench.keeper.watch.pod import PodReport, PodWatch
 from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.connection import SSHConnection
@@ -70,7 +70,7 @@ class HostileSimulation(Simulation):
         self.files: dict[int, dict[str, bytes]] = {}
         """Files of the run on each pod, by their names in the run's folder."""
         for pod in self.pods:
-            logs = [f"rank-{pod.number}/{stream}.log" for stream in LOG_STREAMS]
+            logs = [rank_log(0, pod.number, stream) for stream in ("stdout", "stderr", "order")]
             self.files[pod.number] = {f"script/answer-{pod.number}.txt": b"42"}
             self.files[pod.number] |= dict.fromkeys(logs, b"")
 
@@ -215,9 +215,9 @@ class WireLink(SimLink):
         if 0 in self.of.ranks:
             for event in self.sim.printed():
                 self.of.printed += f"@workbench {event.to_json()}\n"
-            offset = offsets["rank-0/stdout.log"]
+            offset = offsets["attempt-0/rank-0.stdout.log"]
             if text := self.of.printed[offset:]:
-                chunks["rank-0/stdout.log"] = {"offset": offset, "data": text}
+                chunks["attempt-0/rank-0.stdout.log"] = {"offset": offset, "data": text}
         ranks = [self._rank(rank) for rank in self.of.ranks.values()]
         return {"chunks": chunks, "ranks": ranks, "live_processes": len(self.of.running)}
 

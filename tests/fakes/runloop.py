@@ -261,12 +261,12 @@ class Simulation:
     def _make(self, template: Path | None) -> None:
         if template is not None:
             shutil.copytree(template, self.paths.root)
-        for made in (self.paths.inputs, self.paths.logs):
+        for made in (self.paths.inputs, self.paths.rank_log(0, 0, "stdout").parent):
             made.mkdir(parents=True, exist_ok=True)
         (self.paths.root.parent / "identity").mkdir(exist_ok=True)
         for rank in range(len(self.pods)):
             for stream in ("stdout", "stderr", "order"):
-                self.paths.rank_log(rank, stream).touch()
+                self.paths.rank_log(0, rank, stream).touch()
         write_json(self.paths.info, {"id": RUN, "cluster": str(self.paths.root.parent)})
         write_json(self.paths.spec, self.spec.to_dict())
         if self.job.kind == "script":

@@ -262,7 +262,7 @@ def test_a_job_of_another_package_is_prepared_sent_run_and_reported(cluster: Clu
     assert result.state is RunState.SUCCEEDED
     assert result.world_size == 2
     for rank in (0, 1):
-        log = run.paths.rank_log(rank, "stdout").read_text()
+        log = run.paths.rank_log(0, rank, "stdout").read_text()
         assert log.splitlines() == ["tick 0", "tick 1", "tick 2"]
     assert (run.paths.root / "files" / "last.txt").read_text() == "2"
     assert result.technique == "count"

@@ -456,18 +456,11 @@ def test_a_script_keeps_its_own_checkpoints(stepping: Kept) -> None:
     assert not any("-rf" in command for link in stepping.links for command in link.commands)
 
 
-def test_logs_go_to_the_pods_of_the_next_attempt(stepping: Kept) -> None:
-    stepping.context.paths.rank_log(1, "stderr").write_text("a line\n")
-    stepping.context.paths.rank_log(1, "order").unlink()
+def test_no_log_goes_to_the_pods_of_the_next_attempt(stepping: Kept) -> None:
+    stepping.context.paths.rank_log(0, 1, "stderr").write_text("a line\n")
     restarted(stepping, None)
-    folder = f"/pods/pod-1/runs/{RUN}"
-    link = stepping.links[1]
-    assert [path.rpartition("/")[2] for path in link.files] == ["stderr.log"]
-    assert link.files[0].startswith(folder)
-    removed = [command[-1] for command in link.commands if command[:2] == ["rm", "-f"]]
-    assert [path.rpartition("/")[2] for path in removed] == ["stdout.log", "order.log"]
-    made = [command for command in link.commands if command[0] == "mkdir"]
-    assert len(made) == 1
+    for link in stepping.links:
+        assert not link.files and not link.commands
 
 
 def test_a_run_that_cannot_start_here_is_not_restarted(stepping: Kept) -> None:

@@ -37,7 +37,6 @@ from workbench.base.errors import RunError
 from workbench.base.files import read_json, write_json
 from workbench.finetune.job.finetune import FineTune
 from workbench.jobs.script import Script
-from workbench.keeper.run.restart import _make_ready
 from workbench.keeper.run.states import Phase, State
 from workbench.rundir.outcome import RankError
 from workbench.rundir.state import RunState
@@ -470,34 +469,6 @@ def test_a_command_that_cannot_be_written_is_a_warning(
     assert sim.runner().run() == "succeeded"
     assert f"cannot write {sim.paths.command}" in caplog.text
     assert "--master-port" in str(read_json(sim.paths.result)["command"])
-
-
-def test_a_restart_removes_logs_from_the_pods_that_no_copy_here_replaces(tmp_path: Path) -> None:
-    sim = Simulation(tmp_path, script(restarts=1), [Plan()])
-    sim.paths.rank_log(0, "stdout").write_text("a line\n")
-    removed = []
-    run, sent = SimLink.run, []
-
-    class Link(SimLink):
-        def run(self, argv: Sequence[str], timeout_s: float = 60.0, *, again: bool = False) -> str:
-            if list(argv[:2]) == ["rm", "-f"]:
-                removed.append(argv[-1].split("/", 4)[-1])
-            return run(self, argv, timeout_s, again=again)
-
-        def put_file(self, source: Path, target: str) -> None:
-            sent.append(target.split("/", 4)[-1])
-
-    context = sim.context().on([Link(pod) for pod in sim.pods])
-    for link in context.links:
-        _make_ready(context, link, resumes=False)
-    assert [path.split("/")[-2:] for path in sent] == [["rank-0", "stdout.log"]]
-    assert [path.split("/")[-2:] for path in removed] == [
-        ["rank-0", "stderr.log"],
-        ["rank-0", "order.log"],
-        ["rank-1", "stdout.log"],
-        ["rank-1", "stderr.log"],
-        ["rank-1", "order.log"],
-    ]
 
 
 def test_odd_stacks_of_an_agent_are_refused_in_words(tmp_path: Path) -> None:

@@ -64,8 +64,9 @@ def make_run(
         }
     ]
     paths.events.write_text("".join(json.dumps(e) + "\n" for e in [*events, *memory]))
-    paths.rank_log(0, "stderr").write_text(f"the last words {evil}\n")
-    paths.rank_log(0, "stdout").write_text("")
+    paths.rank_log(0, 0, "stderr").parent.mkdir(parents=True)
+    paths.rank_log(0, 0, "stderr").write_text(f"the last words {evil}\n")
+    paths.rank_log(0, 0, "stdout").write_text("")
     error = RunFault(
         pod="pod-0", rank=0, kind="ValueError", message=evil, traceback=f"Traceback\n{evil}"
     )

@@ -234,7 +234,7 @@ def test_the_rank_that_failed_is_named_and_a_second_attempt_puts_the_first_aside
 
 def test_sigterm_ends_the_rank_and_is_told(tmp_path: Path) -> None:
     (process,), out = ranks(script_run(tmp_path, 1, NAP="300"), tmp_path, 1, NAP="300")
-    log = out / "logs" / "rank-0.stdout.log"
+    log = out / "logs" / "attempt-0" / "rank-0.stdout.log"
     until(lambda: log.exists() and "hello" in log.read_text())
     process.send_signal(signal.SIGTERM)
     code, _ = ended(process)
@@ -400,7 +400,7 @@ def test_the_same_losses_and_it_goes_on_with_a_rank_less_after_a_failure(tmp_pat
     )
     lines = [
         line
-        for line in (alone / "rank-0" / "stdout.log").read_text().splitlines()
+        for line in (alone / "attempt-0" / "rank-0.stdout.log").read_text().splitlines()
         if '"kind": "end"' in line
     ]
     wanted = json.loads(lines[0].partition(" ")[2])

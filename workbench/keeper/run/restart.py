@@ -21,7 +21,7 @@ from workbench.keeper.link.agent import AgentLink, PodGone, stop_ranks
 from workbench.keeper.link.context import RunContext, StopRequests
 from workbench.keeper.resource_limits import call_into, start_thread
 from workbench.keeper.run.policy import Loss
-from workbench.keeper.run.stage import LOG_STREAMS, rank_request
+from workbench.keeper.run.stage import rank_request
 from workbench.pods.pod import Pod
 from workbench.rundir.events import Event, EventKind
 from workbench.rundir.totals import RunTotals
@@ -107,28 +107,13 @@ def _why_fresh(saved_step: int, step: int | None, returned: PulledCheckpoints) -
 
 
 def _make_ready(context: RunContext, link: AgentLink, *, resumes: bool) -> None:
-    """Remove the previous attempt's checkpoints from a pod and copy the rank logs there.
-
-    The ranks append to these logs.
-    """
+    """Remove the previous attempt's checkpoints from a pod."""
     pod = context.on_pod(link)
-    paths = context.paths
     link.ensure()
     # Otherwise the program looks for its own checkpoints, and their place is unknown.
     if resumes:
         removed = [str(path) for path in (pod.checkpoints, pod.resume, pod.stop)]
         link.run(["rm", "-rf", "--", *removed])
-    for rank in context.ranks_on(link):
-        folder = pod.rank(rank)
-        link.run(["mkdir", "-p", "-m", "700", "--", str(pod.root), str(folder)])
-        for stream in LOG_STREAMS:
-            here = paths.rank_log(rank, stream)
-            there = folder / f"{stream}.log"
-            if here.exists() and here.stat().st_size:
-                link.put_file(here, str(there))
-            else:
-                # Otherwise old lines on the pod would count as lines of the next attempt.
-                link.run(["rm", "-f", "--", str(there)])
 
 
 def end_earlier_ranks(context: RunContext) -> None:

@@ -378,7 +378,14 @@ class Runner:
 
     def _recover(self) -> None:
         """Continue the journal of a dead keeper, at the attempt that its log of decisions names."""
-        record, events = self._journal.recover(self.context.spec.job.traits.events)
+        decided = self.context.decided
+        recover = partial(
+            self._journal.recover,
+            self.context.spec.job.traits.events,
+            # The keeper may have died between the row of a restart and its event.
+            _events_of(decided),
+        )
+        record, events = retry_on_exhaustion(recover)
         self._started_s = record.started_s or self._started_s
         of_pod = {link.pod.name: link.pod.address for link in self.context.links}
         addresses = {place.rank: of_pod[place.pod] for place in self.context.places}
@@ -389,10 +396,6 @@ class Runner:
             self.context, attempt=self._state.attempt, restart=self._state.restart
         )
         self._attempt = self._new_attempt()
-        decided = self.context.decided
-        # The keeper died between the row of the restart and its event.
-        for event in _events_of(decided)[len(self._totals.restarts) :]:
-            self._take_restart(event)
         if record.wish == "cancel":
             self._requests.cancel.set()
         elif record.wish == "stop":
