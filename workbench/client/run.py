@@ -330,7 +330,7 @@ class Run(LiveDisplayable):
                         for line in log.take(last=last):
                             yield mask_secrets(line)
             except OSError as error:
-                raise RunError(f"{error.filename} cannot be read: {error.strerror}") from error
+                raise RunError(f"{self.paths.logs} cannot be read: {error.strerror}") from error
             if ended:
                 return
             time.sleep(_LOOK_S)

@@ -400,7 +400,7 @@ def test_the_same_losses_and_it_goes_on_with_a_rank_less_after_a_failure(tmp_pat
     )
     lines = [
         line
-        for line in (alone / "attempt-0" / "rank-0.stdout.log").read_text().splitlines()
+        for line in (alone / "rank-0" / "stdout.log").read_text().splitlines()
         if '"kind": "end"' in line
     ]
     wanted = json.loads(lines[0].partition(" ")[2])

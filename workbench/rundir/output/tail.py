@@ -173,9 +173,8 @@ class LogLines:
             while data := file.read(_WINDOW_BYTES):
                 self._offset += len(data)
                 *lines, self._pending = (self._pending + data).split(b"\n")
-                if (
-                    len(self._pending) > _WINDOW_BYTES
-                ):  # only the last state of a progress bar counts
+                if len(self._pending) > _WINDOW_BYTES:
+                    # Only the last state of a progress bar counts.
                     begin = self._pending.rstrip(b"\r").rfind(b"\r") + 1
                     self._pending = self._pending[begin:]
                 if len(self._pending) > _WINDOW_BYTES:  # a line without end comes in pieces
