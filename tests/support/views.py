@@ -101,7 +101,7 @@ def _benchmark(folder: Path) -> BenchmarkResult:
 
 def _forecast(folder: Path) -> BenchmarkForecast:
     rows = (
-        ForecastRow(name="zero1, 3 pods", runs=2, memory=MemoryForecast(gib=1.5), seconds=75.0),
+        ForecastRow(name="zero1, 3 pods", runs=2, memory=MemoryForecast(gib=1.5)),
         ForecastRow(
             name="single",
             runs=1,
