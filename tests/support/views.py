@@ -108,7 +108,7 @@ def _forecast(folder: Path) -> BenchmarkForecast:
             memory=MemoryForecast(gib=9.5, refusal="needs 9.5 GiB"),
         ),
     )
-    return BenchmarkForecast(name="sweep", rows=rows, folder=folder)
+    return BenchmarkForecast(name="sweep", rows=rows)
 
 
 def _comparison(folder: Path) -> RunComparison:

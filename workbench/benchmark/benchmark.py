@@ -152,7 +152,6 @@ class Benchmark(Displayable):
             name=self.name,
             rows=tuple(rows),
             left_out=self.grid.left_out,
-            folder=self.path,
         )
 
     @suggests("Benchmark.run")

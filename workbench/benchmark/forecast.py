@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from workbench.base.display_protocol import Displayable
 from workbench.base.errors import WorkbenchError
@@ -48,7 +47,6 @@ class BenchmarkForecast(Displayable):
     rows: tuple[ForecastRow, ...]
     """One a row, repeats together."""
     left_out: tuple[LeftOut, ...] = ()
-    folder: Path = Path()
 
     @property
     def runs(self) -> int:
