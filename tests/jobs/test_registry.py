@@ -210,7 +210,7 @@ def test_a_job_of_another_package_is_a_row_of_a_grid() -> None:
 
 def test_a_job_of_another_package_has_a_forecast_that_says_what_is_unknown(tmp_path: Path) -> None:
     forecast = Benchmark([counting()], pods=[2], path=tmp_path / "b").forecast()
-    assert (forecast.runs, forecast.to_go, forecast.without_time) == (1, 1, 1)
+    assert (forecast.runs, forecast.to_go) == (1, 1)
     assert forecast.rows[0].memory.gib is None
     assert "memory of a count job is not predicted" in forecast.rows[0].memory.unknown
     assert "count on 2 pods" in as_text(forecast)
