@@ -110,9 +110,10 @@ def test_an_agent_works_on_while_a_look_is_slow(
     for _ in range(5):
         agent.tick()
         agent._memory.look([processes])
-        assert not agent._memory.is_exact(processes)
+        assert agent._memory._task is not None and not agent._memory._shares
     go_on.touch()
-    until(lambda: agent._memory.look([processes]) or agent._memory.is_exact(processes), 60)
+    until(lambda: agent._memory.look([processes]) or agent._memory._task is None, 60)
+    assert set(agent._memory._shares) == set(processes)
 
 
 def test_a_look_beyond_its_budget_is_not_repeated_soon(
@@ -134,7 +135,7 @@ def test_a_look_beyond_its_budget_is_not_repeated_soon(
     monkeypatch.undo()
     until(lambda: watch.look([processes]) or watch._task is None, 60)
     watch.look([processes])
-    assert len(begun) == 1 and not watch.is_exact(processes)
+    assert len(begun) == 1 and not watch._shares
 
 
 def test_exact_looks_are_a_minute_apart_and_in_another_process(
