@@ -56,17 +56,14 @@ class FaultySimulation(Simulation):
                 return
             if self.then == "gone":
                 pod.vanish()
-            elif self.then == "silent":
-                pod.silence()
         raise RemoteError(f"lost the line to {pod.pod.name}", host=pod.pod.address)
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
-@pytest.mark.parametrize("then", ["answers", "silent", "gone"])
+@pytest.mark.parametrize("then", ["answers", "gone"])
 def test_a_run_whose_nth_call_of_a_pod_fails_has_a_true_end(
     then: str, restarts: int, tmp_path: Path
 ) -> None:
-    failed = 0
     for nth in range(1, MOST):
         job = script(restarts=restarts)
         plans = [Plan(others=Fate(1.0))]
@@ -84,7 +81,6 @@ def test_a_run_whose_nth_call_of_a_pod_fails_has_a_true_end(
             ended = [rank for pod in sim.pods for rank in pod.ranks.values()]
             assert all(rank.done for rank in ended), where
         assert not [pod for pod in sim.pods if pod.mood == "answers" and pod.running], where
-        failed += state == "failed"
         if sim.calls < nth:
             assert state == "succeeded" and nth > 10, where
             return
@@ -170,7 +166,5 @@ def test_a_queue_whose_nth_call_fails_goes_on(nth: int, threads: list[threading.
     closing.set()
     loop.join(60)
     assert not loop.is_alive()
-    assert [run.end for run in taken] == ["ran"] * len(taken) or "failed" in [
-        run.end for run in taken
-    ]
+    assert {run.end for run in taken} <= {"ran", "failed"}
     assert withdrawn.end == "abandoned"
