@@ -154,10 +154,8 @@ def history(
             names a column of text or a value other than a pair of numbers.
     """
     check_type("history", folder, (str, PathLike), "the path of a folder")
-    for option, value in (("name", name), ("model", model), ("sort", sort)):
-        check_type(f"history({option}=…)", value, str, "text")
-    for option, given in (("state", state), ("technique", technique)):
-        check_type(f"history({option}=…)", given, (str, Sequence), "a text or a list of texts")
+    check_type("history(sort=…)", sort, str, "the name of a column")
+    check_type("history(state=…)", state, (str, Sequence), "a state or a list of states")
     check_type("history(within=…)", within or {}, Mapping, "an object of names to pairs")
     root = user_path(folder).absolute()
     if not is_folder(root):
