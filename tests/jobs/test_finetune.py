@@ -16,7 +16,7 @@ from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.refusals import check_at_submit
 from workbench.finetune.options.adapters import Fsdp, LocalSgd, Lora
 from workbench.finetune.options.renamed_options import ELSEWHERE, LORA, OTHERWISE
-from workbench.finetune.techniques.registry import TECHNIQUE_NAMES
+from workbench.finetune.techniques.registry import TECHNIQUES
 from workbench.jobs.registry import job_from_dict
 from workbench.jobs.script import Script
 from workbench.rundir.make.prepare import prepare_run
@@ -475,7 +475,7 @@ def test_help_explains_every_option(
 
 def test_the_form_and_the_pages_have_choices_units_and_sections() -> None:
     options = {option.name: option for option in FineTune.options()}
-    assert options["technique"].choices == TECHNIQUE_NAMES
+    assert options["technique"].choices == tuple(each.name for each in TECHNIQUES)
     assert (options["max_source_length"].unit, options["save_steps"].unit) == ("tokens", "steps")
     assert (options["dataset"].section, options["lora"].section) == ("Model and data", "Technique")
 

@@ -55,6 +55,14 @@ def with_bom(name: str) -> Callable[[Path], object]:
     return change_it
 
 
+def with_long_number(name: str) -> Callable[[Path], object]:
+    def change_it(folder: Path) -> None:
+        folders.model(folder)
+        (folder / name).write_text('{"hidden_size": ' + "9" * 6000 + "}")
+
+    return change_it
+
+
 def broken(name: str) -> Callable[[Path], object]:
     def change_it(folder: Path) -> None:
         folders.model(folder)
@@ -455,6 +463,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             "tokenizer.json",
             "generation_config.json",
         )
+    },
+    **{
+        f"a number of 6,000 digits in {name}": (
+            with_long_number(name),
+            {},
+            [name, "a number of too many digits"],
+        )
+        for name in ("config.json", "tokenizer_config.json", "generation_config.json")
     },
     **{
         f"no JSON in {name}": (broken(name), {}, [f"{name} line 1 column 2"])
