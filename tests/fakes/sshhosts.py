@@ -235,6 +235,7 @@ class HostsPlace:
 READS = {
     "sh": "",
     "bash": ".bashrc",
+    "rbash": ".bashrc",
     "dash": "",
     "ksh": "",
     "zsh": ".zshenv",

@@ -514,7 +514,7 @@ ELSEWHERE: Mapping[str, str] = {
     ". Or name the account of the host: SSHPods(…, user=NAME)": NAMELESS,
     "The account has the shell nologin": ("test_logins.py::test_commands_and_files_pass_any_login"),
     "~/.cshrc) exit or start another shell": LOGIN_SERVES,
-    "Its start-up files leave no sh or no base64 in PATH: let them add to PATH.": LOGIN_SERVES,
+    "Its start-up files leave no env, sh or base64 in PATH: let them add to PATH.": LOGIN_SERVES,
     "look in the start-up files for a waiting command": LOGIN_SERVES,
     "start the program with </dev/null": LOGIN_SERVES,
     "Let them read nothing without a terminal: COMMAND": LOGIN_SERVES,

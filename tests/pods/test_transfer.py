@@ -323,9 +323,13 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     """A pod's program may send one; the keeper has other things to do than to read it."""
     from workbench.pods.ssh.bulk import pipe
 
-    endless = [sys.executable, "-c", "import os\nwhile True: os.write(1, b'x' * 65536)"]
+    endless = [
+        sys.executable,
+        "-c",
+        "import os\nprint('@m', flush=True)\nwhile True: os.write(1, b'x' * 65536)",
+    ]
     with (
-        pipe.Pipe(endless) as line,
+        pipe.Pipe(endless, b"@m", "pod-0") as line,
         pytest.raises(
             pipe.Broken, match=sentence("it sent a line of more than {} bytes", "1,048,576")
         ),
@@ -335,10 +339,10 @@ def test_a_line_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     slow = [
         sys.executable,
         "-uc",
-        "import os, time\nwhile True: os.write(1, b'x'); time.sleep(0.05)",
+        "import os, time\nprint('@m')\nwhile True: os.write(1, b'x'); time.sleep(0.05)",
     ]
     with (
-        pipe.Pipe(slow) as line,
+        pipe.Pipe(slow, b"@m", "pod-0") as line,
         pytest.raises(pipe.Broken, match=sentence("no whole line came for {} s", 1)),
     ):
         line.readline()

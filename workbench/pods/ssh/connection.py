@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -35,10 +34,10 @@ _STEP_S = 30.0
 _FILE_S = 60.0  # how long a small file may take, beside the time for its bytes
 _SLOWEST_PER_S = 20_000  # bytes
 _KILLED_AT_MOST = 3
-_KILLED = 128 + signal.SIGKILL  # the code of a login shell such as dash, which waits for a command
 _DONE = {"take": "written", "holds": "read", "size": "read"}
 _SESSIONS = 3  # of a connection at a time: the agent's, a large file's and a command's
 _SESSIONS_S = 40.0
+_READS_S = 5.0
 _REFUSED = "Session open refused"
 
 
@@ -86,19 +85,17 @@ class SSHConnection:
         """Close the connection; remote commands are not killed. Idempotent."""
         self._line.close()
 
-    def run(
-        self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0, last: bytes = b""
-    ) -> Completed:
-        """Run a command to its end. `last`: the beginning of its last line, if known.
+    def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
+        """Run a command to its end.
 
         The time of a slow login, once known, is added to the limit.
         """
         stream = self.stream(argv)
         try:
-            done = complete(stream, stdin, time.monotonic() + timeout_s + self._login_s, last)
+            done = complete(stream, stdin, time.monotonic() + timeout_s + self._login_s)
             if done.exit_code == -1 and _REFUSED in done.stderr:
                 raise few_sessions(self.pod, _SESSIONS, _REFUSED)
-            if not stream.opening.is_over:
+            if not stream.answer.has_started:
                 raise stream.no_command()
             self._login_s = done.login_s
             return done
@@ -128,22 +125,23 @@ class SSHConnection:
         opened: list[RemoteStream] = []
         try:
             for _ in range(_SESSIONS):
-                stream = self.stream(["sh", "-c", "echo; sleep 2"])
-                opened.append(stream)
-                stream.channel.end_input()
-            deadline = time.monotonic() + _SESSIONS_S
+                opened.append(self.stream(["cat"]))
+            began_s = time.monotonic()
             for stream in opened:
                 # A login that runs no command is named by the first command.
-                while not stream.opening.is_over and stream.exit_code is None:
+                while not stream.answer.has_started and stream.exit_code is None:
                     if stream.channel.has_output():
-                        stream.opening.strip(stream.channel.output())
+                        stream.answer.strip(stream.channel.output())
                     if stream.channel.at_end:
                         stream.wait(1.0)
                         break
-                    if time.monotonic() > deadline:
+                    took_s = time.monotonic() - began_s
+                    if took_s > _READS_S:  # a start-up file may read
+                        stream.channel.end_input()
+                    if took_s > _SESSIONS_S:
                         raise RemoteError(
                             f"the login started no command in {_SESSIONS_S:g} s and printed"
-                            f" {stream.opening.words!r}: look in the start-up files for a waiting"
+                            f" {stream.answer.words!r}: look in the start-up files for a waiting"
                             " command",
                             host=self.pod.address,
                         )
@@ -226,7 +224,7 @@ class SSHConnection:
         timeout_s = _FILE_S + len(data) / _SLOWEST_PER_S
         for _ in range(_KILLED_AT_MOST):  # killing it kills no run: the command can be repeated
             done = self.run(argv, data, timeout_s=timeout_s)
-            killed = done.exit_code < 0 or done.exit_code == _KILLED
+            killed = done.exit_code < 0
             if not killed:
                 break
         if not done.stdout.strip():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import select
+import shlex
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -18,7 +19,7 @@ from workbench.base.errors import RemoteError
 from workbench.pods.pod import Jump, Pod
 from workbench.pods.ssh.channel import Channel
 from workbench.pods.ssh.identity import Identity
-from workbench.pods.ssh.login import line_of, to_bytes
+from workbench.pods.ssh.login import to_bytes
 from workbench.pods.ssh.transport import Destination, reach
 
 logger = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class DirectLine:
         """Start a command; `sessions`: number for a run at a time, for the error."""
         try:
             channel = self._session(sessions)
-            channel.exec_command(to_bytes(line_of(words)))
+            channel.exec_command(to_bytes(shlex.join(words)))
         except (OSError, EOFError, paramiko.SSHException) as error:
             # paramiko's words for a refusal, while the connection stands.
             is_refused = "Channel closed" in str(error) and self.is_open
