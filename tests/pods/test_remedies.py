@@ -54,6 +54,7 @@ NO_ADVICE = {
     "wait-all-nodes": "an option",
     'fi done echo "PodSpec.image needs pyxis': "a program",
     "unset PYTHONPATH; p=$1; shift;": "a program",
+    "unset PYTHONHOME; base64 </dev/null": "a program",
     "the pod has GPUs {}.": "a report",
     "text; a number needs quotes": "the end of a sentence of a test in test_kubeaccess",
 }

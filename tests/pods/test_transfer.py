@@ -51,7 +51,7 @@ def file(tmp_path: Path, content: bytes) -> Path:
 
 @dataclass
 class Line:
-    """A way to this very machine, and the means to break it: each command notes its process id."""
+    """A way to this very machine, and the means to break it: each command notes its process group."""
 
     folder: Path
     wrap: Sequence[str] = ()
@@ -72,7 +72,8 @@ class Line:
 
     def command(self, argv: Sequence[str]) -> list[str]:
         self.begun += 1
-        return ["sh", "-c", f'echo $$ > {self.folder}/pid; exec "$@"', "sh", *self.wrap, *argv]
+        words = ["sh", "-c", f'echo $$ > {self.folder}/pid; exec "$@"', "sh"]
+        return ["setsid", *words, *self.wrap, *argv]
 
     def tell(self, done: int, size: int) -> None:
         assert size == SIZE
@@ -80,7 +81,7 @@ class Line:
         if self.breaks and done >= self.breaks[0][0]:
             _, act = self.breaks.pop(0)
             if self.kills:
-                os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
+                os.killpg(int((self.folder / "pid").read_text()), signal.SIGKILL)
             act()
 
     def carry(self, verb: str, source: Path, target: Path, patience_s: float = 30.0) -> str:
