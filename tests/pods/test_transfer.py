@@ -51,7 +51,7 @@ def file(tmp_path: Path, content: bytes) -> Path:
 
 @dataclass
 class Line:
-    """A way to this very machine, and the means to break it: each command notes its process group."""
+    """A way to this very machine, and how to break it: each command notes its group."""
 
     folder: Path
     wrap: Sequence[str] = ()
