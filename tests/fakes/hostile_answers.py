@@ -277,7 +277,6 @@ class _WireSSH(SSHConnection):
         self._sim = link.sim
         self._files = link.sim.files[link.of.number]
         self._folder = f"{link.pod.root}/runs/{RUN}/"
-        self._line.read = self._read  # type: ignore[method-assign]
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
         name = next((word for word in argv[:5] if word in _FAR_END), argv[0])

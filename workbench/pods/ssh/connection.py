@@ -158,9 +158,6 @@ class SSHConnection:
                 stream.close()
 
     def size(self, remote: str | PurePosixPath) -> int:
-        size = self._line.size(remote)
-        if size is not None:
-            return size
         answer = self._ask_far_end(["size", str(remote)])
         return whole(answer.get("size")) or 0
 
@@ -184,21 +181,34 @@ class SSHConnection:
         answer = self._ask_far_end(words)
         return text(answer.get("stamp"))
 
-    def get(self, remote: str | PurePosixPath, local: Path) -> None:
-        """Fetch a small file, replacing what is there; missing folders are made."""
-        data = self._line.read(remote)
+    def get(self, remote: str | PurePosixPath, local: Path) -> bool:
+        """Fetch a small file, replacing what is there; missing folders are made.
+
+        Return False for a file of `LARGE` bytes or more, which is not fetched.
+        """
+        data = self._read(remote)
         if data is None:
-            data = self._read_by_far_end(remote)
+            return False
         with full_disk_named(local.parent, len(data)):
             gate.make_folders(local.parent, local.parent)
         write_bytes(local, data)
+        return True
 
-    def _read_by_far_end(self, remote: str | PurePosixPath) -> bytes:
+    def _read(self, remote: str | PurePosixPath) -> bytes | None:
         stream = self.stream(far_end_argv(self.pod.python or "python3", "send", str(remote), "0"))
         come = bytearray()
+        header = b""
+        size = 0
         try:
             while piece := stream.read(_FILE_S):
                 come += piece
+                if not header and b"\n" in come:
+                    header = bytes(come.partition(b"\n")[0])
+                    facts = far_end_answer(header, self.pod.name, self.pod.address)
+                    size = whole(facts.get("size")) or 0
+                    if size >= LARGE:
+                        stream.channel.close()  # a trap of the login is cut
+                        return None
                 if len(come) > 2 * LARGE:
                     raise ValueError(f"more than {2 * LARGE} bytes came")
         except (OSError, ValueError) as error:
@@ -207,9 +217,7 @@ class SSHConnection:
             stream.close()
         if not come:
             raise stream.error("ended without an answer")
-        header, _, rest = come.partition(b"\n")
-        facts = far_end_answer(bytes(header), self.pod.name, self.pod.address)
-        size = whole(facts.get("size")) or 0
+        rest = come[len(header) + 1 :]
         end = far_end_answer(bytes(rest[size:]), self.pod.name, self.pod.address)
         data = bytes(rest[:size])
         if end.get("sha256") != hashlib.sha256(data).hexdigest():
