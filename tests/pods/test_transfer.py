@@ -172,7 +172,7 @@ def test_a_byte_that_flips_on_the_way_is_found(
     once = tmp_path / "flipped"
     flip = (
         f"if test -e {once}; then exec cat; else touch {once}; "
-        f'exec {sys.executable} -c "$FLIP" {9 * MIB}; fi'
+        f'exec "{sys.executable}" -c "$FLIP" {9 * MIB}; fi'
     )
     pipe = f'"$@" | ({flip})' if verb == "fetch" else f'({flip}) | "$@"'
     line, target = (
