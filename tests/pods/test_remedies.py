@@ -439,6 +439,9 @@ SERVER_ANSWERS = "test_kubeaccess.py::test_the_server_answers_after_the_advice_o
 MENDED_CLAIM = "test_kubernetes.py::test_pods_share_a_claim_that_is_made_and_only_a_kept_one_stays"
 
 ELSEWHERE: Mapping[str, str] = {
+    "impersonates no account; write a user with the token": (
+        "test_kubeaccess.py::test_a_kubeconfig_that_impersonates_is_refused"
+    ),
     "as the client knows no other kind of proxy": URL_ACCEPTED,
     "the cluster {} has the server {}; write https://HOST:PORT": URL_ACCEPTED,
     "backslashes or letters that do not print": (
