@@ -189,7 +189,7 @@ def test_a_byte_that_flips_on_the_way_is_found(
 def test_a_file_that_always_arrives_as_another_is_given_up(
     verb: str, tmp_path: Path, file: Path
 ) -> None:
-    flip = f'{sys.executable} -c "$FLIP" {9 * MIB}'
+    flip = f'"{sys.executable}" -c "$FLIP" {9 * MIB}'
     pipe = f'"$@" | {flip}' if verb == "fetch" else f'{flip} | "$@"'
     line, target = (
         Line(tmp_path, wrap=["env", f"FLIP={FLIP}", "sh", "-c", pipe, "sh"]),
