@@ -292,24 +292,6 @@ def test_the_doctor_names_a_login_that_runs_nothing(
     assert "start-up files" in ssh.fix
 
 
-@pytest.mark.parametrize(
-    ("subsystem", "login"), [("", "bash"), ("Subsystem sftp /missing", "no-end")]
-)
-def test_files_come_from_a_host_without_sftp(
-    context: LaunchContext, tmp_path: Path, subsystem: str, login: str
-) -> None:
-    bare = strangers(tmp_path / "bare", "127.0.0.32", subsystem=subsystem)
-    backend = bare.pods(login)
-    try:
-        (pod,) = backend.launch(PodSpec(), 1, context)
-        identity = Identity.create(tmp_path / "own")
-        identity.pin([pod])
-        try_files(pod, identity, tmp_path)
-        backend.stop()
-    finally:
-        bare.host.stop()
-
-
 def test_a_slow_login_is_named_with_its_seconds(
     there: Strangers, context: LaunchContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:

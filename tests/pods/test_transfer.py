@@ -284,7 +284,6 @@ def test_the_real_ssh_is_killed_and_the_file_arrives(
 ) -> None:
     pod = launched.pods[0]
     route = route_to(pod, launched.identity, 60.0)
-    assert route.by_hand("/x").startswith(f"scp -F {launched.identity.ssh_config} ")
     killed: list[int] = []
 
     def cut(done: int, _size: int) -> None:

@@ -52,7 +52,7 @@ class MasterLine:
         for channel in channels:
             channel.close()
 
-    def start(self, words: Sequence[str], _sessions: int) -> Channel:
+    def start(self, words: Sequence[str]) -> Channel:
         if not self.is_open:
             raise RemoteError(
                 f"the connection to {self._pod.name} ({self._pod.address}) is closed",

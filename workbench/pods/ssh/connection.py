@@ -26,7 +26,7 @@ from workbench.pods.pod import Pod
 from workbench.pods.ssh.bulk.transfer import LARGE, far_end_answer, far_end_argv
 from workbench.pods.ssh.channel import Completed, Lingers, RemoteStream, complete
 from workbench.pods.ssh.child import MasterLine
-from workbench.pods.ssh.direct import DirectLine, few_sessions, where
+from workbench.pods.ssh.direct import SESSIONS, DirectLine, few_sessions, where
 from workbench.pods.ssh.identity import Identity
 from workbench.pods.ssh.login import marked
 
@@ -35,7 +35,6 @@ _FILE_S = 60.0  # how long a small file may take, beside the time for its bytes
 _SLOWEST_PER_S = 20_000  # bytes
 _KILLED_AT_MOST = 3
 _DONE = {"take": "written", "holds": "read", "size": "read"}
-_SESSIONS = 3  # of a connection at a time: the agent's, a large file's and a command's
 _SESSIONS_S = 40.0
 _READS_S = 5.0
 _REFUSED = "Session open refused"
@@ -94,7 +93,7 @@ class SSHConnection:
         try:
             done = complete(stream, stdin, time.monotonic() + timeout_s + self._login_s)
             if done.exit_code == -1 and _REFUSED in done.stderr:
-                raise few_sessions(self.pod, _SESSIONS, _REFUSED)
+                raise few_sessions(self.pod, _REFUSED)
             if not stream.answer.has_started:
                 raise stream.no_command()
             self._login_s = done.login_s
@@ -117,14 +116,14 @@ class SSHConnection:
         if "\0" in command:
             raise ConfigError(f"a NUL byte cannot stand in a command: {command[:80]!r}")
         words, marker = marked(argv)
-        channel = self._line.start(words, _SESSIONS)
+        channel = self._line.start(words)
         return RemoteStream(channel, self.pod.address, command, marker)
 
     def check_sessions(self) -> None:
         """Refuse a host whose daemon allows fewer sessions at a time than a run needs."""
         opened: list[RemoteStream] = []
         try:
-            for _ in range(_SESSIONS):
+            for _ in range(SESSIONS):
                 opened.append(self.stream(["cat"]))
             began_s = time.monotonic()
             for stream in opened:
@@ -147,7 +146,7 @@ class SSHConnection:
                         )
                     stream.channel.await_output(0.25)
                 if _REFUSED in stream.stderr:
-                    raise few_sessions(self.pod, _SESSIONS, _REFUSED)
+                    raise few_sessions(self.pod, _REFUSED)
         except OSError as error:
             raise RemoteError(
                 f"the first commands of the connection fail: {error}",

@@ -20,6 +20,8 @@ from workbench.pods.ssh.login import to_bytes
 from workbench.pods.ssh.transport import Destination, reach
 
 _KEEPALIVE_S = 5
+SESSIONS = 3
+"""Sessions of a connection at a time: the agent's, a large file's and a command's."""
 _READ_BYTES = 65_536
 
 
@@ -58,10 +60,9 @@ class DirectLine:
         self._transport = None
         self._hop = None
 
-    def start(self, words: Sequence[str], sessions: int) -> Channel:
-        """Start a command; `sessions`: number for a run at a time, for the error."""
+    def start(self, words: Sequence[str]) -> Channel:
         try:
-            channel = self._session(sessions)
+            channel = self._session()
             channel.exec_command(to_bytes(shlex.join(words)))
         except (OSError, EOFError, paramiko.SSHException) as error:
             # paramiko's words for a refusal, while the connection stands.
@@ -73,7 +74,7 @@ class DirectLine:
             ) from error
         return _DirectChannel(channel)
 
-    def _session(self, sessions: int = 1) -> paramiko.Channel:
+    def _session(self) -> paramiko.Channel:
         if self._transport is None or not self._transport.is_active():
             raise RemoteError(
                 f"the connection to {self._pod.name} ({where(self._pod)}) is closed",
@@ -82,7 +83,7 @@ class DirectLine:
         try:
             channel = self._transport.open_session(timeout=self.timeout_s)
         except paramiko.ChannelException as error:
-            raise few_sessions(self._pod, sessions, error.text) from error
+            raise few_sessions(self._pod, error.text) from error
         channel.settimeout(self.timeout_s)
         return channel
 
@@ -174,11 +175,11 @@ def where(pod: Pod) -> str:
     return f"{pod.ssh_address or pod.address}:{pod.ssh_port}"
 
 
-def few_sessions(pod: Pod, needed: int, why: str) -> RemoteError:
+def few_sessions(pod: Pod, why: str) -> RemoteError:
     """Make the error for a daemon that opens no further session in a connection."""
     return RemoteError(
         f"the sshd of {pod.name} ({where(pod)}) opens no further session in the"
-        f" connection: {why}. A run needs {needed}: set MaxSessions 10 in its"
+        f" connection: {why}. A run needs {SESSIONS}: set MaxSessions 10 in its"
         " sshd_config",
         host=pod.address,
     )
