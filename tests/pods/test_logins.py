@@ -16,6 +16,7 @@ import pytest
 from tests.fakes.sshhosts import Login, SSHHost, with_accounts
 from tests.poll import until
 from workbench.base.errors import ConfigError, PodError, RemoteError
+from workbench.base.process import with_mark
 from workbench.pods.bootstrap.machine import free_port
 from workbench.pods.doctor.examination import examine_pods
 from workbench.pods.hosts import provision
@@ -103,7 +104,7 @@ class Strangers:
             key=str(self.user.key),
             trust={self.host.address: self.host.fingerprint},
             root=str(self.root),
-            **{"python": sys.executable, **options},  # type: ignore[arg-type]
+            **{"python": sys.executable, "connect_timeout_s": 60, **options},  # type: ignore[arg-type]
         )
 
 
@@ -364,7 +365,21 @@ def test_traps_of_a_login_run_to_their_end(
         assert stream.read(60) == b"asked\n"
         stream.close()
         send_file(route_to(own, identity, 20.0), home / ".bashrc", f"{home}/sent", f"{home}/part")
-    agents = [int(pid) for pid in (home / "agents").read_text().split()]
+    agents = (home / "agents").read_text().split()
     assert len(agents) >= 4
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in agents))
-    assert (home / "started").is_file()
+    until((home / "started").is_file)
+
+
+def test_a_command_ends_with_the_connection(
+    there: Strangers, context: LaunchContext, tmp_path: Path
+) -> None:
+    pod, identity = left_host(there, context, tmp_path)
+    late = replace(pod, user="late")
+    identity.pin([late])
+    with SSHConnection(late, identity) as connection:
+        stream = connection.stream(["cat"])
+        stream.write(b"asked\n")
+        assert stream.read(60) == b"asked\n"
+    home = there.host.folder.parent / "homes" / "late"
+    until(lambda: with_mark("HOME", [str(home)]) == [])
