@@ -180,7 +180,7 @@ class _Loader(KubeConfigLoader):  # type: ignore[misc]
             if user and self._user.safe_get(key):
                 raise ValueError(
                     f"the user {user} has {key}, and the client impersonates no account; write a"
-                    " user with the token or the login helper of that account"
+                    " user with the token or the login helper of the account itself"
                 )
 
     def _load_auth_provider_token(self) -> str | None:

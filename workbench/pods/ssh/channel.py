@@ -142,7 +142,7 @@ class RemoteStream:
             f"; it wrote: {words[-500:]}" if words else ""
         )
         if not self.answer.has_started:
-            text += f"; the login had not started it, and printed {self.answer.words!r}"
+            text += f"; the login had not started the command, and printed {self.answer.words!r}"
         elif self.answer.words and self.answer.exit_code is not None:
             text += f"; the login then printed {self.answer.words!r}"
         return RemoteError(
