@@ -26,6 +26,7 @@ from workbench.keeper.link.files import ContentStore, PodFiles
 from workbench.keeper.run import restart
 from workbench.keeper.run.stage import LOG_STREAMS
 from workbench.keeper.watch.pod import PodReport, PodWatch
+from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
@@ -300,7 +301,9 @@ class _WireSSH(SSHConnection):
         honest = None if data is None else len(data)
         return int(self._found("size", honest, remote))
 
-    def _read(self, remote: str | PurePosixPath) -> bytes:
+    def _read(self, remote: str | PurePosixPath) -> bytes | None:
+        if self.size(remote) >= LARGE:
+            return None
         return bytes(self._found("read", self._files.get(self._name(remote)), remote))
 
     def _name(self, remote: str | PurePosixPath) -> str:
