@@ -26,6 +26,7 @@ from workbench.keeper.link.context import RunContext
 from workbench.keeper.link.files import ContentStore, PodFiles
 from workbench.keeper.run import restart
 from workbench.keeper.watch.pod import PodReport, PodWatch
+from workbench.pods.ssh.bulk.transfer import LARGE
 from workbench.pods.ssh.channel import Completed
 from workbench.pods.ssh.connection import SSHConnection
 from workbench.pods.ssh.identity import Identity
@@ -277,7 +278,6 @@ class _WireSSH(SSHConnection):
         self._sim = link.sim
         self._files = link.sim.files[link.of.number]
         self._folder = f"{link.pod.root}/runs/{RUN}/"
-        self._line.read = self._read  # type: ignore[method-assign]
 
     def run(self, argv: Sequence[str], stdin: bytes = b"", timeout_s: float = 60.0) -> Completed:
         name = next((word for word in argv[:5] if word in _FAR_END), argv[0])
@@ -301,7 +301,9 @@ class _WireSSH(SSHConnection):
         honest = None if data is None else len(data)
         return int(self._found("size", honest, remote))
 
-    def _read(self, remote: str | PurePosixPath) -> bytes:
+    def _read(self, remote: str | PurePosixPath) -> bytes | None:
+        if self.size(remote) >= LARGE:
+            return None
         return bytes(self._found("read", self._files.get(self._name(remote)), remote))
 
     def _name(self, remote: str | PurePosixPath) -> str:
