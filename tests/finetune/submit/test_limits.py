@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from tests.finetune.submit import folders
 from tests.finetune.submit.folders import SPECIAL, WORDS, change, weights, write
 from tests.support.sentences import says, sentence
 from workbench.base.errors import ConfigError
+from workbench.finetune.job import outlined
 from workbench.finetune.job.architectures import check_architecture
 from workbench.finetune.job.finetune import FineTune
 from workbench.finetune.job.limits import (
@@ -37,6 +39,12 @@ from workbench.jobs.job import NewRun
 ROWS = WORDS + len(SPECIAL)
 LONG = {"max_source_length": 256, "max_target_length": 128}
 SHORT = {"max_source_length": 40, "max_target_length": 24}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def transformers_is_here() -> None:
+    """Make the outlines of models in this process: `outlines_are_made_here` looks for it."""
+    importlib.import_module("transformers")
 
 
 def job_of(folder: Path, **options: Any) -> FineTune:
@@ -69,6 +77,10 @@ def changed(name: str, **values: object) -> Callable[[Path], object]:
         change(folder / name, **values)
 
     return change_it
+
+
+def template_file(text: str) -> Callable[[Path], object]:
+    return lambda folder: (folders.model(folder) / "chat_template.jinja").write_text(text)
 
 
 def quantized(**settings: object) -> Callable[[Path], object]:
@@ -232,6 +244,13 @@ def adapters_without_weights(folder: Path) -> None:
 
 
 FOR_TOOLS = {"name": "tool_use", "template": "{{ tools }}{{ messages[0].content }}"}
+
+
+def inner_activation(folder: Path) -> None:
+    language = {"vocab_size": ROWS, "hidden_activation": "geluu"}
+    folders.model(folder, model_type="gemma3", text_config=language, vocab_size=ROWS)
+
+
 T5 = {"model_type": "t5", "is_encoder_decoder": True}
 BART = {
     "model_type": "bart",
@@ -320,6 +339,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         {},
         ["chat_template.jinja", "byte order mark"],
     ),
+    **{
+        f"chat_template.jinja {text!r}": (
+            template_file(text),
+            {},
+            ["chat_template.jinja is empty", "Remove the file"],
+        )
+        for text in ("", " \n")
+    },
     "no end, and no template for all rows": (
         changed("tokenizer_config.json", eos_token=..., pad_token=None, chat_template=[FOR_TOOLS]),
         {},
@@ -343,14 +370,52 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         ["config.json", "auto_map", "never run"],
     ),
     **{
-        f"{key} as text": (positions(**{key: "2"}), {}, ["config.json", key, "'2'"])
-        for key in ("num_hidden_layers", "vocab_size", "rms_norm_eps", "head_dim", "n_layer")
+        f"{key} {value!r}": (positions(**{key: value}), {}, ["config.json has", key, fact])
+        for key, value, fact in [
+            *((key, "2", "'2'") for key in ("num_hidden_layers", "rms_norm_eps", "head_dim")),
+            ("rope_scaling", {"type": "linear"}, "'factor'"),
+            ("rope_scaling", {"type": "yarn", "factor": "4"}, "'factor': '4'"),
+            ("rope_scaling", {"rope_type": "nope", "factor": 2.0}, "'nope'"),
+            ("rope_scaling", "yarn", "'yarn'"),
+            ("rope_parameters", [1], "[1]"),
+            ("rope_theta", "1e4", "'1e4'"),
+            ("hidden_act", "geluu", "'geluu'"),
+            ("hidden_act", None, "expected str"),
+            ("hidden_size", 0, "hidden_size 0"),
+            ("layer_types", ["full"], "layer_types"),
+            ("id2label", ["a"], "['a']"),
+            ("pad_token_id", "2", "the id of a token"),
+            ("pad_token_id", -1, f"{ROWS} embeddings"),
+            ("bos_token_id", [1], "the id of a token"),
+            ("bos_token_id", ROWS, f"{ROWS} embeddings"),
+            ("eos_token_id", [1, ROWS], "a list of ids"),
+        ]
     },
+    "sizes that do not fit": (
+        positions(num_attention_heads=3),
+        {},
+        ["config.json: transformers cannot make the model", "not a multiple"],
+    ),
+    "activation of gpt2": (
+        positions(model_type="gpt2", activation_function="gelu_newest"),
+        {},
+        ["config.json has activation_function 'gelu_newest'"],
+    ),
+    "activation of an inner configuration": (
+        inner_activation,
+        {},
+        ["config.json has text_config.hidden_activation 'geluu'"],
+    ),
+    "start as a list": (
+        positions(**T5, decoder_start_token_id=[0]),
+        {},
+        ["decoder_start_token_id [0]"],
+    ),
     **{
         f"a format that torch has not, {key}": (
             positions(**{key: "fp16"}),
             {},
-            ["config.json", key, "'fp16'", "'bfloat16'"],
+            ["config.json", key, "'fp16'", "transformers refuses"],
         )
         for key in ("dtype", "torch_dtype")
     },
@@ -428,22 +493,25 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         )
         for name, value, fact in [
             ("repetition_penalty", "1.1", "'1.1'"),
-            ("repetition_penalty", 2, "decimal point"),
-            ("repetition_penalty", 0.0, "above 0"),
-            ("no_repeat_ngram_size", 2.0, "whole number"),
-            ("min_length", "3", "whole number"),
-            ("max_new_tokens", True, "whole number"),
-            ("eos_token_id", "</s>", "id of a token"),
-            ("eos_token_id", ["1"], "list of ids"),
-            ("suppress_tokens", 5, "list of ids"),
+            ("repetition_penalty", 2, "strictly positive float"),
+            ("no_repeat_ngram_size", 2.0, "positive integer"),
+            ("min_length", "3", "'3'"),
+            ("max_new_tokens", 0, "greater than 0"),
+            ("early_stopping", "yes", "'never'"),
+            ("cache_implementation", "nope", "'dynamic'"),
+            ("watermarking_config", {"nope": 1}, "unexpected keyword"),
+            ("sequence_bias", [[[ROWS], 1.0]], f"[{ROWS}]"),
+            ("eos_token_id", "</s>", "the id of a token"),
+            ("eos_token_id", ["1"], "a list of ids"),
+            ("suppress_tokens", 5, "not iterable"),
             ("bad_words_ids", [5, 6], "list of lists"),
-            ("bad_words_ids", [[]], "list of lists"),
-            ("bad_words_ids", [[ROWS]], f"{ROWS} embeddings"),
+            ("bad_words_ids", [[ROWS]], f"[{ROWS}]"),
             ("forced_eos_token_id", ROWS, f"{ROWS} embeddings"),
-            ("stop_strings", [5], "list of texts"),
-            ("stop_strings", [], "list of texts"),
-            ("guidance_scale", "1.5", "a number"),
-            ("exponential_decay_length_penalty", [1], "list of a whole number"),
+            ("stop_strings", [5], "stop_strings [5]"),
+            ("stop_strings", [], "stop_strings []"),
+            ("guidance_scale", "1.5", "'1.5'"),
+            ("max_time", "1", "'1'"),
+            ("exponential_decay_length_penalty", [1], "[1]"),
         ]
     },
     # Files.
@@ -693,6 +761,7 @@ def image_token(folder: Path) -> None:
 def mask_beyond(folder: Path) -> None:
     """facebook/bart-large-cnn has an embedding less than its vocabulary has tokens."""
     folders.model(folder, **{**BART, "vocab_size": WORDS})
+    change(folder / "generation_config.json", eos_token_id=2)
     vocabulary = {f"w{number}": number for number in range(WORDS)}
     write(folder, tokenizer__json=None, vocab__json={**vocabulary, "<mask>": WORDS})
     write(folder, tokenizer_config__json={"tokenizer_class": "BartTokenizer"})
@@ -744,7 +813,10 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "token of images": (image_token, {}),
     "token of images in the template": (picture_in_template, {}),
     "mask without an embedding": (mask_beyond, {**SHORT}),
-    "own code of a known type": (causal("phi3", auto_map={"AutoConfig": "m.C"}), {}),
+    "own code of a known type": (
+        causal("phi3", pad_token_id=0, auto_map={"AutoConfig": "m.C"}),
+        {},
+    ),
     "default end": (default_end, {}),
     "chat": (chat_alone, {}),
     "4 bit": (quantized(quant_method="bitsandbytes", load_in_4bit=True), QLORA),
@@ -760,6 +832,8 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
             bad_words_ids=[[1], [2, 3]],
             stop_strings=["\n"],
             exponential_decay_length_penalty=[4, 1.5],
+            guidance_scale=1.5,
+            sequence_bias=[[[3], 1.0]],
             temperature="0.7",
             chat_format="chatml",
         ),
@@ -774,6 +848,20 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
     "more embeddings than tokens": (positions(vocab_size=ROWS + 64), {}),
     "reward": (causal("llama"), {"method": "reward"}),
 }
+
+
+def test_a_child_makes_the_outline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outline_in_a_child: None
+) -> None:
+    folder = folders.model(tmp_path / "mine", rope_scaling={"rope_type": "nope", "factor": 2.0})
+    with pytest.raises(ConfigError, match=sentence("which transformers refuses")):
+        check_early(job_of(folder), gpus=0)
+    # Without torch here, and with a child that fails, the ranks find out.
+    outlined._refusal.cache_clear()
+    monkeypatch.setattr(outlined, "_LIMIT_S", 0.0)
+    check_early(job_of(folder), gpus=0)
+    monkeypatch.setattr(outlined, "find_spec", lambda _: None)
+    check_early(job_of(folder), gpus=0)
 
 
 @pytest.mark.parametrize("case", ACCEPTED)

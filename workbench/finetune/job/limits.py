@@ -6,18 +6,17 @@ ranks call `check_loaded` for a model of the hub, whose files may be unknown on 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from workbench.base.errors import ConfigError, shortened
+from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_given, user_path
 from workbench.base.json_values import Json, part, text, whole
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.architectures import check_architecture, check_not_quantized
-from workbench.finetune.job.generation_file import check_generation
 from workbench.finetune.job.given_files import read_object
+from workbench.finetune.job.outlined import check_outline, check_special_ids
 from workbench.finetune.job.positions import beyond_training, check_positions
 from workbench.finetune.job.tokenizer_files import (
     RESIZE,
@@ -33,6 +32,7 @@ from workbench.finetune.job.weights import (
     elements_of,
     unread_weights,
 )
+from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.model.limits import too_many_parts
 from workbench.finetune.options.model.models import (
     cached_folder,
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
 _MARK = "\ufeff"
-_KEY_OF_SIZE = re.compile(r"^(num|n|d|max)_|_(size|dim|layers|heads|theta|eps|epsilon)$")
-_TORCH_FORMAT = re.compile(r"auto|half|(b?float|u?int)\d*(_\w+)?|double")
 # Encoder-decoder models whose configuration has no decoder start token by itself.
 _WITHOUT_START = (
     "encoder-decoder",
@@ -90,11 +88,9 @@ def check_configuration(job: FineTuneOptions) -> None:
     too_large = too_many_parts(config)
     if too_large:
         raise ConfigError(f"{source} has {too_large}; take the file from the model's author")
-    _check_forms(config, source)
     check_architecture(job, config, source)
     check_not_quantized(job, config, source)
     rows = embeddings_of(config)
-    check_generation(place, rows)
     check_positions(job, config, source)
     _check_longest_text(place)
     check_own_code(place, config)
@@ -102,23 +98,9 @@ def check_configuration(job: FineTuneOptions) -> None:
     _check_special_tokens(job, config, place, tokens)
     if rows:
         check_ids(tokens, rows, source, place, template_of(job, place))
-
-
-def _check_forms(config: Json, source: str) -> None:
-    """Raise ConfigError for a size as text, or a number format that torch has not."""
-    for inner in (config, part(config, "text_config"), part(config, "decoder")):
-        for key, value in inner.items():
-            if isinstance(value, str) and _KEY_OF_SIZE.search(key):
-                raise ConfigError(
-                    f"{source} has {key} {shortened(value)}; it must be a number. Correct the "
-                    "value, or take the file from the model's author"
-                )
-            is_format = key in ("dtype", "torch_dtype") and isinstance(value, str)
-            if is_format and _TORCH_FORMAT.fullmatch(str(value)) is None:
-                raise ConfigError(
-                    f"{source} has {key} {shortened(value)}; it must be a number format of torch, "
-                    "such as 'bfloat16'. Correct the value, or remove the key"
-                )
+    for name in ("config.json", "generation_config.json"):
+        check_special_ids(place / name, rows)
+    check_outline(place, scores=method_of(job.method).scores)
 
 
 def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
@@ -236,6 +218,10 @@ def template_of(job: FineTuneOptions, folder: Path) -> str:
             raise ConfigError(
                 f"{file} begins with a byte order mark, which every prompt would have. Save the "
                 "file as UTF-8 without a byte order mark"
+            )
+        if not template.strip():
+            raise ConfigError(
+                f"{file} is empty, so no prompt has text. Remove the file, or copy the file again"
             )
         return template
     return default_template(read_object(folder / "tokenizer_config.json"))
