@@ -864,7 +864,7 @@ def test_a_list_of_several_texts_is_no_question(
 
 
 def test_lists_of_the_prompt_are_read_whole_beside_named_columns(tmp_path: Path) -> None:
-    row = {"q": "q", "list": ["x", "y"], "a": 1}
+    row = {"q": "q", "list": ["x", "y"], "a": "B"}
     path = write(tmp_path / "rows.jsonl", [row] * 2)
     made = prepared(path, columns={"question": "q", "answer": "a", "choices": "list"})
     assert {(read.source, read.target) for read in lines(made)} == {("q\nA. x\nB. y", "B. y")}
