@@ -37,13 +37,13 @@ LINEAR = {"rope_type": "linear", "factor": 8.0}
 def test_embeddings_that_transformers_4_would_drop_are_not_exported(kind: str, side: str) -> None:
     torch = importlib.import_module("torch")
     transformers = importlib.import_module("transformers")
-    sizes = {"d_model": 8, "num_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
+    sizes = {"d_model": 16, "num_layers": 1, "encoder_layers": 1, "decoder_layers": 1}
     config = transformers.AutoConfig.for_model(kind, vocab_size=20, pad_token_id=1, **sizes)
     with torch.device("meta"):
         model = transformers.AutoModelForSeq2SeqLM.from_config(config)
         check_one_table(model)
         part = getattr(model, f"get_{side}")()
-        part.set_input_embeddings(torch.nn.Embedding(20, 8))
+        part.set_input_embeddings(torch.nn.Embedding(20, 16))
     with pytest.raises(ConfigError, match=sentence("reads a single table")):
         check_one_table(model)
 
