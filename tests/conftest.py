@@ -147,9 +147,9 @@ def outlines_are_made_here(request: pytest.FixtureRequest, monkeypatch: pytest.M
     if "transformers" not in sys.modules or "outline_in_a_child" in request.fixturenames:
         return
     from workbench.finetune.job import outlined
-    from workbench.finetune.model.outline import refusal
+    from workbench.finetune.model.outline import answer
 
-    monkeypatch.setattr(outlined, "replies", lambda _, *, request, **__: [refusal(request)])
+    monkeypatch.setattr(outlined, "replies", lambda _, *, request, **__: [answer(request)])
 
 
 @pytest.fixture

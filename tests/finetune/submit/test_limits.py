@@ -19,6 +19,7 @@ import pytest
 from tests.finetune.submit import folders
 from tests.finetune.submit.folders import SPECIAL, WORDS, change, weights, write
 from tests.support.sentences import says, sentence
+from workbench.base import entries
 from workbench.base.errors import ConfigError
 from workbench.finetune.job import outlined
 from workbench.finetune.job.architectures import check_architecture
@@ -394,7 +395,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
     "sizes that do not fit": (
         positions(num_attention_heads=3),
         {},
-        ["config.json: transformers cannot make the model", "not a multiple"],
+        ["config.json has hidden_size 16", "not a multiple"],
     ),
     "activation of gpt2": (
         positions(model_type="gpt2", activation_function="gelu_newest"),
@@ -514,6 +515,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             ("exponential_decay_length_penalty", [1], "[1]"),
         ]
     },
+    "several settings of answers": (
+        changed("generation_config.json", early_stopping="yes", max_new_tokens=0, top_k=[]),
+        {},
+        ["generation_config.json has"],
+    ),
     # Files.
     **{
         f"byte order mark in {name}": (with_bom(name), {}, [name, "byte order mark"])
@@ -621,15 +627,17 @@ def test_a_folder_is_refused_before_the_pods_start(case: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["mistral3", "llava", "qwen2_5_vl", "pixtral", "idefics3", "clip"])
-def test_a_model_of_several_media_without_a_class_for_text_is_refused_by_name(kind: str) -> None:
-    job = FineTune(model="folder")
+def test_a_model_of_several_media_without_a_class_for_text_is_refused_by_name(
+    kind: str, tmp_path: Path
+) -> None:
     refusal = sentence("of which transformers has no class that", kind)
-    config = {"model_type": kind, "text_config": {"model_type": "ministral3"}}
-    with pytest.raises(ConfigError, match=rf"{refusal}.*'ministral3' alone"):
-        check_architecture(job, config, "folder/config.json")
-    with pytest.raises(ConfigError, match=refusal):
-        check_architecture(job, {"model_type": kind}, "folder/config.json")
-    check_architecture(job, {"model_type": "ministral3"}, "folder/config.json")
+    for more, part in (
+        ({"text_config": {"model_type": "ministral3"}}, "'ministral3' alone"),
+        ({}, ""),
+    ):
+        folder = folders.model(tmp_path / (part or "none"), model_type=kind, **more)
+        with pytest.raises(ConfigError, match=rf"{refusal}.*{part}"):
+            check_early(job_of(folder), gpus=0)
 
 
 def text_halves(mapping: Any) -> Iterator[str]:
@@ -850,17 +858,14 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
 }
 
 
-def test_a_child_makes_the_outline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outline_in_a_child: None
-) -> None:
+@pytest.mark.usefixtures("outline_in_a_child")
+def test_a_child_makes_the_outline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folders.model(tmp_path / "mine", rope_scaling={"rope_type": "nope", "factor": 2.0})
     with pytest.raises(ConfigError, match=sentence("which transformers refuses")):
         check_early(job_of(folder), gpus=0)
-    # Without torch here, and with a child that fails, the ranks find out.
+    # Without torch here, the ranks find out.
     outlined._refusal.cache_clear()
-    monkeypatch.setattr(outlined, "_LIMIT_S", 0.0)
-    check_early(job_of(folder), gpus=0)
-    monkeypatch.setattr(outlined, "find_spec", lambda _: None)
+    monkeypatch.setattr(entries, "OUTLINE", "workbench.no.such.module")
     check_early(job_of(folder), gpus=0)
 
 

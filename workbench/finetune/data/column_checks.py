@@ -342,17 +342,15 @@ class RowTally:
             if len(there) < _MOST and name not in there:
                 raise one_of("dataset ignore: the column", name, there)
 
-    def check_positions(self, *others: RowTally) -> None:
+    def check_positions(self, other: RowTally) -> None:
         """Raise ConfigError for positions of options that may count from 0 or from 1."""
-        places: dict[str, str] = {}
-        for tally in (self, *others):
-            places |= tally._positions
+        places = {**other._positions, **self._positions}
         if places and "0" not in places:
             position, where = min(places.items())
             raise ConfigError(
-                f"{where}: the answer is {position}, a position of an option, and no row has the "
-                "answer 0: the positions may count from 0 or from 1. Write the letter or the text "
-                "of the option as the answer of every row"
+                f"{where}: the answer is {position}, a position of an option, and no row has 0: "
+                "the positions may count from 0 or from 1. Write the option's letter or text as "
+                "the answer of every row"
             )
 
     def check_answers(self, what: str) -> None:

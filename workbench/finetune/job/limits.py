@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from workbench.base.errors import ConfigError
 from workbench.base.files import is_there, read_given, user_path
-from workbench.base.json_values import Json, part, text, whole
+from workbench.base.json_values import Json, part, whole
 from workbench.finetune.deepspeed.defaults import on_base
 from workbench.finetune.job.architectures import check_architecture, check_not_quantized
 from workbench.finetune.job.given_files import read_object
@@ -32,7 +32,6 @@ from workbench.finetune.job.weights import (
     elements_of,
     unread_weights,
 )
-from workbench.finetune.methods.registry import method_of
 from workbench.finetune.options.model.limits import too_many_parts
 from workbench.finetune.options.model.models import (
     cached_folder,
@@ -46,15 +45,6 @@ if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
 _MARK = "\ufeff"
-# Encoder-decoder models whose configuration has no decoder start token by itself.
-_WITHOUT_START = (
-    "encoder-decoder",
-    "longt5",
-    "switch_transformers",
-    "t5",
-    "t5gemma",
-    "t5gemma2",
-)
 
 
 def check_model_files(job: FineTuneOptions) -> None:
@@ -97,10 +87,10 @@ def check_configuration(job: FineTuneOptions) -> None:
     tokens = tokens_of(place)
     _check_special_tokens(job, config, place, tokens)
     if rows:
-        check_ids(tokens, rows, source, place, template_of(job, place))
+        check_ids(tokens, rows, source, place, template_of(job))
     for name in ("config.json", "generation_config.json"):
         check_special_ids(place / name, rows)
-    check_outline(place, scores=method_of(job.method).scores)
+    check_outline(place, job)
 
 
 def check_trained(folder: Path, job: FineTuneOptions, *, before: bool) -> None:
@@ -128,7 +118,7 @@ def model_notes(job: FineTuneOptions) -> Iterator[str]:
     rows = embeddings_of(config)
     notes = [beyond_training(job, config), unread_weights(place)]
     if rows:
-        template = template_of(job, place)
+        template = template_of(job)
         notes.append(check_ids(tokens_of(place), rows, "config.json", place, template))
     notes.append(_unused_templates(job, place))
     yield from filter(None, notes)
@@ -204,10 +194,15 @@ def embeddings_of(config: Json) -> int | None:
     return None
 
 
-def template_of(job: FineTuneOptions, folder: Path) -> str:
-    """Return the chat template of a job as text; empty without one."""
+def template_of(job: FineTuneOptions) -> str:
+    """Return the chat template that writes a job's rows; empty without one, or if unknown here."""
+    if job.prompt not in (None, "chat"):
+        return ""
     if job.chat_template is not None:
         return job.chat_template
+    folder = known_folder(on_base(job))
+    if folder is None:
+        return ""
     file = folder / "chat_template.jinja"
     if is_there(file):
         try:
@@ -230,7 +225,7 @@ def template_of(job: FineTuneOptions, folder: Path) -> str:
 def _unused_templates(job: FineTuneOptions, folder: Path) -> str:
     """Return a note on a folder's chat templates that write no row; empty without such ones."""
     is_open = job.prompt in (None, "chat") and job.chat_template is None
-    if not is_open or template_of(job, folder):
+    if not is_open or template_of(job):
         return ""
     found = [f"{name!r}" for name in templates_of(read_object(folder / "tokenizer_config.json"))]
     found += [path.name for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
@@ -264,23 +259,10 @@ def _check_special_tokens(job: FineTuneOptions, config: Json, folder: Path, toke
                 f"{where} has no 'pad_token', with which rows are padded. Add the token there, "
                 'such as "pad_token": "<pad>"'
             )
-        _check_start(config, folder)
         return
     # A chat template writes the end of an answer by itself, and needs a token for padding alone.
-    in_chats = job.prompt in (None, "chat") and bool(template_of(job, folder))
-    if "eos" in lacks and ("pad" in lacks or not in_chats):
+    if "eos" in lacks and ("pad" in lacks or not template_of(job)):
         raise ConfigError(
             f"{where} has no 'eos_token', the token at the end of an answer. Add the token there, "
             'such as "eos_token": "</s>"'
-        )
-
-
-def _check_start(config: Json, folder: Path) -> None:
-    start = config.get("decoder_start_token_id")
-    if start is None:
-        start = read_object(folder / "generation_config.json").get("decoder_start_token_id")
-    if start is None and text(config.get("model_type")) in _WITHOUT_START:
-        raise ConfigError(
-            f"{folder / 'config.json'} has no 'decoder_start_token_id', the token with which an "
-            "answer begins. Add the id there: T5 has the id of its padding token, 0"
         )

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from workbench.base import entries
 from workbench.base.child import replies
 from workbench.base.errors import ConfigError, shortened
-from workbench.base.json_values import Json, items, whole
+from workbench.base.json_values import items, whole
 from workbench.finetune.job.given_files import read_object
+from workbench.finetune.methods.registry import method_of
 
-_REMEDY = "Correct the value, or remove the key"
+if TYPE_CHECKING:
+    from workbench.finetune.options.options import FineTuneOptions
+
 _ONE_ID = (
     "bos_token_id",
     "decoder_start_token_id",
@@ -30,10 +33,9 @@ _LIMIT_S = 300.0
 
 
 def check_special_ids(path: Path, rows: int | None) -> None:
-    """Raise ConfigError for the id of a special token that is no id of the model.
+    """Raise ConfigError for the id of a special token that is none of the model's `rows` ids.
 
-    transformers warns of such ids, and some of them fail when an answer is written. `rows` is the
-    number of the model's embeddings. None: unknown.
+    transformers only warns of such ids.
     """
     settings = read_object(path)
     for key in (*_ONE_ID, *_SEVERAL_IDS):
@@ -41,51 +43,40 @@ def check_special_ids(path: Path, rows: int | None) -> None:
         if value is None:
             continue
         several = key in _SEVERAL_IDS
-        ids = items(value) if several and isinstance(value, list) else [value]
-        numbers = [whole(each) for each in ids]
+        ids = several and items(value)
+        numbers = map(whole, ids or [value])
         if not all(n is not None and 0 <= n < (rows or n + 1) for n in numbers):
             or_list = " or a list of ids" if several else ""
             within = f", and the model has {rows} embeddings (vocab_size)" if rows else ""
             raise ConfigError(
                 f"{path} has {key} {shortened(value)}; it must be the id of a token{or_list}"
-                f"{within}. {_REMEDY}"
+                f"{within}. Correct the value, or remove the key"
             )
 
 
-def check_outline(folder: Path, *, scores: bool) -> None:
+def check_outline(folder: Path, job: FineTuneOptions) -> None:
     """Raise ConfigError if transformers cannot make a folder's model, or prepare an answer."""
-    if find_spec("torch") is None or find_spec("transformers") is None:
-        return
-    files = {name: read_object(folder / name) for name in ("config.json", "generation_config.json")}
-    refusal = _refusal(*map(json.dumps, files.values()), scores=scores)
-    if not refusal:
-        return
-    name, key, why = (str(refusal[part]) for part in ("file", "key", "why"))
-    if not key:
-        raise ConfigError(
-            f"{folder / name}: transformers cannot make the model ({why}). Correct the file, or "
-            "take the file from the model's author"
-        )
-    value: object = files[name]
-    for part in key.split("."):
-        value = value[part] if isinstance(value, dict) else None
-    raise ConfigError(
-        f"{folder / name} has {key} {shortened(value)}, which transformers refuses ({why}). "
-        f"{_REMEDY}"
-    )
+    request = {
+        "folder": str(folder),
+        "config": read_object(folder / "config.json"),
+        "generation": read_object(folder / "generation_config.json"),
+        "scores": method_of(job.method).scores,
+        "tensor_parallel": job.tensor_parallel > 1,
+    }
+    refused = _refusal(json.dumps(request))
+    if refused:
+        raise ConfigError(refused)
 
 
 @lru_cache(maxsize=64)
-def _refusal(config: str, generation: str, *, scores: bool) -> Json:
-    request = {
-        "config": json.loads(config),
-        "generation": json.loads(generation),
-        "scores": scores,
-    }
+def _refusal(request: str) -> str:
     try:
         (answer,) = replies(
-            entries.OUTLINE, request=request, limit_s=_LIMIT_S, memory_bytes=_MEMORY_BYTES
+            entries.OUTLINE,
+            request=json.loads(request),
+            limit_s=_LIMIT_S,
+            memory_bytes=_MEMORY_BYTES,
         )
-    except ValueError:  # The child took too long or needed too much. The ranks find out.
-        return {}
-    return dict(answer)
+    except ValueError:  # no torch here, or the child took too long: the ranks find out
+        return ""
+    return str(answer.get("refused", ""))

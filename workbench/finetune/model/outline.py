@@ -10,73 +10,111 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from functools import partial, reduce
+from operator import getitem
 from typing import Any
 
 import torch
 from transformers import (
     CONFIG_MAPPING,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
     GenerationConfig,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from workbench.base.child import limited_time
+from workbench.base.errors import ConfigError, shortened
+from workbench.finetune.job.architectures import NEVER_RUN
 from workbench.finetune.model.generate import GREEDY
+from workbench.finetune.model.load import without_weights
+from workbench.finetune.techniques.on_pods.tensor import styles_of
 
-_LIMIT_S = 60.0
-_MOST_SAID = 300
 _WORD = re.compile(r"\w+(?:[.-]\w+)*")
 Settings = Mapping[str, Any]
-Paths = Iterator[tuple[str, ...]]
+Path = tuple[str, ...]
+"""Key within the objects of a configuration."""
 
 
 def main() -> None:
     """Read a request as JSON from standard input and write the answer to standard output."""
-    with limited_time(_LIMIT_S):
-        answer = refusal(json.load(sys.stdin))
-    sys.stdout.write(json.dumps(answer))
+    sys.stdout.write(json.dumps(answer(json.load(sys.stdin))))
     sys.stdout.flush()
 
 
-def refusal(request: Mapping[str, Any]) -> dict[str, str]:
-    """Return `file`, `key` and `why` of the first setting that is refused; empty without one.
+def answer(request: Mapping[str, Any]) -> dict[str, str]:
+    """Return the error of `check` as `refused`; empty without an error."""
+    try:
+        check(**request)
+    except ConfigError as error:
+        return {"refused": str(error)}
+    return {}
 
-    `config` and `generation` of the request are the settings of the two files. With `scores`, the
-    model scores texts. An empty `key`: no single key is the cause.
-    """
-    config, generation = request["config"], request["generation"]
 
-    def make(settings: Settings) -> Any:
-        return _model(settings, scores=request["scores"])
-
+def check(
+    folder: str, config: Settings, generation: Settings, *, scores: bool, tensor_parallel: bool
+) -> None:
+    """Raise ConfigError for a setting in a model's files that transformers refuses."""
+    make = partial(_model, scores=scores)
+    source = f"{folder}/config.json"
+    kind = config["model_type"]
+    if kind not in CONFIG_MAPPING:
+        own = bool(config.get("auto_map"))
+        why = (
+            f"; the file names own code of the model in 'auto_map', and {NEVER_RUN}" if own else ""
+        )
+        raise ConfigError(
+            f"{source} has model_type {kind!r}, which the transformers of this machine does not "
+            f"have{why}. Give a model of transformers. If a newer transformers has the type, "
+            "install that version here and on the pods"
+        )
     why = _error(make, config)
+    if "Unrecognized configuration class" in why:
+        what = "scores texts" if scores else "learns to answer"
+        language = config.get("text_config", {}).get("model_type")
+        inner = f", as its part {language!r} alone," if language else ""
+        raise ConfigError(
+            f"{source} has model_type {kind!r}, of which transformers has no class that {what}. "
+            f"Give a language model{inner} or use a Script"
+        )
     if why:
-        return {"file": "config.json", "key": _cause(make, config, why), "why": why}
+        _refuse(make, config, why, source)
+        raise ConfigError(
+            f"{source}: transformers cannot make the model ({why}). Correct the file, or take the "
+            "file from the model's author"
+        )
     model = make(config)
-    if request["scores"] or not model.can_generate():
-        return {}
+    if tensor_parallel:
+        styles_of(model)
+    if scores or not model.can_generate():
+        return
+    start = getattr(model.config, "decoder_start_token_id", None)
+    if model.config.is_encoder_decoder and generation.get("decoder_start_token_id", start) is None:
+        raise ConfigError(
+            f"{source} has no 'decoder_start_token_id', the token with which an answer begins. Add "
+            "the id there: T5 has the id of its padding token, 0"
+        )
+    prepare = partial(_answer, model)
+    why = _error(prepare, generation)
+    if why:
+        _refuse(prepare, generation, why, f"{folder}/generation_config.json")
 
-    def answer(settings: Settings) -> None:
-        _answer(model, settings)
 
-    why = _error(answer, generation)
-    key = _cause(answer, generation, why) if why else ""
-    return {"file": "generation_config.json", "key": key, "why": why} if key else {}
+def _refuse(make: Callable[[Settings], object], settings: Settings, why: str, source: str) -> None:
+    """Raise ConfigError with the key that causes an error, if there is such a key."""
+    path = _cause(make, settings, why)
+    if path:
+        value = shortened(reduce(getitem, path, settings))
+        raise ConfigError(
+            f"{source} has {'.'.join(path)} {value}, which transformers refuses ({why}). Correct "
+            "the value, or remove the key"
+        )
 
 
 def _model(settings: Settings, *, scores: bool) -> Any:
     kind = CONFIG_MAPPING[settings["model_type"]]
     config = kind.from_dict(deepcopy({**settings, "quantization_config": None}))
-    family = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     if scores:
-        family = AutoModelForSequenceClassification
         config.num_labels = 1
-    with torch.device("meta"):
-        # A kernel that the configuration names may be missing here.
-        return family.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    return without_weights(config, scores)
 
 
 def _answer(model: Any, settings: Settings) -> None:
@@ -90,8 +128,6 @@ def _answer(model: Any, settings: Settings) -> None:
     given: dict[str, Any] = {"input_ids": torch.zeros(1, 2, dtype=torch.long)}
     if model.config.is_encoder_decoder:
         given["encoder_outputs"] = BaseModelOutput(last_hidden_state=torch.zeros(1, 2, 1))
-        if model.generation_config.decoder_start_token_id is None:
-            given["decoder_start_token_id"] = 0
     words = model.config.get_text_config(decoder=True).vocab_size
 
     def apply(_: Any, tokens: Any, logits_processor: Any, stopping_criteria: Any, **__: Any) -> Any:
@@ -124,41 +160,40 @@ def _error(make: Callable[[Settings], object], settings: Settings) -> str:
         # The pods have other packages and more memory.
         return ""
     except Exception as error:
-        said = " ".join(str(error).split())[:_MOST_SAID]
+        said = " ".join(str(error).split())[:300]
         return f"{type(error).__name__}: {said}"
     return ""
 
 
-def _cause(make: Callable[[Settings], object], settings: Settings, why: str) -> str:
-    """Return the key without which the call succeeds, with the keys named in the error first."""
+def _cause(make: Callable[[Settings], object], settings: Settings, why: str) -> Path:
+    """Return the key whose absence mends or else changes the error, of the named keys first."""
     named = {*_WORD.findall(why)}
 
-    def distance(path: tuple[str, ...]) -> int:
+    def distance(path: Path) -> int:
         if path[-1] in named:
             return 0
-        value = settings
-        for key in path:
-            value = value[key]
-        return 1 if named.intersection(_WORD.findall(str(value))) else 2
+        return 1 if named.intersection(_WORD.findall(str(reduce(getitem, path, settings)))) else 2
 
+    errors = {}
     for path in sorted(_paths(settings), key=distance):
-        if not _error(make, _without(settings, path)):
-            return ".".join(path)
-    return ""
+        errors[path] = _error(make, _without(settings, path))
+    # With several wrong keys, the next one is the error.
+    causes = [path for path, after in errors.items() if after != why]
+    return min(causes, key=lambda path: bool(errors[path]), default=())
 
 
-def _paths(settings: Settings) -> Paths:
+def _paths(settings: Settings) -> Iterator[Path]:
     """Yield the keys of a configuration, those of inner configurations first."""
     for key, value in settings.items():
-        if isinstance(value, dict) and (key.endswith("_config") or key in ("encoder", "decoder")):
+        if isinstance(value, dict) and key.endswith("_config"):
             for path in _paths(value):
                 yield key, *path
         if key != "model_type":
             yield (key,)
 
 
-def _without(settings: Settings, path: tuple[str, ...]) -> Settings:
+def _without(settings: Settings, path: Path) -> Settings:
     first, *rest = path
     if rest:
-        return {**settings, first: _without(settings[first], tuple(rest))}
+        return {**settings, first: _without(settings[first], (*rest,))}
     return {key: value for key, value in settings.items() if key != first}
