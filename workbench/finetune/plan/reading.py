@@ -122,10 +122,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         train = set(line_digests(folder / "train.jsonl"))
         overlap = overlap_of_files(folder / "train.jsonl", folder / "eval.jsonl")
         answer = _ask(job, folder, written.train, rows)
-    batches = None
-    if answer["batches"] is not None:
-        source, target = answer["batches"]
-        batches = int(source), int(target)
+    batches = answer["batches"]
     return RowPreview(
         job=job,
         rows=[[(str(text), bool(learned)) for text, learned in row] for row in answer["shown"]],
@@ -140,7 +137,7 @@ def preview(job: FineTune, *, rows: int = 4) -> RowPreview:
         not_read=unread(str(answer["template"]), written.not_read),
         empty_answers=written.empty_answers,
         remarks=written.remarks,
-        batch_lengths=batches,
+        batch_lengths=batches and (int(batches[0]), int(batches[1])),
         is_all=not isinstance(dataset, Hub),
     )
 
