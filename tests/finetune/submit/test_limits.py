@@ -388,8 +388,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             ("pad_token_id", "2", "the id of a token"),
             ("pad_token_id", -1, f"{ROWS} embeddings"),
             ("bos_token_id", [1], "the id of a token"),
-            ("bos_token_id", ROWS, f"{ROWS} embeddings"),
-            ("eos_token_id", [1, ROWS], "a list of ids"),
+            ("eos_token_id", [1, "2"], "the id of a token"),
         ]
     },
     "sizes that do not fit": (
@@ -411,6 +410,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
         positions(**T5, decoder_start_token_id=[0]),
         {},
         ["decoder_start_token_id [0]"],
+    ),
+    "start beyond the embeddings": (
+        positions(**T5, decoder_start_token_id=ROWS),
+        {},
+        [f"decoder_start_token_id {ROWS}", f"{ROWS} embeddings"],
     ),
     **{
         f"a format that torch has not, {key}": (
@@ -503,7 +507,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], dict[str, Any], list[str]]] =
             ("watermarking_config", {"nope": 1}, "unexpected keyword"),
             ("sequence_bias", [[[ROWS], 1.0]], f"[{ROWS}]"),
             ("eos_token_id", "</s>", "the id of a token"),
-            ("eos_token_id", ["1"], "a list of ids"),
+            ("eos_token_id", ["1"], "the id of a token"),
             ("suppress_tokens", 5, "not iterable"),
             ("bad_words_ids", [5, 6], "list of lists"),
             ("bad_words_ids", [[ROWS]], f"[{ROWS}]"),
@@ -769,7 +773,6 @@ def image_token(folder: Path) -> None:
 def mask_beyond(folder: Path) -> None:
     """facebook/bart-large-cnn has an embedding less than its vocabulary has tokens."""
     folders.model(folder, **{**BART, "vocab_size": WORDS})
-    change(folder / "generation_config.json", eos_token_id=2)
     vocabulary = {f"w{number}": number for number in range(WORDS)}
     write(folder, tokenizer__json=None, vocab__json={**vocabulary, "<mask>": WORDS})
     write(folder, tokenizer_config__json={"tokenizer_class": "BartTokenizer"})
@@ -825,6 +828,7 @@ ACCEPTED: dict[str, tuple[Callable[[Path], object], dict[str, Any]]] = {
         causal("phi3", pad_token_id=0, auto_map={"AutoConfig": "m.C"}),
         {},
     ),
+    "ends of another vocabulary": (positions(eos_token_id=50256, bos_token_id=50256), {}),
     "default end": (default_end, {}),
     "chat": (chat_alone, {}),
     "4 bit": (quantized(quant_method="bitsandbytes", load_in_4bit=True), QLORA),

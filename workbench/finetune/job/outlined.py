@@ -6,6 +6,7 @@ A child makes the model without weights. Without torch on this machine, the rank
 from __future__ import annotations
 
 import json
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,38 +21,30 @@ from workbench.finetune.methods.registry import method_of
 if TYPE_CHECKING:
     from workbench.finetune.options.options import FineTuneOptions
 
-_ONE_ID = (
-    "bos_token_id",
-    "decoder_start_token_id",
-    "forced_bos_token_id",
-    "pad_token_id",
-)
-_SEVERAL_IDS = ("eos_token_id", "forced_eos_token_id")
+_LOOKED_UP = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
+_SEVERAL = ("eos_token_id", "forced_eos_token_id")
 # A configuration of another person may ask for any amount of memory.
 _MEMORY_BYTES = 16 << 30
 _LIMIT_S = 300.0
 
 
 def check_special_ids(path: Path, rows: int | None) -> None:
-    """Raise ConfigError for the id of a special token that is none of the model's `rows` ids.
+    """Raise ConfigError for the id of a special token that is none, or has none of `rows` rows.
 
-    transformers only warns of such ids.
+    The tokenizer's ids replace the other ids, so those may be beyond the embeddings.
     """
     settings = read_object(path)
-    for key in (*_ONE_ID, *_SEVERAL_IDS):
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id", *_LOOKED_UP):
         value = settings.get(key)
-        if value is None:
-            continue
-        several = key in _SEVERAL_IDS
-        ids = several and items(value)
-        numbers = map(whole, ids or [value])
-        if not all(n is not None and 0 <= n < (rows or n + 1) for n in numbers):
-            or_list = " or a list of ids" if several else ""
-            within = f", and the model has {rows} embeddings (vocab_size)" if rows else ""
-            raise ConfigError(
-                f"{path} has {key} {shortened(value)}; it must be the id of a token{or_list}"
-                f"{within}. Correct the value, or remove the key"
-            )
+        most = (key in _LOOKED_UP and rows) or sys.maxsize
+        for each in (key in _SEVERAL and items(value)) or [value]:
+            number = whole(each)
+            if each is not None and (number is None or not 0 <= number < most):
+                within = f", and the model has {rows} embeddings (vocab_size)" if rows else ""
+                raise ConfigError(
+                    f"{path} has {key} {shortened(value)}; it must be the id of a token{within}. "
+                    "Correct the value, or remove the key"
+                )
 
 
 def check_outline(folder: Path, job: FineTuneOptions) -> None:
