@@ -434,6 +434,17 @@ def test_a_refused_spec_shows_no_secret(spec: object) -> None:
     assert "canary" not in str(refused.value)
 
 
+@pytest.mark.parametrize("technique", ["zero3", "zero3-offload"])
+def test_adapters_of_single_tokens_under_zero3_need_gpus(technique: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"trainable_token_indices": [1, 2]}')
+    lora = {"resume_from": str(tmp_path)}
+    job = FineTune(model="tiny-llama", technique=technique, peft="lora", lora=lora)
+    with pytest.raises(ConfigError, match=sentence("peft gathers the embeddings on a GPU")):
+        check_at_submit(job, gpus=0)
+    check_at_submit(job, gpus=1)
+    check_at_submit(job.replace(technique="zero2"), gpus=0)
+
+
 def test_the_memory_of_each_gpu_is_kept_in_gib_and_is_of_gpus_that_there_are() -> None:
     sizes = {0: "20GiB", 1: 20, 2: "40960MB"}
     job = FineTune(technique="single", device_map="auto", max_memory=sizes)
