@@ -400,6 +400,10 @@ class Simulation:
         for pod in self.pods:
             pod.live(self.now)
 
+    def is_due(self, of: SimQueue) -> bool:
+        """Return whether a pod was looked at while the keeper was held up."""
+        return any(w.reports is of and w.next_at <= self.now for w in self._watches)
+
     def next_report(self, of: SimQueue, timeout_s: float) -> PodReport:
         """Return the report that comes next, if one comes in that time."""
         deadline = self.now + timeout_s
@@ -596,6 +600,9 @@ class SimQueue(queue.Queue[PodReport]):
     def get(self, block: bool = True, timeout: float | None = None) -> PodReport:
         assert block and timeout is not None, "a wait without an end"
         return self._sim.next_report(self, timeout)
+
+    def empty(self) -> bool:
+        return not self._sim.is_due(self)
 
 
 class SimLauncher:

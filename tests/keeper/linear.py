@@ -99,7 +99,7 @@ def _by_itself(state: State, fates: Mapping[str, str], room: int) -> Iterator[St
             ended = state.done | {(live.run, live.outcome)}
             yield replace(state, live=state.live - {live}, done=ended)
         elif live.runs:
-            own = [] if live.wish in ("cancel", "stop") else [fates[live.run]]
+            own = [] if live.wish in ("cancel", "stop", "stop early") else [fates[live.run]]
             for ends in _ENDS.get(live.wish, []) + own:
                 if ends:
                     yield state.changed(live, outcome=ends)

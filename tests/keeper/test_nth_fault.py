@@ -56,11 +56,13 @@ class FaultySimulation(Simulation):
                 return
             if self.then == "gone":
                 pod.vanish()
+            elif self.then == "silent":
+                pod.silence()
         raise RemoteError(f"lost the line to {pod.pod.name}", host=pod.pod.address)
 
 
 @pytest.mark.parametrize("restarts", [0, 2])
-@pytest.mark.parametrize("then", ["answers", "gone"])
+@pytest.mark.parametrize("then", ["answers", "gone", "silent"])
 def test_a_run_whose_nth_call_of_a_pod_fails_has_a_true_end(
     then: str, restarts: int, tmp_path: Path
 ) -> None:

@@ -291,7 +291,12 @@ class Attempt:
             def start(link: AgentLink) -> None:
                 link.call("start", run=c.run_id)
 
-            c.everywhere(partial(self._retry_until_lease, start))
+            try:
+                c.everywhere(partial(self._retry_until_lease, start))
+            finally:
+                # The call to a silent pod blocks for a lease. Reports of the other pods wait here.
+                while not self._reports.empty():
+                    self._record_next()
         else:
             # mpirun splits and mixes the lines of ranks, so secrets inside could not be masked.
             plan = launch_plan(c, self.master_port, quiet=True)
