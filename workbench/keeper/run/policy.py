@@ -122,7 +122,7 @@ def _port_was_taken(end: AttemptEnd) -> bool:
     if end.fault is None or not end.port or end.has_trained:
         return False
     words = f"{end.fault.message}\n{end.fault.traceback}"
-    if re.search(rf"\b{end.port}\b", words) is None:
+    if str(end.port) not in re.findall(r"\d+", words):
         return False
     return _PORT_TAKEN.search(words) is not None
 
